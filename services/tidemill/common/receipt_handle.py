@@ -1,0 +1,134 @@
+"""The receipt handle: what a client holds of one delivery, and how any proxy knows it again.
+
+    ┌───────────── prefix: 39 bytes as 52 characters ──────────────┐┌─ 3 characters ─┐
+    │ version u8 │ broker u16 │ slot u32 │ delivery_id u64 │       ││ index │ check  │
+    │ visible_at_ms i64 │ MAC, 16 bytes                            ││  0-31 │ 12 bit │
+    └──────────────────────────────────────────────────────────────┘└────────────────┘
+
+URL-safe base64 without padding; both parts are whole groups of characters, so every text has one
+value and every value one text. `broker` is a check of the broker's name, not the name.
+
+The messages of one delivery differ only in their index, and one keyed hash serves all of them: over
+the struct, the group's and the topic's name it yields 64 bytes, of which 16 are the MAC and the other
+48 are a 12-bit check for each of 32 indexes. A changed character is refused; only an index exchanged
+together with a guessed check passes, once in 4096 tries, and then names another message of the
+same delivery to the same group. The broker's state decides about every handle anyhow.
+"""
+
+from __future__ import annotations
+
+import struct
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+from hashlib import blake2b
+from functools import lru_cache
+from hmac import compare_digest
+from typing import NamedTuple
+
+from tidemill.common.errors import InvalidReceiptHandle
+
+VERSION = 1
+INDEX_COUNT_MAX = 32  # messages in one delivery: as many checks as the hash has room for
+SECRET_SIZE = 32  # bytes
+
+_FIELDS = struct.Struct(">BHIQq")
+_FIELDS_SIZE = 23  # bytes
+assert _FIELDS.size == _FIELDS_SIZE, "receipt handles outlive the process that made them"
+_MAC_SIZE = 16  # bytes
+_PREFIX_CHARS = (_FIELDS_SIZE + _MAC_SIZE) * 4 // 3
+_HANDLE_CHARS = _PREFIX_CHARS + 3
+_NAMES_SIZE = struct.Struct(">H")  # keeps ("ab", "c") and ("a", "bc") apart
+
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+_INDEX_CHARS = [_ALPHABET[index : index + 1] for index in range(INDEX_COUNT_MAX)]
+_TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+# The standard alphabet's own characters become illegal ones, which strict decoding refuses.
+_FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
+
+_REFUSED = "the receipt handle was not issued to this group for this topic"
+
+
+class HandleFields(NamedTuple):
+    """How a receipt handle names one message of one delivery."""
+
+    slot: int
+    delivery_id: int
+    visible_at_ms: int
+    message_index: int
+
+
+class SignedDelivery:
+    """The part of the handles that all messages of one delivery share."""
+
+    __slots__ = ("_checks", "_prefix")
+
+    def __init__(self, prefix: bytes, checks: bytes) -> None:
+        self._prefix = prefix
+        self._checks = checks
+
+    def handle(self, index: int) -> bytes:
+        """Return the handle of message `index`, as ASCII bytes."""
+        return self._prefix + _INDEX_CHARS[index] + self._checks[2 * index : 2 * index + 2]
+
+
+class HandleSigner:
+    """Makes and opens the handles of one broker."""
+
+    def __init__(self, secret: bytes, broker_name: str) -> None:
+        assert len(secret) == SECRET_SIZE, "the handle secret is 32 bytes"
+        self._secret = secret
+        name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
+        self._broker = int.from_bytes(name_hash, "big")
+
+    def sign(
+        self, group: str, topic: str, *, slot: int, delivery_id: int, visible_at_ms: int
+    ) -> SignedDelivery:
+        """Sign one delivery of `topic` to `group`."""
+        fields = _FIELDS.pack(VERSION, self._broker, slot, delivery_id, visible_at_ms)
+        digest = self._digest(fields, group, topic)
+        return SignedDelivery(_encode(fields + digest[:_MAC_SIZE]), _encode(digest[_MAC_SIZE:]))
+
+    def open(self, text: str, group: str, topic: str) -> HandleFields:
+        """Return what `text` names; raise InvalidReceiptHandle unless every character is right."""
+        # isascii() first: other letters would make the encoded text longer than the text.
+        if len(text) != _HANDLE_CHARS or not text.isascii():
+            raise InvalidReceiptHandle(_REFUSED)
+        handle = text.encode("ascii")
+        prefix = _decode(handle[:_PREFIX_CHARS])
+        fields, mac = prefix[:_FIELDS_SIZE], prefix[_FIELDS_SIZE:]
+        version, broker, slot, delivery_id, visible_at_ms = _FIELDS.unpack(fields)
+        digest = self._digest(fields, group, topic)
+        if not compare_digest(digest[:_MAC_SIZE], mac):
+            raise InvalidReceiptHandle(_REFUSED)
+        if version != VERSION or broker != self._broker:
+            raise InvalidReceiptHandle("the receipt handle belongs to another broker")
+        index = _ALPHABET.find(handle[_PREFIX_CHARS : _PREFIX_CHARS + 1])
+        if not 0 <= index < INDEX_COUNT_MAX:
+            raise InvalidReceiptHandle(_REFUSED)
+        # Three bytes of the hash are the checks of two indexes.
+        checks_at = _MAC_SIZE + index // 2 * 3
+        check_at = index % 2 * 2
+        checks = _encode(digest[checks_at : checks_at + 3])
+        if not compare_digest(checks[check_at : check_at + 2], handle[_PREFIX_CHARS + 1 :]):
+            raise InvalidReceiptHandle(_REFUSED)
+        return HandleFields(slot, delivery_id, visible_at_ms, index)
+
+    def _digest(self, fields: bytes, group: str, topic: str) -> bytes:
+        return blake2b(fields + _names(group, topic), key=self._secret).digest()
+
+
+@lru_cache(maxsize=4096)
+def _names(group: str, topic: str) -> bytes:
+    group_name = group.encode()
+    return _NAMES_SIZE.pack(len(group_name)) + group_name + topic.encode()
+
+
+def _encode(data: bytes) -> bytes:
+    return b2a_base64(data, newline=False).translate(_TO_URL_SAFE)
+
+
+def _decode(text: bytes) -> bytes:
+    try:
+        return a2b_base64(text.translate(_FROM_URL_SAFE), strict_mode=True)
+    except Base64Error:
+        raise InvalidReceiptHandle("the receipt handle is not URL-safe base64") from None
