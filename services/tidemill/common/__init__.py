@@ -1,0 +1,1 @@
+"""What two or more processes need; imports no other package of ours."""

@@ -1,0 +1,93 @@
+"""How a process of ours starts, says that it is ready, and stops.
+
+Under the standalone supervisor a process is started with `--supervisor-fd N`, its end of a socket
+pair that does three things:
+
+    ready      the process writes one line of JSON when it serves: `announce_ready`
+    orphaned   end of file means that the supervisor is gone: the stop event is set
+    failed     a process that ends before its line has failed to start; its reason is on stderr
+
+Without a supervisor nothing is announced: readiness is the `/readyz` endpoint's to tell.
+
+    with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
+        async with proxy_server(settings) as server:
+            announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)
+            await stop.wait()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+_PR_SET_PDEATHSIG = 1  # prctl option: the signal this process gets when its parent ends (Linux)
+_SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
+
+
+@contextlib.contextmanager
+def stop_on_signal(*, supervisor_fd: int | None = None) -> Iterator[asyncio.Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets; a second signal exits at once.
+
+    The loss of the supervisor counts as a signal. Needs a running event loop.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            # The operator is in a hurry; recovery copes with any instant.
+            os._exit(_SECOND_SIGNAL_STATUS)
+        stop.set()
+
+    def on_supervisor() -> None:
+        # The supervisor never writes, so a readable socket is its end.
+        assert supervisor_fd is not None
+        loop.remove_reader(supervisor_fd)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    if supervisor_fd is not None:
+        loop.add_reader(supervisor_fd, on_supervisor)
+    try:
+        yield stop
+    finally:
+        if supervisor_fd is not None:
+            loop.remove_reader(supervisor_fd)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def announce_ready(supervisor_fd: int | None, **addresses: str) -> None:
+    """Tell the supervisor, where there is one, that this process serves at `addresses`.
+
+    Names in use: `grpc` ("127.0.0.1:8081"), `metrics` ("http://127.0.0.1:5557/metrics"), `admin`
+    ("http://127.0.0.1:8080").
+    """
+    if supervisor_fd is None:
+        return
+    line = json.dumps({"event": "ready", "pid": os.getpid(), **addresses}) + "\n"
+    # A line is far smaller than a socket's buffer; a supervisor that has gone is noticed elsewhere.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        os.write(supervisor_fd, line.encode())
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the parent ends, even if this process is busy then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def every(period_ms: int, step: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+    """Run `step` every `period_ms` after its last end, until `stop` is set."""
+    while not stop.is_set():
+        await step()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(period_ms / 1000):
+                await stop.wait()

@@ -1,0 +1,50 @@
+"""Logging for every process: events with fields, always on standard error.
+
+    log = structlog.get_logger()
+    log.info("store recovered", records=n, took_ms=t)
+
+One JSON line an event, or coloured text when standard error is a terminal. Standard output is never
+written: it belongs to whoever started the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+
+def configure_logging(*, process: str, level: str) -> None:
+    """Route structlog, and what libraries log, to standard error as events of `process`."""
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Processor = structlog.processors.JSONRenderer(default=str)
+    if sys.stderr.isatty():
+        shared.pop()  # The console shows exceptions itself.
+        renderer = structlog.dev.ConsoleRenderer()
+    severity = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(severity),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(process=process)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    # Libraries speak only when something is wrong; their chatter is not ours.
+    logging.basicConfig(handlers=[handler], level=max(severity, logging.WARNING), force=True)

@@ -1,0 +1,212 @@
+"""What every process exports: the HTTP endpoint, the common collectors, the cardinality guard.
+
+    GET /metrics   Prometheus text, or OpenMetrics where the scraper asks for it
+    GET /livez     200 while the event loop runs
+    GET /readyz    200 while the process serves, 503 while it starts or drains
+
+The endpoint lives in the process's own event loop: a scrape that hangs shows a process that hangs.
+Hot paths count in plain dictionaries; collectors turn those into samples when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib.metadata
+import os
+import platform
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, Final
+
+import prometheus_client
+from prometheus_client import exposition
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
+OVERFLOW: Final = "__overflow__"
+_REQUEST_BYTES_MAX = 16_384  # of a request's head; scrapers send a few hundred
+_REQUEST_TIMEOUT_S = 10.0  # for a request's head to arrive, so that idle connections end
+
+Labels = tuple[str, ...]
+
+
+class Registry:
+    """The metrics of this process, every sample with the process's common labels."""
+
+    def __init__(self, *, cluster: str, node_type: str, node_id: str, **extra: str) -> None:
+        self.common: Final = {
+            "cluster": cluster, "node_type": node_type, "node_id": node_id, **extra,
+        }  # fmt: skip
+        self._collectors = CollectorRegistry(auto_describe=False)
+        self._overflows: dict[str, int] = {}
+        # Names appear exactly as declared; creation times would add a series to each.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # theirs
+        prometheus_client.ProcessCollector(registry=self._collectors)
+        prometheus_client.GCCollector(registry=self._collectors)
+        self._collectors.register(_Call(self._collect_own))
+
+    def register(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Ask `collect` for its metrics at every scrape."""
+        self._collectors.register(_Call(collect))
+
+    def bounded(self, metric: str, label_names: Labels, limit: int = LABEL_SETS_MAX) -> LabelSets:
+        """Return the guard of one metric's label sets."""
+        return LabelSets(metric, label_names, limit, self._overflows)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics with the common labels on each sample."""
+        for metric in self._collectors.collect():
+            metric.samples = [
+                sample._replace(labels={**self.common, **sample.labels})
+                for sample in metric.samples
+            ]
+            yield metric
+
+    def _collect_own(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily(
+            "rocketmq_build_info", "What runs here.", labels=("version", "commit", "python")
+        )
+        build.add_metric((version(), commit(), platform.python_version()), 1)
+        yield build
+        overflow = CounterMetricFamily(
+            "rocketmq_metrics_overflow_total",
+            "Label sets folded into the overflow topic, by metric.",
+            labels=("metric",),
+        )
+        for metric, count in self._overflows.items():
+            overflow.add_metric((metric,), count)
+        yield overflow
+
+
+class LabelSets:
+    """Which label sets one metric has; at most `limit`, so that topics cannot exhaust memory."""
+
+    def __init__(
+        self, metric: str, label_names: Labels, limit: int, overflows: dict[str, int]
+    ) -> None:
+        self._metric = metric
+        self._topic_at = label_names.index("topic") if "topic" in label_names else 0
+        self._limit = limit
+        self._overflows = overflows
+        self._known: set[Labels] = set()
+
+    def admit(self, labels: Labels) -> Labels:
+        """Return `labels`, or, when the metric is full and does not know them, the overflow set."""
+        if labels in self._known:
+            return labels
+        if len(self._known) < self._limit:
+            self._known.add(labels)
+            return labels
+        self._overflows[self._metric] = self._overflows.get(self._metric, 0) + 1
+        at = self._topic_at
+        return (*labels[:at], OVERFLOW, *labels[at + 1 :])
+
+    def forget(self, labels: Labels) -> None:
+        """Make room: the resource is gone."""
+        self._known.discard(labels)
+
+
+class _Call(Collector):
+    """A function as a collector."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+
+@functools.cache
+def version() -> str:
+    """Return the version of the installed distribution."""
+    try:
+        return importlib.metadata.version("tidemill")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def commit() -> str:
+    """Return the commit that an image was built from; empty elsewhere."""
+    return os.environ.get("TIDEMILL_COMMIT", "")
+
+
+class MetricsServer:
+    """The small HTTP server of `/metrics`, `/livez` and `/readyz`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._connections: set[asyncio.StreamWriter] = set()
+        self.is_ready = False
+        self.address = ""
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are."""
+        return f"http://{self.address}/metrics"
+
+    @contextlib.asynccontextmanager
+    async def serving(self, host: str, port: int) -> AsyncIterator[MetricsServer]:
+        """Serve until the block ends; port 0 picks a free one, then told by `address`."""
+        server = await asyncio.start_server(self._connected, host, port, limit=_REQUEST_BYTES_MAX)
+        bound = server.sockets[0].getsockname()
+        self.address = f"{host}:{bound[1]}"
+        try:
+            yield self
+        finally:
+            self.is_ready = False
+            server.close()
+            for writer in list(self._connections):
+                writer.transport.abort()
+            await server.wait_closed()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(writer)
+        # A scraper that breaks off, or sends what is not HTTP, is no event of ours.
+        with contextlib.suppress(
+            TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+        ):
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(self._answer(head.decode("latin-1")))
+            await writer.drain()
+        self._connections.discard(writer)
+        writer.close()
+
+    def _answer(self, head: str) -> bytes:
+        request, *lines = head.split("\r\n")
+        method, _, rest = request.partition(" ")
+        path = rest.split(" ")[0].partition("?")[0]
+        headers = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
+        if method not in {"GET", "HEAD"}:
+            return _response(405, "text/plain", b"only GET\n")
+        match path:
+            case "/metrics":
+                encode, content_type = exposition.choose_encoder(headers.get("accept", ""))
+                # Any: prometheus_client types the argument as its own registry class.
+                registry: Any = self._registry
+                return _response(200, content_type, encode(registry))
+            case "/livez":
+                return _response(200, "text/plain", b"ok\n")
+            case "/readyz" if self.is_ready:
+                return _response(200, "text/plain", b"ok\n")
+            case "/readyz":
+                return _response(503, "text/plain", b"not ready\n")
+            case _:
+                return _response(404, "text/plain", b"see /metrics, /livez and /readyz\n")
+
+
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+def _response(status: int, content_type: str, body: bytes) -> bytes:
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

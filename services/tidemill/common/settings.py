@@ -1,0 +1,131 @@
+"""The base of every process's settings: flags win over environment, environment over a file.
+
+Each process declares one frozen model below `ProcessSettings`; it is read once, where the process
+starts, and handed on as parameters. Nothing else reads the environment.
+
+    1. flags            --metrics-port 5557
+    2. environment      TIDEMILL_METRICS_PORT=5557
+    3. YAML             --config tidemill.yaml (or TIDEMILL_CONFIG), keys as the field names
+    4. the field's default
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliImplicitFlag,
+    CliSettingsSource,
+    EnvSettingsSource,
+    NoDecode,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Flag = CliImplicitFlag[bool]  # --thing and --no-thing
+Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]  # a,b or repeated flags
+
+EXIT_USAGE = 2  # exit status of a process that was given settings it cannot use
+
+
+class ProcessSettings(BaseSettings):
+    """Settings that every process has."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TIDEMILL_",
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        nested_model_default_partial_update=True,
+    )
+
+    # What `tidemill` is followed by to start the process; set by each model.
+    command: ClassVar[str]
+
+    config: Path | None = Field(
+        None, description="YAML file with settings; flags and environment win over it."
+    )
+    cluster: str = Field("tidemill", description="Name of the cluster: the label on every metric.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity of the log lines that are written."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", description="Address on which /metrics, /livez and /readyz are served."
+    )
+    metrics_port: Port = Field(
+        5557, description="Port of /metrics, /livez and /readyz; 0 picks a free one."
+    )
+    supervisor_fd: int | None = Field(
+        None, description="Set by the standalone supervisor: where to announce readiness."
+    )
+
+    @classmethod
+    def load(cls, arguments: Sequence[str]) -> Self:
+        """Read the settings from `arguments`, the environment and the file they name.
+
+        Prints what is wrong and exits with status 2 when they cannot be used; `--help` exits
+        with 0.
+        """
+        config = _config_of(arguments)
+        try:
+            flags: CliSettingsSource[Any] = CliSettingsSource(
+                cls, cli_prog_name=f"tidemill {cls.command}", cli_parse_args=list(arguments)
+            )
+            values: dict[str, Any] = {}
+            if config:
+                if not Path(config).is_file():
+                    _refuse(cls, f"the file given by --config does not exist: {config}")
+                values.update(_SharedFile(cls, yaml_file=config)())
+            # Each source wins over those before it.
+            values.update(EnvSettingsSource(cls)())
+            values.update(flags())
+            return cls.model_validate(values)
+        except ValidationError as error:
+            reasons = [
+                f"  {'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}"
+                for item in error.errors()
+            ]
+            _refuse(cls, "\n".join(["these settings cannot be used:", *reasons]))
+
+    @classmethod
+    def settings_customise_sources(cls, *_sources: Any, **sources: Any) -> tuple[Any, ...]:
+        """Take what is given, and nothing else: `load` has already read every source."""
+        return (sources["init_settings"],)
+
+
+class _SharedFile(YamlConfigSettingsSource):
+    """A YAML file that may hold the settings of other processes too."""
+
+    def __call__(self) -> dict[str, Any]:
+        fields = self.settings_cls.model_fields
+        return {name: value for name, value in super().__call__().items() if name in fields}
+
+
+def _config_of(arguments: Sequence[str]) -> str | None:
+    """Find the configuration file before the other settings are read, since it holds some."""
+    config = os.environ.get("TIDEMILL_CONFIG")
+    for index, argument in enumerate(arguments):
+        if argument == "--config" and index + 1 < len(arguments):
+            config = arguments[index + 1]
+        elif argument.startswith("--config="):
+            config = argument.removeprefix("--config=")
+    return config
+
+
+def _refuse(settings: type[ProcessSettings], reason: str) -> NoReturn:
+    sys.stderr.write(f"tidemill {settings.command}: {reason}\n")
+    sys.exit(EXIT_USAGE)
