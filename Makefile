@@ -1,0 +1,93 @@
+# One door to everything: `make` lists the targets.
+#
+# A fresh machine needs Python 3.11 or later and make. `setup` is a chain of stamp files, so every
+# target may depend on it and costs nothing when nothing has changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+# Where `make run` keeps its data; override with DATA_DIR=...
+DATA_DIR ?= data
+# More arguments for pytest: make test ARGS="-k pop"
+ARGS ?=
+PROTOS := $(shell find proto -name '*.proto')
+NODE := tests/e2e/node
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run demo test lint types fmt proto docs bench ci lock clean
+
+help: ## List the targets.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
+		awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMPS)/package ## Make the virtual environment, the stubs and .venv/bin/tidemill.
+
+run: setup ## Start a broker for a laptop in the foreground, data in ./data (DATA_DIR=...).
+	@exec $(BIN)/tidemill standalone --data-dir $(DATA_DIR)
+
+demo: setup ## Send, delay, pop and ack messages through the official Python client.
+	@exec $(BIN)/python tools/demo.py
+
+test: setup $(STAMPS)/node ## Pass all tests; ARGS goes to pytest.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## Check format, style and who imports whom.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: setup ## Check the types, strictly.
+	$(BIN)/mypy
+
+fmt: setup ## Format the code and fix what can be fixed mechanically.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(STAMPS)/dependencies ## Generate the stubs from proto/ again.
+	@rm -f $(STAMPS)/stubs
+	@$(MAKE) --no-print-directory $(STAMPS)/stubs
+
+docs: setup ## Generate docs/configuration.md and the OpenAPI document from the code.
+	$(BIN)/python tools/generate_docs.py
+
+bench: setup ## Measure; see tests/perf for each question and its parameters.
+	@for question in tests/perf/bench_*.py; do echo "== $$question"; $(BIN)/python $$question || exit 1; done
+
+ci: lint types test ## What CI runs.
+
+lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject.toml (needs uv).
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra dev --extra client \
+		--output-file requirements.lock --python-version 3.11 --universal --no-header --no-annotate \
+		--generate-hashes
+
+clean: ## Remove what setup made; data stays.
+	rm -rf $(VENV) services/tidemill/common/rpc/stubs $(NODE)/node_modules
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Tidemill needs Python 3.11 or later; try make PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dependencies: $(STAMPS)/venv requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+$(STAMPS)/stubs: $(STAMPS)/dependencies tools/generate_stubs.py $(PROTOS)
+	$(BIN)/python tools/generate_stubs.py
+	@touch $@
+
+# Editable: the program runs what is in services/. Its bytecode is compiled ahead, because the time
+# from the command to the first stored message is promised.
+$(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q services
+	@touch $@
+
+# The Node.js client is one more witness of the protocol; without npm its tests are skipped.
+$(STAMPS)/node: $(STAMPS)/venv $(NODE)/package-lock.json
+	@if command -v npm > /dev/null; then cd $(NODE) && npm ci --silent --no-audit --no-fund; \
+		else echo "npm is missing: the tests of the Node.js client are skipped"; fi
+	@touch $@
