@@ -8,11 +8,11 @@
 URL-safe base64 without padding; both parts are whole groups of characters, so every text has one
 value and every value one text. `broker` is a check of the broker's name, not the name.
 
-The messages of one delivery differ only in their index, and one keyed hash serves all of them: over
-the struct, the group's and the topic's name it yields 64 bytes, of which 16 are the MAC and the other
-48 are a 12-bit check for each of 32 indexes. A changed character is refused; only an index exchanged
-together with a guessed check passes, once in 4096 tries, and then names another message of the
-same delivery to the same group. The broker's state decides about every handle anyhow.
+The messages of one delivery differ only in their index, and one keyed hash serves all of them:
+over the struct, the group's and the topic's name it yields 64 bytes, of which 16 are the MAC and
+the other 48 are a 12-bit check for each of 32 indexes. A changed character is refused; only an
+index exchanged together with a guessed check passes, once in 4096 tries, and then names another
+message of the same delivery to the same group. The broker's state decides about every handle.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from __future__ import annotations
 import struct
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
-from hashlib import blake2b
 from functools import lru_cache
+from hashlib import blake2b
 from hmac import compare_digest
 from typing import NamedTuple
 
