@@ -1,0 +1,121 @@
+"""The proxy process: what it owns, in the order in which it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import structlog
+
+from tidemill.common.clock import SystemClock
+from tidemill.common.lifecycle import announce_ready, stop_on_signal
+from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.proxy.backend import Backend
+from tidemill.proxy.broker_link import BrokerLink
+from tidemill.proxy.clients import Clients
+from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.routing import scheme_of
+from tidemill.proxy.server.call import Boundary
+from tidemill.proxy.server.client import ClientLife
+from tidemill.proxy.server.consumer import Consumer
+from tidemill.proxy.server.grpcio_server import GrpcServer
+from tidemill.proxy.server.methods import Methods, methods
+from tidemill.proxy.server.producer import Producer
+from tidemill.proxy.server.route import Routes
+from tidemill.proxy.server.telemetry import Telemetry
+from tidemill.proxy.settings import ProxySettings
+
+log = structlog.get_logger()
+
+
+async def serve(settings: ProxySettings) -> None:
+    """Run the proxy until SIGTERM, then let the calls under way end.
+
+    Nothing is served before a broker has told its configuration.
+    """
+    metrics = ProxyMetrics()
+    clients = Clients(clients_max=settings.clients_max)
+    registry = Registry(
+        cluster=settings.cluster,
+        node_type="proxy",
+        node_id=socket.gethostname(),
+        proxy_mode="cluster",
+    )
+    metrics.register(registry)
+    registry.register(clients.collect)
+
+    link = BrokerLink(
+        settings.brokers[0],
+        metrics,
+        pending_max=settings.link_pending_max,
+        pending_bytes_max=settings.link_pending_bytes_max,
+    )
+    clock = SystemClock()
+    server = GrpcServer(wire(settings, link, clients, clock), Boundary(metrics, clock))
+    with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
+        async with (
+            MetricsServer(registry).serving(
+                settings.metrics_host, settings.metrics_port
+            ) as endpoint,
+            running(link),
+        ):
+            if not await first_of(link.configured, stop):
+                return
+            async with server.serving(settings):
+                metrics.is_serving = endpoint.is_ready = True
+                log.info("proxy serving", grpc=server.address, metrics=endpoint.url)
+                announce_ready(settings.supervisor_fd, grpc=server.address, metrics=endpoint.url)
+                await stop.wait()
+                metrics.is_serving = endpoint.is_ready = False
+                link.release_polls()
+                await server.drain(settings.drain_timeout_ms)
+    log.info("proxy stopped")
+
+
+def wire(
+    settings: ProxySettings, link: BrokerLink, clients: Clients, clock: SystemClock
+) -> Methods:
+    """Put the families of methods together."""
+    backend = Backend(link, settings)
+    return methods(
+        producer=Producer(backend, clock),
+        consumer=Consumer(backend, clock, settings),
+        routes=Routes(backend, advertised_endpoints(settings.advertised_address)),
+        telemetry=Telemetry(
+            backend, clients, clock, long_polling_max_ms=settings.long_polling_max_ms
+        ),
+        client_life=ClientLife(clients, clock),
+    )
+
+
+def advertised_endpoints(address: str) -> v2.Endpoints | None:
+    """Parse `host:port`; an empty address advertises nothing."""
+    if not address:
+        return None
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    return v2.Endpoints(scheme=scheme_of(host), addresses=[v2.Address(host=host, port=int(port))])
+
+
+@contextlib.asynccontextmanager
+async def running(link: BrokerLink) -> AsyncIterator[None]:
+    """Keep the link to the broker up until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(link.run(), name="broker link")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def first_of(event: asyncio.Event, stop: asyncio.Event) -> bool:
+    """Wait for `event`; return False when `stop` comes first."""
+    async with asyncio.TaskGroup() as tasks:
+        waits = [tasks.create_task(event.wait()), tasks.create_task(stop.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    return event.is_set()

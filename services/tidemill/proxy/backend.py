@@ -1,0 +1,75 @@
+"""What every family of RPCs asks of the brokers first: names to topics and groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.common.errors import BrokerTimeout, GroupNotFound, TopicNotFound
+from tidemill.proxy.names import (
+    DEAD_LETTER_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    check_group,
+    check_topic,
+)
+
+if TYPE_CHECKING:
+    from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+    from tidemill.proxy.broker_link import BrokerLink
+    from tidemill.proxy.server.call import Call
+    from tidemill.proxy.settings import ProxySettings
+
+
+class Backend:
+    """The broker behind this proxy."""
+
+    def __init__(self, link: BrokerLink, settings: ProxySettings) -> None:
+        self.link = link
+        self._request_timeout_ms = settings.request_timeout_ms
+        self._reserve_ms = settings.deadline_reserve_ms
+
+    def timeout_ms(self, call: Call) -> int:
+        """Return how long the broker may take, so that the answer leaves before the deadline."""
+        remaining_ms = call.time_remaining_ms()
+        if remaining_ms is None:
+            return self._request_timeout_ms
+        # The reserve must not eat up a short deadline.
+        timeout_ms = remaining_ms - min(self._reserve_ms, remaining_ms // 4)
+        if timeout_ms <= 0:
+            raise BrokerTimeout("the deadline of the call has passed")
+        return timeout_ms
+
+    def find_topic(self, name: str) -> link_pb2.TopicConfig:
+        """Return a topic that exists; raise IllegalTopic or TopicNotFound."""
+        topic = self.link.configuration.topics.get(name)
+        if topic is None:
+            check_topic(name)
+            raise TopicNotFound(f"there is no topic {name}")
+        return topic
+
+    def find_group(self, name: str) -> link_pb2.GroupConfig:
+        """Return a group that exists; raise IllegalGroup or GroupNotFound."""
+        group = self.link.configuration.groups.get(name)
+        if group is None:
+            check_group(name)
+            raise GroupNotFound(f"there is no consumer group {name}")
+        return group
+
+    async def use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
+        """Return a topic, created by this first use where the broker permits that."""
+        configuration = self.link.configuration
+        if name not in configuration.topics:
+            check_topic(name)
+            # The broker makes these itself, when the first message goes there.
+            is_brokers_own = name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX))
+            if configuration.auto_create and not is_brokers_own:
+                await self.link.ensure(topic=name, timeout_ms=self.timeout_ms(call))
+        return self.find_topic(name)
+
+    async def use_group(self, name: str, call: Call) -> link_pb2.GroupConfig:
+        """Return a consumer group, created by this first use where the broker permits that."""
+        configuration = self.link.configuration
+        if name not in configuration.groups:
+            check_group(name)
+            if configuration.auto_create:
+                await self.link.ensure(group=name, timeout_ms=self.timeout_ms(call))
+        return self.find_group(name)

@@ -1,0 +1,443 @@
+"""The proxy's end of the link: one stream to a broker that carries everybody's requests.
+
+A request joins the frame that is being gathered; when the stream has taken the last frame, the
+next one leaves with all that has come together meanwhile. An idle link so sends at once and a busy
+one in batches, and nobody waits for a timer.
+
+Every request ends in exactly one of four ways: its reply, its failure as the broker tells it,
+BrokerTimeout, or BrokerUnreachable when the stream breaks. After the last two the outcome is
+unknown. What a pop brings after its caller has gone is given back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import zlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import structlog
+
+from tidemill.common.errors import (
+    BrokerTimeout,
+    BrokerUnreachable,
+    Overloaded,
+    ServiceError,
+    from_wire,
+)
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.proxy.configuration import Configuration
+
+if TYPE_CHECKING:
+    from tidemill.common.receipt_handle import HandleFields
+    from tidemill.proxy.metrics import ProxyMetrics
+
+log = structlog.get_logger()
+
+FRAME_BYTES_MAX = 8 << 20  # of blobs in one frame: a stall of some ms, far below gRPC's own limits
+GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
+RECONNECT_MIN_MS = 50
+RECONNECT_MAX_MS = 2000
+# Pops whose late reply would still be given back. The broker answers a cancelled pop only if it had
+# answered it already, so most of these are never heard of again and the oldest are dropped.
+ABANDONED_MAX = 10_000
+_KEEPALIVE_MS = 10_000  # a broker whose machine vanished is noticed within twice this
+
+
+class _Append(NamedTuple):
+    request_id: int
+    topic_id: int
+    queue_id: int
+    crc: int
+    blob: bytes
+
+
+class _Ack(NamedTuple):
+    request_id: int
+    group_id: int
+    topic_id: int
+    slot: int
+    delivery_id: int
+    message_index: int
+    visible_at_ms: int
+
+
+class _Pending(NamedTuple):
+    """A request whose reply is awaited."""
+
+    kind: str
+    future: asyncio.Future[Any]
+    timer: asyncio.TimerHandle
+    started_at: float  # time.monotonic()
+    blob_bytes: int
+
+
+class _Abandoned(NamedTuple):
+    """A pop whose caller has gone: what it still brings goes back."""
+
+    group_id: int
+    topic_id: int
+
+
+class BrokerLink:
+    """Requests to one broker, and what the broker has told of its configuration."""
+
+    def __init__(
+        self,
+        address: str,
+        metrics: ProxyMetrics,
+        *,
+        pending_max: int,
+        pending_bytes_max: int,
+    ) -> None:
+        self.address = address
+        self.configuration = Configuration()
+        self.configured = asyncio.Event()  # set once the first configuration has been applied
+        self._metrics = metrics
+        self._pending_max = pending_max
+        self._pending_bytes_max = pending_bytes_max
+        self._pending: dict[int, _Pending] = {}
+        self._pending_bytes = 0
+        self._parked: dict[int, _Abandoned] = {}  # pops under way, should they be abandoned
+        self._abandoned: dict[int, _Abandoned] = {}
+        self._request_id = 0
+        self._is_connected = False
+        self._has_work = asyncio.Event()
+        self._appends: list[_Append] = []
+        self._acks: list[_Ack] = []
+        self._frame = link_pb2.RequestFrame()
+
+    # ------------------------------------------------------------ requests
+
+    def append(
+        self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int
+    ) -> asyncio.Future[int]:
+        """Store a message; the future brings its queue offset, once it is durable."""
+        future: asyncio.Future[int]
+        request_id, future = self._begin("append", timeout_ms, len(blob))
+        self._appends.append(_Append(request_id, topic_id, queue_id, zlib.crc32(blob), blob))
+        return future
+
+    def ack(
+        self, group_id: int, topic_id: int, delivery: HandleFields, *, timeout_ms: int
+    ) -> asyncio.Future[int]:
+        """Settle a delivery; the future brings an AckResult."""
+        future: asyncio.Future[int]
+        request_id, future = self._begin("ack", timeout_ms)
+        slot, delivery_id, visible_at_ms, index = delivery
+        self._acks.append(
+            _Ack(request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms)
+        )
+        return future
+
+    async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
+        """Take messages; when the caller goes, so does the poll, and nothing it took is lost."""
+        future: asyncio.Future[link_pb2.PopReply]
+        request_id, future = self._begin("pop", timeout_ms)
+        request.request_id = request_id
+        self._frame.pops.append(request)
+        self._parked[request_id] = _Abandoned(request.group_id, request.topic_id)
+        try:
+            return await future
+        except (asyncio.CancelledError, BrokerTimeout):
+            if future.done() and not future.cancelled() and not future.exception():
+                # The reply came in the turn in which the caller went.
+                self.give_back(request.group_id, request.topic_id, future.result().batches)
+            else:
+                self._abandon(request_id)
+            raise
+        finally:
+            self._parked.pop(request_id, None)
+
+    async def change_invisible(
+        self, request: link_pb2.ChangeInvisibleRequest, *, timeout_ms: int
+    ) -> link_pb2.ChangeInvisibleReply:
+        """Replace a delivery by one with another invisible duration."""
+        future: asyncio.Future[link_pb2.ChangeInvisibleReply]
+        request.request_id, future = self._begin("change_invisible", timeout_ms)
+        self._frame.changes.append(request)
+        return await future
+
+    async def dead_letter(self, request: link_pb2.DeadLetterRequest, *, timeout_ms: int) -> None:
+        """Move a message to the group's dead-letter topic."""
+        future: asyncio.Future[link_pb2.DeadLetterReply]
+        request.request_id, future = self._begin("dead_letter", timeout_ms)
+        self._frame.dead_letters.append(request)
+        await future
+
+    async def ensure(self, *, topic: str = "", group: str = "", timeout_ms: int) -> None:
+        """Create what is missing; the configuration holds it when this returns."""
+        future: asyncio.Future[link_pb2.EnsureReply]
+        request_id, future = self._begin("ensure", timeout_ms)
+        self._frame.ensures.add(request_id=request_id, topic=topic, group=group)
+        await future
+
+    def give_back(
+        self,
+        group_id: int,
+        topic_id: int,
+        batches: Iterable[link_pb2.Batch],
+        *,
+        skip: int = 0,
+    ) -> None:
+        """Make messages visible again soon, all but the first `skip`: nobody has got them.
+
+        Nobody waits for the answers. Where they fail, the invisible duration ends by itself.
+        """
+        if not self._is_connected:
+            return
+        count = 0
+        for batch in batches:
+            for index in batch.indexes:
+                count += 1
+                if count <= skip:
+                    continue
+                self._request_id += 1
+                self._frame.changes.add(
+                    request_id=self._request_id,
+                    group_id=group_id,
+                    topic_id=topic_id,
+                    slot=batch.slot,
+                    delivery_id=batch.delivery_id,
+                    index=index,
+                    visible_at_ms=batch.visible_at_ms,
+                    invisible_duration_ms=GIVE_BACK_MS,
+                )
+        if count > skip:
+            self._metrics.messages_returned += count - skip
+            self._has_work.set()
+
+    def release_polls(self) -> None:
+        """Answer every parked pop empty: the process is about to stop."""
+        for request_id in list(self._parked):
+            if pending := self._forget(request_id):
+                self._abandon(request_id)
+                pending.future.set_result(link_pb2.PopReply(request_id=request_id))
+
+    def _begin(
+        self, kind: str, timeout_ms: int, blob_bytes: int = 0
+    ) -> tuple[int, asyncio.Future[Any]]:
+        if not self._is_connected:
+            raise BrokerUnreachable(f"there is no connection to the broker at {self.address}")
+        # Beyond the limits a request is refused: what waits here is memory of the proxy.
+        if (
+            len(self._pending) >= self._pending_max
+            or self._pending_bytes + blob_bytes > self._pending_bytes_max
+        ):
+            self._metrics.throttled += 1
+            raise Overloaded(
+                f"{len(self._pending)} requests with {self._pending_bytes} bytes wait for the"
+                " broker already; repeat after a pause"
+            )
+        loop = asyncio.get_running_loop()
+        self._request_id = request_id = self._request_id + 1
+        future: asyncio.Future[Any] = loop.create_future()
+        timer = loop.call_later(timeout_ms / 1000, self._expire, request_id)
+        self._pending[request_id] = _Pending(kind, future, timer, time.monotonic(), blob_bytes)
+        self._pending_bytes += blob_bytes
+        self._has_work.set()
+        return request_id, future
+
+    def _abandon(self, request_id: int) -> None:
+        self._forget(request_id)
+        if self._is_connected:
+            if len(self._abandoned) >= ABANDONED_MAX:
+                del self._abandoned[next(iter(self._abandoned))]
+            self._abandoned[request_id] = self._parked[request_id]
+            self._frame.cancelled_pops.append(request_id)
+            self._has_work.set()
+
+    def _expire(self, request_id: int) -> None:
+        pending = self._forget(request_id, result="timeout")
+        if pending and not pending.future.done():
+            pending.future.set_exception(
+                BrokerTimeout("the broker did not answer in time; the outcome is unknown")
+            )
+
+    def _forget(self, request_id: int, result: str = "") -> _Pending | None:
+        pending = self._pending.pop(request_id, None)
+        if pending:
+            pending.timer.cancel()
+            self._pending_bytes -= pending.blob_bytes
+            if result:
+                self._metrics.observe_backend(
+                    pending.kind, result, (time.monotonic() - pending.started_at) * 1000
+                )
+        return pending
+
+    # ------------------------------------------------------------ the stream
+
+    async def run(self) -> None:
+        """Keep the stream open until cancelled; while there is none, requests are refused."""
+        attempt = 0
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+            # The pause between attempts is ours.
+            ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
+            ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
+            ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
+            # Two links of one process are two connections.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+            while True:
+                try:
+                    await self._exchange(channel)
+                except* grpc.aio.AioRpcError as errors:
+                    reason = _reason(errors)
+                else:
+                    reason = "the broker ended the stream"
+                attempt = 0 if self._lose_connection(reason) else attempt + 1
+                ceiling_ms = min(RECONNECT_MIN_MS << min(attempt, 10), RECONNECT_MAX_MS)
+                await asyncio.sleep(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000)
+
+    async def _exchange(self, channel: grpc.aio.Channel) -> None:
+        exchange = channel.stream_stream(
+            "/tidemill.broker.v1.BrokerLink/Exchange",
+            request_serializer=link_pb2.RequestFrame.SerializeToString,
+            response_deserializer=link_pb2.ReplyFrame.FromString,
+        )
+        call = exchange()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write_frames(call), name="link writer")
+                async for reply in call:
+                    self._apply(reply)
+                writer.cancel()
+        finally:
+            call.cancel()
+
+    async def _write_frames(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        while True:
+            await self._has_work.wait()
+            # Everybody who is ready to run may still join this frame.
+            await asyncio.sleep(0)
+            try:
+                await call.write(self._take_frame())
+            except asyncio.InvalidStateError:
+                return  # The stream has ended; the reader tells why.
+
+    def _take_frame(self) -> link_pb2.RequestFrame:
+        frame, self._frame = self._frame, link_pb2.RequestFrame()
+        acks, self._acks = self._acks, []
+        if acks:
+            ids, groups, topics, slots, deliveries, indexes, instants = zip(*acks, strict=True)
+            batch = frame.acks
+            batch.request_ids.extend(ids)
+            batch.group_ids.extend(groups)
+            batch.topic_ids.extend(topics)
+            batch.slots.extend(slots)
+            batch.delivery_ids.extend(deliveries)
+            batch.indexes.extend(indexes)
+            batch.visible_at_ms.extend(instants)
+        appends = self._take_appends()
+        if appends:
+            ids, topics, queues, crcs, blobs = zip(*appends, strict=True)
+            columns = frame.appends
+            columns.request_ids.extend(ids)
+            columns.topic_ids.extend(topics)
+            columns.queue_ids.extend(queues)
+            columns.crcs.extend(crcs)
+            columns.blobs.extend(blobs)
+        if not self._appends:
+            self._has_work.clear()
+        return frame
+
+    def _take_appends(self) -> list[_Append]:
+        frame_bytes = 0
+        for count, append in enumerate(self._appends):
+            frame_bytes += len(append.blob)
+            if frame_bytes > FRAME_BYTES_MAX and count:
+                taken, self._appends = self._appends[:count], self._appends[count:]
+                return taken
+        taken, self._appends = self._appends, []
+        return taken
+
+    # ------------------------------------------------------------ replies
+
+    def _apply(self, reply: link_pb2.ReplyFrame) -> None:
+        """Apply one frame: its configuration first, since the replies beside it rely on it."""
+        if reply.HasField("config"):
+            self.configuration.apply(reply.config)
+            if reply.config.is_complete:
+                self._is_connected = True
+                self.configured.set()
+                log.info(
+                    "broker connected",
+                    address=self.address,
+                    broker=reply.config.broker_name,
+                    topics=len(reply.config.topics),
+                    groups=len(reply.config.groups),
+                )
+        resolve = self._resolve
+        if reply.HasField("appends"):
+            appends = reply.appends
+            for request_id, queue_offset in zip(
+                appends.request_ids, appends.queue_offsets, strict=True
+            ):
+                resolve(request_id, queue_offset)
+        if reply.HasField("acks"):
+            for request_id, result in zip(reply.acks.request_ids, reply.acks.results, strict=True):
+                resolve(request_id, result)
+        for pop in reply.pops:
+            if not resolve(pop.request_id, pop):
+                self._give_back_late(pop)
+        for change in reply.changes:
+            resolve(change.request_id, change)
+        for dead_letter in reply.dead_letters:
+            resolve(dead_letter.request_id, dead_letter)
+        for ensure in reply.ensures:
+            resolve(ensure.request_id, ensure)
+        for failure in reply.failures:
+            self._abandoned.pop(failure.request_id, None)
+            self._fail(failure.request_id, from_wire(failure.error, failure.message))
+
+    def _resolve(self, request_id: int, result: object) -> bool:
+        """Hand a result to whoever waits; say whether somebody did."""
+        pending = self._forget(request_id, result="success")
+        if pending is None or pending.future.done():
+            return False
+        pending.future.set_result(result)
+        return True
+
+    def _fail(self, request_id: int, error: ServiceError) -> None:
+        pending = self._forget(request_id, result="refused")
+        if pending and not pending.future.done():
+            pending.future.set_exception(error)
+
+    def _give_back_late(self, pop: link_pb2.PopReply) -> None:
+        # A pop whose caller was cancelled in this very turn of the loop is still among the parked.
+        caller = self._abandoned.pop(pop.request_id, None) or self._parked.get(pop.request_id)
+        if caller:
+            self.give_back(caller.group_id, caller.topic_id, pop.batches)
+
+    def _lose_connection(self, reason: str) -> bool:
+        """Fail all that is under way, and say whether there had been a connection."""
+        was_connected, self._is_connected = self._is_connected, False
+        self._appends, self._acks = [], []
+        self._frame = link_pb2.RequestFrame()
+        self._has_work.clear()
+        # The broker forgets the parked pops of a lost stream by itself.
+        self._abandoned.clear()
+        if was_connected:
+            log.warning(
+                "broker lost", address=self.address, reason=reason, pending=len(self._pending)
+            )
+        error = BrokerUnreachable("the connection to the broker was lost; the outcome is unknown")
+        for request_id in list(self._pending):
+            self._fail(request_id, error)
+        return was_connected
+
+
+def _reason(errors: BaseExceptionGroup[grpc.aio.AioRpcError]) -> str:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, grpc.aio.AioRpcError)
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,137 @@
+"""What a client should work with: the answer to its settings, by its language.
+
+The answer is the client's own settings with what the server decides written over them. The clients
+of some languages accept only one of the two kinds of back-off, or read it in a way of their own.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.duration_pb2 import Duration
+
+from tidemill.common.errors import BadRequest, UnrecognizedClientType
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.proxy.names import BODY_BYTES_MAX, check_group, check_topic
+
+RECEIVE_BATCH_SIZE = 32
+LITE_SUBSCRIPTION_QUOTA = 2000
+LITE_TOPIC_CHARS_MAX = 64
+
+# How producers repeat a failed send.
+_PRODUCER_ATTEMPTS = 3
+_PRODUCER_BACKOFF = v2.ExponentialBackoff(
+    initial=Duration(nanos=10_000_000), max=Duration(seconds=1), multiplier=2.0
+)
+# An exponential policy that has to be written out as a list gets at most this many steps.
+_CUSTOMIZED_STEPS_MAX = 32
+
+# What a group that has never been used is going to be.
+DEFAULT_GROUP = link_pb2.GroupConfig(
+    delivery_order=link_pb2.CONCURRENT,
+    max_attempts=17,
+    exponential=link_pb2.ExponentialRetry(initial_ms=10_000, max_ms=7_200_000, multiplier=2.0),
+)
+
+_LITE_TYPES = frozenset({v2.LITE_PUSH_CONSUMER, v2.LITE_SIMPLE_CONSUMER})
+
+
+def check_settings(settings: v2.Settings) -> None:
+    """Raise what is wrong with the settings of a client, if anything is."""
+    if settings.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
+        raise UnrecognizedClientType("the settings have no client type")
+    match settings.WhichOneof("pub_sub"):
+        case "publishing":
+            for topic in settings.publishing.topics:
+                check_topic(topic.name)
+        case "subscription":
+            check_group(settings.subscription.group.name)
+            for entry in settings.subscription.subscriptions:
+                check_topic(entry.topic.name)
+        case _:
+            raise BadRequest("the settings have neither publishing nor subscription")
+
+
+def producer_settings(settings: v2.Settings) -> v2.Settings:
+    """Return the settings for a producer."""
+    answer = _copy(settings)
+    answer.publishing.max_body_size = BODY_BYTES_MAX
+    answer.publishing.validate_message_type = True
+    # Java and Node.js producers fail on any other kind.
+    answer.backoff_policy.CopyFrom(
+        v2.RetryPolicy(max_attempts=_PRODUCER_ATTEMPTS, exponential_backoff=_PRODUCER_BACKOFF)
+    )
+    return answer
+
+
+def consumer_settings(
+    settings: v2.Settings, group: link_pb2.GroupConfig, *, long_polling_max_ms: int
+) -> v2.Settings:
+    """Return the settings for a consumer of `group`."""
+    answer = _copy(settings)
+    subscription = answer.subscription
+    subscription.fifo = group.delivery_order == link_pb2.ORDERED
+    subscription.receive_batch_size = RECEIVE_BATCH_SIZE
+    subscription.long_polling_timeout.CopyFrom(_duration(long_polling_max_ms))
+    if settings.client_type in _LITE_TYPES:
+        subscription.lite_subscription_quota = LITE_SUBSCRIPTION_QUOTA
+        subscription.max_lite_topic_size = LITE_TOPIC_CHARS_MAX
+    answer.backoff_policy.CopyFrom(_backoff(group, settings.user_agent.language))
+    return answer
+
+
+def _copy(settings: v2.Settings) -> v2.Settings:
+    answer = v2.Settings()
+    answer.CopyFrom(settings)
+    # Clients would send their metrics somewhere else if they were told to.
+    answer.metric.Clear()
+    answer.metric.on = False
+    return answer
+
+
+def _backoff(group: link_pb2.GroupConfig, language: int) -> v2.RetryPolicy:
+    policy = v2.RetryPolicy(max_attempts=group.max_attempts)
+    match language:
+        case v2.PYTHON:
+            # It takes anything else for one second, and drops fractions.
+            steps = [Duration(seconds=max(-(-step // 1000), 1)) for step in _steps_ms(group)]
+            policy.customized_backoff.next.extend(steps)
+        case v2.NODE_JS:
+            # It takes anything else for no pause at all.
+            policy.exponential_backoff.CopyFrom(_exponential(group))
+        case _ if group.HasField("customized"):
+            policy.customized_backoff.next.extend(map(_duration, _steps_ms(group)))
+        case _:
+            policy.exponential_backoff.CopyFrom(_exponential(group))
+    return policy
+
+
+def _steps_ms(group: link_pb2.GroupConfig) -> list[int]:
+    """Return the pause after each attempt of a message; never empty."""
+    if group.HasField("customized"):
+        return list(group.customized.next_ms) or [DEFAULT_GROUP.exponential.initial_ms]
+    retry = group.exponential
+    count = min(max(group.max_attempts - 1, 1), _CUSTOMIZED_STEPS_MAX)
+    steps_ms: list[int] = []
+    step_ms = float(retry.initial_ms)
+    for _ in range(count):
+        steps_ms.append(int(min(step_ms, retry.max_ms)))
+        step_ms = min(step_ms * retry.multiplier, retry.max_ms)
+    return steps_ms
+
+
+def _exponential(group: link_pb2.GroupConfig) -> v2.ExponentialBackoff:
+    if group.HasField("customized"):
+        steps_ms = _steps_ms(group)
+        return v2.ExponentialBackoff(
+            initial=_duration(steps_ms[0]), max=_duration(max(steps_ms)), multiplier=2.0
+        )
+    retry = group.exponential
+    return v2.ExponentialBackoff(
+        initial=_duration(retry.initial_ms),
+        max=_duration(retry.max_ms),
+        multiplier=retry.multiplier,
+    )
+
+
+def _duration(value_ms: int) -> Duration:
+    return Duration(seconds=value_ms // 1000, nanos=value_ms % 1000 * 1_000_000)

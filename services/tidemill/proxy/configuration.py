@@ -1,0 +1,57 @@
+"""What the proxy knows of a broker's topics and groups: the fold of its configuration updates."""
+
+from __future__ import annotations
+
+from tidemill.common.receipt_handle import HandleSigner
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+
+class Configuration:
+    """Topics and groups by name, as of the last update; the link is its only writer."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, link_pb2.TopicConfig] = {}
+        self.groups: dict[str, link_pb2.GroupConfig] = {}
+        self.broker_name = ""
+        self.auto_create = False
+        self._signer: HandleSigner | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a complete configuration has arrived; nothing is served before."""
+        return self._signer is not None
+
+    @property
+    def signer(self) -> HandleSigner:
+        """Signer of this broker's receipt handles."""
+        assert self._signer is not None, "nothing is served before the first configuration"
+        return self._signer
+
+    def apply(self, update: link_pb2.ConfigUpdate) -> None:
+        """Fold one update."""
+        if update.is_complete:
+            self.topics, self.groups = {}, {}
+            self.broker_name = update.broker_name
+            self.auto_create = update.auto_create
+            self._signer = HandleSigner(update.handle_secret, update.broker_name)
+        # What was deleted goes first: the same update may carry the next incarnation of its name.
+        for topic_id in update.deleted_topic_ids:
+            self._forget_topic(topic_id)
+        for group_id in update.deleted_group_ids:
+            self._forget_group(group_id)
+        for topic in update.topics:
+            self.topics[topic.name] = topic
+        for group in update.groups:
+            self.groups[group.name] = group
+
+    def _forget_topic(self, topic_id: int) -> None:
+        for name, topic in self.topics.items():
+            if topic.id == topic_id:
+                del self.topics[name]
+                return
+
+    def _forget_group(self, group_id: int) -> None:
+        for name, group in self.groups.items():
+            if group.id == group_id:
+                del self.groups[name]
+                return

@@ -1,0 +1,35 @@
+"""Filter expressions of consumers: which messages of a topic a group asks for."""
+
+from __future__ import annotations
+
+from tidemill.common.errors import IllegalFilter, IllegalTag, NotBuilt
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.proxy.names import check_tag
+
+EXPRESSION_CHARS_MAX = (
+    16_384  # a tag expression has a few tags; the broker keeps them while it waits
+)
+_EVERYTHING = frozenset({"", "*"})
+
+
+def tags_of(expression: v2.FilterExpression) -> list[str]:
+    """Return the tags that a filter asks for; none stands for every message."""
+    text = expression.expression.strip()
+    if expression.type == v2.SQL:
+        raise NotBuilt("SQL filters are not served yet; filter by tag, or in the application")
+    if text in _EVERYTHING:
+        return []
+    if expression.type != v2.TAG:
+        raise IllegalFilter("the filter has an expression and no type; say TAG")
+    if len(text) > EXPRESSION_CHARS_MAX:
+        raise IllegalFilter(f"a tag filter has at most {EXPRESSION_CHARS_MAX} characters")
+    tags = [tag.strip() for tag in text.split("||")]
+    for tag in tags:
+        try:
+            check_tag(tag)
+        except IllegalTag as error:
+            raise IllegalFilter(
+                f"the tag filter {text!r} cannot be used: {error.message}"
+            ) from None
+    # The star among tags asks for everything.
+    return [] if "*" in tags else sorted(set(tags))

@@ -1,0 +1,296 @@
+"""A message between its two forms: parsed once when it comes in, joined from bytes when it leaves.
+
+    send      Message of a request  ->  stored message (tidemill.common.stored_message)
+    receive   stored message + this delivery  ->  ReceiveMessageResponse, without any object
+
+What changes with a delivery (handle, attempt, invisible duration, where and when it was stored) is
+appended to the stored system wire inside the one `system_properties` submessage: not every client
+merges two of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import md5
+
+from tidemill.common import stored_message
+from tidemill.common.errors import BadRequest, PropertiesTooLarge
+from tidemill.common.receipt_handle import SignedDelivery
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.proxy.wire import bytes_field, header, milliseconds, seconds_and_nanos, varint
+
+# Timestamp of the protocol: years 1 to 9999, in seconds of the Unix epoch.
+TIMESTAMP_SECONDS_MIN = -62_135_596_800
+TIMESTAMP_SECONDS_MAX = 253_402_300_799
+
+_KEY_HASHES_MAX = 65_535  # the count is a u16
+
+# Headers of Message.
+_USER_PROPERTY = header(2, is_bytes=True)
+_SYSTEM_PROPERTIES = header(3, is_bytes=True)
+_BODY = header(4, is_bytes=True)
+# Headers of an entry of user_properties.
+_ENTRY_KEY = header(1, is_bytes=True)
+_ENTRY_VALUE = header(2, is_bytes=True)
+# Headers of SystemProperties: what is stored ...
+_TAG = header(1, is_bytes=True)
+_KEY = header(2, is_bytes=True)
+_MESSAGE_ID = header(3, is_bytes=True)
+_MD5_DIGEST = bytes_field(
+    4, bytes([0x08, v2.MD5]) + header(2, is_bytes=True) + varint(32) + bytes(32)
+)[:-32]
+_BODY_ENCODING = header(5, is_bytes=False)
+_MESSAGE_TYPE = header(6, is_bytes=False)
+_BORN_TIMESTAMP = header(7, is_bytes=True)
+_BORN_HOST = header(8, is_bytes=True)
+_MESSAGE_GROUP = header(17, is_bytes=True)
+_TRACE_CONTEXT = header(18, is_bytes=True)
+# ... and what a delivery adds.
+_STORE_TIMESTAMP = header(9, is_bytes=True)
+_RECEIPT_HANDLE = header(12, is_bytes=True)
+_QUEUE_ID = header(13, is_bytes=False)
+_QUEUE_OFFSET = header(14, is_bytes=False)
+_DELIVERY_ATTEMPT = header(16, is_bytes=False)
+# AckMessageResultEntry.status.
+_ENTRY_STATUS = header(3, is_bytes=True)
+# ReceiveMessageResponse.message.
+_MESSAGE = header(2, is_bytes=True)
+
+# What a delivery needs of the fixed fields: key count, size of the system and of the user wire.
+_SIZES = struct.Struct(">4xH14xII")
+assert _SIZES.unpack_from(stored_message.FIXED.pack(1, 0, 0, 7, *[0] * 6, 8, 9, 0, *[0] * 3)) == (
+    7,
+    8,
+    9,
+), "the codec reads the layout it was written for"
+
+_cached_tag_hash = lru_cache(maxsize=4096)(stored_message.tag_hash)
+
+
+def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> bytes:
+    """Build the stored message of a message whose names and sizes have been checked."""
+    properties = message.system_properties
+    message_id = properties.message_id.encode()
+    tag = properties.tag.encode()
+    group = properties.message_group.encode()
+    keys = list(properties.keys)
+    born_seconds, born_nanos = _born(properties, now_ms)
+    body = message.body
+    encoding = properties.body_encoding or v2.IDENTITY
+
+    # The three texts that the engine looks for come first, so that their positions are known.
+    parts = [_MESSAGE_ID, varint(len(message_id)), message_id]
+    id_at = position = 1 + len(parts[1])
+    position += len(message_id)
+    tag_at = group_at = 0
+    if tag:
+        length = varint(len(tag))
+        tag_at = position + 1 + len(length)
+        position = tag_at + len(tag)
+        parts += (_TAG, length, tag)
+    if group:
+        length = varint(len(group))
+        group_at = position + 2 + len(length)
+        parts += (_MESSAGE_GROUP, length, group)
+    for key in keys:
+        encoded_key = key.encode()
+        parts += (_KEY, varint(len(encoded_key)), encoded_key)
+    checksum = md5(body, usedforsecurity=False).hexdigest().upper()
+    parts += (_MD5_DIGEST, checksum.encode())
+    parts += (_BODY_ENCODING, varint(encoding), _MESSAGE_TYPE, varint(message_type))
+    born = seconds_and_nanos(born_seconds, born_nanos)
+    parts += (_BORN_TIMESTAMP, varint(len(born)), born)
+    if born_host := properties.born_host.encode():
+        parts += (_BORN_HOST, varint(len(born_host)), born_host)
+    if properties.HasField("trace_context"):
+        trace_context = properties.trace_context.encode()
+        parts += (_TRACE_CONTEXT, varint(len(trace_context)), trace_context)
+    system_wire = b"".join(parts)
+    if len(system_wire) > stored_message.SYSTEM_WIRE_SIZE_MAX or len(keys) >= _KEY_HASHES_MAX:
+        raise PropertiesTooLarge(
+            f"the system properties take {len(system_wire)} bytes;"
+            f" at most {stored_message.SYSTEM_WIRE_SIZE_MAX} are stored"
+        )
+
+    user_wire = _user_wire(message)
+    key_hash = stored_message.key_hash
+    hashes = [key_hash("id", properties.message_id), *(key_hash("key", key) for key in keys)]
+    fixed = stored_message.FIXED.pack(
+        stored_message.VERSION,
+        message_type,
+        encoding,
+        len(hashes),
+        id_at,
+        len(message_id),
+        tag_at,
+        len(tag),
+        group_at,
+        len(group),
+        len(system_wire),
+        len(user_wire),
+        len(body),
+        _cached_tag_hash(properties.tag) if tag else 0,
+        born_seconds * 1000 + born_nanos // 1_000_000,
+        0,
+    )
+    key_hashes = struct.pack(f">{len(hashes)}Q", *hashes)
+    return b"".join((fixed, key_hashes, system_wire, user_wire, _BODY, varint(len(body)), body))
+
+
+def _born(properties: v2.SystemProperties, now_ms: int) -> tuple[int, int]:
+    """Return the born time as sent, or `now_ms` where the client sent none."""
+    if not properties.HasField("born_timestamp"):
+        return now_ms // 1000, now_ms % 1000 * 1_000_000
+    born = properties.born_timestamp
+    seconds, nanos = born.seconds, born.nanos
+    if not (
+        TIMESTAMP_SECONDS_MIN <= seconds <= TIMESTAMP_SECONDS_MAX and 0 <= nanos < 1_000_000_000
+    ):
+        raise BadRequest("born_timestamp is outside the years 1 to 9999")
+    return seconds, nanos
+
+
+def _user_wire(message: v2.Message) -> bytes:
+    if not message.user_properties:
+        return b""
+    parts: list[bytes] = []
+    for key, value in message.user_properties.items():
+        key_text, value_text = key.encode(), value.encode()
+        entry = b"".join(
+            (
+                _ENTRY_KEY,
+                varint(len(key_text)),
+                key_text,
+                _ENTRY_VALUE,
+                varint(len(value_text)),
+                value_text,
+            )
+        )
+        parts += (_USER_PROPERTY, varint(len(entry)), entry)
+    return b"".join(parts)
+
+
+def encode_received(
+    batch: link_pb2.Batch, *, topic_wire: bytes, store_host: bytes, signed: SignedDelivery
+) -> list[bytes]:
+    """Join the ReceiveMessageResponse of each message in `batch`, in its order.
+
+    `topic_wire` is the `topic` field of Message with its header, `store_host` the text of where it
+    is stored.
+    """
+    invisible = milliseconds(batch.visible_at_ms - batch.popped_at_ms)
+    of_batch = b"".join(
+        (
+            bytes_field(10, store_host),
+            _QUEUE_ID,
+            varint(batch.queue_id),
+            bytes_field(15, invisible),
+        )
+    )
+    origins: Iterable[str] = batch.origin_topics or [""] * len(batch.indexes)
+    responses = []
+    for index, queue_offset, stored_at_ms, attempt, blob, origin in zip(
+        batch.indexes,
+        batch.queue_offsets,
+        batch.stored_at_ms,
+        batch.delivery_attempts,
+        batch.blobs,
+        origins,
+        strict=True,
+    ):
+        key_count, system_size, user_size = _SIZES.unpack_from(blob)
+        system_at = stored_message.FIXED_SIZE + key_count * stored_message.KEY_HASH_SIZE
+        user_at = system_at + system_size
+        body_wire_at = user_at + user_size
+        stored_at = milliseconds(stored_at_ms)
+        handle = signed.handle(index)
+        of_delivery = b"".join(
+            (
+                _STORE_TIMESTAMP,
+                varint(len(stored_at)),
+                stored_at,
+                _RECEIPT_HANDLE,
+                varint(len(handle)),
+                handle,
+                _QUEUE_OFFSET,
+                varint(queue_offset),
+                _DELIVERY_ATTEMPT,
+                varint(attempt),
+            )
+        )
+        if origin:
+            of_delivery += _dead_letter_queue(blob, origin)
+        system_length = varint(system_size + len(of_batch) + len(of_delivery))
+        size = (
+            len(topic_wire)
+            + (len(blob) - system_at)
+            + 1
+            + len(system_length)
+            + len(of_batch)
+            + len(of_delivery)
+        )
+        responses.append(
+            b"".join(
+                (
+                    _MESSAGE,
+                    varint(size),
+                    topic_wire,
+                    blob[user_at:body_wire_at],
+                    _SYSTEM_PROPERTIES,
+                    system_length,
+                    blob[system_at:user_at],
+                    of_batch,
+                    of_delivery,
+                    blob[body_wire_at:],
+                )
+            )
+        )
+    return responses
+
+
+def _dead_letter_queue(blob: bytes, origin_topic: str) -> bytes:
+    message_id = stored_message.message_id_of(blob)
+    return bytes_field(
+        20, bytes_field(1, origin_topic.encode()) + bytes_field(2, message_id.encode())
+    )
+
+
+def encode_topic(namespace: str, name: str) -> bytes:
+    """Encode the `topic` field of Message with its header."""
+    resource = bytes_field(1, namespace.encode()) if namespace else b""
+    return bytes_field(1, resource + bytes_field(2, name.encode()))
+
+
+def encode_status(code: int, message: str) -> bytes:
+    """Encode field 1 of every response of the protocol: its Status."""
+    return bytes_field(
+        1, header(1, is_bytes=False) + varint(code) + bytes_field(2, message.encode())
+    )
+
+
+OK_STATUS = encode_status(v2.OK, "OK")
+
+
+def encode_delivery_timestamp(now_ms: int) -> bytes:
+    """Encode the ReceiveMessageResponse that ends every receive."""
+    return bytes_field(3, milliseconds(now_ms))
+
+
+def encode_acks(entries: Sequence[tuple[str, str, bytes]], overall: bytes) -> bytes:
+    """Encode an AckMessageResponse; an entry is message id, receipt handle and encoded status."""
+    parts = [overall]
+    for message_id, receipt_handle, status in entries:
+        # The status is field 3 here and field 1 everywhere else: only its header differs.
+        entry = b"".join(
+            (
+                bytes_field(1, message_id.encode()),
+                bytes_field(2, receipt_handle.encode()),
+                _ENTRY_STATUS,
+                status[1:],
+            )
+        )
+        parts.append(bytes_field(2, entry))
+    return b"".join(parts)

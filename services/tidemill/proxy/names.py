@@ -1,0 +1,188 @@
+"""What may be called what, and how large it may be: the rules for all that clients name.
+
+The limits are those of the public protocol, so that an application behaves here as elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tidemill.common.errors import (
+    IllegalGroup,
+    IllegalKey,
+    IllegalMessageGroup,
+    IllegalMessageId,
+    IllegalPropertyKey,
+    IllegalTag,
+    IllegalTopic,
+    MessageBodyEmpty,
+    MessageBodyTooLarge,
+    PropertiesTooLarge,
+)
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+TOPIC_CHARS_MAX = 127
+GROUP_CHARS_MAX = 120
+MESSAGE_GROUP_BYTES_MAX = 63
+MESSAGE_ID_BYTES_MAX = (
+    1024  # the protocol sets no limit; a position in the stored message is 16 bits
+)
+USER_PROPERTIES_MAX = 128
+PROPERTIES_BYTES_MAX = 16_384  # user properties, tag and keys together
+BODY_BYTES_MAX = 4_194_304
+
+# Topics that the broker makes for a group; clients may read the second kind.
+RETRY_TOPIC_PREFIX = "%RETRY%"
+DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_RESOURCE_NAME = re.compile(r"[A-Za-z0-9_\-%|]+")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SYSTEM_PREFIX = "rmq_sys_"
+_SYSTEM_NAMES = _words(
+    """
+    TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
+    RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC
+    OFFSET_MOVED_EVENT CHECKPOINT_TOPIC
+    """
+)
+_SYSTEM_GROUPS = _words(
+    """
+    DEFAULT_CONSUMER DEFAULT_PRODUCER TOOLS_CONSUMER SCHEDULE_CONSUMER FILTERSRV_CONSUMER
+    __MONITOR_CONSUMER CLIENT_INNER_PRODUCER SELF_TEST_P_GROUP SELF_TEST_C_GROUP
+    CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER CID_ONSAPI_PULL
+    CID_RMQ_SYS_TRANS
+    """
+)
+RESERVED_PROPERTY_KEYS = _words(
+    """
+    TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP
+    MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG
+    RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES CONSUME_START_TIME POP_CK POP_CK_OFFSET
+    1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO INSTANCE_ID
+    CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE
+    INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS
+    TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY
+    TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID
+    __CRC32#
+    """
+)
+
+
+def check_topic(name: str) -> None:
+    """Raise IllegalTopic unless clients may name a topic so."""
+    if not name.strip():
+        raise IllegalTopic("the topic name is blank")
+    if len(name) > TOPIC_CHARS_MAX:
+        raise IllegalTopic(
+            f"a topic name has at most {TOPIC_CHARS_MAX} characters, not {len(name)}"
+        )
+    if not _RESOURCE_NAME.fullmatch(name):
+        raise IllegalTopic("a topic name consists of A-Z a-z 0-9 _ - % |")
+    if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIX):
+        raise IllegalTopic(f"the topic name {name} belongs to the system")
+
+
+def check_group(name: str) -> None:
+    """Raise IllegalGroup unless clients may name a consumer group so."""
+    if not name.strip():
+        raise IllegalGroup("the consumer group name is blank")
+    if len(name) > GROUP_CHARS_MAX:
+        raise IllegalGroup(
+            f"a consumer group name has at most {GROUP_CHARS_MAX} characters, not {len(name)}"
+        )
+    if not _RESOURCE_NAME.fullmatch(name):
+        raise IllegalGroup("a consumer group name consists of A-Z a-z 0-9 _ - % |")
+    if name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_PREFIX):
+        raise IllegalGroup(f"the consumer group name {name} belongs to the system")
+
+
+def check_message(message: v2.Message) -> None:
+    """Raise what is wrong with the names and sizes in `message`, if anything is."""
+    properties = message.system_properties
+    tag = properties.tag
+    check_message_id(properties.message_id)
+    # An empty tag is no tag.
+    if tag:
+        check_tag(tag)
+    for key in properties.keys:
+        check_key(key)
+    if properties.HasField("message_group"):
+        check_message_group(properties.message_group)
+    check_properties(message, tag)
+    check_body(message.body)
+
+
+def check_message_id(message_id: str) -> None:
+    """Raise IllegalMessageId for a blank or huge id; nothing else is asked of it."""
+    if not message_id.strip():
+        raise IllegalMessageId("the message id is blank")
+    if len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
+        raise IllegalMessageId(f"a message id has at most {MESSAGE_ID_BYTES_MAX} bytes")
+
+
+def check_tag(tag: str) -> None:
+    """Raise IllegalTag unless `tag` can be asked for in a filter."""
+    if not tag.strip():
+        raise IllegalTag("the message tag is blank")
+    if "|" in tag:
+        raise IllegalTag("a message tag does not contain |, which separates tags in a filter")
+    if _CONTROL_CHARACTER.search(tag):
+        raise IllegalTag("a message tag does not contain control characters")
+
+
+def check_key(key: str) -> None:
+    """Raise IllegalKey for a blank key or one with control characters."""
+    if not key.strip():
+        raise IllegalKey("a message key is blank")
+    if _CONTROL_CHARACTER.search(key):
+        raise IllegalKey("a message key does not contain control characters")
+
+
+def check_message_group(group: str) -> None:
+    """Raise IllegalMessageGroup unless `group` can order messages."""
+    if not group.strip():
+        raise IllegalMessageGroup("the message group is blank")
+    if len(group.encode()) > MESSAGE_GROUP_BYTES_MAX:
+        raise IllegalMessageGroup(f"a message group has at most {MESSAGE_GROUP_BYTES_MAX} bytes")
+    if _CONTROL_CHARACTER.search(group):
+        raise IllegalMessageGroup("a message group does not contain control characters")
+
+
+def check_properties(message: v2.Message, tag: str) -> None:
+    """Check the user properties, and their size together with tag and keys."""
+    properties_bytes = len(tag.encode())
+    for key in message.system_properties.keys:
+        properties_bytes += len(key.encode())
+    user_properties = message.user_properties
+    if user_properties:
+        if len(user_properties) > USER_PROPERTIES_MAX:
+            raise PropertiesTooLarge(
+                f"a message has at most {USER_PROPERTIES_MAX} user properties,"
+                f" not {len(user_properties)}"
+            )
+        for name, value in user_properties.items():
+            if name in RESERVED_PROPERTY_KEYS:
+                raise IllegalPropertyKey(f"the user property {name} is reserved")
+            if _CONTROL_CHARACTER.search(name) or _CONTROL_CHARACTER.search(value):
+                raise IllegalPropertyKey("user properties do not contain control characters")
+            properties_bytes += len(name.encode()) + len(value.encode())
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise PropertiesTooLarge(
+            f"user properties, tag and keys take at most {PROPERTIES_BYTES_MAX} bytes together,"
+            f" not {properties_bytes}"
+        )
+
+
+def check_body(body: bytes) -> None:
+    """Check the transported size of a body."""
+    if not body:
+        raise MessageBodyEmpty("the message has no body")
+    if len(body) > BODY_BYTES_MAX:
+        raise MessageBodyTooLarge(
+            f"a message body has at most {BODY_BYTES_MAX} bytes, not {len(body)}"
+        )

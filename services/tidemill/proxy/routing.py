@@ -1,0 +1,120 @@
+"""Where a message goes, and what clients are told about where things are.
+
+Clients see one thing only: their own access point, which leads to some proxy. So every route names
+the endpoints that the client itself was configured with, and network address translation, port
+mapping and load balancers between the two work unnoticed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import count
+
+from tidemill.common.errors import IllegalAccessPoint
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+MASTER_ID = 0  # clients send to and receive from nothing else
+ANY_QUEUE = -1  # id in the assignments of a group that is not ordered
+
+_ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
+    link_pb2.TOPIC_TYPE_UNSPECIFIED: [v2.NORMAL],
+    link_pb2.NORMAL: [v2.NORMAL],
+    link_pb2.FIFO: [v2.FIFO],
+    link_pb2.DELAY: [v2.DELAY],
+    link_pb2.TRANSACTION: [v2.TRANSACTION],
+    link_pb2.LITE: [v2.LITE],
+    link_pb2.PRIORITY: [v2.PRIORITY],
+    link_pb2.MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
+}
+
+
+def accepted_types(topic: link_pb2.TopicConfig) -> list[v2.MessageType.ValueType]:
+    """Return the message types that `topic` takes."""
+    return _ACCEPTED_TYPES[topic.type]
+
+
+class RoundRobin:
+    """Spreads messages without a group over the queues of their topic."""
+
+    def __init__(self) -> None:
+        self._turns: Iterator[int] = count()
+
+    def choose_queue(self, topic: link_pb2.TopicConfig) -> int:
+        """Return the queue of the next message of `topic`."""
+        return next(self._turns) % topic.queues
+
+
+def queue_of_group(topic: link_pb2.TopicConfig, message_group: str) -> int:
+    """Return the queue of every message of a message group.
+
+    Invariant: the same on every proxy, in every release; two answers would break the group's order.
+    """
+    digest = blake2b(message_group.encode(), digest_size=8, person=b"queue").digest()
+    return int.from_bytes(digest, "big") % topic.queues
+
+
+def access_point(endpoints: v2.Endpoints, advertised: v2.Endpoints | None) -> v2.Endpoints:
+    """Return the endpoints to name in a route: the client's own, or those the proxy advertises."""
+    if not endpoints.addresses:
+        if advertised is None:
+            raise IllegalAccessPoint(
+                "the request names no endpoints, and this proxy advertises none of its own"
+            )
+        return advertised
+    for address in endpoints.addresses:
+        if not address.host.strip() or not 0 < address.port < 65_536:
+            raise IllegalAccessPoint(f"no client can connect to {address.host!r}:{address.port}")
+    scheme = endpoints.scheme or scheme_of(endpoints.addresses[0].host)
+    # Clients refuse two addresses below a domain name.
+    addresses = endpoints.addresses[:1] if scheme == v2.DOMAIN_NAME else endpoints.addresses
+    return v2.Endpoints(scheme=scheme, addresses=addresses)
+
+
+def scheme_of(host: str) -> v2.AddressScheme.ValueType:
+    """Return the scheme under which clients can use `host`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return v2.DOMAIN_NAME
+    return v2.IPv4 if address.version == 4 else v2.IPv6
+
+
+def message_queues(
+    topic: link_pb2.TopicConfig,
+    resource: v2.Resource,
+    *,
+    broker_name: str,
+    endpoints: v2.Endpoints,
+) -> list[v2.MessageQueue]:
+    """Return one entry for each queue of `topic`, as a route shows it."""
+    broker = v2.Broker(name=broker_name, id=MASTER_ID, endpoints=endpoints)
+    permission = v2.READ if topic.is_system else v2.READ_WRITE
+    return [
+        v2.MessageQueue(
+            topic=resource,
+            id=queue_id,
+            permission=permission,
+            broker=broker,
+            accept_message_types=accepted_types(topic),
+        )
+        for queue_id in range(topic.queues)
+    ]
+
+
+def assignments(
+    queues: list[v2.MessageQueue], delivery_order: link_pb2.DeliveryOrder.ValueType
+) -> list[v2.Assignment]:
+    """Return what a push consumer should poll: each queue in order, or the broker as a whole.
+
+    Every client of the group gets the same list: who pops what is decided by the broker, so nothing
+    has to be moved when clients come and go.
+    """
+    if delivery_order == link_pb2.ORDERED:
+        return [v2.Assignment(message_queue=queue) for queue in queues]
+    whole_broker = v2.MessageQueue()
+    whole_broker.CopyFrom(queues[0])
+    whole_broker.id = ANY_QUEUE
+    return [v2.Assignment(message_queue=whole_broker)]

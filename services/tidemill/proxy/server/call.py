@@ -1,0 +1,232 @@
+"""The seam before gRPC: what an RPC is to the code that answers it.
+
+A method takes a `Call` and the bytes of its request. Nothing on this side of the seam imports a
+gRPC library, so the server that carries the bytes can be exchanged.
+
+    unary       async def send_message(call, request) -> response
+    streaming   async def receive_message(call, request, send) -> None
+    telemetry   async def telemetry(call, requests, send) -> None
+
+`send` returns when the item is handed over and raises when the client is gone. A client that
+cancels cancels the method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from tidemill.common.errors import (
+    BadRequest,
+    ClientIdRequired,
+    ServiceError,
+    codes_of,
+)
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
+
+if TYPE_CHECKING:
+    from tidemill.common.clock import Clock
+    from tidemill.proxy.metrics import ProxyMetrics
+
+log = structlog.get_logger()
+
+Send = Callable[[bytes], Awaitable[None]]
+UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
+StreamingMethod = Callable[["Call", bytes, Send], Awaitable[None]]
+BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], Send], Awaitable[None]]
+
+_Outcome = TypeVar("_Outcome")
+
+CLIENT_ID = "x-mq-client-id"
+CLIENT_LANGUAGE = "x-mq-language"
+CLIENT_VERSION = "x-mq-client-version"
+
+
+class RpcCode(IntEnum):
+    """The gRPC status codes that we end a call with ourselves."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class RpcError(Exception):
+    """Ends a call with a gRPC status other than OK: for trouble with the transport only."""
+
+    def __init__(self, code: RpcCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ClientGone(Exception):
+    """Raised by `send` when the item cannot be handed over any more."""
+
+
+class Call:
+    """One RPC, as far as those who answer it need to know."""
+
+    __slots__ = (
+        "_deadline_at",
+        "is_long_polling",
+        "is_short_polling_hit",
+        "metadata",
+        "peer",
+        "response_code",
+        "started_at",
+    )
+
+    def __init__(
+        self, metadata: Mapping[str, str], *, peer: str, time_remaining_s: float | None
+    ) -> None:
+        self.metadata = metadata
+        self.peer = peer
+        self.started_at = time.monotonic()
+        self._deadline_at = None if time_remaining_s is None else self.started_at + time_remaining_s
+        # What the metrics tell of this call; the method corrects them.
+        self.response_code: int = v2.OK
+        self.is_long_polling = ""
+        self.is_short_polling_hit = ""
+
+    @property
+    def client_id(self) -> str:
+        """Id of the client instance; every call must have one."""
+        client_id = self.metadata.get(CLIENT_ID, "")
+        if not client_id.strip():
+            raise ClientIdRequired(f"the header {CLIENT_ID} is missing")
+        return client_id
+
+    def time_remaining_ms(self) -> int | None:
+        """Return the time until the client's deadline, or None where it has set none."""
+        if self._deadline_at is None:
+            return None
+        return int((self._deadline_at - time.monotonic()) * 1000)
+
+
+class Status(NamedTuple):
+    """The outcome of a call, as its response shows it."""
+
+    code: v2.Code.ValueType
+    message: str
+
+    def encode(self) -> bytes:
+        """Return a response of any type that holds nothing but this status."""
+        return encode_status(self.code, self.message)
+
+
+def status_of(error: ServiceError) -> Status:
+    """Return how an error of ours is shown to clients."""
+    return Status(v2.Code.ValueType(codes_of(error).rocketmq), error.message)
+
+
+class Boundary:
+    """Where errors end: each becomes the status of a response, the unexpected ones a log line too.
+
+    It also measures every call.
+    """
+
+    def __init__(self, metrics: ProxyMetrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+
+    async def unary(self, name: str, method: UnaryMethod, call: Call, request: bytes) -> bytes:
+        """Answer a call that has one response."""
+        with self._measured(name, call):
+            outcome = await self._guard(name, call, method(call, request))
+        return outcome.encode() if isinstance(outcome, Status) else outcome
+
+    async def streaming(
+        self, name: str, method: StreamingMethod, call: Call, request: bytes, send: Send
+    ) -> None:
+        """Answer a call whose responses are a stream that begins with a status.
+
+        Only receives are of this kind. The method sends its status itself; an error before that is
+        answered here, and like every receive it ends with the delivery timestamp.
+        """
+        with self._measured(name, call), self._counted("receive"):
+            outcome = await self._guard(name, call, method(call, request, send))
+            if isinstance(outcome, Status):
+                await send(outcome.encode())
+                await send(encode_delivery_timestamp(self._clock.wall_ms()))
+
+    async def bidirectional(
+        self,
+        name: str,
+        method: BidirectionalMethod,
+        call: Call,
+        requests: AsyncIterator[bytes],
+        send: Send,
+    ) -> None:
+        """Carry a stream in both directions; a fault of ours ends it with INTERNAL."""
+        with self._counted("telemetry"):
+            outcome = await self._guard(name, call, method(call, requests, send))
+            if isinstance(outcome, Status):
+                if outcome.code == v2.INTERNAL_SERVER_ERROR:
+                    raise RpcError(RpcCode.INTERNAL, outcome.message)
+                await send(outcome.encode())
+
+    async def _guard(self, name: str, call: Call, work: Awaitable[_Outcome]) -> _Outcome | Status:
+        """Await `work`, and turn an error into a status: the one place that catches them all."""
+        try:
+            return await work
+        except (RpcError, ClientGone):
+            raise
+        except Exception as error:  # noqa: BLE001 - the process's error boundary
+            return self._status(name, call, error)
+
+    @contextlib.contextmanager
+    def _measured(self, name: str, call: Call) -> Iterator[None]:
+        """Count the call and its time, however it ends."""
+        result = "cancelled"
+        try:
+            yield
+            result = "success" if call.response_code == v2.OK else "process_request_failed"
+        except RpcError:
+            result = "process_request_failed"
+            raise
+        except ClientGone:
+            result = "write_channel_failed"
+            raise
+        finally:
+            self._observe(name, call, result)
+
+    @contextlib.contextmanager
+    def _counted(self, kind: str) -> Iterator[None]:
+        self._metrics.streams[kind] += 1
+        try:
+            yield
+        finally:
+            self._metrics.streams[kind] -= 1
+
+    def _status(self, name: str, call: Call, error: Exception) -> Status:
+        if isinstance(error, DecodeError):
+            error = BadRequest("the request is not a protobuf message of this method")
+        if isinstance(error, ServiceError):
+            status = status_of(error)
+        else:
+            log.error("call failed unexpectedly", method=name, peer=call.peer, exc_info=error)
+            status = Status(v2.INTERNAL_SERVER_ERROR, "the server failed; its log says more")
+        call.response_code = status.code
+        return status
+
+    def _observe(self, name: str, call: Call, result: str) -> None:
+        self._metrics.rpcs.observe(
+            (
+                "grpc",
+                name,
+                str(call.response_code),
+                result,
+                call.is_long_polling,
+                call.is_short_polling_hit,
+            ),
+            (time.monotonic() - call.started_at) * 1000,
+        )

@@ -1,0 +1,53 @@
+"""Heartbeat and NotifyClientTermination: which clients live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.common.errors import UnrecognizedClientType
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.proxy.clients import Client
+from tidemill.proxy.message_codec import OK_STATUS
+from tidemill.proxy.server.call import CLIENT_LANGUAGE, CLIENT_VERSION
+
+if TYPE_CHECKING:
+    from tidemill.common.clock import Clock
+    from tidemill.proxy.clients import Clients
+    from tidemill.proxy.server.call import Call
+
+
+class ClientLife:
+    """Answers what clients say of their own life."""
+
+    def __init__(self, clients: Clients, clock: Clock) -> None:
+        self._clients = clients
+        self._clock = clock
+
+    async def heartbeat(self, call: Call, request: bytes) -> bytes:
+        """Note a sign of life.
+
+        Any client with an id and a type gets OK, known or not: a successful heartbeat is what makes
+        producers use an endpoint again that they had isolated.
+        """
+        parsed = service.HeartbeatRequest.FromString(request)
+        client_id = call.client_id
+        if parsed.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
+            raise UnrecognizedClientType("the heartbeat does not say what type of client it is of")
+        self._clients.seen(
+            client_id,
+            Client(
+                client_type=parsed.client_type,
+                group=parsed.group.name,
+                language=call.metadata.get(CLIENT_LANGUAGE, ""),
+                version=call.metadata.get(CLIENT_VERSION, ""),
+                seen_at_ms=self._clock.monotonic_ms(),
+            ),
+        )
+        return OK_STATUS
+
+    async def notify_client_termination(self, call: Call, request: bytes) -> bytes:
+        """Forget a client that ends."""
+        service.NotifyClientTerminationRequest.FromString(request)
+        self._clients.forget(call.client_id)
+        return OK_STATUS

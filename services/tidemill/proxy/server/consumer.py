@@ -1,0 +1,292 @@
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from tidemill.common.errors import (
+    BadRequest,
+    IllegalInvisibleDuration,
+    IllegalPollingTime,
+    InvalidReceiptHandle,
+    MessageNotFound,
+    ServiceError,
+)
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.proxy.filters import tags_of
+from tidemill.proxy.message_codec import (
+    OK_STATUS,
+    encode_acks,
+    encode_delivery_timestamp,
+    encode_received,
+    encode_topic,
+)
+from tidemill.proxy.server.call import CLIENT_VERSION, Status, status_of
+
+if TYPE_CHECKING:
+    from google.protobuf.duration_pb2 import Duration
+
+    from tidemill.common.clock import Clock
+    from tidemill.proxy.backend import Backend
+    from tidemill.proxy.server.call import Call, Send
+    from tidemill.proxy.settings import ProxySettings
+
+BATCH_SIZE_MAX = 32
+ACK_ENTRIES_MAX = 1024  # official clients send one; a frame of the link should not be filled by one
+INVISIBLE_MIN_MS = 1_000  # on receive: below it a message comes back before it has arrived
+INVISIBLE_MAX_MS = 12 * 3_600_000
+AUTO_RENEW_INVISIBLE_MS = 60_000
+# What a poll may take beyond its poll duration when the client has set no deadline.
+_POLL_GRACE_MS = 3_000
+# The first client version that knows ILLEGAL_POLLING_TIME.
+_KNOWS_ILLEGAL_POLLING_TIME = (5, 0, 3)
+
+_SETTLED = frozenset({link_pb2.APPLIED, link_pb2.ALREADY})
+_GONE = InvalidReceiptHandle("the delivery was revived, replaced or never existed")
+
+
+class Consumer:
+    """Answers consumers."""
+
+    def __init__(self, backend: Backend, clock: Clock, settings: ProxySettings) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._poll_min_ms = settings.long_polling_min_ms
+        self._poll_max_ms = settings.long_polling_max_ms
+        self._reserve_ms = settings.deadline_reserve_ms
+        self._request_timeout_ms = settings.request_timeout_ms
+
+    async def receive_message(self, call: Call, request: bytes, send: Send) -> None:
+        """Pop messages and send them, each in an item of its own."""
+        parsed = service.ReceiveMessageRequest.FromString(request)
+        _ = call.client_id
+        resource = parsed.message_queue.topic
+        group = await self._backend.use_group(parsed.group.name, call)
+        topic = await self._backend.use_topic(resource.name, call)
+        poll_ms = self._poll_duration_ms(call, parsed)
+        call.is_long_polling = "true" if poll_ms else "false"
+        pop = link_pb2.PopRequest(
+            group_id=group.id,
+            topic_id=topic.id,
+            max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
+            invisible_duration_ms=_receive_invisible_ms(parsed),
+            poll_duration_ms=poll_ms,
+            tags=tags_of(parsed.filter_expression),
+            attempt_id=parsed.attempt_id,
+        )
+        link = self._backend.link
+        reply = await link.pop(pop, timeout_ms=self._pop_timeout_ms(call, poll_ms))
+
+        signer = link.configuration.signer
+        topic_wire = encode_topic(resource.resource_namespace, resource.name)
+        store_host = link.configuration.broker_name.encode()
+        items = []
+        for batch in reply.batches:
+            signed = signer.sign(
+                group.name,
+                topic.name,
+                slot=batch.slot,
+                delivery_id=batch.delivery_id,
+                visible_at_ms=batch.visible_at_ms,
+            )
+            items += encode_received(
+                batch, topic_wire=topic_wire, store_host=store_host, signed=signed
+            )
+        if not items:
+            raise MessageNotFound("no message became available")
+        sent_count = 0
+        try:
+            await send(OK_STATUS)
+            for item in items:
+                await send(item)
+                sent_count += 1
+        except BaseException:
+            link.give_back(group.id, topic.id, reply.batches, skip=sent_count)
+            raise
+        await send(encode_delivery_timestamp(self._clock.wall_ms()))
+
+    async def ack_message(self, call: Call, request: bytes) -> bytes:
+        """Settle deliveries; each entry ends by itself."""
+        parsed = service.AckMessageRequest.FromString(request)
+        _ = call.client_id
+        topic = self._backend.find_topic(parsed.topic.name)
+        group = self._backend.find_group(parsed.group.name)
+        entries = parsed.entries
+        if not 0 < len(entries) <= ACK_ENTRIES_MAX:
+            raise BadRequest(f"an ack has 1 to {ACK_ENTRIES_MAX} entries, not {len(entries)}")
+        link = self._backend.link
+        signer = link.configuration.signer
+        timeout_ms = self._backend.timeout_ms(call)
+        acks: list[asyncio.Future[int] | ServiceError] = []
+        for entry in entries:
+            try:
+                delivery = signer.open(entry.receipt_handle, group.name, topic.name)
+                acks.append(link.ack(group.id, topic.id, delivery, timeout_ms=timeout_ms))
+            except ServiceError as error:
+                acks.append(error)
+        outcomes = [await _ack_outcome(ack) for ack in acks]
+        if all(outcome is None for outcome in outcomes):
+            overall = OK_STATUS
+        else:
+            overall = _overall(call, outcomes).encode()
+        return encode_acks(
+            [
+                (
+                    entry.message_id,
+                    entry.receipt_handle,
+                    OK_STATUS if outcome is None else outcome.encode(),
+                )
+                for entry, outcome in zip(entries, outcomes, strict=True)
+            ],
+            overall,
+        )
+
+    async def change_invisible_duration(self, call: Call, request: bytes) -> bytes:
+        """Replace a delivery; on failure the client keeps the handle it has."""
+        parsed = service.ChangeInvisibleDurationRequest.FromString(request)
+        try:
+            handle = await self._change_invisible(call, parsed)
+            status = Status(v2.OK, "OK")
+        except ServiceError as error:
+            handle = parsed.receipt_handle
+            status = status_of(error)
+            call.response_code = status.code
+        response = service.ChangeInvisibleDurationResponse(
+            status=v2.Status(code=status.code, message=status.message), receipt_handle=handle
+        )
+        return response.SerializeToString()
+
+    async def _change_invisible(
+        self, call: Call, parsed: service.ChangeInvisibleDurationRequest
+    ) -> str:
+        _ = call.client_id
+        topic = self._backend.find_topic(parsed.topic.name)
+        group = self._backend.find_group(parsed.group.name)
+        invisible_ms = _milliseconds(parsed.invisible_duration)
+        if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
+            raise IllegalInvisibleDuration("the invisible duration is 0 to 12 hours")
+        link = self._backend.link
+        signer = link.configuration.signer
+        delivery = signer.open(parsed.receipt_handle, group.name, topic.name)
+        reply = await link.change_invisible(
+            link_pb2.ChangeInvisibleRequest(
+                group_id=group.id,
+                topic_id=topic.id,
+                slot=delivery.slot,
+                delivery_id=delivery.delivery_id,
+                index=delivery.message_index,
+                visible_at_ms=delivery.visible_at_ms,
+                invisible_duration_ms=invisible_ms,
+                suspend=parsed.suspend,
+            ),
+            timeout_ms=self._backend.timeout_ms(call),
+        )
+        signed = signer.sign(
+            group.name,
+            topic.name,
+            slot=reply.slot,
+            delivery_id=reply.delivery_id,
+            visible_at_ms=reply.visible_at_ms,
+        )
+        return signed.handle(0).decode()
+
+    async def forward_to_dead_letter_queue(self, call: Call, request: bytes) -> bytes:
+        """Move a message that cannot be consumed to the group's dead-letter topic."""
+        parsed = service.ForwardMessageToDeadLetterQueueRequest.FromString(request)
+        _ = call.client_id
+        topic = self._backend.find_topic(parsed.topic.name)
+        group = self._backend.find_group(parsed.group.name)
+        link = self._backend.link
+        delivery = link.configuration.signer.open(parsed.receipt_handle, group.name, topic.name)
+        await link.dead_letter(
+            link_pb2.DeadLetterRequest(
+                group_id=group.id,
+                topic_id=topic.id,
+                slot=delivery.slot,
+                delivery_id=delivery.delivery_id,
+                index=delivery.message_index,
+                visible_at_ms=delivery.visible_at_ms,
+            ),
+            timeout_ms=self._backend.timeout_ms(call),
+        )
+        return OK_STATUS
+
+    def _poll_duration_ms(self, call: Call, parsed: service.ReceiveMessageRequest) -> int:
+        """Return how long the poll may wait; 0 asks once.
+
+        Raises IllegalPollingTime when the deadline leaves no room for a poll.
+        """
+        remaining_ms = call.time_remaining_ms()
+        if parsed.HasField("long_polling_timeout"):
+            wanted_ms = _milliseconds(parsed.long_polling_timeout)
+            if wanted_ms == 0:
+                return 0
+        elif remaining_ms is None:
+            wanted_ms = self._poll_max_ms
+        else:
+            wanted_ms = remaining_ms - self._request_timeout_ms // 2
+        poll_ms = min(max(wanted_ms, self._poll_min_ms), self._poll_max_ms)
+        if remaining_ms is None or poll_ms <= remaining_ms - self._reserve_ms:
+            return poll_ms
+        if remaining_ms >= self._poll_min_ms:
+            return max(remaining_ms - self._reserve_ms, 0)
+        message = (
+            f"{remaining_ms} ms are left before the deadline, and a long poll takes at least"
+            f" {self._poll_min_ms} ms"
+        )
+        if _version(call.metadata.get(CLIENT_VERSION, "")) < _KNOWS_ILLEGAL_POLLING_TIME:
+            raise BadRequest(message)
+        raise IllegalPollingTime(message)
+
+    def _pop_timeout_ms(self, call: Call, poll_ms: int) -> int:
+        """Return when to give up on a broker that does not answer at the end of the poll."""
+        remaining_ms = call.time_remaining_ms()
+        if remaining_ms is None:
+            return poll_ms + _POLL_GRACE_MS
+        # Half of the reserve is the broker's and the link's, the other half the client's.
+        reserve_ms = min(self._reserve_ms // 2, remaining_ms // 4)
+        return max(min(remaining_ms - reserve_ms, poll_ms + _POLL_GRACE_MS), 0)
+
+
+def _receive_invisible_ms(parsed: service.ReceiveMessageRequest) -> int:
+    if parsed.auto_renew:
+        return AUTO_RENEW_INVISIBLE_MS
+    invisible_ms = _milliseconds(parsed.invisible_duration)
+    if not INVISIBLE_MIN_MS <= invisible_ms <= INVISIBLE_MAX_MS:
+        raise IllegalInvisibleDuration("the invisible duration is 1 second to 12 hours")
+    return invisible_ms
+
+
+def _milliseconds(duration: Duration) -> int:
+    return duration.seconds * 1000 + duration.nanos // 1_000_000
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Parse a client's version; one that cannot be parsed counts as new."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else _KNOWS_ILLEGAL_POLLING_TIME
+
+
+async def _ack_outcome(ack: asyncio.Future[int] | ServiceError) -> Status | None:
+    """Return what went wrong with an ack; None when the delivery is settled."""
+    if isinstance(ack, ServiceError):
+        return status_of(ack)
+    try:
+        result = await ack
+    except ServiceError as error:
+        return status_of(error)
+    return None if result in _SETTLED else status_of(_GONE)
+
+
+def _overall(call: Call, outcomes: list[Status | None]) -> Status:
+    codes = {v2.OK if outcome is None else outcome.code for outcome in outcomes}
+    if len(codes) > 1:
+        overall = Status(v2.MULTIPLE_RESULTS, "the entries ended differently; see each of them")
+    else:
+        overall = outcomes[0] or Status(v2.OK, "OK")
+    call.response_code = overall.code
+    return overall

@@ -1,0 +1,70 @@
+"""The methods of the public service: which function answers which name, and what is not served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidemill.proxy.server.call import BidirectionalMethod, StreamingMethod, UnaryMethod
+    from tidemill.proxy.server.client import ClientLife
+    from tidemill.proxy.server.consumer import Consumer
+    from tidemill.proxy.server.producer import Producer
+    from tidemill.proxy.server.route import Routes
+    from tidemill.proxy.server.telemetry import Telemetry
+
+SERVICE = "apache.rocketmq.v2.MessagingService"
+
+# Method -> what a client is told that calls it.
+UNSERVED_UNARY = {
+    "EndTransaction": "transactional messages are not served yet",
+    "RecallMessage": "delayed messages are not served yet, so there is none to recall",
+    "SyncLiteSubscription": "lite topics are not served yet",
+    "UpdateOffset": "consumers here are stateless: pop messages and ack them",
+    "GetOffset": "consumers here are stateless: pop messages and ack them",
+    "QueryOffset": "consumers here are stateless: pop messages and ack them",
+}
+UNSERVED_STREAMING = {
+    "PullMessage": "consumers here are stateless: pop messages and ack them",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Methods:
+    """All served methods by name."""
+
+    unary: Mapping[str, UnaryMethod]
+    streaming: Mapping[str, StreamingMethod]
+    bidirectional: Mapping[str, BidirectionalMethod]
+
+
+def methods(
+    *,
+    producer: Producer,
+    consumer: Consumer,
+    routes: Routes,
+    telemetry: Telemetry,
+    client_life: ClientLife,
+) -> Methods:
+    """Return the table of methods, which reads like the service's definition."""
+    return Methods(
+        unary={
+            "QueryRoute": routes.query_route,
+            "Heartbeat": client_life.heartbeat,
+            "SendMessage": producer.send_message,
+            "QueryAssignment": routes.query_assignment,
+            "AckMessage": consumer.ack_message,
+            "ForwardMessageToDeadLetterQueue": consumer.forward_to_dead_letter_queue,
+            "NotifyClientTermination": client_life.notify_client_termination,
+            "ChangeInvisibleDuration": consumer.change_invisible_duration,
+        },
+        streaming={"ReceiveMessage": consumer.receive_message},
+        bidirectional={"Telemetry": telemetry.telemetry},
+    )
+
+
+def request_code(method: str) -> str:
+    """Return a method's name as the metrics write it: SendMessage is send_message."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in method)[1:]

@@ -1,0 +1,191 @@
+"""SendMessage, and what else producers call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tidemill.common.errors import (
+    BadRequest,
+    Forbidden,
+    MessageCorrupted,
+    MessageTypeConflict,
+    NotBuilt,
+    ServiceError,
+)
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.proxy.message_codec import OK_STATUS, encode_stored
+from tidemill.proxy.names import check_message
+from tidemill.proxy.routing import RoundRobin, accepted_types, queue_of_group
+from tidemill.proxy.server.call import Status, status_of
+from tidemill.proxy.wire import bytes_field, varint_field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidemill.common.clock import Clock
+    from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+    from tidemill.proxy.backend import Backend
+    from tidemill.proxy.server.call import Call
+
+_SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO})
+_ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
+_OK = Status(v2.OK, "OK")
+
+
+class Producer:
+    """Answers producers."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._queues = RoundRobin()
+
+    async def send_message(self, call: Call, request: bytes) -> bytes:
+        """Store the messages of a request; OK means that they are durable.
+
+        A request is refused as a whole when one of its messages is: nothing of it is stored then.
+        """
+        parsed = service.SendMessageRequest.FromString(request)
+        messages = parsed.messages
+        try:
+            _ = call.client_id
+            appends = await self._begin(call, messages)
+        except ServiceError as error:
+            return _refusal(call, messages, status_of(error))
+        if len(appends) == 1:
+            try:
+                queue_offset = await appends[0]
+            except ServiceError as error:
+                return _refusal(call, messages, status_of(error))
+            return _ok_response(messages[0].system_properties.message_id, queue_offset)
+        # Every append ends by itself, at the latest by its timeout.
+        await asyncio.wait(appends)
+        return _response(call, messages, [_outcome(append) for append in appends])
+
+    async def _begin(self, call: Call, messages: Sequence[v2.Message]) -> list[asyncio.Future[int]]:
+        if not messages:
+            raise MessageCorrupted("the request holds no message")
+        name = messages[0].topic.name
+        for message in messages[1:]:
+            if message.topic.name != name:
+                raise MessageCorrupted("the messages of one request belong to one topic")
+        topic = await self._backend.use_topic(name, call)
+        if topic.is_system:
+            raise Forbidden(f"messages get to {name} by the broker only")
+        now_ms = self._clock.wall_ms()
+        stored = [_encode(message, topic, now_ms) for message in messages]
+        timeout_ms = self._backend.timeout_ms(call)
+        link = self._backend.link
+        return [
+            link.append(topic.id, self._queue(message, topic), blob, timeout_ms=timeout_ms)
+            for message, blob in zip(messages, stored, strict=True)
+        ]
+
+    def _queue(self, message: v2.Message, topic: link_pb2.TopicConfig) -> int:
+        """Choose the queue; the client's own choice is not a promise that clients keep alike."""
+        message_group = message.system_properties.message_group
+        if message_group:
+            return queue_of_group(topic, message_group)
+        return self._queues.choose_queue(topic)
+
+
+def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
+    """Return the type that the properties of a message give it.
+
+    Raises MessageTypeConflict when they contradict each other, or the type that it declares.
+    """
+    declared = properties.message_type
+    found: list[v2.MessageType.ValueType] = []
+    if properties.HasField("delivery_timestamp"):
+        found.append(v2.DELAY)
+    if properties.HasField("message_group"):
+        found.append(v2.FIFO)
+    if properties.HasField("lite_topic"):
+        found.append(v2.LITE)
+    if properties.HasField("priority"):
+        found.append(v2.PRIORITY)
+    if declared == v2.TRANSACTION:
+        found.append(v2.TRANSACTION)
+    if len(found) > 1:
+        names = " and ".join(v2.MessageType.Name(kind) for kind in found)
+        raise MessageTypeConflict(f"a message is of one type; this one has the marks of {names}")
+    derived = found[0] if found else v2.NORMAL
+    if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
+        raise MessageTypeConflict(
+            f"the message declares type {_type_name(declared)}, and its properties make it"
+            f" {_type_name(derived)}"
+        )
+    return derived
+
+
+def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:
+    check_message(message)
+    properties = message.system_properties
+    kind = message_type(properties)
+    if kind not in accepted_types(topic):
+        accepted = ", ".join(_type_name(accepted) for accepted in accepted_types(topic))
+        raise MessageTypeConflict(
+            f"the topic {topic.name} takes messages of type {accepted}, not {_type_name(kind)}"
+        )
+    if kind not in _SERVED_TYPES:
+        raise NotBuilt(f"messages of type {_type_name(kind)} are not served yet")
+    if properties.body_encoding not in _ENCODINGS:
+        raise BadRequest(f"the body encoding {properties.body_encoding} is unknown")
+    return encode_stored(message, message_type=kind, now_ms=now_ms)
+
+
+def _type_name(kind: v2.MessageType.ValueType) -> str:
+    # A newer client may declare a type that has no name here.
+    return v2.MessageType.Name(kind) if kind in v2.MessageType.values() else str(kind)
+
+
+def _outcome(append: asyncio.Future[int]) -> tuple[Status, int]:
+    error = append.exception()
+    if error is None:
+        return _OK, append.result()
+    if isinstance(error, ServiceError):
+        return status_of(error), 0
+    raise error
+
+
+def _refusal(call: Call, messages: Sequence[v2.Message], status: Status) -> bytes:
+    """Build the answer to a request of which nothing was stored, or nobody knows."""
+    return _encode_response(call, messages, status, [(status, 0)] * len(messages))
+
+
+def _response(
+    call: Call, messages: Sequence[v2.Message], outcomes: list[tuple[Status, int]]
+) -> bytes:
+    """Build the answer to a request whose messages may have ended differently."""
+    if len({status.code for status, _ in outcomes}) == 1:
+        overall = outcomes[0][0]
+    else:
+        overall = Status(v2.MULTIPLE_RESULTS, "the messages ended differently; see each entry")
+    return _encode_response(call, messages, overall, outcomes)
+
+
+def _encode_response(
+    call: Call,
+    messages: Sequence[v2.Message],
+    overall: Status,
+    outcomes: list[tuple[Status, int]],
+) -> bytes:
+    call.response_code = overall.code
+    entries = [
+        service.SendResultEntry(
+            status=v2.Status(code=status.code, message=status.message),
+            message_id=message.system_properties.message_id,
+            offset=queue_offset,
+        )
+        for message, (status, queue_offset) in zip(messages, outcomes, strict=True)
+    ]
+    status = v2.Status(code=overall.code, message=overall.message)
+    return service.SendMessageResponse(status=status, entries=entries).SerializeToString()
+
+
+def _ok_response(message_id: str, queue_offset: int) -> bytes:
+    """Join the answer to the one message of most requests."""
+    entry = OK_STATUS + bytes_field(2, message_id.encode()) + varint_field(4, queue_offset)
+    return OK_STATUS + bytes_field(2, entry)

@@ -1,0 +1,54 @@
+"""QueryRoute and QueryAssignment: where clients find topics, and what consumers should poll."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.proxy import routing
+
+if TYPE_CHECKING:
+    from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+    from tidemill.proxy.backend import Backend
+    from tidemill.proxy.server.call import Call
+
+_OK = v2.Status(code=v2.OK, message="OK")
+
+
+class Routes:
+    """Answers where things are."""
+
+    def __init__(self, backend: Backend, advertised: v2.Endpoints | None) -> None:
+        self._backend = backend
+        self._advertised = advertised
+
+    async def query_route(self, call: Call, request: bytes) -> bytes:
+        """Name the queues of a topic, all behind the client's own access point."""
+        parsed = service.QueryRouteRequest.FromString(request)
+        _ = call.client_id
+        topic = await self._backend.use_topic(parsed.topic.name, call)
+        queues = self._queues(topic, parsed.topic, parsed.endpoints)
+        return service.QueryRouteResponse(status=_OK, message_queues=queues).SerializeToString()
+
+    async def query_assignment(self, call: Call, request: bytes) -> bytes:
+        """Name what a consumer of the group should poll."""
+        parsed = service.QueryAssignmentRequest.FromString(request)
+        _ = call.client_id
+        group = await self._backend.use_group(parsed.group.name, call)
+        topic = await self._backend.use_topic(parsed.topic.name, call)
+        queues = self._queues(topic, parsed.topic, parsed.endpoints)
+        assignments = routing.assignments(queues, group.delivery_order)
+        return service.QueryAssignmentResponse(
+            status=_OK, assignments=assignments
+        ).SerializeToString()
+
+    def _queues(
+        self, topic: link_pb2.TopicConfig, resource: v2.Resource, endpoints: v2.Endpoints
+    ) -> list[v2.MessageQueue]:
+        return routing.message_queues(
+            topic,
+            resource,
+            broker_name=self._backend.link.configuration.broker_name,
+            endpoints=routing.access_point(endpoints, self._advertised),
+        )

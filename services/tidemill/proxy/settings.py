@@ -1,0 +1,76 @@
+"""Every knob of the proxy."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from tidemill.common.settings import Flag, Names, Port, ProcessSettings
+
+
+class ProxySettings(ProcessSettings):
+    """Settings of the proxy: where it listens, whom it serves, and its limits."""
+
+    command: ClassVar[str] = "proxy"
+
+    grpc_host: str = Field(
+        "127.0.0.1", description="Address on which the public gRPC API is served."
+    )
+    grpc_port: Port = Field(8081, description="Port of the public gRPC API; 0 picks a free one.")
+    reuse_port: Flag = Field(
+        False, description="Share the gRPC port with other proxies on this machine (SO_REUSEPORT)."
+    )
+    brokers: Names = Field(
+        ["127.0.0.1:10911"],
+        min_length=1,
+        max_length=1,
+        description="Address (host:port) of the broker; one broker group for now.",
+    )
+    advertised_address: str = Field(
+        "",
+        description="host:port to name in routes when a client does not say which access point it"
+        " uses; empty refuses such requests. Every official client says it.",
+    )
+    request_timeout_ms: int = Field(
+        3_000,
+        ge=100,
+        le=60_000,
+        description="How long a call without a deadline waits for the broker.",
+    )
+    deadline_reserve_ms: int = Field(
+        200,
+        ge=100,
+        le=2_000,
+        description="Time before a client's deadline at which its answer leaves at the latest.",
+    )
+    long_polling_min_ms: int = Field(
+        5_000, ge=0, le=60_000, description="Shortest long poll; shorter requests are lengthened."
+    )
+    long_polling_max_ms: int = Field(
+        20_000, ge=1_000, le=60_000, description="Longest long poll; longer requests are cut."
+    )
+    link_pending_max: int = Field(
+        200_000,
+        ge=1,
+        description="Requests to a broker under way, parked polls included; beyond it calls are"
+        " refused with TOO_MANY_REQUESTS.",
+    )
+    link_pending_bytes_max: int = Field(
+        256 << 20,
+        ge=8 << 20,
+        description="Bytes of messages on their way to a broker; beyond it sends are refused with"
+        " TOO_MANY_REQUESTS.",
+    )
+    clients_max: int = Field(
+        100_000,
+        ge=1,
+        description="Clients whose settings and last sign of life are remembered; beyond it the"
+        " one that has been silent longest is forgotten.",
+    )
+    drain_timeout_ms: int = Field(
+        5_000,
+        ge=0,
+        le=600_000,
+        description="How long calls under way may take to end when the process stops.",
+    )

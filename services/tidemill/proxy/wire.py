@@ -1,0 +1,59 @@
+"""Protobuf's wire format, as far as the hot path writes it by hand.
+
+A header is the field number times eight plus the kind of value: 0 for a varint, 2 for bytes with
+their length in front. Where a message only passes through, joining bytes costs a third of building
+an object and serialising it.
+"""
+
+from __future__ import annotations
+
+_CACHED_VARINTS = 8192  # lengths of ordinary messages, queue ids, attempts: about 0.5 MB
+_UINT64_MASK = (1 << 64) - 1
+
+
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+_VARINTS = [_encode_varint(value) for value in range(_CACHED_VARINTS)]
+
+
+def varint(value: int) -> bytes:
+    """Encode an integer; a negative one takes ten bytes, as int32 and int64 do."""
+    if 0 <= value < _CACHED_VARINTS:
+        return _VARINTS[value]
+    return _encode_varint(value & _UINT64_MASK)
+
+
+def header(field: int, *, is_bytes: bool) -> bytes:
+    """Encode the header of a field."""
+    return _encode_varint(field << 3 | (2 if is_bytes else 0))
+
+
+def varint_field(field: int, value: int) -> bytes:
+    """Encode an integer, enum or bool field, absent where it is 0."""
+    return header(field, is_bytes=False) + varint(value) if value else b""
+
+
+def bytes_field(field: int, value: bytes) -> bytes:
+    """Encode a string, bytes or message field, also where it is empty."""
+    return header(field, is_bytes=True) + varint(len(value)) + value
+
+
+def seconds_and_nanos(seconds: int, nanos: int) -> bytes:
+    """Encode the content of a Timestamp or Duration."""
+    return varint_field(1, seconds) + varint_field(2, nanos)
+
+
+_NANOS_OF_MS = [varint_field(2, millisecond * 1_000_000) for millisecond in range(1000)]
+
+
+def milliseconds(value_ms: int) -> bytes:
+    """Encode the content of a Timestamp or Duration of `value_ms`, which is not negative."""
+    seconds, fraction_ms = divmod(value_ms, 1000)
+    return varint_field(1, seconds) + _NANOS_OF_MS[fraction_ms]
