@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 
 import structlog
@@ -41,7 +40,7 @@ async def serve(settings: ProxySettings) -> None:
     registry = Registry(
         cluster=settings.cluster,
         node_type="proxy",
-        node_id=socket.gethostname(),
+        node_id=settings.name,
         proxy_mode="cluster",
     )
     metrics.register(registry)

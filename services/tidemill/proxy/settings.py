@@ -14,6 +14,7 @@ class ProxySettings(ProcessSettings):
 
     command: ClassVar[str] = "proxy"
 
+    name: str = Field("proxy-0", description="Name of this proxy, in its logs and metrics.")
     grpc_host: str = Field(
         "127.0.0.1", description="Address on which the public gRPC API is served."
     )

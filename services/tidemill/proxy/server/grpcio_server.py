@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from tidemill.common.lifecycle import StartRefused
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2
 from tidemill.proxy.server.call import Boundary, Call, ClientGone, RpcCode, RpcError
 from tidemill.proxy.server.methods import (
@@ -57,14 +58,18 @@ class GrpcServer:
 
     @contextlib.asynccontextmanager
     async def serving(self, settings: ProxySettings) -> AsyncIterator[GrpcServer]:
-        """Accept calls until the block ends."""
+        """Accept calls until the block ends; raise StartRefused when the port is taken."""
         options = [*_OPTIONS, ("grpc.so_reuseport", int(settings.reuse_port))]
         self._server = server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers((self._handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         served = [SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
         reflection.enable_server_reflection([*served, reflection.SERVICE_NAME], server)
-        port = server.add_insecure_port(f"{settings.grpc_host}:{settings.grpc_port}")
+        wanted = f"{settings.grpc_host}:{settings.grpc_port}"
+        try:
+            port = server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise StartRefused(f"cannot listen on {wanted}: is the port in use?") from error
         await server.start()
         self.address = f"{settings.grpc_host}:{port}"
         for name in ("", SERVICE):
