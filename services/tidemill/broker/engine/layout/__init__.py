@@ -1,0 +1,1 @@
+"""One module a record on disk: drawing, struct, encode, decode; nothing else."""

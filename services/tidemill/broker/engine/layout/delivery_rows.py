@@ -1,0 +1,41 @@
+"""Live deliveries in snapshots and STATE records: rows of one fixed form, then their gaps.
+
+     0           4          8                 16             20             24             26
+    ┌───────────┬──────────┬─────────────────┬──────────────┬──────────────┬──────────────┐
+    │ count u32 │ slot u32 │ delivery_id i64 │ group_id u32 │ topic_id u32 │ queue_id u16 │
+    └───────────┴──────────┴─────────────────┴──────────────┴──────────────┴──────────────┘
+     26        27         28                 36                  44                 52         56
+    ┌─────────┬──────────┬──────────────────┬───────────────────┬──────────────────┬──────────┐
+    │ n    u8 │ flags u8 │ start_offset i64 │ visible_at_ms i64 │ popped_at_ms i64 │ live u32 │
+    └─────────┴──────────┴──────────────────┴───────────────────┴──────────────────┴──────────┘
+     56               60
+    ┌────────────────┐
+    │ superseded u32 │  count rows of 56 bytes from byte 4 on; then, for each row with flag GAPS in
+    └────────────────┘  order, n x u32: queue offsets minus start_offset
+
+Big-endian. live: messages neither acked nor revived nor replaced; superseded: messages whose
+delivery was replaced by change-invisible, kept so that the old handle is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ROW = np.dtype(
+    [
+        ("slot", ">u4"),
+        ("delivery_id", ">i8"),
+        ("group_id", ">u4"),
+        ("topic_id", ">u4"),
+        ("queue_id", ">u2"),
+        ("count", "u1"),
+        ("flags", "u1"),
+        ("start_offset", ">i8"),
+        ("visible_at_ms", ">i8"),
+        ("popped_at_ms", ">i8"),
+        ("live", ">u4"),
+        ("superseded", ">u4"),
+    ]
+)
+ROW_SIZE = 56  # bytes
+assert ROW.itemsize == ROW_SIZE, "part of the disk format"

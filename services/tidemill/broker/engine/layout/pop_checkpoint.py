@@ -1,0 +1,91 @@
+"""The body of a CK record: one pop checkpoint, that is one batch handed to a group from one queue.
+
+     0          4              8              12             14         15      16
+    ┌──────────┬──────────────┬──────────────┬──────────────┬──────────┬───────┬───────────────┐
+    │ slot u32 │ group_id u32 │ topic_id u32 │ queue_id u16 │ count u8 │ flags │ revive_queue  │
+    │          │              │              │              │          │ u8    │ u8            │
+    └──────────┴──────────────┴──────────────┴──────────────┴──────────┴───────┴───────────────┘
+     17                 25                   33                41
+    ┌──────────────────┬────────────────────┬─────────────────┬─────────────────────────────────┐
+    │ start_offset i64 │ visible_at_ms  i64 │ next_offset i64 │ optional parts, in this order   │
+    └──────────────────┴────────────────────┴─────────────────┴─────────────────────────────────┘
+
+    GAPS         count x u32: each message's queue offset minus start_offset; else they are contiguous
+    SUPERSEDES   slot u32, delivery_id i64, index u8 of the delivery that this one replaces
+    ORDERED      count x u16: deliveries before this one; then u8 and that many bytes: the attempt id
+
+Field names of the reference's PopCheckPoint: startOffset, popTime (the record's stored_at_ms),
+invisibleTime (visible_at_ms - popTime), num (count), queueId, topic, cid (group), queueOffsetDiff
+(GAPS). The identity of the delivery is the log offset of this record. The revive queue is
+hash(topic, group, queue) mod 8.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+FLAG_GAPS = 1
+FLAG_SUPERSEDES = 2
+FLAG_ORDERED = 4
+FLAG_SUSPEND = 8  # this delivery does not count as an attempt
+BODY = struct.Struct(">IIIHBBBqqq")
+BODY_SIZE = 41
+SUPERSEDED = struct.Struct(">IqB")
+assert BODY.size == BODY_SIZE, "part of the disk format"
+REVIVE_QUEUES = 8
+MESSAGES_MAX = 32  # messages of one checkpoint: its bits fit one u32
+GAPS = [struct.Struct(f">{n}I") for n in range(MESSAGES_MAX + 1)]
+ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
+
+
+class PopCheckpoint(NamedTuple):
+    """A CK record's body, decoded."""
+
+    slot: int
+    group_id: int
+    topic_id: int
+    queue_id: int
+    num: int
+    flags: int
+    revive_queue: int
+    start_offset: int
+    visible_at_ms: int
+    next_offset: int
+    gaps: tuple[int, ...] | None
+    superseded: tuple[int, int, int] | None
+    attempts: tuple[int, ...] | None
+    attempt_id: str
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Queue offset of each message."""
+        if self.gaps is None:
+            return range(self.start_offset, self.start_offset + self.num)
+        return [self.start_offset + gap for gap in self.gaps]
+
+
+def revive_queue_of(topic_id: int, group_id: int, queue_id: int) -> int:
+    """Return the revive queue of a (topic, group, queue): the same one for all its records."""
+    return (topic_id * 31 + group_id * 17 + queue_id) % REVIVE_QUEUES
+
+
+def decode(body: bytes | memoryview) -> PopCheckpoint:
+    """Decode a CK record's body."""
+    fixed = BODY.unpack_from(body)
+    count, flags = fixed[4], fixed[5]
+    at = BODY_SIZE
+    gaps = superseded = attempts = None
+    attempt_id = ""
+    if flags & FLAG_GAPS:
+        gaps = GAPS[count].unpack_from(body, at)
+        at += 4 * count
+    if flags & FLAG_SUPERSEDES:
+        superseded = SUPERSEDED.unpack_from(body, at)
+        at += SUPERSEDED.size
+    if flags & FLAG_ORDERED:
+        attempts = ATTEMPTS[count].unpack_from(body, at)
+        at += 2 * count
+        attempt_id = str(body[at + 1 : at + 1 + body[at]], "utf-8")
+    return PopCheckpoint._make((*fixed, gaps, superseded, attempts, attempt_id))

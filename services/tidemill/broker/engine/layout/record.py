@@ -1,0 +1,107 @@
+"""The header that every record of the commit log begins with.
+
+     0            4            8          12             16        17     18       20
+    ┌────────────┬────────────┬──────────┬──────────────┬─────────┬──────┬────────┬───────────┐
+    │ magic  u32 │ head_crc   │ size u32 │ tail_crc u32 │ version │ kind │ flags  │ epoch u32 │
+    │            │ u32        │          │              │ u8      │ u8   │ u16    │           │
+    └────────────┴────────────┴──────────┴──────────────┴─────────┴──────┴────────┴───────────┘
+     24                 32                40             44              46
+    ┌──────────────────┬─────────────────┬──────────────┬───────────────┬──────────┬──────┬──────┐
+    │ stored_at_ms i64 │ log_offset  i64 │ unsynced u32 │ head_size u16 │ reserved │ body │ tail │
+    └──────────────────┴─────────────────┴──────────────┴───────────────┴──────────┴──────┴──────┘
+
+Big-endian. `size` is the whole record. The head (header and body, head_size bytes) is covered by
+head_crc from byte 8 on; the tail, which only messages have, by tail_crc, so that a message's bytes
+are summed once, where they were made. log_offset repeats the record's own position: bytes that an
+older use of a recycled segment left behind never pass for a record.
+
+`unsynced` is log_offset minus the offset that was durable when the record was written. It tells a
+torn tail from damage: a record that survives behind a broken one, and was written when the broken
+one was already durable, proves that durable bytes are gone.
+
+What is left of a segment that the next record does not fit into is closed by a pad: magic `TMPD`
+and the number of bytes left, u32 each. Fewer than 8 bytes are left as they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+from zlib import crc32
+
+MAGIC = 0x544D5231  # "TMR1"
+PAD_MAGIC = 0x544D5044  # "TMPD"
+VERSION = 1
+PREFIX = struct.Struct(">II")
+COVERED = struct.Struct(">IIBBHIqqIHxx")
+HEADER = struct.Struct(">IIIIBBHIqqIHxx")
+HEADER_SIZE = 48  # bytes
+PAD = struct.Struct(">II")
+assert HEADER.size == PREFIX.size + COVERED.size == HEADER_SIZE, "part of the disk format"
+CRC_FROM = PREFIX.size
+UNSYNCED_MAX = 0xFFFFFFFF
+MAGIC_BYTES = MAGIC.to_bytes(4, "big")
+
+
+class Kind(IntEnum):
+    """What a record is. A closed set: a new capability adds a kind and its fold."""
+
+    EPOCH_START = 1
+    MESSAGE = 2
+    CK = 3
+    ACK = 4
+    CONFIG = 5
+    STATE = 6
+
+
+KINDS = frozenset(int(kind) for kind in Kind)
+
+
+class Header(NamedTuple):
+    """A record's header, decoded."""
+
+    magic: int
+    head_crc: int
+    size: int
+    tail_crc: int
+    version: int
+    kind: int
+    flags: int
+    epoch: int
+    stored_at_ms: int
+    log_offset: int
+    unsynced: int
+    head_size: int
+
+
+class UnknownRecord(Exception):
+    """An intact record that this program is too old to understand."""
+
+
+def find_damage(view: memoryview, at: int, *, log_offset: int) -> str:
+    """Say why there is no intact record at `view[at:]`, or return an empty string.
+
+    Checks magic, size, head CRC, own position and tail CRC, in this order. Raises UnknownRecord for
+    an intact head of another version or of an unknown kind: that is not damage, and to skip it
+    would be to lose it.
+    """
+    room = len(view) - at
+    if room < HEADER_SIZE:
+        return "no room for a header"
+    header = Header._make(HEADER.unpack_from(view, at))
+    if header.magic != MAGIC:
+        return "no record begins here"
+    if not HEADER_SIZE <= header.head_size <= header.size <= room:
+        return "impossible size"
+    if crc32(view[at + CRC_FROM : at + header.head_size]) != header.head_crc:
+        return "head checksum mismatch"
+    if header.log_offset != log_offset:
+        return f"left over from log offset {header.log_offset}"
+    if crc32(view[at + header.head_size : at + header.size]) != header.tail_crc:
+        return "tail checksum mismatch"
+    if header.version != VERSION or header.kind not in KINDS:
+        raise UnknownRecord(
+            f"record of version {header.version}, kind {header.kind} at log offset {log_offset}"
+        )
+    return ""

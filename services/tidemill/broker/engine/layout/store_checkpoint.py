@@ -1,0 +1,47 @@
+"""The checkpoint file: how far the derived files are durable.
+
+     0            4             8                    16                   24          28          32
+    ┌────────────┬─────────────┬────────────────────┬────────────────────┬───────────┬───────────┐
+    │ magic  u32 │ version u32 │ derived_offset i64 │ durable_offset i64 │ epoch u32 │ crc32 u32 │
+    └────────────┴─────────────┴────────────────────┴────────────────────┴───────────┴───────────┘
+
+Queue and index files state everything before derived_offset; the newest snapshot begins there, and
+replay too. The log was durable up to durable_offset, and in this epoch, when this was written. The
+crc covers the 28 bytes before it. Big-endian. Written to `checkpoint.new`, synced, renamed.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+MAGIC = 0x544D4331  # "TMC1"
+VERSION = 1
+FIELDS = struct.Struct(">IIqqI")
+SIZE = FIELDS.size + 4
+assert SIZE == 32, "part of the disk format"
+
+
+class StoreCheckpoint(NamedTuple):
+    """The checkpoint file, decoded."""
+
+    derived_offset: int
+    durable_offset: int
+    epoch: int
+
+
+def encode(checkpoint: StoreCheckpoint) -> bytes:
+    """Encode the checkpoint file."""
+    fields = FIELDS.pack(MAGIC, VERSION, *checkpoint)
+    return fields + crc32(fields).to_bytes(4, "big")
+
+
+def find(data: bytes | None) -> StoreCheckpoint | None:
+    """Decode a checkpoint file, None where it is missing or damaged: the log says it all again."""
+    if data is None or len(data) != SIZE:
+        return None
+    magic, version, *fields = FIELDS.unpack_from(data)
+    if (magic, version) != (MAGIC, VERSION) or crc32(data[:-4]) != int.from_bytes(data[-4:], "big"):
+        return None
+    return StoreCheckpoint._make(fields)

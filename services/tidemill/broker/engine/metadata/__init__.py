@@ -1,0 +1,1 @@
+"""Topics and groups: configuration records and their fold."""

@@ -1,0 +1,259 @@
+"""The catalog: topics, groups, and the broker's own facts, as the fold of CONFIG records.
+
+An incarnation's id is never given out again, so a record or request that names it cannot mean a
+later topic of the same name. Queues are kept beside the topics and not inside them: a replay that
+begins in the middle of the log may meet a message before the record that states its topic again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from typing import Any, final
+
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+QUEUES_MAX = 1024  # of one topic: a queue id has 16 bits, and a poll looks at every queue
+DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
+MINUTE_MS = 60_000
+DEFAULT_RETRY_MS = (
+    10_000, 30_000, *(n * MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
+)  # fmt: skip
+
+
+class TopicType(IntEnum):
+    """Which messages a topic takes (numbers of broker.proto)."""
+
+    NORMAL = 1
+    FIFO = 2
+    DELAY = 3
+    TRANSACTION = 4
+    LITE = 5
+    PRIORITY = 6
+    MIXED = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One incarnation of a topic."""
+
+    id: int
+    version: int
+    name: str
+    type: TopicType
+    queues: int
+    # For a retry topic: the (group id, topic id) whose messages it holds.
+    retry_of: tuple[int, int] | None = None
+    is_system: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExponentialRetry:
+    """Back-off that grows by a factor."""
+
+    initial_ms: int
+    max_ms: int
+    multiplier: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One incarnation of a consumer group."""
+
+    id: int
+    version: int
+    name: str
+    is_ordered: bool = False
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    # Exactly one policy: exponential, or the list when that is None.
+    exponential: ExponentialRetry | None = None
+    customized_ms: tuple[int, ...] = DEFAULT_RETRY_MS
+    start_from_latest: bool = False
+
+
+@dataclass(slots=True)
+class ConfigChanges:
+    """What changed since somebody last asked."""
+
+    topics: dict[int, Topic] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    deleted_topic_ids: set[int] = field(default_factory=set)
+    deleted_group_ids: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.groups or self.deleted_topic_ids or self.deleted_group_ids)
+
+
+@final
+class Catalog:
+    """All topics and groups by id and by name."""
+
+    def __init__(self) -> None:
+        self.topics: dict[int, Topic] = {}
+        self.groups: dict[int, Group] = {}
+        self.topic_ids: dict[str, int] = {}
+        self.group_ids: dict[str, int] = {}
+        self.queues: dict[tuple[int, int], ConsumeQueue] = {}
+        # For appends: the queues of a topic that users may send to.
+        self.open_queues: dict[int, list[ConsumeQueue]] = {}
+        self.retry_topic_ids: dict[tuple[int, int], int] = {}
+        self.broker_name = ""
+        self.handle_secret = b""
+        self.next_id = 1
+        self.stated_at: dict[str, int] = {}  # log offset of the newest record about each item
+        self.changes = ConfigChanges()
+
+    # ------------------------------------------------------------ queries
+
+    def find_topic(self, name: str) -> Topic | None:
+        """Return the topic of that name."""
+        id_ = self.topic_ids.get(name)
+        return None if id_ is None else self.topics[id_]
+
+    def find_group(self, name: str) -> Group | None:
+        """Return the group of that name."""
+        id_ = self.group_ids.get(name)
+        return None if id_ is None else self.groups[id_]
+
+    def queue(self, topic_id: int, queue_id: int) -> ConsumeQueue:
+        """Return a queue, made when it is new."""
+        key = topic_id, queue_id
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = ConsumeQueue(topic_id, queue_id)
+        return queue
+
+    def queues_of(self, topic: Topic) -> list[ConsumeQueue]:
+        """Return all queues of a topic."""
+        return [self.queue(topic.id, number) for number in range(topic.queues)]
+
+    # ------------------------------------------------------------ fold
+
+    def apply(self, config: dict[str, Any], log_offset: int) -> None:
+        """Fold one configuration item, of a CONFIG or a STATE record, in."""
+        match config["op"]:
+            case "broker":
+                self.broker_name = config["name"]
+                self.handle_secret = bytes.fromhex(config["handleSecret"])
+                self.stated_at["broker"] = log_offset
+            case "nextId":
+                self.next_id = max(self.next_id, config["nextId"])
+                self.stated_at["nextId"] = log_offset
+            case "topic":
+                self._put_topic(decode_topic(config["topic"]), log_offset)
+            case "group":
+                self._put_group(decode_group(config["group"]), log_offset)
+            case "deleteTopic":
+                self._delete_topic(config["id"])
+            case "deleteGroup":
+                self._delete_group(config["id"])
+            case other:
+                raise AssertionError(f"unknown configuration item {other!r}")
+
+    def _put_topic(self, topic: Topic, log_offset: int) -> None:
+        self.topics[topic.id] = topic
+        self.topic_ids[topic.name] = topic.id
+        self.next_id = max(self.next_id, topic.id + 1)
+        self.stated_at[f"topic {topic.id}"] = log_offset
+        queues = self.queues_of(topic)
+        if not topic.is_system:
+            self.open_queues[topic.id] = queues
+        if topic.retry_of is not None:
+            self.retry_topic_ids[topic.retry_of] = topic.id
+        self.changes.topics[topic.id] = topic
+
+    def _put_group(self, group: Group, log_offset: int) -> None:
+        self.groups[group.id] = group
+        self.group_ids[group.name] = group.id
+        self.next_id = max(self.next_id, group.id + 1)
+        self.stated_at[f"group {group.id}"] = log_offset
+        self.changes.groups[group.id] = group
+
+    def _delete_topic(self, topic_id: int) -> None:
+        for retry_of, retry_id in list(self.retry_topic_ids.items()):
+            if retry_of[1] == topic_id:
+                self._forget_topic(retry_id)
+        self._forget_topic(topic_id)
+
+    def _delete_group(self, group_id: int) -> None:
+        for retry_of, retry_id in list(self.retry_topic_ids.items()):
+            if retry_of[0] == group_id:
+                self._forget_topic(retry_id)
+        group = self.groups.pop(group_id, None)
+        if group is not None:
+            del self.group_ids[group.name]
+            self.changes.groups.pop(group_id, None)
+            self.changes.deleted_group_ids.add(group_id)
+        self.stated_at.pop(f"group {group_id}", None)
+
+    def _forget_topic(self, topic_id: int) -> None:
+        topic = self.topics.pop(topic_id, None)
+        for key in [key for key in self.queues if key[0] == topic_id]:
+            del self.queues[key]
+        self.open_queues.pop(topic_id, None)
+        self.stated_at.pop(f"topic {topic_id}", None)
+        if topic is None:
+            return
+        del self.topic_ids[topic.name]
+        if topic.retry_of is not None:
+            self.retry_topic_ids.pop(topic.retry_of, None)
+        self.changes.topics.pop(topic_id, None)
+        self.changes.deleted_topic_ids.add(topic_id)
+
+    # ------------------------------------------------------------ state
+
+    def items_stated_before(self, log_offset: int) -> list[dict[str, Any]]:
+        """Return the items that no record from `log_offset` on states."""
+        return [self._item(key) for key, at in self.stated_at.items() if at < log_offset]
+
+    def restated(self, config: dict[str, Any], log_offset: int) -> None:
+        """Note that the record at `log_offset` states an item again."""
+        number = config.get(config["op"], {}).get("id") if config["op"] in ("topic", "group") else 0
+        self.stated_at[f"{config['op']} {number}" if number else config["op"]] = log_offset
+
+    def items(self) -> list[dict[str, Any]]:
+        """Return all items, for a snapshot."""
+        return [self._item(key) for key in self.stated_at]
+
+    def _item(self, key: str) -> dict[str, Any]:
+        kind, _, number = key.partition(" ")
+        if kind == "broker":
+            secret = self.handle_secret.hex()
+            return {"op": "broker", "name": self.broker_name, "handleSecret": secret}
+        if kind == "nextId":
+            return {"op": "nextId", "nextId": self.next_id}
+        if kind == "topic":
+            return {"op": "topic", "topic": asdict(self.topics[int(number)])}
+        return {"op": "group", "group": asdict(self.groups[int(number)])}
+
+
+def encode_config(config: dict[str, Any]) -> bytes:
+    """Encode a configuration item."""
+    return json.dumps(config, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_config(data: bytes | memoryview) -> dict[str, Any]:
+    """Decode a configuration item."""
+    config = json.loads(bytes(data))
+    assert isinstance(config, dict), "a configuration item is an object"
+    return config
+
+
+def decode_topic(fields: dict[str, Any]) -> Topic:
+    """Build a topic from its JSON form."""
+    topic = Topic(**fields)
+    retry_of = tuple(fields["retry_of"]) if fields["retry_of"] else None
+    return replace(topic, type=TopicType(fields["type"]), retry_of=retry_of)
+
+
+def decode_group(fields: dict[str, Any]) -> Group:
+    """Build a group from its JSON form."""
+    exponential = fields["exponential"]
+    return replace(
+        Group(**fields),
+        exponential=ExponentialRetry(**exponential) if exponential else None,
+        customized_ms=tuple(fields["customized_ms"]),
+    )

@@ -1,0 +1,1 @@
+"""Pop consumption: deliveries, acks, invisible durations, revive, dead letters, ordered groups."""

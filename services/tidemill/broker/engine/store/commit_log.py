@@ -1,0 +1,433 @@
+"""The commit log: every record of the broker group in order of arrival, in fixed-size segments.
+
+Owned by the engine's one owner. What must stay true:
+
+- A record's bytes are at its log offset, in one segment; `log_end` only grows.
+- `append` puts records into the pending round; `write` hands them to the disk in one writev a
+  segment; `synced` says that the disk has them: then `committed_offset` moves.
+- A failed write or sync is final (DiskFailed): the process ends and recovers from what is durable.
+
+After a crash `recover` walks the log from the checkpoint file's offset, cuts a torn tail, and
+refuses to go on when durable bytes are damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, final
+from zlib import crc32
+
+from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.record import Header, Kind
+from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.common.errors import MessageBodyTooLarge
+
+FOLDER = "log"
+SUFFIX = ".log"
+
+
+class CorruptStore(Exception):
+    """Durable bytes are damaged. The message names the file, the offset and what to do."""
+
+
+class Record(NamedTuple):
+    """One record, decoded as far as its header."""
+
+    header: Header
+    body: memoryview
+    tail: memoryview
+
+    @property
+    def log_offset(self) -> int:
+        """Position of the record in the log."""
+        return self.header.log_offset
+
+
+def segment_name(start: int) -> str:
+    """Return the file name of the segment that begins at log offset `start`."""
+    return f"{FOLDER}/{start:020d}{SUFFIX}"
+
+
+@final
+class Segment:
+    """One file of the log."""
+
+    __slots__ = ("end", "file", "start", "view")
+
+    def __init__(self, file: File, start: int, size: int) -> None:
+        self.file = file
+        self.start = start
+        self.end = start + size
+        self.view = file.view()
+
+
+def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
+    """Describe damage to durable bytes."""
+    return CorruptStore(
+        f"{segment.file.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
+        f"{why}. These bytes were durable, so acknowledged messages are affected and the broker "
+        f"does not start over them. Stop the broker, restore this file from a backup or from a "
+        f"replica, and start again."
+    )
+
+
+@final
+class CommitLog:
+    """The segments of one log, the pending round, and how far all of it is durable."""
+
+    def __init__(self, disk: Disk, *, segment_bytes: int) -> None:
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._segments: list[Segment] = []
+        self._prepared: Segment | None = None
+        self._pending: list[tuple[Segment, int, list[bytes | memoryview]]] = []
+        self._buffers: list[bytes | memoryview] = []
+        # Records of the pending round by offset: a pop may want one before it is written.
+        self._pending_records: dict[int, tuple[bytes, bytes | memoryview]] = {}
+        self._active_end = 0
+        self._chunk_from = 0  # where the first of `_buffers` will stand
+        self._unsynced: dict[str, File] = {}
+        self._written_offset = 0
+        self.epoch = 0
+        self.log_end = 0
+        self.committed_offset = 0
+        self.record_count = 0  # appended by this process, or replayed by it
+        self.written_bytes = 0  # all bytes ever passed to write, for the metrics
+
+    @property
+    def min_offset(self) -> int:
+        """Where the oldest segment begins."""
+        return self._segments[0].start if self._segments else 0
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments in use, oldest first."""
+        return self._segments
+
+    # ------------------------------------------------------------ append
+
+    def append(
+        self,
+        kind: Kind,
+        body: bytes,
+        stored_at_ms: int,
+        *,
+        flags: int = 0,
+        tail: bytes | memoryview = b"",
+        tail_crc: int = 0,
+    ) -> int:
+        """Put a record into the pending round and return its log offset.
+
+        `tail` is not copied: it must not change until the round is written. Raises
+        MessageBodyTooLarge, and changes nothing, when the record cannot fit into a segment.
+        """
+        head_size = record.HEADER_SIZE + len(body)
+        size = head_size + len(tail)
+        offset = self.log_end
+        if offset + size > self._active_end:
+            offset = self._roll(size)
+        covered = (
+            record.COVERED.pack(
+                size,
+                tail_crc,
+                record.VERSION,
+                kind,
+                flags,
+                self.epoch,
+                stored_at_ms,
+                offset,
+                min(offset - self.committed_offset, record.UNSYNCED_MAX),
+                head_size,
+            )
+            + body
+        )
+        head = record.PREFIX.pack(record.MAGIC, crc32(covered)) + covered
+        self._buffers.append(head)
+        if size > head_size:
+            self._buffers.append(tail)
+        self._pending_records[offset] = (head, tail)
+        self.record_count += 1
+        self.log_end = offset + size
+        return offset
+
+    def _roll(self, size: int) -> int:
+        """Close the active segment with a pad and begin the next one; return its start."""
+        if size > self._segment_bytes:
+            raise MessageBodyTooLarge(
+                f"the message needs {size} bytes in the log, more than a segment "
+                f"({self._segment_bytes} bytes); send a smaller one"
+            )
+        start = self._active_end
+        if self._segments:
+            room = start - self.log_end
+            if room >= record.PAD.size:
+                self._buffers.append(record.PAD.pack(record.PAD_MAGIC, room))
+            self._close_chunk(self._segments[-1])
+        segment, self._prepared = self._prepared, None
+        if segment is None:
+            # Nobody prepared it in time: an unfilled file is slower to sync, and right.
+            segment = self._create(start)
+        assert segment.start == start, "segments are contiguous"
+        self._segments.append(segment)
+        self._active_end = segment.end
+        self.log_end = self._chunk_from = start
+        return start
+
+    def _close_chunk(self, segment: Segment) -> None:
+        if self._buffers:
+            self._pending.append((segment, self._chunk_from, self._buffers))
+            self._buffers = []
+
+    def _create(self, start: int) -> Segment:
+        file = self._disk.open(segment_name(start), create=True)
+        file.resize(self._segment_bytes)
+        file.sync()
+        self._disk.folder(FOLDER).sync()
+        return Segment(file, start, self._segment_bytes)
+
+    # ------------------------------------------------------------ the round
+
+    def write(self) -> None:
+        """Hand the pending round to the disk."""
+        if self._segments:
+            self._close_chunk(self._segments[-1])
+        for segment, begin, buffers in self._pending:
+            segment.file.write_at(begin - segment.start, buffers)
+            self._unsynced[segment.file.name] = segment.file
+            self.written_bytes += sum(map(len, buffers))
+        self._pending.clear()
+        self._pending_records.clear()
+        self._written_offset = self._chunk_from = self.log_end
+
+    def unsynced_files(self) -> list[File]:
+        """Return the files that a sync has to cover before `synced` may be called."""
+        return list(self._unsynced.values())
+
+    def synced(self) -> None:
+        """All that was written is durable."""
+        self._unsynced.clear()
+        self.committed_offset = self._written_offset
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, log_offset: int) -> tuple[memoryview | bytes, memoryview | bytes]:
+        """Return (head, tail) of the record at `log_offset`.
+
+        The views are valid as long as the segment is. Raises LookupError when the offset lies
+        before the oldest segment. No checksum is computed: `verify` does that where bytes come
+        from an earlier life of the process.
+        """
+        if log_offset >= self._written_offset:
+            return self._pending_records[log_offset]
+        segment = self._segment_of(log_offset)
+        at = log_offset - segment.start
+        view = segment.view
+        header = record.HEADER.unpack_from(view, at)
+        if header[0] != record.MAGIC or header[9] != log_offset:
+            raise damaged(segment, log_offset, "no record begins here")
+        head_end = at + header[11]
+        return view[at:head_end], view[head_end : at + header[2]]
+
+    def verify(self, log_offset: int) -> None:
+        """Check every checksum of a record. Raises CorruptStore, LookupError as `read`."""
+        segment = self._segment_of(log_offset)
+        why = record.find_damage(segment.view, log_offset - segment.start, log_offset=log_offset)
+        if why:
+            raise damaged(segment, log_offset, why)
+
+    def record_at(self, log_offset: int) -> Record:
+        """Return a record with its header decoded. Raises as `read`."""
+        head, tail = self.read(log_offset)
+        header = Header._make(record.HEADER.unpack_from(head))
+        return Record(header, memoryview(head)[record.HEADER_SIZE :], memoryview(tail))
+
+    def _segment_of(self, log_offset: int) -> Segment:
+        segments = self._segments
+        if segments and log_offset >= segments[-1].start:
+            return segments[-1]
+        if not segments or log_offset < segments[0].start:
+            raise LookupError(log_offset)
+        # Segments are of equal size unless the setting was changed, so the guess is mostly right.
+        index = min(
+            (log_offset - segments[0].start) // self._segment_bytes,
+            len(segments) - 1,
+        )
+        while log_offset < segments[index].start:
+            index -= 1
+        while log_offset >= segments[index].end:
+            index += 1
+        return segments[index]
+
+    # ------------------------------------------------------------ recovery
+
+    def open_segments(self) -> None:
+        """Open the files of the log. Raises CorruptStore when one is missing in the middle."""
+        for name in self._disk.names(FOLDER):
+            stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
+            if not name.endswith(SUFFIX) or not stem.isdigit():
+                # A segment that was being prepared when the process ended.
+                self._disk.delete(name)
+                continue
+            file = self._disk.open(name)
+            segment = Segment(file, int(stem), file.size())
+            if self._segments and self._segments[-1].end != segment.start:
+                if self._is_unused(segment):
+                    self._disk.delete(name)
+                    continue
+                raise CorruptStore(
+                    f"the log has a hole: {self._segments[-1].file.name} ends at log offset "
+                    f"{self._segments[-1].end}, and the next file is {name}. Restore the missing "
+                    f"file from a backup or from a replica, and start again."
+                )
+            self._segments.append(segment)
+
+    @staticmethod
+    def _is_unused(segment: Segment) -> bool:
+        return bool(record.find_damage(segment.view, 0, log_offset=segment.start))
+
+    def scan(self, log_offset: int) -> Iterator[Record]:
+        """Yield the intact records from `log_offset` on, and set `log_end` behind the last one."""
+        self.log_end = log_offset
+        for segment in self._segments:
+            if segment.end <= log_offset:
+                continue
+            at, view = max(log_offset, segment.start) - segment.start, segment.view
+            size = segment.end - segment.start
+            while size - at >= record.PAD.size:
+                if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
+                    at = size
+                    break
+                if record.find_damage(view, at, log_offset=segment.start + at):
+                    self.log_end = segment.start + at
+                    return
+                header = Header._make(record.HEADER.unpack_from(view, at))
+                self.epoch = max(self.epoch, header.epoch)
+                body = view[at + record.HEADER_SIZE : at + header.head_size]
+                yield Record(header, body, view[at + header.head_size : at + header.size])
+                at += header.size
+                self.log_end = segment.start + at
+            self.log_end = segment.end
+
+    def finish_recovery(self, *, durable_offset: int) -> int:
+        """Cut what is torn behind `log_end`, and return how many bytes that were.
+
+        `durable_offset` is known from the checkpoint file to have been durable. Raises
+        CorruptStore when what is broken had been durable.
+        """
+        end = self.log_end
+        survivor = self._find_survivor(end)
+        if end < durable_offset or survivor is not None:
+            segment = self._segment_of(end)
+            why = record.find_damage(segment.view, end - segment.start, log_offset=end)
+            raise damaged(segment, end, why or "the record is missing")
+        cut_bytes = self._cut(end)
+        self.committed_offset = self._written_offset = self._chunk_from = self.log_end
+        return cut_bytes
+
+    def _find_survivor(self, end: int) -> int | None:
+        """Find a record behind `end` that was written when `end` was already durable."""
+        for segment in self._segments:
+            if segment.end <= end:
+                continue
+            data = segment.view
+            # One copy of at most a segment, once a start and only of the segment of the tail.
+            haystack = bytes(data[max(end - segment.start, 0) :])
+            base = max(end, segment.start)
+            at = haystack.find(record.MAGIC_BYTES)
+            while at >= 0:
+                offset = base + at
+                position = offset - segment.start
+                if not record.find_damage(data, position, log_offset=offset):
+                    header = Header._make(record.HEADER.unpack_from(data, position))
+                    if offset - header.unsynced > end:
+                        return offset
+                at = haystack.find(record.MAGIC_BYTES, at + 1)
+        return None
+
+    def _cut(self, end: int) -> int:
+        """Make everything from `end` on unreadable, so that no torn record ever comes back."""
+        cut_bytes = 0
+        kept = [segment for segment in self._segments if segment.start < end or not segment.start]
+        for segment in self._segments[len(kept) :]:
+            segment.file.close()
+            self._disk.delete(segment.file.name)
+        if len(kept) < len(self._segments):
+            self._disk.folder(FOLDER).sync()
+        self._segments = kept
+        if kept:
+            active = kept[-1]
+            at = end - active.start
+            rest = bytes(active.view[at:])
+            cut_bytes = len(rest.rstrip(b"\0"))
+            if cut_bytes:
+                active.file.resize(at)
+                active.file.resize(active.end - active.start)
+                active.view = active.file.view()
+            active.file.sync()
+            self._active_end = active.end
+        return cut_bytes
+
+    # ------------------------------------------------------------ background
+
+    def prepare(self, *, slice_bytes: int) -> Iterator[list[File]]:
+        """Make the next segment ready: created, filled, durable, and under its own name.
+
+        Yields after each slice the files to sync before the next one. A filled file makes each
+        later sync two to three times cheaper than a growing one.
+        """
+        if self._prepared is not None or not self._segments:
+            return
+        start = self._active_end
+        temporary = f"{FOLDER}/prepared"
+        file = self._disk.open(temporary, create=True)
+        zeros = bytes(slice_bytes)
+        for at in range(0, self._segment_bytes, slice_bytes):
+            size = min(slice_bytes, self._segment_bytes - at)
+            file.write_at(at, [zeros[:size]])
+            yield [file]
+            if self._active_end != start:
+                break
+        if self._active_end != start:  # The log was faster.
+            file.close()
+            self._disk.delete(temporary)
+            return
+        yield from self._install(file, start)
+
+    def _install(self, file: File, start: int) -> Iterator[list[File]]:
+        """Give `file` the name of the segment that begins at `start`, durably, and keep it ready."""
+        source, file.name = file.name, segment_name(start)
+        self._disk.rename(source, file.name)
+        yield [self._disk.folder(FOLDER)]
+        self._prepared = Segment(file, start, self._segment_bytes)
+
+    @property
+    def wants_preparation(self) -> bool:
+        """Whether the active segment is half full and nothing follows it yet."""
+        return (
+            self._prepared is None
+            and bool(self._segments)
+            and self._active_end - self.log_end < self._segment_bytes // 2
+        )
+
+    def drop_oldest(self) -> Iterator[list[File]]:
+        """Give up the oldest segment, as the prepared one where none is ready."""
+        segment = self._segments[0]
+        assert len(self._segments) > 1, "the active segment is never dropped"
+        assert segment.end <= self.committed_offset, "only durable segments are dropped"
+        del self._segments[0]
+        if self._prepared is None and segment.end - segment.start == self._segment_bytes:
+            # What it holds stays readable by nobody: every record in it names another position.
+            yield from self._install(segment.file, self._active_end)
+        else:
+            segment.file.close()
+            self._disk.delete(segment.file.name)
+            yield [self._disk.folder(FOLDER)]
+
+    def first_stored_at_ms(self, index: int) -> int:
+        """Return when the first record of segment `index` was stored."""
+        return int(record.HEADER.unpack_from(self._segments[index].view)[8])
+
+    def close(self) -> None:
+        """Close all files; nothing is written."""
+        for segment in [*self._segments, *([self._prepared] if self._prepared else [])]:
+            segment.file.close()

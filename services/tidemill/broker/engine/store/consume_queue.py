@@ -1,0 +1,128 @@
+"""Consume queues: per queue, where in the commit log its messages lie.
+
+The newest entries are in memory (the tail, at most what the log holds since the last checkpoint);
+older ones are in the blocks of `queues/` files, one file a checkpoint with a block a queue. So one
+sync makes the entries of any number of queues durable, and memory does not grow with the backlog.
+Derived: the log is the truth and rebuilds every entry.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, final
+
+from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
+from tidemill.broker.engine.store.block_file import BlockFile
+
+
+class Run(NamedTuple):
+    """A stretch of a queue's entries in a derived file."""
+
+    file: BlockFile
+    block: int
+    first: int
+    entry_count: int
+
+
+@final
+class ConsumeQueue:
+    """The entries of one queue, from `min_offset` to `max_offset`."""
+
+    __slots__ = (
+        "_firsts", "_runs", "base", "max_offset", "min_offset", "queue_id", "stated_at", "tail",
+        "topic_id",
+    )  # fmt: skip
+
+    def __init__(self, topic_id: int, queue_id: int) -> None:
+        self.topic_id = topic_id
+        self.queue_id = queue_id
+        self._runs: list[Run] = []
+        self._firsts: list[int] = []
+        self.tail = bytearray()
+        self.base = 0  # queue offset of the first entry in the tail
+        self.min_offset = 0
+        self.max_offset = 0  # offset that the next message gets
+        self.stated_at = 0  # log offset of the newest record that says what max_offset is
+
+    def append(self, log_offset: int, size: int, tag_hash: int) -> None:
+        """Add the entry of the message at `max_offset`."""
+        self.tail += ENTRY.pack(log_offset, size, tag_hash)
+        self.max_offset += 1
+        self.stated_at = log_offset
+
+    def restart_at(self, offset: int, log_offset: int) -> None:
+        """Make the queue go on at `offset`: what was before is gone from the log."""
+        if offset > self.max_offset:
+            self.tail.clear()
+            self.base = self.min_offset = self.max_offset = offset
+        self.stated_at = max(self.stated_at, log_offset)
+
+    def entries(self, offset: int, count: int) -> list[tuple[int, int, int]]:
+        """Return up to `count` entries (log_offset, size, tag_hash) from `offset`.
+
+        Fewer come back where a run ends. `offset` must lie between min_offset and max_offset.
+        Raises BlockFileDamaged.
+        """
+        assert self.min_offset <= offset < self.max_offset, "offset outside of the queue"
+        if offset >= self.base:
+            begin = (offset - self.base) * SIZE
+            return list(ENTRY.iter_unpack(memoryview(self.tail)[begin : begin + count * SIZE]))
+        run = self._runs[bisect_right(self._firsts, offset) - 1]
+        begin = (offset - run.first) * SIZE
+        data = run.file.block(run.block, run.entry_count * SIZE)
+        return list(ENTRY.iter_unpack(data[begin : begin + count * SIZE]))
+
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """Return the entry at `offset`, which must lie inside the queue."""
+        if offset >= self.base:
+            return ENTRY.unpack_from(self.tail, (offset - self.base) * SIZE)
+        return self.entries(offset, 1)[0]
+
+    def walk(self, offset: int) -> Iterator[tuple[int, int, int]]:
+        """Yield all entries from `offset` on."""
+        while offset < self.max_offset:
+            entries = self.entries(offset, 4096)
+            yield from entries
+            offset += len(entries)
+
+    def add_run(self, run: Run) -> None:
+        """Take the entries of a derived file over; those in the tail that it states are given up."""
+        end = run.first + run.entry_count
+        if self._runs and self._runs[-1].first + self._runs[-1].entry_count != run.first:
+            # The queue went on at a later offset after retention: older runs are below it.
+            self._runs.clear()
+            self._firsts.clear()
+            self.min_offset = run.first
+        if not self._runs:
+            self.min_offset = max(self.min_offset, run.first)
+        self._runs.append(run)
+        self._firsts.append(run.first)
+        del self.tail[: max(end - self.base, 0) * SIZE]
+        self.base = max(self.base, end)
+        self.max_offset = max(self.max_offset, end)
+
+    def drop_before(self, log_offset: int) -> int:
+        """Give up entries of messages before `log_offset`; return how many those were."""
+        low, high = self.min_offset, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[0] < log_offset:
+                low = middle + 1
+            else:
+                high = middle
+        dropped, self.min_offset = low - self.min_offset, low
+        while self._runs and self._runs[0].first + self._runs[0].entry_count <= low:
+            del self._runs[0], self._firsts[0]
+        return dropped
+
+    def offset_at(self, stored_at_ms: int, stored_at: Callable[[int], int]) -> int:
+        """Return the first offset whose message was stored at or after a time, else max_offset."""
+        low, high = self.min_offset, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if stored_at(self.entry(middle)[0]) < stored_at_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low

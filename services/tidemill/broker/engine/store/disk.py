@@ -1,0 +1,68 @@
+"""What the engine asks of a disk. `PosixDisk` is the real one; tests hand in one that lies.
+
+Assumed of the disk: bytes written and then synced survive a power cut; bytes written and not synced
+may survive, be torn at any byte, or vanish; a rename is atomic, and durable once its folder is synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class DiskFailed(Exception):
+    """A write or sync failed. Final: the process ends and recovers from the log."""
+
+
+class File(Protocol):
+    """One open file of fixed or growing size."""
+
+    name: str
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a sync by another process."""
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+
+    def write_at(self, offset: int, buffers: Sequence[bytes | memoryview | bytearray]) -> None:
+        """Write all `buffers` one after the other from `offset`. Raises DiskFailed."""
+
+    def view(self) -> memoryview:
+        """Return a read-only view of the whole file as it is now and as it will be overwritten."""
+
+    def resize(self, size: int) -> None:
+        """Cut the file, or extend it by zeros. Views taken before are of the old size."""
+
+    def sync(self) -> None:
+        """Make everything written so far durable. Raises DiskFailed."""
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+
+
+class Disk(Protocol):
+    """A folder of files with flat names, in sub-folders one level deep ("log/0000")."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in `folder`, sorted, each with the folder in front."""
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        """Open a file for reading and writing; with `create` it must not exist yet."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a small file's content, None where there is no such file."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, replacing what has it."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file."""
+
+    def folder(self, folder: str) -> File:
+        """Return a folder as a file to sync: that makes what was created, renamed or deleted in it
+        durable. Syncing one needs fsync, not fdatasync.
+        """
+
+    def free_bytes(self) -> int:
+        """Return how many bytes can still be written."""

@@ -1,0 +1,215 @@
+"""An engine on a `FaultyDisk`, driven the way the round loop drives it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from zlib import crc32
+
+from support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.background import retire_oldest, write_checkpoint
+from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
+from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.recovery import RecoveryReport, open_engine
+from tidemill.common import stored_message
+
+ENTROPY = bytes(range(32))
+SMALL = EngineConfig(
+    segment_bytes=1 << 20,
+    checkpoint_log_bytes=256 << 10,
+    disk_reserve_bytes=0,
+    auto_create=True,
+    default_queues=1,
+)
+TOPIC = "orders"
+GROUP = "billing"
+
+
+def blob(
+    text: str, *, message_id: str = "", tag: str = "", keys: tuple[str, ...] = (), size: int = 0
+) -> bytes:
+    """Build a stored message whose body is `text`, as short as the format allows."""
+    id_bytes, tag_bytes = (message_id or f"id-{text}").encode(), tag.encode()
+    system = id_bytes + tag_bytes + b"".join(key.encode() for key in keys)
+    body = text.encode().ljust(size, b".")
+    hashes = [stored_message.key_hash("id", id_bytes.decode())]
+    hashes += [stored_message.key_hash("key", key) for key in keys]
+    fixed = stored_message.FIXED.pack(
+        stored_message.VERSION, 1, 1, len(hashes), 0, len(id_bytes), len(id_bytes), len(tag_bytes),
+        0, 0, len(system), 0, len(body), stored_message.tag_hash(tag) if tag else 0, 0, 0,
+    )  # fmt: skip
+    return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + body
+
+
+class World:
+    """One engine, its disk, and the time."""
+
+    def __init__(
+        self,
+        disk: FaultyDisk | None = None,
+        *,
+        config: EngineConfig = SMALL,
+        now_ms: int = 1_000_000,
+        **changes: object,
+    ) -> None:
+        self.config = replace(config, **changes)  # type: ignore[arg-type]  # checked by replace
+        self.disk = disk or FaultyDisk(Random(0))
+        self.now_ms = now_ms
+        self.engine: Engine
+        self.report: RecoveryReport
+        self.open()
+
+    def open(self) -> None:
+        """Start on the disk as it is."""
+        self.engine, self.report = open_engine(
+            self.disk, self.config, now_ms=self.now_ms, entropy=ENTROPY
+        )
+
+    def restart(self, *, power_cut: bool = False) -> None:
+        """Kill the process, or the machine, and start again."""
+        self.disk = self.disk.after_power_cut() if power_cut else self.disk.after_kill()
+        self.open()
+
+    # ------------------------------------------------------------ commands, each a round
+
+    def topic(self, name: str = TOPIC, *, queues: int = 1) -> int:
+        topic = self.engine.catalog.find_topic(name) or self.engine.put_topic(
+            name, type_=TopicType.MIXED, queues=queues, now_ms=self.now_ms
+        )
+        self.engine.commit()
+        return topic.id
+
+    def group(self, name: str = GROUP, **options: object) -> int:
+        group = self.engine.catalog.find_group(name) or self.engine.put_group(
+            name,
+            now_ms=self.now_ms,
+            **options,  # type: ignore[arg-type]  # the caller's business
+        )
+        self.engine.commit()
+        return group.id
+
+    def send(
+        self, *texts: str, topic: str = TOPIC, queue_id: int = 0, tag: str = "", size: int = 0
+    ) -> None:
+        topic_id = self.topic(topic)
+        for text in texts:
+            data = blob(text, tag=tag, size=size)
+            self.engine.append(topic_id, queue_id, data, crc32(data), self.now_ms)
+        self.engine.commit()
+
+    def pop(
+        self,
+        want: int = 32,
+        *,
+        group: str = GROUP,
+        topic: str = TOPIC,
+        invisible_ms: int = 30_000,
+        tags: tuple[str, ...] = (),
+        attempt_id: str = "",
+    ) -> list[Popped]:
+        """Pop, and return the messages with their deliveries, due revives done first."""
+        self.run_due()
+        ids = self.group(group), self.topic(topic)
+        batches = self.engine.pop(
+            *ids,
+            max_messages=want,
+            invisible_duration_ms=invisible_ms,
+            tags=frozenset(tags),
+            attempt_id=attempt_id,
+            now_ms=self.now_ms,
+        )
+        popped = [one for batch in batches for one in self._popped(batch, *ids)]
+        self.engine.commit()
+        return popped
+
+    def _popped(self, batch: Batch, group_id: int, topic_id: int) -> list[Popped]:
+        records = self.engine.read_batch(batch)
+        return [
+            Popped(
+                stored_message.body_of(record.blob).decode().rstrip("."),
+                Delivery(
+                    group_id, topic_id, batch.slot, batch.delivery_id, index, batch.visible_at_ms
+                ),
+                attempt,
+                offset,
+                record.origin_topic,
+            )
+            for record, index, attempt, offset in zip(
+                records,
+                batch.indexes,
+                batch.delivery_attempts,
+                batch.queue_offsets,
+                strict=True,
+            )
+        ]
+
+    def bodies(self, want: int = 32, **options: object) -> list[str]:
+        return [one.body for one in self.pop(want, **options)]  # type: ignore[arg-type]  # as pop
+
+    def ack(self, *popped: Popped) -> list[AckResult]:
+        results = [self.engine.ack(one.delivery, self.now_ms) for one in popped]
+        self.engine.commit()
+        return results
+
+    def change(self, popped: Popped, invisible_ms: int, *, suspend: bool = False) -> Popped:
+        delivery = self.engine.change_invisible(
+            popped.delivery,
+            invisible_duration_ms=invisible_ms,
+            suspend=suspend,
+            now_ms=self.now_ms,
+        )
+        self.engine.commit()
+        return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
+
+    def run_due(self) -> None:
+        """Revive all that is due."""
+        for _ in range(100_000):
+            is_more = self.engine.run_due(self.now_ms)
+            self.engine.commit()
+            if not is_more:
+                return
+        raise AssertionError("revive does not come to an end")
+
+    def advance(self, duration_ms: int) -> None:
+        """Let time pass, and what becomes due happen."""
+        self.now_ms += duration_ms
+        self.run_due()
+
+    def checkpoint(self) -> None:
+        for files in write_checkpoint(self.engine):
+            for file in files:
+                file.sync()
+
+    def retire(self) -> None:
+        for files in retire_oldest(self.engine):
+            for file in files:
+                file.sync()
+            if self.engine.has_pending:
+                self.engine.commit()
+
+    def background(self, steps: int = 10_000) -> None:
+        """Run background work until nothing is left to do."""
+        for _, files in zip(range(steps), self.engine.background(), strict=False):
+            if files is None:
+                return
+            for file in files:
+                file.sync()
+            if self.engine.has_pending:
+                self.engine.commit()
+        raise AssertionError("background work does not come to an end")
+
+
+class Popped:
+    """One message as a consumer got it."""
+
+    def __init__(
+        self, body: str, delivery: Delivery, attempt: int, offset: int, origin: str
+    ) -> None:
+        self.body = body
+        self.delivery = delivery
+        self.attempt = attempt
+        self.offset = offset
+        self.origin = origin
+
+    def __repr__(self) -> str:
+        return f"{self.body}@{self.offset}#{self.attempt}"
