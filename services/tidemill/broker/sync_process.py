@@ -24,6 +24,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 import struct
 from collections.abc import AsyncIterator, Iterable
 from typing import Protocol, final
@@ -160,7 +161,11 @@ def _serve_syncs(connection: socket.socket) -> None:
         error = 0
         for descriptor in descriptors:
             try:
-                os.fdatasync(descriptor)
+                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    # fdatasync may leave out new and changed names in a folder.
+                    os.fsync(descriptor)
+                else:
+                    os.fdatasync(descriptor)
             except OSError as failure:
                 error = failure.errno or -1
             os.close(descriptor)

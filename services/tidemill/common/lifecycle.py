@@ -24,14 +24,54 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+
+import structlog
 
 _PR_SET_PDEATHSIG = 1  # prctl option: the signal this process gets when its parent ends (Linux)
 _SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
 
 
+class StartRefused(Exception):
+    """The process cannot run here and now; the message says why and what to do."""
+
+
+def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
+    """Run a process on uvloop to its end; return its exit status, after logging what went wrong."""
+    import uvloop  # Here: only processes that serve need it.
+
+    try:
+        uvloop.run(serve())
+    except BaseExceptionGroup as group:
+        for error in _leaves(group):
+            _log_end(error)
+        return 1
+    except Exception as error:  # noqa: BLE001  # The one place where a process ends.
+        _log_end(error)
+        return 1
+    return 0
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _log_end(error: BaseException) -> None:
+    log = structlog.get_logger()
+    if isinstance(error, StartRefused):
+        log.error("process refused to start", reason=str(error))
+    else:
+        log.error("process failed", error=type(error).__name__, reason=str(error), exc_info=error)
+
+
 @contextlib.contextmanager
-def stop_on_signal(*, supervisor_fd: int | None = None) -> Iterator[asyncio.Event]:
+def stop_on_signal(
+    *, supervisor_fd: int | None = None, before_exit: Callable[[], None] = lambda: None
+) -> Iterator[asyncio.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets; a second signal exits at once.
 
     The loss of the supervisor counts as a signal. Needs a running event loop.
@@ -42,6 +82,7 @@ def stop_on_signal(*, supervisor_fd: int | None = None) -> Iterator[asyncio.Even
     def on_signal() -> None:
         if stop.is_set():
             # The operator is in a hurry; recovery copes with any instant.
+            before_exit()
             os._exit(_SECOND_SIGNAL_STATUS)
         stop.set()
 

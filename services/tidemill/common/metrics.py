@@ -16,7 +16,7 @@ import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Final
 
 import prometheus_client
@@ -134,10 +134,16 @@ def commit() -> str:
 
 
 class MetricsServer:
-    """The small HTTP server of `/metrics`, `/livez` and `/readyz`."""
+    """The small HTTP server of `/metrics`, `/livez` and `/readyz`.
 
-    def __init__(self, registry: Registry) -> None:
+    `before_scrape` brings up to date what is too expensive to compute all the time.
+    """
+
+    def __init__(
+        self, registry: Registry, before_scrape: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._registry = registry
+        self._before_scrape = before_scrape
         self._connections: set[asyncio.StreamWriter] = set()
         self.is_ready = False
         self.address = ""
@@ -170,6 +176,8 @@ class MetricsServer:
         ):
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
+            if self._before_scrape is not None and head.startswith(b"GET /metrics"):
+                await self._before_scrape()
             writer.write(self._answer(head.decode("latin-1")))
             await writer.drain()
         self._connections.discard(writer)

@@ -59,6 +59,9 @@ class ProcessSettings(BaseSettings):
     config: Path | None = Field(
         None, description="YAML file with settings; flags and environment win over it."
     )
+    name: str = Field(
+        "", description="Name of this process in logs and metrics; empty: the kind of process."
+    )
     cluster: str = Field("tidemill", description="Name of the cluster: the label on every metric.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity of the log lines that are written."

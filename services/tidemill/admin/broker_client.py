@@ -1,0 +1,99 @@
+"""A typed client of BrokerAdmin; a refusal is raised again as the error that the broker raised."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import grpc
+
+from tidemill.common import errors
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+
+ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an error by its class
+RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second
+RECONNECT_MS_MAX = 5_000
+MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
+
+T = TypeVar("T")
+
+
+class BrokerClient:
+    """The admin calls of one broker."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, timeout_ms: int) -> None:
+        self._stub: broker_pb2_grpc.BrokerAdminAsyncStub = broker_pb2_grpc.BrokerAdminStub(channel)
+        self._timeout_s = timeout_ms / 1000
+
+    async def put_topic(self, request: pb.PutTopicRequest) -> pb.TopicConfig:
+        """Create or change a topic."""
+        return await _checked(self._stub.PutTopic(request, timeout=self._timeout_s))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its messages."""
+        await _checked(self._stub.DeleteTopic(pb.NamedRequest(name=name), timeout=self._timeout_s))
+
+    async def topic_status(self, name: str) -> pb.TopicStatus:
+        """Return a topic and what its queues hold."""
+        request = pb.NamedRequest(name=name)
+        return await _checked(self._stub.GetTopicStatus(request, timeout=self._timeout_s))
+
+    async def put_group(self, request: pb.PutGroupRequest) -> pb.GroupConfig:
+        """Create or change a consumer group."""
+        return await _checked(self._stub.PutGroup(request, timeout=self._timeout_s))
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a consumer group with its progress."""
+        await _checked(self._stub.DeleteGroup(pb.NamedRequest(name=name), timeout=self._timeout_s))
+
+    async def group_progress(self, name: str) -> pb.GroupProgress:
+        """Return a group and how far it is, by queue."""
+        request = pb.NamedRequest(name=name)
+        return await _checked(self._stub.GetGroupProgress(request, timeout=self._timeout_s))
+
+    async def config(self) -> pb.ConfigUpdate:
+        """Return all topics and groups."""
+        return await _checked(self._stub.GetConfig(pb.Empty(), timeout=self._timeout_s))
+
+    async def reset_offset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
+        """Let a group go on from another place of a topic."""
+        return await _checked(self._stub.ResetOffset(request, timeout=self._timeout_s))
+
+    async def find_messages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
+        """Find messages by id or by key."""
+        return await _checked(self._stub.FindMessages(request, timeout=self._timeout_s))
+
+
+@contextlib.asynccontextmanager
+async def broker_client(address: str, *, timeout_ms: int) -> AsyncIterator[BrokerClient]:
+    """Connect when first used, and again whenever the connection is lost."""
+    options = (
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MIN),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    )
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        yield BrokerClient(channel, timeout_ms=timeout_ms)
+
+
+async def _checked(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise _error_of(error) from error
+
+
+def _error_of(error: grpc.aio.AioRpcError) -> Exception:
+    for key, value in error.trailing_metadata():
+        if key == ERROR_KEY and str(value) in errors.BY_NAME:
+            return errors.from_wire(str(value), error.details() or "")
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return errors.BrokerUnreachable("the broker cannot be reached; try again later")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.BrokerTimeout("the broker did not answer in time")
+        case _:
+            return error

@@ -1,0 +1,47 @@
+"""Pages of a list sorted by name: a token names the last item of the page before."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Protocol, TypeVar
+
+from fastapi import Query
+
+from tidemill.common.errors import BadRequest
+
+PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=1000)]
+PageToken = Annotated[str | None, Query(alias="pageToken", max_length=1024)]
+PAGE_SIZE = 100  # where none is asked for
+
+
+class Named(Protocol):
+    """Something with a name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+def page_of(items: Sequence[T], size: int, token: str | None) -> tuple[list[T], str | None]:
+    """Return the items after `token`, and the token of the next page unless this is the last."""
+    after = "" if token is None else _decode(token)
+    rest = sorted((item for item in items if item.name > after), key=lambda item: item.name)
+    page = rest[:size]
+    return page, _encode(page[-1].name) if len(rest) > size else None
+
+
+def _encode(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def _decode(token: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest("pageToken is not one that this API gave out") from error

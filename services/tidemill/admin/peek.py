@@ -1,0 +1,50 @@
+"""Showing a stored message: the wires that consumers get, parsed for human eyes."""
+
+from __future__ import annotations
+
+import base64
+
+from tidemill.admin.schemas import Message
+from tidemill.common import stored_message
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+def message_of(found: pb.FoundMessage, *, topic: str) -> Message:
+    """Parse a message that was found under `topic`."""
+    fields = stored_message.decode(found.blob)
+    system = v2.SystemProperties.FromString(found.blob[fields.system_at : fields.user_at])
+    wire = v2.Message.FromString(found.blob[fields.user_at :])
+    body = wire.body
+    return Message(
+        message_id=system.message_id,
+        topic=topic,
+        stored_topic=found.stored_topic or topic,
+        queue_id=found.queue_id,
+        queue_offset=found.queue_offset,
+        log_offset=found.log_offset,
+        message_type=v2.MessageType.Name(system.message_type),
+        tag=system.tag if system.HasField("tag") else None,
+        keys=list(system.keys),
+        message_group=system.message_group if system.HasField("message_group") else None,
+        born_at_ms=fields.born_at_ms,
+        born_host=system.born_host,
+        stored_at_ms=found.stored_at_ms,
+        deliver_at_ms=fields.due_at_ms or None,
+        delivery_attempt=found.delivery_attempt,
+        consumer_group=found.group or None,
+        origin_topic=found.origin_topic or None,
+        reason=found.reason or None,
+        properties=dict(wire.user_properties),
+        body_encoding=v2.Encoding.Name(system.body_encoding),
+        body_size=len(body),
+        body_base64=base64.b64encode(body).decode(),
+        body_text=_text(body),
+    )
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

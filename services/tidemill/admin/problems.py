@@ -1,0 +1,70 @@
+"""Errors as RFC 9457 problem documents, through the one table of codes."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from tidemill.admin.schemas import Problem
+from tidemill.common.errors import CODES, INTERNAL, BadRequest, ServiceError, codes_of
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = "1"  # for what may succeed later
+
+log = structlog.get_logger()
+
+# What any route may answer, for the OpenAPI document.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "A problem document.",
+        "model": Problem,
+    }
+}
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Answer every error with a problem document."""
+
+    @app.exception_handler(ServiceError)
+    async def on_service_error(_request: Request, error: ServiceError) -> JSONResponse:
+        codes = codes_of(error)
+        return problem(codes.http, type(error).__name__, error.message, codes.rocketmq)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        reasons = [
+            f"{'.'.join(str(part) for part in item['loc'][1:]) or 'body'}: {item['msg']}"
+            for item in error.errors()
+        ]
+        code = CODES[BadRequest].rocketmq
+        return problem(HTTPStatus.BAD_REQUEST, "BadRequest", "; ".join(reasons), code)
+
+    @app.exception_handler(HTTPException)
+    async def on_http(_request: Request, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        response = problem(status, status.phrase, str(error.detail), status * 100)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def on_bug(_request: Request, error: Exception) -> JSONResponse:
+        log.error("request failed", error=type(error).__name__, exc_info=error)
+        return problem(
+            INTERNAL.http, "Internal", "an error of ours; see the log", INTERNAL.rocketmq
+        )
+
+
+def problem(status: HTTPStatus, title: str, detail: str, code: int) -> JSONResponse:
+    """Render a problem document."""
+    document = Problem(title=title, status=status, detail=detail, code=code)
+    headers = {"Retry-After": RETRY_AFTER_S} if status in _RETRIABLE else None
+    return JSONResponse(document.model_dump(), status, headers, MEDIA_TYPE)
+
+
+_RETRIABLE = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}

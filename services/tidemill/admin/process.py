@@ -1,0 +1,107 @@
+"""The admin process: connect to the broker, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from tidemill.admin.app import create_app
+from tidemill.admin.broker_client import broker_client
+from tidemill.admin.settings import AdminSettings
+from tidemill.common.lifecycle import (
+    StartRefused,
+    announce_ready,
+    die_with_parent,
+    run,
+    stop_on_signal,
+)
+from tidemill.common.log import configure_logging
+from tidemill.common.metrics import MetricsServer, Registry
+
+BACKLOG = 128  # connections that wait to be accepted
+
+log = structlog.get_logger()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the admin process with command-line `arguments`; return its exit status."""
+    settings = AdminSettings.load(arguments)
+    configure_logging(process=settings.name or "admin", level=settings.log_level)
+    if settings.supervisor_fd is not None:
+        die_with_parent()
+    return run(lambda: serve(settings))
+
+
+async def serve(settings: AdminSettings) -> None:
+    """Serve the REST API until SIGTERM."""
+    registry = Registry(
+        cluster=settings.cluster, node_type="admin", node_id=settings.name or "admin"
+    )
+    timeout_ms = settings.request_timeout_ms
+    with (
+        stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop,
+        listening(settings.host, settings.port) as listener,
+    ):
+        async with (
+            broker_client(settings.broker, timeout_ms=timeout_ms) as broker,
+            MetricsServer(registry).serving(
+                settings.metrics_host, settings.metrics_port
+            ) as metrics,
+            serving(create_app(broker), listener, settings.drain_timeout_ms),
+        ):
+            gc.collect()
+            gc.freeze()
+            metrics.is_ready = True
+            address = f"http://{settings.host}:{listener.getsockname()[1]}"
+            announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url)
+            log.info("admin serves", admin=address, metrics=metrics.url)
+            await stop.wait()
+            metrics.is_ready = False
+    log.info("admin stopped")
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Listen on `port` (0: a free one) until the block ends; raise StartRefused if it is taken."""
+    try:
+        listener = socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        raise StartRefused(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    with listener:
+        yield listener
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: FastAPI, listener: socket.socket, drain_timeout_ms: int
+) -> AsyncIterator[None]:
+    """Serve `app` until the block ends, then finish the requests that are in flight."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=drain_timeout_ms // 1000,
+        )
+    )
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]), name="http")
+        yield
+        server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: stopping is `stop_on_signal`'s."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

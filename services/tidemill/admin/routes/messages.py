@@ -1,0 +1,39 @@
+"""Messages: looking at them without consuming them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from tidemill.admin import schemas
+from tidemill.admin.peek import message_of
+from tidemill.admin.routes import Broker
+from tidemill.common.errors import MessageNotFound
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+router = APIRouter(tags=["messages"])
+
+COPIES_MAX = 64  # of one message id: the original, its retries, its dead letter
+Key = Annotated[str, Query(min_length=1, description="One of the keys set by the producer.")]
+Limit = Annotated[int, Query(ge=1, le=256)]
+
+
+@router.get("/topics/{topic}/messages")
+async def find_messages(
+    topic: str, key: Key, broker: Broker, limit: Limit = 32
+) -> schemas.MessageList:
+    """Find messages by key, the newest first."""
+    request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
+    reply = await broker.find_messages(request)
+    return schemas.MessageList(messages=[message_of(m, topic=topic) for m in reply.messages])
+
+
+@router.get("/topics/{topic}/messages/{message_id}")
+async def peek_message(topic: str, message_id: str, broker: Broker) -> schemas.MessageList:
+    """Show a message and its copies on retry and dead-letter topics."""
+    request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
+    reply = await broker.find_messages(request)
+    if not reply.messages:
+        raise MessageNotFound(f"topic {topic} holds no message {message_id}")
+    return schemas.MessageList(messages=[message_of(m, topic=topic) for m in reply.messages])

@@ -1,0 +1,25 @@
+"""Every knob of the admin process."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from tidemill.common.settings import Port, ProcessSettings
+
+
+class AdminSettings(ProcessSettings):
+    """Serve the REST API for topics, consumer groups and messages."""
+
+    command: ClassVar[str] = "admin"
+
+    host: str = Field("127.0.0.1", description="Address of the REST API.")
+    port: Port = Field(8080, description="Port of the REST API; 0: a free one.")
+    broker: str = Field("127.0.0.1:10911", description="Address (host:port) of the broker.")
+    request_timeout_ms: int = Field(
+        5_000, ge=1, description="How long a request waits for the broker."
+    )
+    drain_timeout_ms: int = Field(
+        5_000, ge=0, description="How long a stop waits for requests that are in flight."
+    )

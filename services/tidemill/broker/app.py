@@ -1,0 +1,107 @@
+"""The broker process: open the store, serve, drain, close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tidemill.broker.data_dir import locked_data_dir
+from tidemill.broker.settings import BrokerSettings
+from tidemill.broker.sync_process import SyncProcess
+from tidemill.common.lifecycle import announce_ready, die_with_parent, run, stop_on_signal
+from tidemill.common.log import configure_logging
+
+if TYPE_CHECKING:
+    from tidemill.broker.server.rounds import Rounds
+
+log = structlog.get_logger()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the broker with command-line `arguments`; return its exit status."""
+    settings = BrokerSettings.load(arguments)
+    configure_logging(process=settings.name, level=settings.log_level)
+    if settings.supervisor_fd is not None:
+        die_with_parent()
+    # Before gRPC, threads and the event loop exist: their locks do not survive a fork. The log has
+    # a helper of its own, so that it never waits behind a long background sync.
+    log_syncs, background_syncs = SyncProcess.fork("log sync"), SyncProcess.fork("background sync")
+    return run(lambda: serve(settings, log_syncs, background_syncs))
+
+
+async def serve(
+    settings: BrokerSettings, log_syncs: SyncProcess, background_syncs: SyncProcess
+) -> None:
+    """Run the broker until SIGTERM, then drain it and close the store cleanly."""
+    from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
+    from tidemill.broker.server.grpc_server import broker_server
+    from tidemill.broker.server.lag import LagReader
+    from tidemill.broker.server.long_polling import LongPolling
+    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.store import open_engine
+    from tidemill.common.clock import SystemClock
+    from tidemill.common.metrics import MetricsServer, Registry
+
+    clock = SystemClock()
+    registry = Registry(cluster=settings.cluster, node_type="broker", node_id=settings.name)
+    with (
+        stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop,
+        locked_data_dir(settings.data_dir),
+        open_engine(settings, now_ms=clock.wall_ms()) as engine,
+    ):
+        traffic, lag = Traffic(), Lag()
+        rounds = Rounds(
+            engine,
+            syncs=log_syncs,
+            background_syncs=background_syncs,
+            clock=clock,
+            polls=LongPolling(parked_max=settings.parked_max),
+            pending_bytes_max=settings.pending_bytes_max,
+        )
+        BrokerMetrics(registry, traffic, lag, rounds)
+        async with (
+            log_syncs.attached(),
+            background_syncs.attached(),
+            watched(log_syncs, background_syncs),
+            running(rounds),
+            MetricsServer(registry, LagReader(rounds, lag, clock)).serving(
+                settings.metrics_host, settings.metrics_port
+            ) as metrics,
+            broker_server(rounds, traffic, settings) as server,
+        ):
+            # What start-up made stays for good: later collections need not look at it.
+            gc.collect()
+            gc.freeze()
+            metrics.is_ready = True
+            announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)
+            log.info("broker serves", grpc=server.address, metrics=metrics.url)
+            await stop.wait()
+            log.info("broker drains")
+            metrics.is_ready = False
+            rounds.drain()
+            await server.drain(settings.drain_timeout_ms)
+    log.info("broker stopped")
+
+
+@contextlib.asynccontextmanager
+async def running(rounds: Rounds) -> AsyncIterator[None]:
+    """Run the round loop; at the end of the block do one last round and wait for it."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rounds.run(), name="rounds")
+        yield
+        rounds.stop()
+
+
+@contextlib.asynccontextmanager
+async def watched(*helpers: SyncProcess) -> AsyncIterator[None]:
+    """End the block with the failure of any helper."""
+    async with asyncio.TaskGroup() as tasks:
+        watches = [tasks.create_task(helper.watch(), name=helper.name) for helper in helpers]
+        yield
+        for watch in watches:
+            watch.cancel()

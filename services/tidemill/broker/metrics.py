@@ -1,0 +1,291 @@
+"""What the broker exports: hot paths add to lists, names and labels come with a scrape.
+
+Counts are kept by id and shown by name, so a topic that is deleted takes its series with it, and
+one that is created shows zeros from the next scrape on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from tidemill.common.metrics import Registry
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine, QueueProgress
+    from tidemill.broker.engine.metadata.catalog import Group, Topic
+
+KIB = 1024
+SIZE_BUCKETS = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 512 * KIB, 1 << 20, 2 << 20, 4 << 20)  # bytes
+_MESSAGE_TYPE_AT = 1  # position in a stored message
+_MESSAGE_TYPES = ("normal", "normal", "fifo", "delay", "transaction", "lite", "priority")
+_TYPES_OF_MIXED = range(1, len(_MESSAGE_TYPES))
+_MIXED = 7
+_RETRY_PREFIX = "%RETRY%"
+PERMISSION_READ_WRITE = 6
+LAG_AGE_MS_MAX = 1_000  # lag is computed for a scrape unless it is younger than this
+
+OUT_LABELS = ("topic", "consumer_group", "is_retry", "is_system")
+IN_LABELS = ("topic", "message_type", "is_system")
+
+
+class Traffic:
+    """Messages and bytes, counted where they pass."""
+
+    def __init__(self) -> None:
+        # By topic id and message type: messages, bytes, then one count a size bucket.
+        self.received: dict[tuple[int, int], list[int]] = {}
+        # By topic id and group id: messages and bytes; then those of repeated deliveries.
+        self.sent: dict[tuple[int, int], list[int]] = {}
+        # By topic id and group id: one count an AckResult.
+        self.acks: dict[tuple[int, int], list[int]] = {}
+
+    def appended(self, topic_id: int, blob: bytes) -> None:
+        """Count a message that was stored."""
+        key = (topic_id, blob[_MESSAGE_TYPE_AT])
+        counts = self.received.get(key)
+        if counts is None:
+            counts = self.received[key] = _no_messages()
+        size = len(blob)
+        counts[0] += 1
+        counts[1] += size
+        counts[2 + bisect_left(SIZE_BUCKETS, size)] += 1
+
+    def polled(self, topic_id: int, group_id: int) -> None:
+        """Know that a group consumes a topic, so that its series start at zero."""
+        if (topic_id, group_id) not in self.sent:
+            self.sent[topic_id, group_id] = [0, 0, 0, 0]
+            self.acks[topic_id, group_id] = [0, 0, 0, 0]
+
+    def delivered(self, topic_id: int, group_id: int, attempts: Sequence[int], size: int) -> None:
+        """Count one batch that was handed out."""
+        self.polled(topic_id, group_id)
+        counts = self.sent[topic_id, group_id]
+        # One queue is either a retry queue or not, so the batch is of one kind.
+        at = 2 if attempts and attempts[0] > 1 else 0
+        counts[at] += len(attempts)
+        counts[at + 1] += size
+
+    def acked(self, topic_id: int, group_id: int, result: int) -> None:
+        """Count an ack."""
+        counts = self.acks.get((topic_id, group_id))
+        if counts is not None:
+            counts[result] += 1
+
+
+class Lag:
+    """Consumer progress of all groups, as of the last time somebody asked."""
+
+    def __init__(self) -> None:
+        self.progress: dict[int, list[QueueProgress]] = {}
+        self.now_ms = 0
+
+
+class Load(Protocol):
+    """What the metrics read of the rounds."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        ...
+
+    @property
+    def pending_count(self) -> int:
+        """What waits for the next round."""
+        ...
+
+
+class BrokerMetrics:
+    """Turns the counts into metrics."""
+
+    def __init__(self, registry: Registry, traffic: Traffic, lag: Lag, load: Load) -> None:
+        self._traffic = traffic
+        self._lag = lag
+        self._load = load
+        self._in_sets = registry.bounded("rocketmq_messages_in_total", IN_LABELS)
+        self._out_sets = registry.bounded("rocketmq_messages_out_total", OUT_LABELS)
+        self._lag_sets = registry.bounded("rocketmq_consumer_lag_messages", OUT_LABELS)
+        registry.register(self._collect)
+
+    def _collect(self) -> Iterator[Metric]:
+        engine = self._load.engine
+        topics, groups = engine.catalog.topics, engine.catalog.groups
+        yield from self._collect_load(topics, groups)
+        yield from self._collect_received(topics)
+        yield from self._collect_sent(topics, groups)
+        yield from self._collect_engine(topics, groups)
+        yield from self._collect_lag(topics, groups)
+
+    def _collect_load(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
+        watermark = GaugeMetricFamily(
+            "rocketmq_processor_watermark",
+            "Frames and calls that wait for the next round.",
+            labels=("processor",),
+        )
+        watermark.add_metric(("send",), self._load.pending_count)
+        yield watermark
+        yield GaugeMetricFamily(
+            "rocketmq_broker_permission", "2 write, 4 read, 6 both.", value=PERMISSION_READ_WRITE
+        )
+        yield GaugeMetricFamily("rocketmq_topic_number", "Topics.", value=len(topics))
+        yield GaugeMetricFamily("rocketmq_consumer_group_number", "Groups.", value=len(groups))
+
+    def _collect_received(self, topics: dict[int, Topic]) -> Iterator[Metric]:
+        messages = CounterMetricFamily(
+            "rocketmq_messages_in_total", "Messages stored.", labels=IN_LABELS
+        )
+        size = CounterMetricFamily("rocketmq_throughput_in_total", "Bytes.", labels=IN_LABELS)
+        sizes = HistogramMetricFamily(
+            "rocketmq_message_size", "Size of stored messages in bytes.", labels=IN_LABELS
+        )
+        received = self._traffic.received
+        _drop_deleted(received, topics)
+        for topic in topics.values():
+            if topic.is_system:
+                continue  # As in RocketMQ, copies for retry are no messages in.
+            types = set(_TYPES_OF_MIXED if topic.type == _MIXED else (int(topic.type),))
+            types.update(kind for topic_id, kind in received if topic_id == topic.id)
+            for kind in sorted(types):
+                counts = received.get((topic.id, kind)) or _no_messages()
+                labels = self._in_sets.admit((topic.name, _type_name(kind), "false"))
+                messages.add_metric(labels, counts[0])
+                size.add_metric(labels, counts[1])
+                sizes.add_metric(labels, _cumulated(counts[2:]), counts[1])
+        yield from (messages, size, sizes)
+
+    def _collect_sent(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
+        messages = CounterMetricFamily(
+            "rocketmq_messages_out_total", "Messages handed to a consumer.", labels=OUT_LABELS
+        )
+        size = CounterMetricFamily("rocketmq_throughput_out_total", "Bytes.", labels=OUT_LABELS)
+        acks = CounterMetricFamily(
+            "rocketmq_ack_total",
+            "How acks were matched.",
+            labels=("topic", "consumer_group", "path", "result"),
+        )
+        for counted in (self._traffic.sent, self._traffic.acks):
+            _drop_deleted(counted, topics)
+            _drop_deleted_groups(counted, groups)
+        for (topic_id, group_id), counts in self._traffic.sent.items():
+            topic, group = topics[topic_id], groups[group_id]
+            for at, is_retry in ((0, "false"), (2, "true")):
+                labels = self._out_sets.admit(
+                    (topic.name, group.name, is_retry, _flag(topic.is_system))
+                )
+                messages.add_metric(labels, counts[at])
+                size.add_metric(labels, counts[at + 1])
+            results = self._traffic.acks[topic_id, group_id]
+            for result, name in enumerate(("applied", "already", "gone"), 1):
+                acks.add_metric((topic.name, group.name, "store", name), results[result])
+        yield from (messages, size, acks)
+
+    def _collect_engine(
+        self, topics: dict[int, Topic], groups: dict[int, Group]
+    ) -> Iterator[Metric]:
+        """Yield what the engine does by itself when nobody asks."""
+        dead = CounterMetricFamily(
+            "rocketmq_send_to_dlq_messages_total",
+            "Messages moved to a dead-letter topic.",
+            labels=("topic", "consumer_group", "is_system"),
+        )
+        revived = CounterMetricFamily(
+            "rocketmq_pop_revive_retry_messages_total",
+            "Messages put on a retry topic by revive.",
+            labels=("topic", "consumer_group", "put_status"),
+        )
+        expired = CounterMetricFamily(
+            "rocketmq_pop_expired_before_revive_total",
+            "Messages that retention removed before they were revived.",
+            labels=("topic", "consumer_group"),
+        )
+        counts = self._load.engine.state.counts
+        for topic_id, group_id in self._traffic.sent:
+            pair = topics[topic_id].name, groups[group_id].name
+            dead.add_metric((*pair, "false"), counts["dead_lettered", group_id, topic_id])
+            revived.add_metric((*pair, "put_ok"), counts["revived", group_id, topic_id])
+            expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
+        yield from (dead, revived, expired)
+
+    def _collect_lag(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
+        gauges = {
+            name: GaugeMetricFamily(f"rocketmq_consumer_{name}", help_, labels=OUT_LABELS)
+            for name, help_ in (
+                ("lag_messages", "Messages stored but not acknowledged."),
+                ("lag_latency", "Ms since the oldest unacknowledged message became ready."),
+                ("ready_messages", "Messages that a poll would return now."),
+                ("inflight_messages", "Delivered, inside their invisible time."),
+                ("queueing_latency", "Ms since the oldest ready message became ready."),
+            )
+        }
+        names = {topic.name for topic in topics.values()}
+        for group_id, progress in self._lag.progress.items():
+            if group_id not in groups:
+                continue
+            for (topic, is_retry), queues in _by_topic(progress).items():
+                if topic not in names:
+                    continue
+                labels = self._lag_sets.admit(
+                    (topic, groups[group_id].name, _flag(is_retry), "false")
+                )
+                ready = sum(queue.ready_count for queue in queues)
+                in_flight = sum(queue.in_flight_count for queue in queues)
+                unacked_at = [q.oldest_unacked_at_ms for q in queues if q.oldest_unacked_at_ms]
+                ready_at = [q.oldest_ready_at_ms for q in queues if q.oldest_ready_at_ms]
+                gauges["ready_messages"].add_metric(labels, ready)
+                gauges["inflight_messages"].add_metric(labels, in_flight)
+                gauges["lag_messages"].add_metric(labels, ready + in_flight)
+                gauges["lag_latency"].add_metric(labels, self._age_ms(unacked_at))
+                gauges["queueing_latency"].add_metric(labels, self._age_ms(ready_at))
+        yield from gauges.values()
+
+    def _age_ms(self, instants: list[int]) -> int:
+        return max(0, self._lag.now_ms - min(instants)) if instants else 0
+
+
+def _by_topic(progress: Iterable[QueueProgress]) -> dict[tuple[str, bool], list[QueueProgress]]:
+    found: dict[tuple[str, bool], list[QueueProgress]] = {}
+    for queue in progress:
+        found.setdefault((queue.topic, queue.is_retry), []).append(queue)
+    return found
+
+
+def _no_messages() -> list[int]:
+    return [0] * (2 + len(SIZE_BUCKETS) + 1)
+
+
+def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
+    bounds = [*(str(float(bound)) for bound in SIZE_BUCKETS), "+Inf"]
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
+
+
+def _drop_deleted(counts: dict[tuple[int, int], list[int]], topics: dict[int, Topic]) -> None:
+    for key in [key for key in counts if key[0] not in topics]:
+        del counts[key]
+
+
+def _drop_deleted_groups(
+    counts: dict[tuple[int, int], list[int]], groups: dict[int, Group]
+) -> None:
+    for key in [key for key in counts if key[1] not in groups]:
+        del counts[key]
+
+
+def _type_name(kind: int) -> str:
+    return _MESSAGE_TYPES[kind] if kind < len(_MESSAGE_TYPES) else "normal"
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

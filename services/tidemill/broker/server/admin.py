@@ -1,0 +1,177 @@
+"""BrokerAdmin: changes and questions of the admin process, through the same rounds as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import grpc
+
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.server import config_frames
+from tidemill.common.errors import (
+    GroupNotFound,
+    RequestError,
+    ServiceError,
+    TopicNotFound,
+)
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.server.rounds import Rounds
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+ERROR_KEY = "tidemill-error"  # trailing metadata that names an error by its class
+FOUND_MAX = 256  # messages of one search, whatever is asked for
+
+
+class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
+    """The gRPC face of the engine's configuration and inspection."""
+
+    def __init__(self, rounds: Rounds, *, auto_create: bool) -> None:
+        self._rounds = rounds
+        self._auto_create = auto_create
+
+    async def PutTopic(self, request: pb.PutTopicRequest, context: Context) -> pb.TopicConfig:
+        """Create or change a topic."""
+
+        def put(engine: Engine, now_ms: int) -> pb.TopicConfig:
+            topic = engine.put_topic(
+                request.name,
+                type_=config_frames.topic_type(request.type),
+                queues=request.queues,
+                now_ms=now_ms,
+            )
+            return config_frames.topic_config(topic)
+
+        return await self._call(put, context)
+
+    async def DeleteTopic(self, request: pb.NamedRequest, context: Context) -> pb.Empty:
+        """Delete a topic with its messages."""
+
+        def delete(engine: Engine, now_ms: int) -> pb.Empty:
+            engine.delete_topic(request.name, now_ms)
+            return pb.Empty()
+
+        return await self._call(delete, context)
+
+    async def PutGroup(self, request: pb.PutGroupRequest, context: Context) -> pb.GroupConfig:
+        """Create or change a consumer group."""
+
+        def put(engine: Engine, now_ms: int) -> pb.GroupConfig:
+            group = engine.put_group(
+                request.name, **config_frames.group_fields(request), now_ms=now_ms
+            )
+            return config_frames.group_config(group)
+
+        return await self._call(put, context)
+
+    async def DeleteGroup(self, request: pb.NamedRequest, context: Context) -> pb.Empty:
+        """Delete a consumer group with its progress."""
+
+        def delete(engine: Engine, now_ms: int) -> pb.Empty:
+            engine.delete_group(request.name, now_ms)
+            return pb.Empty()
+
+        return await self._call(delete, context)
+
+    async def GetConfig(self, request: pb.Empty, context: Context) -> pb.ConfigUpdate:  # noqa: ARG002
+        """Return all topics and groups."""
+
+        def get(engine: Engine, _now_ms: int) -> pb.ConfigUpdate:
+            config = config_frames.complete_config(engine, auto_create=self._auto_create)
+            config.ClearField("handle_secret")  # Only proxies need it.
+            return config
+
+        return await self._call(get, context)
+
+    async def GetTopicStatus(self, request: pb.NamedRequest, context: Context) -> pb.TopicStatus:
+        """Return a topic and what its queues hold."""
+
+        def get(engine: Engine, _now_ms: int) -> pb.TopicStatus:
+            topic = find_topic(engine, request.name)
+            return pb.TopicStatus(
+                topic=config_frames.topic_config(topic),
+                queues=[config_frames.queue_status(q) for q in engine.queue_status(topic)],
+            )
+
+        return await self._call(get, context)
+
+    async def GetGroupProgress(
+        self, request: pb.NamedRequest, context: Context
+    ) -> pb.GroupProgress:
+        """Return a group and how far it is, by queue."""
+
+        def get(engine: Engine, _now_ms: int) -> pb.GroupProgress:
+            group = find_group(engine, request.name)
+            return pb.GroupProgress(
+                group=config_frames.group_config(group),
+                queues=[config_frames.queue_progress(q) for q in engine.group_progress(group)],
+            )
+
+        return await self._call(get, context)
+
+    async def ResetOffset(
+        self, request: pb.ResetOffsetRequest, context: Context
+    ) -> pb.ResetOffsetReply:
+        """Let a group go on from another place of a topic."""
+
+        def reset(engine: Engine, now_ms: int) -> pb.ResetOffsetReply:
+            target = config_frames.reset_target(request)
+            statuses = engine.reset_offset(request.group, request.topic, target, now_ms)
+            return pb.ResetOffsetReply(queues=[config_frames.queue_status(q) for q in statuses])
+
+        return await self._call(reset, context)
+
+    async def FindMessages(
+        self, request: pb.FindMessagesRequest, context: Context
+    ) -> pb.FindMessagesReply:
+        """Find messages by id or by key."""
+
+        def find(engine: Engine, _now_ms: int) -> pb.FindMessagesReply:
+            found = engine.find(
+                find_topic(engine, request.topic),
+                message_id=request.message_id,
+                key=request.key,
+                max_messages=min(request.max_messages or FOUND_MAX, FOUND_MAX),
+            )
+            return pb.FindMessagesReply(messages=[config_frames.found_message(m) for m in found])
+
+        return await self._call(find, context)
+
+    async def _call(self, function: Callable[[Engine, int], T], context: Context) -> T:
+        try:
+            return await self._rounds.call(function)
+        except ServiceError as error:
+            await refuse(error, context)
+
+
+async def refuse(error: ServiceError, context: Context) -> NoReturn:
+    """End the call with `error`, named so that the caller can raise it again."""
+    code = (
+        grpc.StatusCode.FAILED_PRECONDITION
+        if isinstance(error, RequestError)
+        else grpc.StatusCode.UNAVAILABLE
+    )
+    await context.abort(code, error.message, ((ERROR_KEY, type(error).__name__),))
+    raise AssertionError("abort raises")
+
+
+def find_topic(engine: Engine, name: str) -> Topic:
+    """Return the topic of that name; raise TopicNotFound."""
+    topic = engine.catalog.find_topic(name)
+    if topic is None:
+        raise TopicNotFound(f"there is no topic {name!r}")
+    return topic
+
+
+def find_group(engine: Engine, name: str) -> Group:
+    """Return the group of that name; raise GroupNotFound."""
+    group = engine.catalog.find_group(name)
+    if group is None:
+        raise GroupNotFound(f"there is no consumer group {name!r}")
+    return group

@@ -1,0 +1,153 @@
+"""What the engine knows as messages of the broker's contract, and requests as what it takes."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from tidemill.broker.engine.engine import (
+    Engine,
+    FoundMessage,
+    QueueProgress,
+    QueueStatus,
+    ResetTarget,
+)
+from tidemill.broker.engine.metadata.catalog import (
+    ConfigChanges,
+    ExponentialRetry,
+    Group,
+    Topic,
+    TopicType,
+)
+from tidemill.common.errors import BadRequest
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+def topic_config(topic: Topic) -> pb.TopicConfig:
+    """Render a topic."""
+    return pb.TopicConfig(
+        id=topic.id,
+        version=topic.version,
+        name=topic.name,
+        type=pb.TopicType.ValueType(topic.type),
+        queues=topic.queues,
+        is_system=topic.is_system,
+    )
+
+
+def group_config(group: Group) -> pb.GroupConfig:
+    """Render a group."""
+    config = pb.GroupConfig(
+        id=group.id,
+        version=group.version,
+        name=group.name,
+        delivery_order=pb.ORDERED if group.is_ordered else pb.CONCURRENT,
+        max_attempts=group.max_attempts,
+        start_from_latest=group.start_from_latest,
+    )
+    if group.exponential is not None:
+        config.exponential.initial_ms = group.exponential.initial_ms
+        config.exponential.max_ms = group.exponential.max_ms
+        config.exponential.multiplier = group.exponential.multiplier
+    else:
+        config.customized.next_ms.extend(group.customized_ms)
+    return config
+
+
+def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
+    """Render all that a proxy needs to know before it serves."""
+    return pb.ConfigUpdate(
+        is_complete=True,
+        topics=[topic_config(topic) for topic in engine.catalog.topics.values()],
+        groups=[group_config(group) for group in engine.catalog.groups.values()],
+        handle_secret=engine.handle_secret,
+        broker_name=engine.broker_name,
+        auto_create=auto_create,
+    )
+
+
+def changed_config(changes: ConfigChanges) -> pb.ConfigUpdate:
+    """Render what changed."""
+    return pb.ConfigUpdate(
+        topics=[topic_config(topic) for topic in changes.topics.values()],
+        groups=[group_config(group) for group in changes.groups.values()],
+        deleted_topic_ids=sorted(changes.deleted_topic_ids),
+        deleted_group_ids=sorted(changes.deleted_group_ids),
+    )
+
+
+def queue_status(status: QueueStatus) -> pb.QueueStatus:
+    """Render where a queue begins and ends."""
+    return pb.QueueStatus(**status._asdict())
+
+
+def queue_progress(progress: QueueProgress) -> pb.QueueProgress:
+    """Render how far a group is in a queue."""
+    return pb.QueueProgress(
+        topic=progress.topic,
+        queue_id=progress.queue_id,
+        is_retry=progress.is_retry,
+        min_offset=progress.min_offset,
+        max_offset=progress.max_offset,
+        pop_offset=progress.pop_offset,
+        consumer_offset=progress.consumer_offset,
+        ready_count=progress.ready_count,
+        in_flight_count=progress.in_flight_count,
+        oldest_unacked_at_ms=progress.oldest_unacked_at_ms,
+    )
+
+
+def found_message(found: FoundMessage) -> pb.FoundMessage:
+    """Render a stored copy of a message."""
+    return pb.FoundMessage(**found._asdict())
+
+
+def topic_type(value: int) -> TopicType | None:
+    """Read a topic type; unspecified is None."""
+    try:
+        return TopicType(value) if value else None
+    except ValueError as error:
+        raise BadRequest(f"there is no topic type {value}") from error
+
+
+class GroupFields(TypedDict):
+    """What may be chosen about a group, as `Engine.put_group` takes it."""
+
+    is_ordered: bool | None
+    max_attempts: int
+    exponential: ExponentialRetry | None
+    customized_ms: tuple[int, ...]
+    start_from_latest: bool
+
+
+def group_fields(request: pb.PutGroupRequest) -> GroupFields:
+    """Read what is chosen about a group."""
+    exponential = None
+    if request.HasField("exponential"):
+        exponential = ExponentialRetry(
+            initial_ms=request.exponential.initial_ms,
+            max_ms=request.exponential.max_ms,
+            multiplier=request.exponential.multiplier,
+        )
+    is_ordered = request.delivery_order == pb.ORDERED if request.delivery_order else None
+    return GroupFields(
+        is_ordered=is_ordered,
+        max_attempts=request.max_attempts,
+        exponential=exponential,
+        customized_ms=tuple(request.customized.next_ms),
+        start_from_latest=request.start_from_latest,
+    )
+
+
+def reset_target(request: pb.ResetOffsetRequest) -> ResetTarget:
+    """Read where a group goes on."""
+    match request.WhichOneof("target"):
+        case "timestamp_ms":
+            return ResetTarget(timestamp_ms=request.timestamp_ms)
+        case "earliest":
+            return ResetTarget(earliest=True)
+        case "latest":
+            return ResetTarget(latest=True)
+        case "offset":
+            return ResetTarget(offset=request.offset)
+        case _:
+            raise BadRequest("a reset names its target")

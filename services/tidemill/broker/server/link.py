@@ -1,0 +1,354 @@
+"""BrokerLink: the stream of one proxy.
+
+A frame in is work of the next round; whatever that round has for the link goes out as one frame.
+One task reads, one writes. A link whose proxy does not read its replies is not read either, so the
+memory for it is bounded by `OUTBOX_BYTES_MAX` and one round's replies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+import grpc
+
+from tidemill.broker.engine.pop.consumption import Delivery
+from tidemill.broker.server.config_frames import changed_config, complete_config
+from tidemill.broker.server.long_polling import Pop
+from tidemill.broker.server.replies import Replies
+from tidemill.common.errors import ServiceError
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.metadata.catalog import ConfigChanges
+    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.server.rounds import Rounds, Turn
+
+OUTBOX_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
+FRAME_BYTES_MAX = 4 << 20  # a reply frame is closed when it passes this
+SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
+
+
+class Link:
+    """One proxy's stream, as the rounds see it."""
+
+    def __init__(self, rounds: Rounds, traffic: Traffic, *, auto_create: bool) -> None:
+        self._rounds = rounds
+        self._traffic = traffic
+        self._auto_create = auto_create
+        self._replies = Replies()
+        self._outbox: deque[pb.ReplyFrame] = deque()
+        self._outbox_bytes = 0
+        self._has_frames = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_written = asyncio.Event()
+        self.is_closed = False
+
+    # ------------------------------------------------------------ the stream
+
+    async def read(self, frames: AsyncIterator[pb.RequestFrame]) -> bool:
+        """Submit each frame to the end of the proxy's side; False when one makes no sense."""
+        await self._rounds.submit(_Hello(self))
+        async for frame in frames:
+            if not columns_agree(frame):
+                return False
+            await self._has_room.wait()
+            await self._rounds.submit(_Frame(self, frame))
+        return True
+
+    async def write(self, send: Callable[[pb.ReplyFrame], Awaitable[None]]) -> None:
+        """Send the replies of every round, until cancelled."""
+        while True:
+            while not self._outbox:
+                self._has_frames.clear()
+                self._is_written.set()
+                await self._has_frames.wait()
+            frame = self._outbox.popleft()
+            self._outbox_bytes -= frame.ByteSize()
+            if self._outbox_bytes < OUTBOX_BYTES_MAX:
+                self._has_room.set()
+            await send(frame)
+
+    async def flush(self) -> None:
+        """Wait until everything submitted so far is answered and written."""
+        await self._rounds.settle()
+        await self._is_written.wait()
+
+    def close(self) -> None:
+        """Send nothing more: the stream has ended."""
+        self.is_closed = True
+        self._outbox.clear()
+
+    # ------------------------------------------------------------ in a round
+
+    def greet(self, turn: Turn) -> None:
+        """Send the complete configuration, and from then on what changes."""
+        self._replies.configs = [complete_config(turn.engine, auto_create=self._auto_create)]
+        self._rounds.attach(self)
+        turn.touch(self)
+
+    def config_changed(self, changes: ConfigChanges) -> None:
+        """Keep the changes for the end of the round."""
+        self._replies.configs.append(changed_config(changes))
+
+    def apply(self, frame: pb.RequestFrame, turn: Turn) -> Iterator[None]:
+        """Call the engine for each request of `frame`."""
+        if self.is_closed:
+            # Also its appends: their sender learns nothing, and may repeat them elsewhere.
+            return
+        turn.touch(self)
+        if frame.HasField("appends"):
+            yield from self._apply_appends(frame.appends, turn)
+        if frame.HasField("acks"):
+            yield from self._apply_acks(frame.acks, turn)
+        for change in frame.changes:
+            self._apply_change(change, turn)
+        for dead_letter in frame.dead_letters:
+            self._apply_dead_letter(dead_letter, turn)
+        for ensure in frame.ensures:
+            self._apply_ensure(ensure, turn)
+        for pop in frame.pops:
+            self._apply_pop(pop, turn)
+            yield
+        for request_id in frame.cancelled_pops:
+            turn.polls.cancel(self, request_id)
+
+    def _apply_appends(self, appends: pb.AppendBatch, turn: Turn) -> Iterator[None]:
+        replies, now_ms = self._replies, turn.now_ms
+        append, appended = turn.engine.append, self._traffic.appended
+        columns = zip(
+            appends.request_ids, appends.topic_ids, appends.queue_ids, appends.crcs, appends.blobs,
+            strict=True,
+        )  # fmt: skip
+        for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(columns, 1):
+            try:
+                offset = append(topic_id, queue_id, blob, crc, now_ms)
+            except ServiceError as error:
+                replies.failures.append((request_id, error))
+            else:
+                replies.append_ids.append(request_id)
+                replies.append_offsets.append(offset)
+                appended(topic_id, blob)
+            if n % SLICE_REQUESTS == 0:
+                yield
+
+    def _apply_acks(self, acks: pb.AckBatch, turn: Turn) -> Iterator[None]:
+        replies, now_ms, ack = self._replies, turn.now_ms, turn.engine.ack
+        columns = zip(
+            acks.group_ids, acks.topic_ids, acks.slots, acks.delivery_ids, acks.indexes,
+            acks.visible_at_ms, strict=True,
+        )  # fmt: skip
+        for n, (request_id, fields) in enumerate(zip(acks.request_ids, columns, strict=True), 1):
+            try:
+                result = ack(Delivery._make(fields), now_ms)
+            except ServiceError as error:
+                replies.failures.append((request_id, error))
+            else:
+                replies.ack_ids.append(request_id)
+                replies.ack_results.append(result)
+                self._traffic.acked(fields[1], fields[0], result)
+            if n % SLICE_REQUESTS == 0:
+                yield
+
+    def _apply_change(self, change: pb.ChangeInvisibleRequest, turn: Turn) -> None:
+        try:
+            delivery = turn.engine.change_invisible(
+                _delivery(change),
+                invisible_duration_ms=change.invisible_duration_ms,
+                suspend=change.suspend,
+                now_ms=turn.now_ms,
+            )
+        except ServiceError as error:
+            self._replies.failures.append((change.request_id, error))
+        else:
+            self._replies.changed.append((change.request_id, delivery))
+
+    def _apply_dead_letter(self, request: pb.DeadLetterRequest, turn: Turn) -> None:
+        try:
+            turn.engine.dead_letter(_delivery(request), turn.now_ms)
+        except ServiceError as error:
+            self._replies.failures.append((request.request_id, error))
+        else:
+            self._replies.done.append(request.request_id)
+
+    def _apply_ensure(self, request: pb.EnsureRequest, turn: Turn) -> None:
+        try:
+            turn.engine.ensure(request.topic, request.group, turn.now_ms)
+        except ServiceError as error:
+            self._replies.failures.append((request.request_id, error))
+        else:
+            self._replies.ensured.append(request.request_id)
+
+    # ------------------------------------------------------------ pops
+
+    def _apply_pop(self, request: pb.PopRequest, turn: Turn) -> None:
+        self._traffic.polled(request.topic_id, request.group_id)
+        pop = Pop(
+            request_id=request.request_id,
+            group_id=request.group_id,
+            topic_id=request.topic_id,
+            max_messages=request.max_messages,
+            invisible_duration_ms=request.invisible_duration_ms,
+            tags=frozenset(request.tags),
+            attempt_id=request.attempt_id,
+        )
+        if self.pop_again(pop):
+            return
+        if request.poll_duration_ms <= 0 or turn.is_draining:
+            self.answer_empty(pop)
+            return
+        try:
+            deadline_ms = turn.monotonic_ms + request.poll_duration_ms
+            turn.polls.park(self, pop, deadline_ms=deadline_ms)
+        except ServiceError as error:
+            self._replies.failures.append((pop.request_id, error))
+
+    def pop_again(self, pop: Pop) -> bool:
+        """Pop, and keep the answer for the end of the round; False when nothing was found."""
+        turn = self._rounds.turn
+        try:
+            batches = turn.engine.pop(
+                pop.group_id,
+                pop.topic_id,
+                max_messages=pop.max_messages,
+                invisible_duration_ms=pop.invisible_duration_ms,
+                tags=pop.tags,
+                attempt_id=pop.attempt_id,
+                now_ms=turn.now_ms,
+            )
+        except ServiceError as error:
+            self._replies.failures.append((pop.request_id, error))
+            turn.touch(self)
+            return True
+        if batches:
+            self._replies.pops.append((pop, batches))
+            turn.touch(self)
+        return bool(batches)
+
+    def answer_empty(self, pop: Pop) -> None:
+        """Keep an empty answer for the end of the round."""
+        self._replies.pops.append((pop, []))
+        self._rounds.turn.touch(self)
+
+    def answer(self) -> Iterator[None]:
+        """Build and send this round's frames."""
+        replies, self._replies = self._replies, Replies()
+        for frame in replies.frames(self._rounds.engine, self._traffic, FRAME_BYTES_MAX):
+            size = frame.ByteSize()
+            if size and not self.is_closed:
+                self._outbox.append(frame)
+                self._outbox_bytes += size
+                self._is_written.clear()
+                self._has_frames.set()
+            yield
+        if self._outbox_bytes >= OUTBOX_BYTES_MAX:
+            self._has_room.clear()
+
+
+class _Frame:
+    """One frame as work."""
+
+    __slots__ = ("_frame", "_link", "size_bytes")
+
+    def __init__(self, link: Link, frame: pb.RequestFrame) -> None:
+        self._link = link
+        self._frame = frame
+        self.size_bytes = frame.ByteSize()
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        return self._link.apply(self._frame, turn)
+
+
+class _Hello:
+    """A new link."""
+
+    size_bytes = 0
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        self._link.greet(turn)
+        yield
+
+
+class _Goodbye:
+    """A link that closed. In a round, because rounds give way in their middle."""
+
+    size_bytes = 0
+
+    def __init__(self, link: Link, rounds: Rounds) -> None:
+        self._link = link
+        self._rounds = rounds
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        turn.polls.forget(self._link)
+        self._rounds.detach(self._link)
+        yield
+
+
+def columns_agree(frame: pb.RequestFrame) -> bool:
+    """Return whether the columns of each batch have one length, as from any proxy of ours."""
+    appends, acks = frame.appends, frame.acks
+    append_lengths = {
+        len(appends.request_ids), len(appends.topic_ids), len(appends.queue_ids),
+        len(appends.crcs), len(appends.blobs),
+    }  # fmt: skip
+    ack_lengths = {
+        len(acks.request_ids), len(acks.group_ids), len(acks.topic_ids), len(acks.slots),
+        len(acks.delivery_ids), len(acks.indexes), len(acks.visible_at_ms),
+    }  # fmt: skip
+    return len(append_lengths) == len(ack_lengths) == 1
+
+
+def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Delivery:
+    return Delivery(
+        group_id=request.group_id,
+        topic_id=request.topic_id,
+        slot=request.slot,
+        delivery_id=request.delivery_id,
+        message_index=request.index,
+        visible_at_ms=request.visible_at_ms,
+    )
+
+
+class BrokerLinkService(broker_pb2_grpc.BrokerLinkServicer):
+    """The gRPC face of the links."""
+
+    def __init__(self, rounds: Rounds, traffic: Traffic, *, auto_create: bool) -> None:
+        self._rounds = rounds
+        self._traffic = traffic
+        self._auto_create = auto_create
+        self._is_draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """End every stream once what it has asked so far is answered."""
+        self._is_draining.set()
+
+    async def Exchange(  # type: ignore[override]  # The stub is for both APIs.
+        self,
+        request_iterator: AsyncIterator[pb.RequestFrame],
+        context: grpc.aio.ServicerContext[pb.RequestFrame, pb.ReplyFrame],
+    ) -> None:
+        """Serve one proxy until it leaves or the broker stops."""
+        link = Link(self._rounds, self._traffic, auto_create=self._auto_create)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(link.write(context.write), name="link writer")
+                reading = tasks.create_task(link.read(request_iterator), name="link reader")
+                draining = tasks.create_task(self._is_draining.wait(), name="link drain")
+                await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
+                await link.flush()
+                for task in (writing, reading, draining):
+                    task.cancel()
+            if reading.done() and not reading.cancelled() and not reading.result():
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, "a batch has columns of different lengths"
+                )
+        finally:
+            link.close()
+            self._rounds.put(_Goodbye(link, self._rounds))

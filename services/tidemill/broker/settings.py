@@ -1,0 +1,62 @@
+"""Every knob of the broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from tidemill.common.settings import Flag, Port, ProcessSettings
+
+MIB = 1 << 20
+
+
+class BrokerSettings(ProcessSettings):
+    """Store messages, and hand them to consumers through the proxies."""
+
+    command: ClassVar[str] = "broker"
+
+    name: str = Field("broker-0", min_length=1, description="Name of this broker.")
+    data_dir: Path = Field(Path("data"), description="Folder of the store; made when missing.")
+    grpc_host: str = Field("127.0.0.1", description="Address on which proxies are served.")
+    grpc_port: Port = Field(10911, description="Port on which proxies are served; 0: a free one.")
+    grpc_reuse_port: Flag = Field(
+        False, description="Share the port with whoever reserved it (SO_REUSEPORT)."
+    )
+    drain_timeout_ms: int = Field(
+        10_000, ge=0, description="How long a stop waits for requests that are in flight."
+    )
+
+    auto_create: Flag = Field(
+        False, description="Create topics and groups when they are used for the first time."
+    )
+    default_queues: int = Field(
+        8, ge=1, le=1024, description="Queues of a topic that is created without a number."
+    )
+
+    segment_bytes: int = Field(
+        128 * MIB, ge=MIB, le=1024 * MIB, description="Size of one file of the commit log."
+    )
+    checkpoint_log_bytes: int = Field(
+        64 * MIB, ge=MIB, description="Log between two checkpoints; bounds what a start replays."
+    )
+    retention_ms: int = Field(
+        72 * 3600 * 1000, ge=0, description="Age at which messages are deleted, acked or not."
+    )
+    retention_bytes: int = Field(
+        0, ge=0, description="Size of the log beyond which the oldest is deleted; 0: no limit."
+    )
+    disk_reserve_bytes: int = Field(
+        512 * MIB, ge=0, description="Free space below which sends are refused; acks go on."
+    )
+    deliveries_max: int = Field(
+        4_000_000, ge=1, description="Live pop checkpoints; beyond it a pop is refused."
+    )
+
+    pending_bytes_max: int = Field(
+        64 * MIB, ge=MIB, description="Requests that wait for a round; beyond it proxies wait."
+    )
+    parked_max: int = Field(
+        100_000, ge=0, description="Long polls that wait at once; beyond it they are refused."
+    )

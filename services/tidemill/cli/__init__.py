@@ -1,0 +1,1 @@
+"""The command line: processes to start, and nouns with verbs over the admin API."""

@@ -1,0 +1,48 @@
+"""The commands that start a process. Each imports what it needs when it runs, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+def broker(arguments: Sequence[str]) -> int:
+    """Store messages, and hand them to consumers through the proxies."""
+    from tidemill.broker.app import main
+
+    return main(arguments)
+
+
+def proxy(arguments: Sequence[str]) -> int:
+    """Serve RocketMQ 5 clients."""
+    from tidemill.common.lifecycle import die_with_parent, run
+    from tidemill.common.log import configure_logging
+    from tidemill.proxy.app import serve
+    from tidemill.proxy.settings import ProxySettings
+
+    settings = ProxySettings.load(arguments)
+    configure_logging(process=settings.name or settings.command, level=settings.log_level)
+    if settings.supervisor_fd is not None:
+        die_with_parent()
+    return run(lambda: serve(settings))
+
+
+def admin(arguments: Sequence[str]) -> int:
+    """Serve the REST API for topics, groups and messages."""
+    from tidemill.admin.process import main
+
+    return main(arguments)
+
+
+def standalone(arguments: Sequence[str]) -> int:
+    """Run everything on this machine, data in one folder."""
+    from tidemill.standalone.app import main
+
+    return main(arguments)
+
+
+PROCESSES: dict[str, Callable[[Sequence[str]], int]] = {
+    "standalone": standalone,
+    "broker": broker,
+    "proxy": proxy,
+    "admin": admin,
+}

@@ -1,0 +1,1 @@
+"""One command for a laptop: supervises the other processes on this machine."""

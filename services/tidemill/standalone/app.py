@@ -1,0 +1,191 @@
+"""The supervisor: start broker, proxies and admin, say where they serve, stop them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from tidemill.common.lifecycle import StartRefused, die_with_parent, stop_on_signal
+from tidemill.common.log import configure_logging
+from tidemill.standalone.child import Addresses, Child, ChildFailed
+from tidemill.standalone.ports import reserve
+from tidemill.standalone.settings import StandaloneSettings
+
+log = structlog.get_logger()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run everything until SIGTERM; return the exit status."""
+    settings = StandaloneSettings.load(arguments)
+    configure_logging(process="standalone", level=settings.log_level)
+    if settings.supervisor_fd is not None:
+        die_with_parent()
+    try:
+        return asyncio.run(serve(settings))
+    except StartRefused as refusal:
+        log.error("process refused to start", reason=str(refusal))  # noqa: TRY400  # It says all.
+        return 1
+
+
+async def serve(settings: StandaloneSettings) -> int:
+    """Run the children until the first signal, then stop them: clients first, the store last."""
+    with planned_children(settings) as children:
+        broker, *others = children
+
+        def kill_all() -> None:
+            for child in children:
+                child.kill()
+
+        with stop_on_signal(supervisor_fd=settings.supervisor_fd, before_exit=kill_all) as stop:
+            runs = {child: asyncio.create_task(child.run(), name=child.name) for child in children}
+            status = await supervise(children, list(runs.values()), stop)
+            log.info("standalone stops")
+            for group in (others, [broker]):
+                await stop_children(group, runs, settings.stop_timeout_ms)
+    return status
+
+
+async def supervise(
+    children: Sequence[Child],
+    runs: Sequence[asyncio.Task[None]],
+    stop: asyncio.Event,
+) -> int:
+    """Print the ready line when all children serve; return once stopped or one cannot start."""
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    ready = asyncio.create_task(all_ready(children), name="ready")
+    waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*runs, ready, stopped}
+    try:
+        while not stop.is_set():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for run in runs:
+                if run in done and (failure := run.exception()) is not None:
+                    log.error("a process could not start", reason=str(failure))
+                    return failure.status if isinstance(failure, ChildFailed) else 1
+            if ready in done:
+                print_ready(children)
+    finally:
+        stopped.cancel()
+        ready.cancel()
+    return 0
+
+
+async def all_ready(children: Sequence[Child]) -> None:
+    """Return when every child has announced itself."""
+    for child in children:
+        await child.is_ready.wait()
+
+
+async def stop_children(
+    children: Sequence[Child], runs: dict[Child, asyncio.Task[None]], timeout_ms: int
+) -> None:
+    """Stop `children` together; kill those that take longer than `timeout_ms`."""
+    for child in children:
+        child.stop()
+        if child.pid == 0:
+            runs[child].cancel()  # It waits to be started again.
+    tasks = [runs[child] for child in children]
+    _, late = await asyncio.wait(tasks, timeout=timeout_ms / 1000)
+    if late:
+        log.warning("killing what did not stop in time", children=[t.get_name() for t in late])
+        for child in children:
+            child.kill()
+        await asyncio.wait(tasks)
+
+
+def print_ready(children: Sequence[Child]) -> None:
+    """Print where everything is: the one line on standard output."""
+    by_name = {child.name: child for child in children}
+    line = {
+        "event": "ready",
+        "grpc": by_name["proxy-0"].addresses["grpc"],
+        "admin": by_name["admin"].addresses["admin"],
+        "processes": {
+            child.name: {"pid": child.pid, "metrics": child.addresses["metrics"]}
+            for child in children
+        },
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+    log.info("standalone serves", grpc=line["grpc"], admin=line["admin"])
+
+
+@contextlib.contextmanager
+def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
+    """Yield the children, the broker first, not started yet; holds reserved ports meanwhile."""
+    with contextlib.ExitStack() as reserved:
+        broker_port = reserved.enter_context(reserve("127.0.0.1", 0)).getsockname()[1]
+        grpc_port = settings.grpc_port
+        if settings.proxies > 1:
+            # One alone does not share its port: two standalones would, by accident.
+            shared = reserve(settings.grpc_host, grpc_port)
+            grpc_port = reserved.enter_context(shared).getsockname()[1]
+        metrics_ports = {
+            name: settings.metrics_port + n if settings.metrics_port else 0
+            for n, name in enumerate(child_names(settings))
+        }
+
+        def common(name: str, addresses: Addresses) -> list[str]:
+            port = port_of(addresses.get("metrics"), metrics_ports[name])
+            flags = [
+                f"--cluster={settings.cluster}",
+                f"--log-level={settings.log_level}",
+                f"--metrics-host={settings.metrics_host}",
+                f"--metrics-port={port}",
+            ]
+            return [*flags, f"--config={settings.config}"] if settings.config else flags
+
+        def broker(addresses: Addresses) -> list[str]:
+            return [
+                "broker",
+                *common("broker-0", addresses),
+                "--name=broker-0",
+                f"--data-dir={settings.data_dir}",
+                "--grpc-host=127.0.0.1",
+                f"--grpc-port={broker_port}",
+                "--grpc-reuse-port",
+                "--auto-create" if settings.auto_create else "--no-auto-create",
+            ]
+
+        def proxy(name: str, addresses: Addresses) -> list[str]:
+            is_shared = settings.proxies > 1
+            return [
+                "proxy",
+                *common(name, addresses),
+                f"--name={name}",
+                f"--brokers=127.0.0.1:{broker_port}",
+                f"--grpc-host={settings.grpc_host}",
+                f"--grpc-port={port_of(addresses.get('grpc'), grpc_port)}",
+                "--reuse-port" if is_shared else "--no-reuse-port",
+            ]
+
+        def admin(addresses: Addresses) -> list[str]:
+            return [
+                "admin",
+                *common("admin", addresses),
+                f"--broker=127.0.0.1:{broker_port}",
+                f"--host={settings.admin_host}",
+                f"--port={port_of(addresses.get('admin'), settings.admin_port)}",
+            ]
+
+        proxies = [
+            Child(name, functools.partial(proxy, name)) for name in child_names(settings)[1:-1]
+        ]
+        yield [Child("broker-0", broker), *proxies, Child("admin", admin)]
+
+
+def child_names(settings: StandaloneSettings) -> list[str]:
+    """Return the names of the children, in the order of their metrics ports."""
+    return ["broker-0", *(f"proxy-{n}" for n in range(settings.proxies)), "admin"]
+
+
+def port_of(address: str | None, otherwise: int) -> int:
+    """Return the port in an address like host:port or http://host:port/path."""
+    if address is None:
+        return otherwise
+    return int(address.removeprefix("http://").partition("/")[0].rpartition(":")[2])

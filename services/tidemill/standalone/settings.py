@@ -1,0 +1,32 @@
+"""Every knob of `tidemill standalone`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from tidemill.common.settings import Flag, Port, ProcessSettings
+
+
+class StandaloneSettings(ProcessSettings):
+    """Run a broker, proxies and the admin process on this machine, data in one folder.
+
+    When all serve, one line of JSON on standard output says where. SIGTERM stops them all.
+    """
+
+    command: ClassVar[str] = "standalone"
+
+    data_dir: Path = Field(Path("data"), description="Folder of the store; made when missing.")
+    grpc_host: str = Field("127.0.0.1", description="Address on which clients are served.")
+    grpc_port: Port = Field(8081, description="Port on which clients are served; 0: a free one.")
+    admin_host: str = Field("127.0.0.1", description="Address of the REST API.")
+    admin_port: Port = Field(8080, description="Port of the REST API; 0: a free one.")
+    proxies: int = Field(1, ge=1, le=64, description="Proxies that share the clients' port.")
+    auto_create: Flag = Field(
+        True, description="Create topics and groups when they are used for the first time."
+    )
+    stop_timeout_ms: int = Field(
+        20_000, ge=0, description="How long a process may take to stop before it is killed."
+    )
