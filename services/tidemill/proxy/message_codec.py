@@ -20,7 +20,14 @@ from tidemill.common.errors import BadRequest, PropertiesTooLarge
 from tidemill.common.receipt_handle import SignedDelivery
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-from tidemill.proxy.wire import bytes_field, header, milliseconds, seconds_and_nanos, varint
+from tidemill.proxy.wire import (
+    bytes_field,
+    bytes_header,
+    milliseconds,
+    seconds_and_nanos,
+    varint,
+    varint_header,
+)
 
 # Timestamp of the protocol: years 1 to 9999, in seconds of the Unix epoch.
 TIMESTAMP_SECONDS_MIN = -62_135_596_800
@@ -29,35 +36,33 @@ TIMESTAMP_SECONDS_MAX = 253_402_300_799
 _KEY_HASHES_MAX = 65_535  # the count is a u16
 
 # Headers of Message.
-_USER_PROPERTY = header(2, is_bytes=True)
-_SYSTEM_PROPERTIES = header(3, is_bytes=True)
-_BODY = header(4, is_bytes=True)
+_USER_PROPERTY = bytes_header(2)
+_SYSTEM_PROPERTIES = bytes_header(3)
+_BODY = bytes_header(4)
 # Headers of an entry of user_properties.
-_ENTRY_KEY = header(1, is_bytes=True)
-_ENTRY_VALUE = header(2, is_bytes=True)
+_ENTRY_KEY = bytes_header(1)
+_ENTRY_VALUE = bytes_header(2)
 # Headers of SystemProperties: what is stored ...
-_TAG = header(1, is_bytes=True)
-_KEY = header(2, is_bytes=True)
-_MESSAGE_ID = header(3, is_bytes=True)
-_MD5_DIGEST = bytes_field(
-    4, bytes([0x08, v2.MD5]) + header(2, is_bytes=True) + varint(32) + bytes(32)
-)[:-32]
-_BODY_ENCODING = header(5, is_bytes=False)
-_MESSAGE_TYPE = header(6, is_bytes=False)
-_BORN_TIMESTAMP = header(7, is_bytes=True)
-_BORN_HOST = header(8, is_bytes=True)
-_MESSAGE_GROUP = header(17, is_bytes=True)
-_TRACE_CONTEXT = header(18, is_bytes=True)
+_TAG = bytes_header(1)
+_KEY = bytes_header(2)
+_MESSAGE_ID = bytes_header(3)
+_MD5_DIGEST = bytes_field(4, bytes([0x08, v2.MD5]) + bytes_header(2) + varint(32) + bytes(32))[:-32]
+_BODY_ENCODING = varint_header(5)
+_MESSAGE_TYPE = varint_header(6)
+_BORN_TIMESTAMP = bytes_header(7)
+_BORN_HOST = bytes_header(8)
+_MESSAGE_GROUP = bytes_header(17)
+_TRACE_CONTEXT = bytes_header(18)
 # ... and what a delivery adds.
-_STORE_TIMESTAMP = header(9, is_bytes=True)
-_RECEIPT_HANDLE = header(12, is_bytes=True)
-_QUEUE_ID = header(13, is_bytes=False)
-_QUEUE_OFFSET = header(14, is_bytes=False)
-_DELIVERY_ATTEMPT = header(16, is_bytes=False)
+_STORE_TIMESTAMP = bytes_header(9)
+_RECEIPT_HANDLE = bytes_header(12)
+_QUEUE_ID = varint_header(13)
+_QUEUE_OFFSET = varint_header(14)
+_DELIVERY_ATTEMPT = varint_header(16)
 # AckMessageResultEntry.status.
-_ENTRY_STATUS = header(3, is_bytes=True)
+_ENTRY_STATUS = bytes_header(3)
 # ReceiveMessageResponse.message.
-_MESSAGE = header(2, is_bytes=True)
+_MESSAGE = bytes_header(2)
 
 # What a delivery needs of the fixed fields: key count, size of the system and of the user wire.
 _SIZES = struct.Struct(">4xH14xII")
@@ -266,9 +271,7 @@ def encode_topic(namespace: str, name: str) -> bytes:
 
 def encode_status(code: int, message: str) -> bytes:
     """Encode field 1 of every response of the protocol: its Status."""
-    return bytes_field(
-        1, header(1, is_bytes=False) + varint(code) + bytes_field(2, message.encode())
-    )
+    return bytes_field(1, varint_header(1) + varint(code) + bytes_field(2, message.encode()))
 
 
 OK_STATUS = encode_status(v2.OK, "OK")

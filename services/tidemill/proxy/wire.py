@@ -30,19 +30,29 @@ def varint(value: int) -> bytes:
     return _encode_varint(value & _UINT64_MASK)
 
 
-def header(field: int, *, is_bytes: bool) -> bytes:
-    """Encode the header of a field."""
-    return _encode_varint(field << 3 | (2 if is_bytes else 0))
+_FIELD_NUMBERS = range(32)  # more than any message of the hot path has
+_VARINT_HEADERS = [varint(field << 3) for field in _FIELD_NUMBERS]
+_BYTES_HEADERS = [varint(field << 3 | 2) for field in _FIELD_NUMBERS]
+
+
+def varint_header(field: int) -> bytes:
+    """Encode the header of an integer, enum or bool field."""
+    return _VARINT_HEADERS[field]
+
+
+def bytes_header(field: int) -> bytes:
+    """Encode the header of a string, bytes or message field."""
+    return _BYTES_HEADERS[field]
 
 
 def varint_field(field: int, value: int) -> bytes:
     """Encode an integer, enum or bool field, absent where it is 0."""
-    return header(field, is_bytes=False) + varint(value) if value else b""
+    return _VARINT_HEADERS[field] + varint(value) if value else b""
 
 
 def bytes_field(field: int, value: bytes) -> bytes:
     """Encode a string, bytes or message field, also where it is empty."""
-    return header(field, is_bytes=True) + varint(len(value)) + value
+    return _BYTES_HEADERS[field] + varint(len(value)) + value
 
 
 def seconds_and_nanos(seconds: int, nanos: int) -> bytes:

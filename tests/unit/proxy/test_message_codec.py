@@ -1,0 +1,280 @@
+"""The codec against protobuf's own objects: what is joined by hand must parse as what was meant."""
+
+from __future__ import annotations
+
+from hashlib import md5
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.common import stored_message
+from tidemill.common.errors import BadRequest, PropertiesTooLarge
+from tidemill.common.receipt_handle import HandleSigner
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.proxy import message_codec
+
+SIGNER = HandleSigner(b"k" * 32, "broker-0")
+NOW_MS = 1_790_000_000_123
+
+texts = st.text(max_size=40).filter(lambda text: "\ud800" not in text)
+some_texts = st.text(min_size=1, max_size=300)
+instants_ms = st.integers(0, 253_402_300_799_999)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> v2.Message:
+    """A message as a producer may send it, fields that are not its business included."""
+    message = v2.Message(topic=v2.Resource(name="topic"), body=draw(st.binary(min_size=1)))
+    message.user_properties.update(draw(st.dictionaries(texts, texts, max_size=5)))
+    properties = message.system_properties
+    properties.message_id = draw(some_texts)
+    properties.keys.extend(draw(st.lists(some_texts, max_size=3)))
+    if draw(st.booleans()):
+        properties.tag = draw(some_texts)
+    if draw(st.booleans()):
+        properties.message_group = draw(some_texts)
+    if draw(st.booleans()):
+        properties.trace_context = draw(texts)
+    properties.body_encoding = draw(st.sampled_from([v2.IDENTITY, v2.GZIP]))
+    properties.born_timestamp.seconds = draw(st.integers(-62_135_596_800, 253_402_300_799))
+    properties.born_timestamp.nanos = draw(st.integers(0, 999_999_999))
+    properties.born_host = draw(texts)
+    # Some clients send garbage here; none of it may come back.
+    properties.delivery_attempt = draw(st.integers(-5, 5))
+    properties.receipt_handle = draw(texts)
+    properties.queue_id = draw(st.integers(0, 9))
+    properties.store_host = draw(texts)
+    return message
+
+
+def sample(**properties: object) -> v2.Message:
+    return v2.Message(
+        topic=v2.Resource(name="topic"),
+        body=b"body",
+        system_properties=v2.SystemProperties(message_id="id-1", **properties),  # type: ignore[arg-type]  # keywords by name
+    )
+
+
+def encode(message: v2.Message, kind: v2.MessageType.ValueType = v2.NORMAL) -> bytes:
+    return message_codec.encode_stored(message, message_type=kind, now_ms=NOW_MS)
+
+
+def receive(batch: link_pb2.Batch, *, namespace: str = "") -> list[v2.Message]:
+    signed = SIGNER.sign(
+        "group",
+        "topic",
+        slot=batch.slot,
+        delivery_id=batch.delivery_id,
+        visible_at_ms=batch.visible_at_ms,
+    )
+    items = message_codec.encode_received(
+        batch,
+        topic_wire=message_codec.encode_topic(namespace, "topic"),
+        store_host=b"broker-0",
+        signed=signed,
+    )
+    responses = [service.ReceiveMessageResponse.FromString(item) for item in items]
+    assert all(response.WhichOneof("content") == "message" for response in responses)
+    return [response.message for response in responses]
+
+
+def batch_of(*blobs: bytes, **fields: object) -> link_pb2.Batch:
+    values: dict[str, object] = {
+        "slot": 1,
+        "delivery_id": 2,
+        "popped_at_ms": NOW_MS,
+        "visible_at_ms": NOW_MS + 30_000,
+        "queue_id": 3,
+        "indexes": range(len(blobs)),
+        "queue_offsets": range(len(blobs)),
+        "stored_at_ms": [NOW_MS] * len(blobs),
+        "delivery_attempts": [1] * len(blobs),
+        "blobs": blobs,
+    }
+    return link_pb2.Batch(**{**values, **fields})  # type: ignore[arg-type]  # keywords by name
+
+
+@given(
+    messages(),
+    st.sampled_from([v2.NORMAL, v2.FIFO]),
+    st.integers(0, 31),
+    st.integers(0, 2**63 - 1),
+    instants_ms,
+    st.integers(0, 2**31 - 1),
+    st.integers(1, 2**31 - 1),
+    st.integers(0, 43_200_000),
+)
+def test_a_message_is_delivered_as_it_was_sent_with_the_fields_of_the_delivery(
+    sent: v2.Message,
+    kind: v2.MessageType.ValueType,
+    index: int,
+    queue_offset: int,
+    stored_at_ms: int,
+    queue_id: int,
+    attempt: int,
+    invisible_ms: int,
+) -> None:
+    batch = batch_of(
+        encode(sent, kind),
+        visible_at_ms=NOW_MS + invisible_ms,
+        queue_id=queue_id,
+        indexes=[index],
+        queue_offsets=[queue_offset],
+        stored_at_ms=[stored_at_ms],
+        delivery_attempts=[attempt],
+    )
+    [received] = receive(batch, namespace="space")
+
+    expected = v2.Message(topic=v2.Resource(resource_namespace="space", name="topic"))
+    expected.user_properties.update(sent.user_properties)
+    expected.body = sent.body
+    properties = expected.system_properties
+    source = sent.system_properties
+    for optional in ("tag", "message_group", "trace_context"):
+        if source.HasField(optional):  # type: ignore[arg-type]  # a name out of three
+            setattr(properties, optional, getattr(source, optional))
+    properties.keys.extend(source.keys)
+    properties.message_id = source.message_id
+    properties.body_digest.type = v2.MD5
+    properties.body_digest.checksum = md5(sent.body, usedforsecurity=False).hexdigest().upper()
+    properties.body_encoding = source.body_encoding
+    properties.message_type = kind
+    properties.born_timestamp.CopyFrom(source.born_timestamp)
+    properties.born_host = source.born_host
+    properties.store_timestamp.FromMilliseconds(stored_at_ms)
+    properties.store_host = "broker-0"
+    properties.receipt_handle = received.system_properties.receipt_handle
+    properties.queue_id = queue_id
+    properties.queue_offset = queue_offset
+    properties.invisible_duration.FromMilliseconds(invisible_ms)
+    properties.delivery_attempt = attempt
+    assert received == expected
+    opened = SIGNER.open(received.system_properties.receipt_handle, "group", "topic")
+    assert opened == (1, 2, NOW_MS + invisible_ms, index)
+
+
+@given(messages())
+def test_the_fixed_fields_repeat_what_the_engine_needs(sent: v2.Message) -> None:
+    blob = encode(sent)
+    stored = stored_message.decode(blob)
+    source = sent.system_properties
+    assert stored_message.message_id_of(blob) == source.message_id
+    assert stored_message.tag_of(blob) == source.tag
+    assert stored_message.body_of(blob) == sent.body
+    group_at = stored.system_at + stored.group_at
+    assert blob[group_at : group_at + stored.group_size].decode() == source.message_group
+    assert stored.tag_hash == (stored_message.tag_hash(source.tag) if source.tag else 0)
+    assert stored.key_count == 1 + len(source.keys)
+    hashes = blob[stored_message.FIXED_SIZE : stored.system_at]
+    expected = [
+        stored_message.key_hash("id", source.message_id),
+        *(stored_message.key_hash("key", key) for key in source.keys),
+    ]
+    assert [
+        int.from_bytes(hashes[at : at + 8], "big") for at in range(0, len(hashes), 8)
+    ] == expected
+    born = source.born_timestamp
+    assert stored.born_at_ms == born.seconds * 1000 + born.nanos // 1_000_000
+
+
+def test_the_messages_of_a_batch_differ_in_their_own_fields_only() -> None:
+    batch = batch_of(
+        encode(sample()),
+        encode(sample(tag="tag")),
+        indexes=[4, 9],
+        queue_offsets=[100, 20_000],
+        delivery_attempts=[1, 200],
+    )
+    first, second = (message.system_properties for message in receive(batch))
+    assert (first.queue_offset, second.queue_offset) == (100, 20_000)
+    assert (first.delivery_attempt, second.delivery_attempt) == (1, 200)
+    assert (first.HasField("tag"), second.tag) == (False, "tag")
+    indexes = [
+        SIGNER.open(properties.receipt_handle, "group", "topic").message_index
+        for properties in (first, second)
+    ]
+    assert indexes == [4, 9]
+
+
+def test_an_unspecified_encoding_is_delivered_as_identity() -> None:
+    [received] = receive(batch_of(encode(sample())))
+    assert received.system_properties.body_encoding == v2.IDENTITY
+
+
+def test_a_message_without_a_born_time_is_born_when_it_arrives() -> None:
+    [received] = receive(batch_of(encode(sample())))
+    assert received.system_properties.born_timestamp.ToMilliseconds() == NOW_MS
+
+
+def test_an_empty_tag_is_no_tag() -> None:
+    [received] = receive(batch_of(encode(sample(tag=""))))
+    assert not received.system_properties.HasField("tag")
+
+
+def test_a_message_of_a_dead_letter_topic_says_where_it_came_from() -> None:
+    [received] = receive(batch_of(encode(sample()), origin_topics=["orders"]))
+    origin = received.system_properties.dead_letter_queue
+    assert (origin.topic, origin.message_id) == ("orders", "id-1")
+
+
+@pytest.mark.parametrize(
+    "born", [{"seconds": 253_402_300_800}, {"nanos": -1}, {"nanos": 1_000_000_000}]
+)
+def test_a_born_time_that_no_client_can_read_is_refused(born: dict[str, int]) -> None:
+    message = sample()
+    for name, value in born.items():
+        setattr(message.system_properties.born_timestamp, name, value)
+    with pytest.raises(BadRequest):
+        encode(message)
+
+
+def test_system_properties_that_cannot_be_stored_are_refused() -> None:
+    with pytest.raises(PropertiesTooLarge):
+        encode(sample(trace_context="x" * 65_535))
+
+
+@given(st.integers(1, 99_999), st.text())
+def test_a_status_is_field_one_of_every_response(code: int, text: str) -> None:
+    encoded = message_codec.encode_status(code, text)
+    for response in (
+        service.SendMessageResponse,
+        service.AckMessageResponse,
+        service.HeartbeatResponse,
+        service.QueryRouteResponse,
+        service.ReceiveMessageResponse,
+        service.TelemetryCommand,
+    ):
+        status = response.FromString(encoded).status
+        assert (status.code, status.message) == (code, text)
+
+
+@given(st.lists(st.tuples(texts, texts, st.booleans()), max_size=4))
+def test_the_answer_to_an_ack_has_one_entry_a_handle(entries: list[tuple[str, str, bool]]) -> None:
+    gone = message_codec.encode_status(v2.INVALID_RECEIPT_HANDLE, "gone")
+    encoded = message_codec.encode_acks(
+        [
+            (message_id, handle, message_codec.OK_STATUS if is_settled else gone)
+            for message_id, handle, is_settled in entries
+        ],
+        message_codec.OK_STATUS,
+    )
+    response = service.AckMessageResponse.FromString(encoded)
+    assert response.status.code == v2.OK
+    assert [
+        (entry.message_id, entry.receipt_handle, entry.status.code) for entry in response.entries
+    ] == [
+        (message_id, handle, v2.OK if is_settled else v2.INVALID_RECEIPT_HANDLE)
+        for message_id, handle, is_settled in entries
+    ]
+
+
+@given(instants_ms)
+def test_every_receive_ends_with_the_time_of_the_server(now_ms: int) -> None:
+    response = service.ReceiveMessageResponse.FromString(
+        message_codec.encode_delivery_timestamp(now_ms)
+    )
+    assert response.WhichOneof("content") == "delivery_timestamp"
+    assert response.delivery_timestamp.ToMilliseconds() == now_ms
