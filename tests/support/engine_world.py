@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 from zlib import crc32
 
-from support.faulty_disk import FaultyDisk
+from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
@@ -145,6 +145,13 @@ class World:
 
     def bodies(self, want: int = 32, **options: object) -> list[str]:
         return [one.body for one in self.pop(want, **options)]  # type: ignore[arg-type]  # as pop
+
+    def drain(self, **options: object) -> list[str]:
+        """Pop until nothing is left, and return the bodies; nothing is acked."""
+        bodies: list[str] = []
+        while more := self.bodies(**options):
+            bodies += more
+        return bodies
 
     def ack(self, *popped: Popped) -> list[AckResult]:
         results = [self.engine.ack(one.delivery, self.now_ms) for one in popped]

@@ -24,6 +24,7 @@ from zlib import crc32
 from tidemill.broker.engine.background import run_background
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import Reason
+from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import (
     QUEUES_MAX,
@@ -199,8 +200,10 @@ class Engine:
     ) -> list[Batch]:
         """Take up to `max_messages` for a group and hide them from it; none is an answer.
 
-        Raises TopicNotFound, GroupNotFound, Overloaded, DiskFull.
+        Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
         """
+        if not 1 <= max_messages <= MESSAGES_MAX:
+            raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
         if self.free_bytes < self.config.disk_reserve_bytes // POP_RESERVE_PART:
             raise self._disk_full("even deliveries stop, acks go on,")
         self.now_ms = now_ms

@@ -118,11 +118,6 @@ class _Replay:
                 f"that wrote it, or a later one."
             ) from error
         cut_bytes = log.finish_recovery(durable_offset=self._durable_offset)
-        if not records and replay_from == 0:
-            raise CorruptStore(
-                f"{log.segments[0].file.name} does not begin with a record: this is no commit log, "
-                f"or its first bytes are damaged. Restore the file from a backup or from a replica."
-            )
         engine.state.end_replay(now_ms=now_ms)
         engine.drop_unknown_queues()
         engine.store.verified_from = replay_from

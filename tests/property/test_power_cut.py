@@ -1,0 +1,167 @@
+"""A power cut at every disk operation of a scenario: nothing answered is lost or comes back.
+
+The scenario rolls segments, writes checkpoints, retires segments, pops, acks, replaces deliveries,
+revives, dead-letters, resets and deletes. It runs once per operation with a cut there; the disk
+keeps, tears or loses whatever was not synced, as the seed says. After recovery the same promises
+are checked that clients rely on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import GROUP, SMALL, TOPIC, World
+from tests.support.faulty_disk import FaultyDisk, PowerCut
+
+CHUNKS = 8  # the runs are split into this many tests
+FIFO_GROUP = "ordered"
+
+
+@dataclass
+class Answered:
+    """What the clients were told."""
+
+    sent: list[str] = field(default_factory=list)
+    acked: set[str] = field(default_factory=set)
+    ordered_acked: set[str] = field(default_factory=set)
+    hidden: dict[str, int] = field(default_factory=dict)  # body -> invisible until
+    # What a client asked for and has no answer to: either outcome is right.
+    unknown: set[str] = field(default_factory=set)
+    ordered_unknown: set[str] = field(default_factory=set)
+    expired: set[str] = field(default_factory=set)
+
+
+def run_scenario(world: World, answered: Answered) -> None:
+    world.group(max_attempts=3)
+    world.group(FIFO_GROUP, is_ordered=True)
+    for step in range(7):
+        texts = [f"m{step}-{n}" for n in range(12)]
+        for text in texts:
+            answered.unknown.add(text)
+            world.send(text, size=40_000 if step % 2 else 200)
+            answered.unknown.discard(text)
+            answered.sent.append(text)
+        popped = world.pop(8, invisible_ms=5_000)
+        for one in popped:
+            answered.hidden[one.body] = one.delivery.visible_at_ms
+        answered.unknown.update(one.body for one in popped[:4])
+        world.ack(*popped[:4])
+        answered.acked.update(one.body for one in popped[:4])
+        answered.unknown.difference_update(one.body for one in popped[:4])
+        if len(popped) > 4:
+            answered.hidden.pop(popped[4].body)
+            changed = world.change(popped[4], 60_000)
+            answered.hidden[popped[4].body] = changed.delivery.visible_at_ms
+        ordered = world.pop(3, group=FIFO_GROUP, invisible_ms=4_000)
+        for one in ordered[:2]:
+            answered.ordered_unknown.add(one.body)
+            world.ack(one)
+            answered.ordered_acked.add(one.body)
+            answered.ordered_unknown.discard(one.body)
+        if step in (2, 4, 5):
+            world.checkpoint()
+        if step == 5 and len(world.engine.log.segments) > 1:
+            retire(world, answered)
+        world.now_ms += 2_500
+        world.run_due()
+
+
+def retire(world: World, answered: Answered) -> None:
+    """Let the oldest segment go: what stands in it may be gone from here on."""
+    queue = world.engine.catalog.queue(world.topic(TOPIC), 0)
+    end = world.engine.log.segments[0].end
+    gone = [offset for offset in range(queue.max_offset) if queue.entry(offset)[0] < end]
+    answered.expired.update(answered.sent[: len(gone)])
+    world.retire()
+
+
+def check(world: World, answered: Answered) -> None:
+    """Hold what the recovered engine says against what the clients were told."""
+    early = {text for text, until in answered.hidden.items() if until > world.now_ms}
+    seen = world.drain()
+    assert not (set(seen) & (early - answered.acked)), "a live delivery was handed out again"
+    got = set(seen)
+    for _ in range(40):
+        world.advance(30_000)
+        got.update(world.drain(invisible_ms=10_000))
+    dead = set(world.drain(group="auditor", topic=f"%DLQ%{GROUP}"))
+    assert not (got & answered.acked), "an acked message came back"
+    lost = set(answered.sent) - answered.acked - answered.unknown - answered.expired - got - dead
+    assert not lost, f"lost: {sorted(lost)}"
+    surplus = got - set(answered.sent) - answered.unknown
+    assert not surplus, f"from nowhere: {surplus}"
+    check_ordered(world, answered)
+
+
+def check_ordered(world: World, answered: Answered) -> None:
+    order: list[str] = []
+    for _ in range(200):
+        popped = world.pop(7, group=FIFO_GROUP, invisible_ms=1_000)
+        order += [one.body for one in popped]
+        world.ack(*popped)
+        if not popped:
+            world.now_ms += 4_000
+            if not world.pop(1, group=FIFO_GROUP, invisible_ms=1_000):
+                break
+            world.now_ms += 1_001
+    assert not (set(order) & answered.ordered_acked), (
+        "an acked message of an ordered group came back"
+    )
+    places = {text: place for place, text in enumerate(answered.sent)}
+    known = [places[text] for text in order if text in places]
+    assert known == sorted(set(known)), "an ordered group got messages out of order"
+    lost = set(answered.sent) - answered.expired - answered.ordered_acked - set(order)
+    assert not lost - answered.ordered_unknown, f"an ordered group lost {sorted(lost)}"
+
+
+def cut_during_recovery(disk: FaultyDisk, *, now_ms: int, seed: int) -> FaultyDisk:
+    """Let the power go once more while the engine starts and goes on a little."""
+    disk.cut_at = Random(seed).randint(0, 12)
+    try:
+        world = World(disk, config=SMALL, now_ms=now_ms)
+        world.send("x", topic="other", size=100)
+        world.send("y", topic="other", size=90_000)
+    except PowerCut:
+        return disk.after_power_cut()
+    return world.disk.after_power_cut()
+
+
+def count_operations() -> int:
+    disk = FaultyDisk(Random(1))
+    answered = Answered()
+    world = World(disk, config=SMALL)
+    run_scenario(world, answered)
+    world.restart(power_cut=True)
+    check(world, answered)
+    return len(disk.operations)
+
+
+OPERATIONS = count_operations()
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nothing_answered_is_lost_when_power_goes_at_any_disk_operation(chunk: int) -> None:
+    for cut_at in range(chunk, OPERATIONS, CHUNKS):
+        disk = FaultyDisk(Random(cut_at))
+        disk.cut_at = cut_at
+        answered = Answered()
+        world: World | None = None
+        now_ms = 1_000_000
+        try:
+            world = World(disk, config=SMALL, now_ms=now_ms)
+            run_scenario(world, answered)
+        except PowerCut:
+            pass
+        if world is not None:
+            now_ms = world.now_ms
+        disk = cut_during_recovery(disk.after_power_cut(), now_ms=now_ms, seed=cut_at)
+        recovered = World(disk, config=SMALL, now_ms=now_ms)
+        try:
+            check(recovered, answered)
+        except AssertionError as error:
+            raise AssertionError(
+                f"power cut at operation {cut_at} ({disk.operations[-1]}): {error}"
+            ) from error
