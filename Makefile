@@ -23,6 +23,7 @@ help: ## List the targets.
 		awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: $(STAMPS)/package ## Make the virtual environment, the stubs and .venv/bin/tidemill.
+	@$(BIN)/python -m compileall -q services
 
 run: setup ## Start a broker for a laptop in the foreground, data in ./data (DATA_DIR=...).
 	@exec $(BIN)/tidemill standalone --data-dir $(DATA_DIR)
@@ -73,17 +74,17 @@ $(STAMPS)/venv:
 
 $(STAMPS)/dependencies: $(STAMPS)/venv requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m compileall -q $(VENV)/lib > /dev/null || true
 	@touch $@
 
 $(STAMPS)/stubs: $(STAMPS)/dependencies tools/generate_stubs.py $(PROTOS)
 	$(BIN)/python tools/generate_stubs.py
 	@touch $@
 
-# Editable: the program runs what is in services/. Its bytecode is compiled ahead, because the time
-# from the command to the first stored message is promised.
+# Editable: the program runs what is in services/. Bytecode is compiled ahead, by `setup`, because the
+# time from the command to the first stored message is promised.
 $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m compileall -q services
 	@touch $@
 
 # The Node.js client is one more witness of the protocol; without npm its tests are skipped.
