@@ -56,6 +56,7 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
         self.deliveries: dict[int, Delivery] = {}
         self.frames: list[pb.RequestFrame] = []
         self.failures: dict[str, pb.Failure] = {}  # kind of request -> what it is answered with
+        self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
         self.holds: set[str] = set()  # kinds of request that are never answered
         self.address = ""
         self._ids = 0
@@ -108,6 +109,12 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
         for link in self._links:
             link.put_nowait(None)
 
+    def answer_late(self, pop: pb.PopRequest) -> None:
+        """Answer a pop that was held back."""
+        self._broadcast(
+            pb.ReplyFrame(pops=[pb.PopReply(request_id=pop.request_id, batches=self._pop(pop))])
+        )
+
     async def wait_for_frame(self, field_name: str) -> pb.RequestFrame:
         """Return the first frame that carries something in `field_name`."""
         async with asyncio.timeout(5), self.arrived:
@@ -117,7 +124,7 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
                         return frame
                 await self.arrived.wait()
 
-    async def Exchange(
+    async def Exchange(  # noqa: N802 - named by the contract
         self,
         request_iterator: AsyncIterator[pb.RequestFrame],
         context: grpc.aio.ServicerContext[pb.RequestFrame, pb.ReplyFrame],
@@ -168,7 +175,9 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
             strict=True,
         ):
             assert zlib.crc32(blob) == crc
-            if not self._refused("append", request_id, reply):
+            if queue_id in self.refused_queues:
+                reply.failures.add(request_id=request_id, error="Overloaded", message="full")
+            elif not self._refused("append", request_id, reply):
                 reply.appends.request_ids.append(request_id)
                 reply.appends.queue_offsets.append(self.store(topic_id, queue_id, blob))
         acks = frame.acks

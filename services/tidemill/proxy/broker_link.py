@@ -104,7 +104,7 @@ class BrokerLink:
         self._parked: dict[int, _Abandoned] = {}  # pops under way, should they be abandoned
         self._abandoned: dict[int, _Abandoned] = {}
         self._request_id = 0
-        self._is_connected = False
+        self.is_connected = False
         self._has_work = asyncio.Event()
         self._appends: list[_Append] = []
         self._acks: list[_Ack] = []
@@ -187,7 +187,7 @@ class BrokerLink:
 
         Nobody waits for the answers. Where they fail, the invisible duration ends by itself.
         """
-        if not self._is_connected:
+        if not self.is_connected:
             return
         count = 0
         for batch in batches:
@@ -220,7 +220,7 @@ class BrokerLink:
     def _begin(
         self, kind: str, timeout_ms: int, blob_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Any]]:
-        if not self._is_connected:
+        if not self.is_connected:
             raise BrokerUnreachable(f"there is no connection to the broker at {self.address}")
         # Beyond the limits a request is refused: what waits here is memory of the proxy.
         if (
@@ -243,7 +243,7 @@ class BrokerLink:
 
     def _abandon(self, request_id: int) -> None:
         self._forget(request_id)
-        if self._is_connected:
+        if self.is_connected:
             if len(self._abandoned) >= ABANDONED_MAX:
                 del self._abandoned[next(iter(self._abandoned))]
             self._abandoned[request_id] = self._parked[request_id]
@@ -366,7 +366,7 @@ class BrokerLink:
         if reply.HasField("config"):
             self.configuration.apply(reply.config)
             if reply.config.is_complete:
-                self._is_connected = True
+                self.is_connected = True
                 self.configured.set()
                 log.info(
                     "broker connected",
@@ -419,7 +419,7 @@ class BrokerLink:
 
     def _lose_connection(self, reason: str) -> bool:
         """Fail all that is under way, and say whether there had been a connection."""
-        was_connected, self._is_connected = self._is_connected, False
+        was_connected, self.is_connected = self.is_connected, False
         self._appends, self._acks = [], []
         self._frame = link_pb2.RequestFrame()
         self._has_work.clear()
