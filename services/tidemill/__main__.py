@@ -16,9 +16,9 @@ def main() -> None:
         importlib.import_module("tidemill.common.log")
         # Not through the command line's library: the time until a process serves is promised.
         sys.exit(PROCESSES[command](arguments))
-    from tidemill.cli.app import app
+    from tidemill.cli.app import run
 
-    app()
+    run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +17,8 @@ from tidemill.common.errors import CODES, INTERNAL, BadRequest, ServiceError, co
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = "1"  # for what may succeed later
+
+_JSON = re.compile(r"application/(.*\+)?json\s*(;.*)?", re.IGNORECASE)
 
 log = structlog.get_logger()
 
@@ -37,7 +40,13 @@ def add_problem_handlers(app: FastAPI) -> None:
         return problem(codes.http, type(error).__name__, error.message, codes.rocketmq)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        content_type = request.headers.get("content-type", "")
+        if request.method in {"PUT", "POST"} and not _JSON.fullmatch(content_type):
+            # Other types are not read at all: a form on a foreign web page could send those.
+            detail = "send the body with the header Content-Type: application/json"
+            status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+            return problem(status, status.phrase, detail, status * 100)
         reasons = [
             f"{'.'.join(str(part) for part in item['loc'][1:]) or 'body'}: {item['msg']}"
             for item in error.errors()

@@ -27,7 +27,7 @@ KIB = 1024
 SIZE_BUCKETS = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 512 * KIB, 1 << 20, 2 << 20, 4 << 20)  # bytes
 _MESSAGE_TYPE_AT = 1  # position in a stored message
 _MESSAGE_TYPES = ("normal", "normal", "fifo", "delay", "transaction", "lite", "priority")
-_TYPES_OF_MIXED = range(1, len(_MESSAGE_TYPES))
+_TYPES_OF_MIXED = (1, 2, 3, 4)  # what clients send to any topic; others appear when they come
 _MIXED = 7
 _RETRY_PREFIX = "%RETRY%"
 PERMISSION_READ_WRITE = 6
@@ -154,11 +154,13 @@ class BrokerMetrics:
             types = set(_TYPES_OF_MIXED if topic.type == _MIXED else (int(topic.type),))
             types.update(kind for topic_id, kind in received if topic_id == topic.id)
             for kind in sorted(types):
-                counts = received.get((topic.id, kind)) or _no_messages()
+                known = received.get((topic.id, kind))
+                counts = known or _no_messages()
                 labels = self._in_sets.admit((topic.name, _type_name(kind), "false"))
                 messages.add_metric(labels, counts[0])
                 size.add_metric(labels, counts[1])
-                sizes.add_metric(labels, _cumulated(counts[2:]), counts[1])
+                if known:
+                    sizes.add_metric(labels, _cumulated(counts[2:]), counts[1])
         yield from (messages, size, sizes)
 
     def _collect_sent(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:

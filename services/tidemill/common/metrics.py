@@ -24,6 +24,8 @@ from prometheus_client import exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from tidemill.common.lifecycle import StartRefused
+
 LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
 OVERFLOW: Final = "__overflow__"
 _REQUEST_BYTES_MAX = 16_384  # of a request's head; scrapers send a few hundred
@@ -155,8 +157,17 @@ class MetricsServer:
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[MetricsServer]:
-        """Serve until the block ends; port 0 picks a free one, then told by `address`."""
-        server = await asyncio.start_server(self._connected, host, port, limit=_REQUEST_BYTES_MAX)
+        """Serve until the block ends; port 0 picks a free one, then told by `address`.
+
+        Raises StartRefused when the port is taken.
+        """
+        try:
+            server = await asyncio.start_server(
+                self._connected, host, port, limit=_REQUEST_BYTES_MAX
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartRefused(f"cannot listen on {host}:{port}: {reason}") from error
         bound = server.sockets[0].getsockname()
         self.address = f"{host}:{bound[1]}"
         try:

@@ -14,7 +14,7 @@ from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 router = APIRouter(tags=["groups"])
 
 
-@router.get("/groups")
+@router.get("/groups", response_model_exclude_none=True)
 async def list_groups(
     broker: Broker, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> schemas.GroupPage:
@@ -26,7 +26,7 @@ async def list_groups(
     )
 
 
-@router.put("/groups/{group}")
+@router.put("/groups/{group}", response_model_exclude_none=True)
 async def put_group(group: str, settings: schemas.GroupSettings, broker: Broker) -> schemas.Group:
     """Create a consumer group, or change one."""
     request = pb.PutGroupRequest(
@@ -47,19 +47,19 @@ async def put_group(group: str, settings: schemas.GroupSettings, broker: Broker)
 
 
 # Before /groups/{group}, whose pattern would not match the second segment but reads the same.
-@router.get("/groups/{group}/progress")
+@router.get("/groups/{group}/progress", response_model_exclude_none=True)
 async def get_progress(group: str, broker: Broker) -> schemas.GroupProgress:
     """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total."""
     return schemas.progress_of(await broker.group_progress(group))
 
 
-@router.get("/groups/{group}")
+@router.get("/groups/{group}", response_model_exclude_none=True)
 async def get_group(group: str, broker: Broker) -> schemas.Group:
     """Show a consumer group."""
     return schemas.group_of((await broker.group_progress(group)).group)
 
 
-@router.post("/groups/{group}:resetOffset")
+@router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
 async def reset_offset(
     group: str, reset: schemas.OffsetReset, broker: Broker
 ) -> schemas.OffsetResetDone:

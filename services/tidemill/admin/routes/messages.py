@@ -19,7 +19,7 @@ Key = Annotated[str, Query(min_length=1, description="One of the keys set by the
 Limit = Annotated[int, Query(ge=1, le=256)]
 
 
-@router.get("/topics/{topic}/messages")
+@router.get("/topics/{topic}/messages", response_model_exclude_none=True)
 async def find_messages(
     topic: str, key: Key, broker: Broker, limit: Limit = 32
 ) -> schemas.MessageList:
@@ -29,7 +29,7 @@ async def find_messages(
     return schemas.MessageList(messages=[message_of(m, topic=topic) for m in reply.messages])
 
 
-@router.get("/topics/{topic}/messages/{message_id}")
+@router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
 async def peek_message(topic: str, message_id: str, broker: Broker) -> schemas.MessageList:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)

@@ -19,7 +19,7 @@ IncludeSystem = Annotated[
 ]
 
 
-@router.get("/topics")
+@router.get("/topics", response_model_exclude_none=True)
 async def list_topics(
     broker: Broker,
     page_size: PageSize = PAGE_SIZE,
@@ -35,7 +35,7 @@ async def list_topics(
     )
 
 
-@router.put("/topics/{topic}")
+@router.put("/topics/{topic}", response_model_exclude_none=True)
 async def put_topic(topic: str, settings: schemas.TopicSettings, broker: Broker) -> schemas.Topic:
     """Create a topic, or change one."""
     kind = settings.message_type
@@ -47,7 +47,7 @@ async def put_topic(topic: str, settings: schemas.TopicSettings, broker: Broker)
     return schemas.topic_of(await broker.put_topic(request))
 
 
-@router.get("/topics/{topic}")
+@router.get("/topics/{topic}", response_model_exclude_none=True)
 async def get_topic(topic: str, broker: Broker) -> schemas.TopicDetails:
     """Show a topic and what its queues hold."""
     status = await broker.topic_status(topic)

@@ -1,0 +1,95 @@
+"""The root of the command line: `tidemill NOUN VERB`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tidemill.cli import groups, messages, topics
+from tidemill.cli.processes import PROCESSES
+from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat
+from tidemill.common.metrics import version
+
+app = typer.Typer(
+    name="tidemill",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""A message broker that official Apache RocketMQ 5 clients use unmodified.
+
+Start one on this machine, then look at it from another terminal:
+
+* `tidemill standalone --data-dir ./data`
+* `tidemill topic create orders --type FIFO --queues 4`
+* `tidemill group create billing --order FIFO`
+* `tidemill group progress billing -o json`
+""",
+)
+app.add_typer(topics.app, name="topic")
+app.add_typer(groups.app, name="group")
+app.add_typer(messages.app, name="message")
+
+
+# Options of the root that may also stand behind a command, where most people write them.
+_SHARED = ("-o", "--output", "--admin")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run a command and exit."""
+    first: list[str] = []
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument in _SHARED:
+            first.extend((argument, next(remaining, "")))
+        elif argument.startswith(("--output=", "--admin=")):
+            first.append(argument)
+        else:
+            rest.append(argument)
+    app([*first, *rest])
+
+
+def show_version(*, value: bool) -> None:
+    """Print the version and exit."""
+    if value:
+        typer.echo(f"tidemill {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    admin: Annotated[
+        str, typer.Option(envvar="TIDEMILL_ADMIN", help="Address of the admin API.")
+    ] = ADMIN_URL,
+    output: Annotated[
+        OutputFormat, typer.Option("--output", "-o", help="How answers are shown.")
+    ] = OutputFormat.TABLE,
+    is_version: Annotated[  # noqa: ARG001  # Its callback does the work.
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Keep what the commands share."""
+    context.obj = Options(admin=admin.rstrip("/"), output=output)
+
+
+def _add_process(name: str) -> None:
+    """List a process among the commands; `tidemill.__main__` starts it without coming here."""
+
+    @app.command(
+        name,
+        help=f"{PROCESSES[name].__doc__} See `tidemill {name} --help`.",
+        rich_help_panel="Processes",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,
+    )
+    def start(context: typer.Context) -> None:
+        sys.exit(PROCESSES[name](context.args))
+
+
+for _name in PROCESSES:
+    _add_process(_name)

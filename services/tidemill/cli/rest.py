@@ -1,0 +1,135 @@
+"""What every command over the REST API shares: calls, errors, and how answers are shown.
+
+Exit status: 0 done, 1 refused by the API, 2 wrong usage, 3 the API cannot be reached.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+ADMIN_URL = "http://127.0.0.1:8080"
+EXIT_REFUSED = 1
+EXIT_UNREACHABLE = 3
+TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
+PAGE_SIZE = 1000  # the largest that the API allows
+
+Json = Any  # What json.loads returns: a foreign edge.
+
+
+class OutputFormat(StrEnum):
+    """How answers are shown."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is given before the noun."""
+
+    admin: str
+    output: OutputFormat
+
+
+def call(
+    context: typer.Context,
+    method: str,
+    path: str,
+    *,
+    body: Json = None,
+    query: dict[str, str] | None = None,
+) -> Json:
+    """Call the API and return its answer; say what is wrong and exit otherwise."""
+    options = options_of(context)
+    try:
+        response = httpx.request(
+            method,
+            f"{options.admin}/api/v1{path}",
+            json=body,
+            params=query,
+            timeout=TIMEOUT_S,
+            # The API runs beside the broker; a proxy for the web does not know the way.
+            trust_env=False,
+        )
+    except httpx.InvalidURL as error:
+        raise typer.BadParameter(f"{options.admin} is not an address: {error}") from error
+    except httpx.HTTPError as error:
+        fail(
+            f"cannot reach the admin API at {options.admin}: {error}\n"
+            "Is it running? Start one with `tidemill standalone`, or name another with --admin.",
+            EXIT_UNREACHABLE,
+        )
+    if response.is_error:
+        fail(_reason(response), EXIT_REFUSED)
+    return response.json() if response.content else None
+
+
+def call_pages(context: typer.Context, path: str, key: str) -> list[Json]:
+    """Collect all pages of a list."""
+    items: list[Json] = []
+    query = {"pageSize": str(PAGE_SIZE)}
+    while True:
+        page = call(context, "GET", path, query=query)
+        items.extend(page[key])
+        if not (token := page.get("nextPageToken")):
+            return items
+        query["pageToken"] = token
+
+
+def segment(name: str) -> str:
+    """Return `name` as one segment of a path; names may hold % and |."""
+    return quote(name, safe="")
+
+
+def show(
+    context: typer.Context, answer: Json, columns: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    """Print `answer` as JSON, or `rows` as a table."""
+    if options_of(context).output is OutputFormat.JSON:
+        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    Console(highlight=False, markup=False).print(table)
+
+
+def say(context: typer.Context, answer: Json, sentence: str) -> None:
+    """Print `answer` as JSON, or a sentence."""
+    if options_of(context).output is OutputFormat.JSON:
+        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(sentence)
+
+
+def fail(reason: str, status: int) -> NoReturn:
+    """Print `reason` on standard error and exit."""
+    typer.echo(f"error: {reason}", err=True)
+    raise typer.Exit(status)
+
+
+def options_of(context: typer.Context) -> Options:
+    """Return what was given before the noun."""
+    options = context.obj
+    assert isinstance(options, Options)
+    return options
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        problem = response.json()
+        return f"{problem['title']}: {problem['detail']}"
+    except (ValueError, KeyError):
+        return f"the admin API answered {response.status_code} {response.reason_phrase}"

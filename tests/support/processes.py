@@ -1,0 +1,114 @@
+"""Real processes for tests: the standalone command on free ports, in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_S = 30.0  # far more than a start takes, on the slowest machine
+STOP_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One child, as the ready line tells it."""
+
+    pid: int
+    metrics: str
+
+
+class Standalone:
+    """A running `tidemill standalone`."""
+
+    def __init__(self, process: subprocess.Popen[str], ready_line: str, log: Path) -> None:
+        self.process = process
+        self.ready_line = ready_line
+        self.log = log
+        ready = json.loads(ready_line)
+        self.grpc: str = ready["grpc"]
+        self.admin: str = ready["admin"]
+        self.processes = {name: Process(**child) for name, child in ready["processes"].items()}
+
+    def stop(self) -> int:
+        """Send SIGTERM and return the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def pids(self) -> list[int]:
+        """Return the ids of all processes below the supervisor, its own included."""
+        return descendants(self.process.pid)
+
+
+def command(*arguments: object) -> list[str]:
+    """Return the command line of `tidemill` with `arguments`."""
+    return [sys.executable, "-m", "tidemill", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without settings of ours."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("TIDEMILL_")}
+
+
+def start_standalone(data_dir: Path, *flags: str) -> Standalone:
+    """Start and wait for the ready line; fail with the log when there is none."""
+    log = data_dir.with_name(f"{data_dir.name}.log")
+    with log.open("a") as stderr:
+        process = subprocess.Popen(
+            command(
+                "standalone", f"--data-dir={data_dir}", "--grpc-port=0", "--admin-port=0",
+                "--metrics-port=0", *flags,
+            ),
+            env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True,
+        )  # fmt: skip
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], START_S)
+    line = process.stdout.readline() if readable else ""
+    if not line:
+        process.kill()
+        process.wait()
+        raise AssertionError(f"standalone did not start:\n{log.read_text()}")
+    return Standalone(process, line, log)
+
+
+@contextlib.contextmanager
+def standalone(data_dir: Path, *flags: str) -> Iterator[Standalone]:
+    """Run a standalone for the block; afterwards none of its processes is left."""
+    running = start_standalone(data_dir, *flags)
+    pids = running.pids()
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.stop()
+        if running.process.stdout is not None:
+            running.process.stdout.close()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return `pid` and all processes below it."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
+            found.extend(int(child) for child in children.split())
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
