@@ -427,11 +427,12 @@ class Engine:
         ]
 
     def group_progress(self, group: Group) -> list[QueueProgress]:
-        """Return how far a group is in each queue that it has popped from, retries included."""
+        """Return how far a group is in each queue of the topics it reads, retries included."""
+        topic_ids = {key[1] for key in self.state.progress if key[0] == group.id}
         return [
-            self.queue_progress(progress)
-            for key, progress in self.state.progress.items()
-            if key[0] == group.id
+            self.queue_progress(self.state.progress_of(group.id, topic_id, queue_id))
+            for topic_id in sorted(topic_ids)
+            for queue_id in range(self.catalog.topics[topic_id].queues)
         ]
 
     def queue_progress(self, progress: Progress) -> QueueProgress:

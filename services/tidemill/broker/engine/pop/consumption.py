@@ -484,7 +484,6 @@ class Consumption:
         It leaves the table when it is settled by acks, or at its deadline; a replaced one stays
         until then. So before the deadline it can only have been acked.
         """
-        subscription = self._state.subscriptions.get((delivery.group_id, delivery.topic_id))
         if (
             delivery.visible_at_ms <= now_ms
             or delivery.delivery_id >= self._log.log_end
@@ -492,10 +491,10 @@ class Consumption:
             or delivery.topic_id not in self._catalog.topics
         ):
             return AckResult.GONE
-        queues = subscription.queues if subscription is not None else []
-        if any(delivery.delivery_id < progress.void_before for progress in queues):
-            return AckResult.GONE
-        return AckResult.ALREADY
+        # A reset voids all queues at once, so the first one speaks for all.
+        progress = self._state.progress.get((delivery.group_id, delivery.topic_id, 0))
+        is_void = progress is not None and delivery.delivery_id < progress.void_before
+        return AckResult.GONE if is_void else AckResult.ALREADY
 
     def _find_live(self, delivery: Delivery) -> Progress:
         """Return the progress of a delivery whose message is live. Raises InvalidReceiptHandle."""
@@ -689,9 +688,10 @@ class Consumption:
             return self._catalog.topics[known]
         name = f"{RETRY_PREFIX}{group.name}+{self._catalog.topics[topic_id].name}"
         topic = self._store.ensure_system_topic(name, retry_of, now_ms)
+        progress = self._state.progress_of(group.id, topic.id, 0)
         subscription = self._state.subscriptions.get(retry_of)
         if subscription is not None:
-            subscription.retry = self._state.progress_of(group.id, topic.id, 0)
+            subscription.retry = progress
         return topic
 
     def _copy(

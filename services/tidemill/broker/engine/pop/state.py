@@ -290,6 +290,8 @@ class PopState:
     def end_replay(self, *, now_ms: int) -> None:
         """Drop what is void, and rebuild the lists and counts."""
         table = self.table
+        for (group_id, _), retry_id in self.catalog.retry_topic_ids.items():
+            self.progress_of(group_id, retry_id, 0)
         for key, progress in list(self.progress.items()):
             is_known = (
                 progress.group_id in self.catalog.groups

@@ -59,19 +59,23 @@ class ConsumeQueue:
         self.stated_at = max(self.stated_at, log_offset)
 
     def entries(self, offset: int, count: int) -> list[tuple[int, int, int]]:
-        """Return up to `count` entries (log_offset, size, tag_hash) from `offset`.
+        """Return `count` entries (log_offset, size, tag_hash) from `offset`, or all there are.
 
-        Fewer come back where a run ends. `offset` must lie between min_offset and max_offset.
-        Raises BlockFileDamaged.
+        `offset` must lie between min_offset and max_offset. Raises BlockFileDamaged.
         """
         assert self.min_offset <= offset < self.max_offset, "offset outside of the queue"
-        if offset >= self.base:
-            begin = (offset - self.base) * SIZE
-            return list(ENTRY.iter_unpack(memoryview(self.tail)[begin : begin + count * SIZE]))
-        run = self._runs[bisect_right(self._firsts, offset) - 1]
-        begin = (offset - run.first) * SIZE
-        data = run.file.block(run.block, run.entry_count * SIZE)
-        return list(ENTRY.iter_unpack(data[begin : begin + count * SIZE]))
+        found: list[tuple[int, int, int]] = []
+        while offset < self.base and count > 0:
+            run = self._runs[bisect_right(self._firsts, offset) - 1]
+            begin = (offset - run.first) * SIZE
+            data = run.file.block(run.block, run.entry_count * SIZE)
+            part = list(ENTRY.iter_unpack(data[begin : begin + count * SIZE]))
+            found += part
+            offset += len(part)
+            count -= len(part)
+        begin = (offset - self.base) * SIZE
+        found += ENTRY.iter_unpack(memoryview(self.tail)[begin : begin + count * SIZE])
+        return found
 
     def entry(self, offset: int) -> tuple[int, int, int]:
         """Return the entry at `offset`, which must lie inside the queue."""

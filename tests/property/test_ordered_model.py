@@ -1,0 +1,194 @@
+"""An ordered group beside its model: per queue, in order, one batch at a time.
+
+The model of a queue is the list of its messages, how often each was delivered, which are acked, and
+the batch that is out. A batch blocks its queue until every message of it is acked or expired; then
+the lowest unsettled message comes first, and nothing acked comes again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
+from tidemill.broker.engine.engine import AckResult
+from tidemill.common.errors import InvalidReceiptHandle
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass
+class QueueModel:
+    """One queue of the ordered group."""
+
+    sent: list[str] = field(default_factory=list)
+    attempts: dict[str, int] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+    batch: dict[str, tuple[Popped, int]] = field(default_factory=dict)  # body -> handle, until
+    attempt_id: str = ""
+
+    def is_blocked(self, now_ms: int) -> bool:
+        return any(until > now_ms for _, until in self.batch.values())
+
+    def expected(self) -> list[str]:
+        """What may be delivered next, in order."""
+        return [text for text in self.sent if text not in self.settled]
+
+
+class OrderedModel(RuleBasedStateMachine):
+    """One topic with one queue: what holds for one holds for each."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World(config=SMALL, checkpoint_log_bytes=20_000)
+        self.world.topic(TOPIC, queues=1)
+        self.world.group(is_ordered=True, max_attempts=MAX_ATTEMPTS)
+        self.model = QueueModel()
+        self.attempt_number = 0
+
+    @rule(count=st.integers(1, 40), size=st.integers(1, 2000))
+    def send(self, count: int, size: int) -> None:
+        texts = [f"m{len(self.model.sent) + n}" for n in range(count)]
+        self.world.send(*texts, size=size)
+        self.model.sent += texts
+
+    @rule(
+        want=st.integers(1, 32),
+        duration=st.sampled_from([1_000, 5_000, 100_000]),
+        repeats=st.booleans(),
+    )
+    def pop(self, want: int, duration: int, repeats: bool) -> None:
+        model, now_ms = self.model, self.world.now_ms
+        if not repeats or not model.attempt_id:
+            self.attempt_number += 1
+            attempt_id = f"attempt-{self.attempt_number}"
+        else:
+            attempt_id = model.attempt_id
+        is_repeat = attempt_id == model.attempt_id
+        popped = self.world.pop(want, invisible_ms=duration, attempt_id=attempt_id)
+        bodies = [one.body for one in popped]
+        if model.is_blocked(now_ms):
+            if is_repeat:
+                for one in popped:
+                    assert one.attempt == model.attempts[one.body]
+                    assert one.body in model.batch
+            else:
+                assert bodies == [], "a queue with a live batch delivered another"
+            return
+        self.settle_exhausted()
+        expected = model.expected()[:want]
+        assert bodies == expected
+        if not popped:
+            return
+        was_delivered = set(model.attempts)
+        for one in popped:
+            counts = 0 if is_repeat and one.body in was_delivered else 1
+            model.attempts[one.body] = model.attempts.get(one.body, 0) + counts
+            assert one.attempt == model.attempts[one.body]
+        model.batch = {one.body: (one, now_ms + duration) for one in popped}
+        model.attempt_id = attempt_id
+
+    def settle_exhausted(self) -> None:
+        """What has expired and has no attempt left goes to the dead-letter topic."""
+        for text, (_, until) in list(self.model.batch.items()):
+            if until <= self.world.now_ms and self.model.attempts[text] >= MAX_ATTEMPTS:
+                self.model.settled.add(text)
+                del self.model.batch[text]
+
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        if not self.model.batch:
+            return
+        text = data.draw(st.sampled_from(sorted(self.model.batch)))
+        self.world.run_due()
+        self.settle_exhausted()
+        if text not in self.model.batch:
+            return
+        one, _ = self.model.batch[text]
+        assert self.world.ack(one) == [AckResult.APPLIED]
+        del self.model.batch[text]
+        self.model.settled.add(text)
+
+    @rule(data=st.data(), duration=st.sampled_from([0, 2_000, 50_000]))
+    def change(self, data: st.DataObject, duration: int) -> None:
+        if not self.model.batch:
+            return
+        text = data.draw(st.sampled_from(sorted(self.model.batch)))
+        self.world.run_due()
+        self.settle_exhausted()
+        if text not in self.model.batch:
+            return
+        one, _ = self.model.batch[text]
+        changed = self.world.change(one, duration)
+        self.model.batch[text] = changed, self.world.now_ms + duration
+        assert self.world.ack(one) == [AckResult.GONE]
+        self.world.run_due()
+        self.settle_exhausted()
+
+    @rule(data=st.data())
+    def forward_to_dead_letters(self, data: st.DataObject) -> None:
+        if not self.model.batch:
+            return
+        text = data.draw(st.sampled_from(sorted(self.model.batch)))
+        one, _ = self.model.batch[text]
+        try:
+            self.world.engine.dead_letter(one.delivery, self.world.now_ms)
+            self.world.engine.commit()
+        except InvalidReceiptHandle:
+            self.settle_exhausted()
+            assert text in self.model.settled
+            return
+        del self.model.batch[text]
+        self.model.settled.add(text)
+
+    @rule(duration=st.sampled_from([1, 1_000, 6_000, 120_000]))
+    def advance(self, duration: int) -> None:
+        self.world.advance(duration)
+        self.settle_exhausted()
+
+    @rule(power_cut=st.booleans())
+    def restart(self, power_cut: bool) -> None:
+        self.world.restart(power_cut=power_cut)
+
+    @rule()
+    def restart_without_derived_files(self) -> None:
+        disk = self.world.disk.after_kill()
+        for folder in ("queues", "index", "snapshots"):
+            for name in disk.names(folder):
+                disk.remove(name)
+        self.world.disk = disk
+        self.world.open()
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.world.checkpoint()
+
+    def teardown(self) -> None:
+        """At quiescence everything was settled, and in order."""
+        if not hasattr(self, "world"):
+            return
+        for _ in range(200):
+            self.world.advance(200_000)
+            self.settle_exhausted()
+            popped = self.world.pop(32)
+            assert [one.body for one in popped] == self.model.expected()[:32]
+            if not popped:
+                break
+            self.world.ack(*popped)
+            self.model.settled.update(one.body for one in popped)
+            self.model.batch.clear()
+        assert not self.model.expected()
+        assert self.world.drain(group="auditor", topic=TOPIC) == self.model.sent
+
+
+OrderedModel.TestCase.settings = settings(
+    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestOrderedModel = OrderedModel.TestCase

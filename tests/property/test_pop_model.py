@@ -1,0 +1,207 @@
+"""The engine beside a model of a few lines, in every order of calls that Hypothesis thinks of.
+
+The model of a group that is not ordered is one entry a message: ready, in flight until a time under
+one handle, acked, or dead. Kills, power cuts, checkpoints and retirement may come at any point
+and change nothing that the model knows.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
+from tidemill.broker.engine.engine import AckResult, ResetTarget
+from tidemill.common.errors import InvalidReceiptHandle
+
+MAX_ATTEMPTS = 3
+QUEUES = 2
+DURATIONS = st.sampled_from([1_000, 5_000, 70_000, 200_000])
+
+
+@dataclass
+class Known:
+    """What the model knows about one message."""
+
+    attempt: int = 0
+    state: str = "ready"
+    until: int = 0
+    handle: tuple[int, int, int] = (0, 0, 0)
+
+
+def key_of(popped: Popped) -> tuple[int, int, int]:
+    return popped.delivery.slot, popped.delivery.delivery_id, popped.delivery.message_index
+
+
+class PopModel(RuleBasedStateMachine):
+    """One topic with two queues, one group."""
+
+    handles = Bundle("handles")
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World(config=SMALL, checkpoint_log_bytes=20_000)
+        self.world.topic(TOPIC, queues=QUEUES)
+        self.world.group(max_attempts=MAX_ATTEMPTS)
+        self.known: dict[str, Known] = {}
+        self.acked_under: dict[tuple[int, int, int], bool] = {}
+
+    @rule(count=st.integers(1, 40), queue_id=st.integers(0, QUEUES - 1), size=st.integers(1, 3000))
+    def send(self, count: int, queue_id: int, size: int) -> None:
+        texts = [f"m{len(self.known) + n}" for n in range(count)]
+        self.world.send(*texts, queue_id=queue_id, size=size)
+        self.known.update({text: Known() for text in texts})
+
+    @rule(target=handles, want=st.integers(1, 32), duration=DURATIONS)
+    def pop(self, want: int, duration: int) -> object:
+        popped = self.world.pop(want, invisible_ms=duration)
+        ready = [known for known in self.known.values() if known.state == "ready"]
+        assert len(popped) <= want
+        assert bool(popped) == bool(ready), "a pop is empty exactly when nothing is ready"
+        assert len({one.body for one in popped}) == len(popped)
+        for one in popped:
+            known = self.known[one.body]
+            assert known.state == "ready", f"{one.body} is {known.state}"
+            known.attempt += 1
+            assert one.attempt == known.attempt
+            known.state, known.handle = "in flight", key_of(one)
+            known.until = self.world.now_ms + duration
+        return multiple(*popped)
+
+    @rule(one=handles)
+    def ack(self, one: Popped) -> None:
+        known = self.known[one.body]
+        is_live = known.state == "in flight" and known.handle == key_of(one)
+        was_acked = self.acked_under.get(key_of(one), False)
+        (result,) = self.world.ack(one)
+        if is_live:
+            assert result is AckResult.APPLIED
+            known.state = "acked"
+            self.acked_under[key_of(one)] = True
+        elif was_acked and one.delivery.visible_at_ms > self.world.now_ms:
+            assert result is AckResult.ALREADY
+        elif not was_acked:
+            assert result is AckResult.GONE
+
+    @rule(target=handles, one=consumes(handles), duration=DURATIONS | st.just(0))
+    def change(self, one: Popped, duration: int) -> object:
+        known = self.known[one.body]
+        is_live = known.state == "in flight" and known.handle == key_of(one)
+        try:
+            changed = self.world.change(one, duration)
+        except InvalidReceiptHandle:
+            assert not is_live
+            return multiple(one)
+        assert is_live
+        known.until = self.world.now_ms + duration
+        known.handle = key_of(changed)
+        self.expire()
+        return multiple(one, changed)
+
+    @rule(one=handles)
+    def forward_to_dead_letters(self, one: Popped) -> None:
+        known = self.known[one.body]
+        is_live = known.state == "in flight" and known.handle == key_of(one)
+        try:
+            self.world.engine.dead_letter(one.delivery, self.world.now_ms)
+            self.world.engine.commit()
+        except InvalidReceiptHandle:
+            assert not is_live
+            return
+        assert is_live
+        known.state = "dead"
+        self.acked_under[key_of(one)] = True
+
+    @rule(duration=st.sampled_from([1, 999, 4_000, 66_000, 130_000]))
+    def advance(self, duration: int) -> None:
+        self.world.advance(duration)
+        self.expire()
+
+    def expire(self) -> None:
+        self.world.run_due()
+        for known in self.known.values():
+            if known.state == "in flight" and known.until <= self.world.now_ms:
+                known.state = "dead" if known.attempt >= MAX_ATTEMPTS else "ready"
+
+    @rule(power_cut=st.booleans())
+    def restart(self, power_cut: bool) -> None:
+        self.world.restart(power_cut=power_cut)
+
+    @rule()
+    def restart_without_derived_files(self) -> None:
+        disk = self.world.disk.after_kill()
+        for folder in ("queues", "index", "snapshots"):
+            for name in disk.names(folder):
+                disk.remove(name)
+        self.world.disk = disk
+        self.world.open()
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.world.checkpoint()
+
+    @rule()
+    def work_in_background(self) -> None:
+        self.world.background()
+
+    @rule(to=st.sampled_from(["earliest", "latest"]))
+    def reset(self, to: str) -> None:
+        target = ResetTarget(earliest=to == "earliest", latest=to == "latest")
+        self.world.engine.reset_offset(GROUP, TOPIC, target, self.world.now_ms)
+        self.world.engine.commit()
+        self.acked_under.clear()
+        for known in self.known.values():
+            known.state = "ready" if to == "earliest" else "skipped"
+            known.attempt = 0
+            known.handle = (0, 0, 0)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        group = self.world.engine.catalog.find_group(GROUP)
+        assert group is not None
+        progress = self.world.engine.group_progress(group)
+        in_flight = sum(1 for known in self.known.values() if known.state == "in flight")
+        assert sum(one.in_flight_count for one in progress) == in_flight
+        if progress:
+            ready = sum(1 for known in self.known.values() if known.state == "ready")
+            popped_from = {one.queue_id for one in progress if not one.is_retry}
+            if len(popped_from) == QUEUES:
+                assert sum(one.ready_count for one in progress) == ready
+        for one in progress:
+            assert one.pop_offset >= one.consumer_offset
+
+    def teardown(self) -> None:
+        """At quiescence every message that was sent is acked, dead, or delivered now."""
+        if not hasattr(self, "world"):
+            return
+        for _ in range(MAX_ATTEMPTS + 1):
+            self.advance(300_000)
+            while popped := self.world.pop(32):
+                for one in popped:
+                    assert self.known[one.body].state == "ready"
+                    self.known[one.body].state = "acked"
+                self.world.ack(*popped)
+        assert not [text for text, known in self.known.items() if known.state == "ready"]
+
+
+PopModel.TestCase.settings = settings(
+    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestPopModel = PopModel.TestCase
