@@ -63,21 +63,29 @@ class Telemetry:
     async def telemetry(self, call: Call, requests: AsyncIterator[bytes], send: Send) -> None:
         """Serve one stream until the client half-closes it, then end it with OK."""
         _ = call.client_id
-        async with asyncio.TaskGroup() as tasks:
-            repeat: asyncio.Task[None] | None = None
-            async for request in requests:
-                command = _parse(request)
-                # The other commands answer what an operator asked of the client; nobody does yet.
-                if command.HasField("settings"):
-                    settings = await self._answer(call, command.settings)
-                    answer = service.TelemetryCommand(
-                        status=_OK, settings=settings
-                    ).SerializeToString()
-                    await send(answer)
-                    if repeat is None and settings.user_agent.language == v2.NODE_JS:
-                        repeat = tasks.create_task(_repeat(answer, send), name="repeat settings")
-            if repeat:
-                repeat.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._serve(call, requests, send, tasks)
+        except ExceptionGroup as failures:
+            # The stream's own failure, in the shape in which the boundary knows it.
+            raise failures.exceptions[0] from None
+
+    async def _serve(
+        self, call: Call, requests: AsyncIterator[bytes], send: Send, tasks: asyncio.TaskGroup
+    ) -> None:
+        repeat: asyncio.Task[None] | None = None
+        async for request in requests:
+            command = _parse(request)
+            # The other commands answer what an operator asked of the client; nobody does yet.
+            if command.HasField("settings"):
+                settings = await self._answer(call, command.settings)
+                answer = service.TelemetryCommand(status=_OK, settings=settings)
+                await send(answer.SerializeToString())
+                if repeat is None and settings.user_agent.language == v2.NODE_JS:
+                    repetition = _repeat(answer.SerializeToString(), send)
+                    repeat = tasks.create_task(repetition, name="repeat settings")
+        if repeat:
+            repeat.cancel()
 
     async def _answer(self, call: Call, settings: v2.Settings) -> v2.Settings:
         """Return what the client should work with: its own settings, partly overwritten."""
