@@ -1,0 +1,192 @@
+"""The commit log: what survives, what is cut, and what is refused."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import SMALL, World
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
+from tidemill.common.errors import MessageBodyTooLarge
+
+SEGMENT = 4096
+BODY = b"b" * 100
+SIZE = record.HEADER_SIZE + len(BODY)
+
+
+def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
+    """Recover a log, and return it with the offsets of the records found."""
+    log = CommitLog(disk, segment_bytes=SEGMENT)
+    log.open_segments()
+    found = [one.log_offset for one in log.scan(0)] if log.segments else []
+    if log.segments:
+        log.finish_recovery(durable_offset=0)
+    log.epoch += 1
+    return log, found
+
+
+def commit(log: CommitLog) -> None:
+    log.write()
+    for file in log.unsynced_files():
+        file.sync()
+    log.synced()
+
+
+def append(log: CommitLog, count: int, body: bytes = BODY) -> list[int]:
+    return [log.append(Kind.STATE, body, 0) for _ in range(count)]
+
+
+def test_records_are_found_again_in_order_across_segments() -> None:
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    offsets = append(log, 100)
+    commit(log)
+    assert len(log.segments) > 2
+    again, found = open_log(disk.after_power_cut())
+    assert found == offsets
+    assert again.log_end == log.log_end
+
+
+def test_a_record_never_crosses_a_segment() -> None:
+    log, _ = open_log(FaultyDisk(Random(0)))
+    for offset in append(log, 200):
+        assert offset // SEGMENT == (offset + SIZE - 1) // SEGMENT
+
+
+def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing() -> None:
+    log, _ = open_log(FaultyDisk(Random(0)))
+    append(log, 1)
+    end = log.log_end
+    with pytest.raises(MessageBodyTooLarge):
+        log.append(Kind.MESSAGE, BODY, 0, tail=bytes(SEGMENT), tail_crc=0)
+    assert log.log_end == end
+
+
+def test_a_record_can_be_read_before_and_after_it_is_written() -> None:
+    log, _ = open_log(FaultyDisk(Random(0)))
+    (offset,) = append(log, 1, b"early")
+    assert bytes(log.record_at(offset).body) == b"early"
+    commit(log)
+    assert bytes(log.record_at(offset).body) == b"early"
+
+
+def test_what_was_not_synced_is_not_committed() -> None:
+    log, _ = open_log(FaultyDisk(Random(0)))
+    append(log, 3)
+    log.write()
+    assert log.committed_offset == 0
+    log.synced()
+    assert log.committed_offset == log.log_end
+
+
+def test_a_torn_record_behind_a_lost_one_never_comes_back() -> None:
+    """The records of a torn round that survive must not join what is written later."""
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    append(log, 2)
+    commit(log)
+    first, *rest = append(log, 3)
+    commit(log)
+    # The first record of the last round is lost, the others survive: a torn, unsynced round.
+    disk.damage(log.segments[0].file.name, first + 60)
+    torn, found = open_log(disk.after_kill())
+    assert found == [0, SIZE]
+    assert torn.log_end == first
+    assert append(torn, 1) == [first]
+    commit(torn)
+    _, found = open_log(disk_of(torn).after_power_cut())
+    assert found == [0, SIZE, first]
+    assert not set(rest) & set(found)
+
+
+def disk_of(log: CommitLog) -> FaultyDisk:
+    disk = log._disk
+    assert isinstance(disk, FaultyDisk)
+    return disk
+
+
+@pytest.mark.parametrize("position", [0, 5, 20, 35, 60, 147])
+def test_damage_to_durable_bytes_stops_the_start_with_file_and_offset(position: int) -> None:
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    offsets = []
+    for _ in range(5):
+        offsets += append(log, 1)
+        commit(log)
+    disk.damage(log.segments[0].file.name, offsets[2] + position)
+    with pytest.raises(CorruptStore, match=r"00000\.log is damaged at byte 296 .*Restore|restore"):
+        open_log(disk.after_kill())
+
+
+def test_damage_in_an_older_segment_stops_the_start() -> None:
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    append(log, 60)
+    commit(log)
+    append(log, 60)
+    commit(log)
+    disk.damage(log.segments[0].file.name, 50)
+    with pytest.raises(CorruptStore):
+        open_log(disk.after_kill())
+
+
+def test_a_missing_segment_stops_the_start() -> None:
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    append(log, 100)
+    commit(log)
+    disk.remove(log.segments[1].file.name)
+    with pytest.raises(CorruptStore, match="hole"):
+        open_log(disk.after_kill())
+
+
+def test_a_record_of_an_unknown_kind_stops_the_start() -> None:
+    world = World(FaultyDisk(Random(0)), config=SMALL)
+    world.engine.log.append(99, b"from the future", 0)  # type: ignore[arg-type]  # that is the point
+    world.engine.commit()
+    with pytest.raises(CorruptStore, match="kind 99.*later"):
+        world.restart()
+
+
+def test_a_recycled_segment_shows_nothing_of_its_former_life() -> None:
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    append(log, 100)
+    commit(log)
+    end = log.log_end
+    for files in log.drop_oldest():
+        for file in files:
+            file.sync()
+    again, found = open_log_from(disk.after_kill(), SEGMENT)
+    assert again.log_end == end
+    assert min(found) == SEGMENT
+
+
+def open_log_from(disk: FaultyDisk, offset: int) -> tuple[CommitLog, list[int]]:
+    log = CommitLog(disk, segment_bytes=SEGMENT)
+    log.open_segments()
+    found = [one.log_offset for one in log.scan(offset)]
+    log.finish_recovery(durable_offset=0)
+    return log, found
+
+
+def test_a_prepared_segment_is_used_and_a_forgotten_one_is_dropped() -> None:
+    disk = FaultyDisk(Random(0))
+    log, _ = open_log(disk)
+    append(log, 15)
+    commit(log)
+    assert log.wants_preparation
+    for files in log.prepare(slice_bytes=1024):
+        for file in files:
+            file.sync()
+    assert disk.names("log") == [f"log/{0:020d}.log", f"log/{SEGMENT:020d}.log"]
+    again, found = open_log(disk.after_power_cut())
+    assert len(found) == 15
+    assert len(again.segments) == 1
+    append(log, 15)
+    commit(log)
+    assert log.segments[1].start == SEGMENT

@@ -1,0 +1,142 @@
+"""Retention, and what must survive it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, World
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.engine import AckResult, ResetTarget
+from tidemill.common.errors import DiskFull
+
+DAY_MS = 86_400_000
+
+
+def world_with_old_segments() -> World:
+    """Make a world whose oldest segments hold all configuration and all deliveries."""
+    world = World(FaultyDisk(Random(0)), retention_ms=DAY_MS)
+    world.group(max_attempts=5)
+    world.group("ordered", is_ordered=True)
+    world.group("resetter")
+    world.topic("quiet")
+    world.send("q0", "q1", topic="quiet")
+    world.send(*[f"m{n}" for n in range(8)], size=100)
+    return world
+
+
+def fill(world: World, mebibytes: int) -> None:
+    for n in range(mebibytes * 8):
+        world.send(f"filler{world.now_ms}-{n}", topic="filler", size=130_000)
+
+
+def keep_only_the_log(world: World) -> None:
+    disk = world.disk.after_kill()
+    for folder in ("queues", "index", "snapshots"):
+        for name in disk.names(folder):
+            disk.remove(name)
+    disk.remove("checkpoint")
+    world.disk = disk
+    world.open()
+
+
+def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
+    """Topics, groups, offsets, deliveries, resets: with no snapshot and none of the first segments."""
+    world = world_with_old_segments()
+    live = world.pop(4, invisible_ms=10 * DAY_MS)
+    replaced = world.change(live[1], 11 * DAY_MS)
+    world.ack(live[0])
+    ordered = world.pop(2, group="ordered", invisible_ms=10 * DAY_MS, attempt_id="a1")
+    world.ack(ordered[0])
+    void = world.pop(2, group="resetter", invisible_ms=10 * DAY_MS)
+    world.engine.reset_offset("resetter", TOPIC, ResetTarget(offset=5), world.now_ms)
+    world.engine.commit()
+    fill(world, 3)
+    world.now_ms += 2 * DAY_MS
+    world.engine.refresh(world.now_ms)
+    fill(world, 1)
+    world.background()
+    assert world.engine.log.min_offset >= 2 << 20
+    topics = {topic.name: topic for topic in world.engine.catalog.topics.values()}
+    groups = {group.name: group for group in world.engine.catalog.groups.values()}
+    secret = world.engine.handle_secret
+    keep_only_the_log(world)
+
+    catalog = world.engine.catalog
+    assert {topic.name: topic for topic in catalog.topics.values()} == topics
+    assert {group.name: group for group in catalog.groups.values()} == groups
+    assert world.engine.handle_secret == secret
+    quiet = catalog.queue(topics["quiet"].id, 0)
+    assert (quiet.min_offset, quiet.max_offset) == (2, 2), "offsets go on where they were"
+    assert world.ack(live[1]) == [AckResult.GONE], "a replaced handle stays refused"
+    assert world.ack(void[0]) == [AckResult.GONE], "what was before the reset stays void"
+    assert world.ack(live[2]) == [AckResult.APPLIED]
+    assert world.ack(replaced) == [AckResult.APPLIED]
+    assert world.ack(ordered[1]) == [AckResult.APPLIED]
+    progress = world.engine.state.progress[groups[GROUP].id, topics[TOPIC].id, 0]
+    assert (progress.pop_offset, progress.in_flight) == (4, 1)
+
+
+def test_a_second_retirement_keeps_what_the_first_stated_again() -> None:
+    world = world_with_old_segments()
+    (live,) = world.pop(1, invisible_ms=100 * DAY_MS)
+    for _ in range(3):
+        fill(world, 2)
+        world.now_ms += 2 * DAY_MS
+        world.engine.refresh(world.now_ms)
+        fill(world, 1)
+        world.background()
+    keep_only_the_log(world)
+    assert world.ack(live) == [AckResult.APPLIED]
+
+
+def test_retention_by_size_keeps_the_log_below_its_limit() -> None:
+    world = World(FaultyDisk(Random(0)), retention_bytes=3 << 20)
+    for _ in range(4):
+        fill(world, 2)
+        world.background()
+    assert world.engine.log_end - world.engine.log.min_offset <= 3 << 20
+    assert world.engine.log.min_offset > 0
+
+
+def test_expired_messages_are_counted_and_the_rest_is_delivered() -> None:
+    world = World(FaultyDisk(Random(0)), retention_bytes=2 << 20)
+    sent = [f"m{n}" for n in range(40)]
+    world.group()
+    for text in sent:
+        world.send(text, size=100_000)
+        world.background()
+    got = world.drain()
+    assert got == sent[len(sent) - len(got) :]
+    assert len(got) < len(sent)
+    assert world.engine.expired_count == len(sent) - len(got)
+
+
+def test_the_original_of_a_delivery_may_expire_before_its_revive() -> None:
+    world = World(FaultyDisk(Random(0)), retention_bytes=2 << 20)
+    world.send("m0", "m1")
+    world.pop(2, invisible_ms=60_000)
+    fill(world, 4)
+    world.background()
+    world.advance(70_000)
+    assert world.drain() == []
+    group_id, topic_id = world.group(), world.topic()
+    assert world.engine.state.counts["expired_before_revive", group_id, topic_id] == 2
+    assert world.engine.state.progress[group_id, topic_id, 0].in_flight == 0
+
+
+def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
+    world = World(
+        FaultyDisk(Random(0), capacity_bytes=6 << 20), disk_reserve_bytes=4 << 20, now_ms=5
+    )
+    world.send("m0", "m1")
+    (popped,) = world.pop(1)
+    with pytest.raises(DiskFull, match="messages are refused until there is room"):
+        for n in range(1000):
+            world.send(f"big{n}", size=100_000)
+            world.engine.refresh(world.now_ms)
+    assert world.ack(popped) == [AckResult.APPLIED]
+    assert world.bodies(1) == ["m1"]
+    world.advance(40_000)
+    assert "m1" in world.drain(), "revive goes on"
