@@ -69,7 +69,7 @@ def test_the_helper_leaves_signals_to_the_broker_and_ends_with_it(tmp_path: Path
         async with helper.attached():
             for number in (signal.SIGINT, signal.SIGTERM):
                 os.kill(helper.pid, number)
-            with (tmp_path / "file").open("wb") as file:  # noqa: ASYNC230  # Local.
+            with (tmp_path / "file").open("wb") as file:  # Local.
                 await helper.sync([file])
 
     asyncio.run(scenario())

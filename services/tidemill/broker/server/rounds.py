@@ -188,6 +188,10 @@ class Rounds:
         """Forget a receiver that is gone."""
         self._receivers.pop(receiver, None)
 
+    def wake(self) -> None:
+        """Look again what is due: somebody moved the clock."""
+        self._wake.set()
+
     def drain(self) -> None:
         """Answer long polls empty, and every later pop at once."""
         self._is_draining = True

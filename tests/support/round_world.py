@@ -1,0 +1,125 @@
+"""The broker's shell without gRPC: links and rounds over an engine on a `FaultyDisk`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from zlib import crc32
+
+from tests.support.clocks import ManualClock
+from tests.support.engine_world import World, blob
+
+from tidemill.broker.metrics import Traffic
+from tidemill.broker.server.link import Link
+from tidemill.broker.server.long_polling import LongPolling
+from tidemill.broker.server.rounds import Rounds
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+class GatedSyncs:
+    """Syncs files of a FaultyDisk; while the gate is shut they wait before they do."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.count = 0
+
+    async def sync(self, files: Iterable[object]) -> None:
+        await self.gate.wait()
+        for file in files:
+            file.sync()  # type: ignore[attr-defined]  # A file of a FaultyDisk.
+        self.count += 1
+
+
+class Proxy:
+    """The other end of a link."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
+        self.replies: asyncio.Queue[pb.ReplyFrame] = asyncio.Queue()
+
+    async def send(self, frame: pb.RequestFrame) -> None:
+        await self.requests.put(frame)
+
+    async def reply(self) -> pb.ReplyFrame:
+        async with asyncio.timeout(5):
+            return await self.replies.get()
+
+    async def frames(self) -> AsyncIterator[pb.RequestFrame]:
+        while frame := await self.requests.get():
+            yield frame
+
+
+class RoundWorld:
+    """A broker in memory."""
+
+    def __init__(self, *, parked_max: int = 100, pending_bytes_max: int = 1 << 20) -> None:
+        self.world = World()
+        self.clock = ManualClock(self.world.now_ms)
+        self.topic_id = self.world.topic()
+        self.group_id = self.world.group()
+        self.syncs = GatedSyncs()
+        self.polls = LongPolling(parked_max=parked_max)
+        self.rounds = Rounds(
+            self.world.engine,
+            syncs=self.syncs,
+            background_syncs=GatedSyncs(),
+            clock=self.clock,
+            polls=self.polls,
+            pending_bytes_max=pending_bytes_max,
+        )
+        self.world.engine.take_config_changes()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.rounds.run())
+            yield
+            self.syncs.gate.set()
+            self.rounds.stop()
+
+    @contextlib.asynccontextmanager
+    async def proxy(self) -> AsyncIterator[Proxy]:
+        """Connect a proxy; its first frame, the configuration, is taken off."""
+        proxy = Proxy(Link(self.rounds, Traffic(), auto_create=True))
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(proxy.link.read(proxy.frames()))
+            writing = tasks.create_task(proxy.link.write(proxy.replies.put))
+            config = await proxy.reply()
+            assert config.config.is_complete
+            yield proxy
+            reading.cancel()
+            writing.cancel()
+            proxy.link.close()
+
+    def advance(self, by_ms: int) -> None:
+        """Let time pass, and the loop see it."""
+        self.clock.advance(by_ms)
+        self.rounds.wake()
+
+    def append_frame(self, *texts: str, first_id: int = 1, tag: str = "") -> pb.RequestFrame:
+        frame = pb.RequestFrame()
+        for n, text in enumerate(texts):
+            data = blob(text, tag=tag)
+            frame.appends.request_ids.append(first_id + n)
+            frame.appends.topic_ids.append(self.topic_id)
+            frame.appends.queue_ids.append(0)
+            frame.appends.crcs.append(crc32(data))
+            frame.appends.blobs.append(data)
+        return frame
+
+    def pop_frame(
+        self, request_id: int, *, poll_ms: int = 0, tags: tuple[str, ...] = (), want: int = 32
+    ) -> pb.RequestFrame:
+        pop = pb.PopRequest(
+            request_id=request_id,
+            group_id=self.group_id,
+            topic_id=self.topic_id,
+            max_messages=want,
+            invisible_duration_ms=30_000,
+            poll_duration_ms=poll_ms,
+            tags=tags,
+        )
+        return pb.RequestFrame(pops=[pop])

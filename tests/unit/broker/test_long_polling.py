@@ -1,0 +1,120 @@
+"""Parked pops: order, limits, and the four ways in which one ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.broker.server.long_polling import PARKED_PER_KEY_MAX, LongPolling, Pop
+from tidemill.common.errors import Overloaded
+
+GROUP, TOPIC = 1, 2
+
+
+class Receiver:
+    """A link for which messages are there for some request ids."""
+
+    def __init__(self, *served: int) -> None:
+        self.served = set(served)
+        self.asked: list[int] = []
+        self.emptied: list[int] = []
+
+    def pop_again(self, pop: Pop) -> bool:
+        self.asked.append(pop.request_id)
+        return pop.request_id in self.served
+
+    def answer_empty(self, pop: Pop) -> None:
+        self.emptied.append(pop.request_id)
+
+
+def pop(request_id: int, *, tags: tuple[str, ...] = (), topic: int = TOPIC) -> Pop:
+    return Pop(request_id, GROUP, topic, 32, 30_000, frozenset(tags), "")
+
+
+def wake_topic(polls: LongPolling) -> None:
+    for _ in polls.wake([TOPIC], []):
+        pass
+
+
+def test_an_unfiltered_pop_that_finds_nothing_ends_the_wake() -> None:
+    polls, receiver = LongPolling(), Receiver(1)
+    for request_id in (1, 2, 3):
+        polls.park(receiver, pop(request_id), deadline_ms=10)
+    wake_topic(polls)
+    assert receiver.asked == [1, 2]
+    assert polls.count == 2
+
+
+def test_a_filtered_pop_that_finds_nothing_does_not_block_those_behind_it() -> None:
+    polls, receiver = LongPolling(), Receiver(3)
+    polls.park(receiver, pop(1, tags=("a",)), deadline_ms=10)
+    polls.park(receiver, pop(2, tags=("b",)), deadline_ms=10)
+    polls.park(receiver, pop(3), deadline_ms=10)
+    wake_topic(polls)
+    assert receiver.asked == [1, 2, 3]
+    assert polls.count == 2
+
+
+def test_a_wake_of_a_key_leaves_other_topics_alone() -> None:
+    polls, receiver = LongPolling(), Receiver(1, 2)
+    polls.park(receiver, pop(1), deadline_ms=10)
+    polls.park(receiver, pop(2, topic=9), deadline_ms=10)
+    for _ in polls.wake([], [(GROUP, 9)]):
+        pass
+    assert receiver.asked == [2]
+
+
+def test_polls_expire_in_the_order_of_their_deadlines() -> None:
+    polls, receiver = LongPolling(), Receiver()
+    for request_id, deadline_ms in ((1, 30), (2, 10), (3, 20)):
+        polls.park(receiver, pop(request_id), deadline_ms=deadline_ms)
+    assert polls.find_next_deadline_ms() == 10
+    polls.expire(20)
+    assert receiver.emptied == [2, 3]
+    assert polls.find_next_deadline_ms() == 30
+
+
+def test_a_cancelled_poll_is_not_asked_for_again() -> None:
+    polls, receiver = LongPolling(), Receiver(1)
+    polls.park(receiver, pop(1), deadline_ms=10)
+    polls.cancel(receiver, 1)
+    polls.cancel(receiver, 2)
+    wake_topic(polls)
+    polls.expire(10)
+    assert receiver.asked == receiver.emptied == []
+    assert polls.find_next_deadline_ms() is None
+
+
+def test_a_closed_link_forgets_its_polls_and_no_others() -> None:
+    polls, closed, other = LongPolling(), Receiver(1), Receiver(1)
+    for receiver in (closed, other):
+        polls.park(receiver, pop(1), deadline_ms=10)
+    polls.forget(closed)
+    wake_topic(polls)
+    assert (closed.asked, other.asked) == ([], [1])
+    assert polls.count == 0
+
+
+def test_a_release_answers_everybody_empty() -> None:
+    polls, receiver = LongPolling(), Receiver()
+    polls.park(receiver, pop(1), deadline_ms=10)
+    polls.park(receiver, pop(2, topic=9), deadline_ms=10)
+    polls.release()
+    assert sorted(receiver.emptied) == [1, 2]
+    assert polls.count == 0
+
+
+def test_one_key_has_room_for_a_limited_number() -> None:
+    polls, receiver = LongPolling(), Receiver()
+    for request_id in range(PARKED_PER_KEY_MAX):
+        polls.park(receiver, pop(request_id), deadline_ms=10)
+    with pytest.raises(Overloaded):
+        polls.park(receiver, pop(PARKED_PER_KEY_MAX), deadline_ms=10)
+    polls.park(receiver, pop(PARKED_PER_KEY_MAX, topic=9), deadline_ms=10)
+
+
+def test_deadlines_of_answered_polls_do_not_pile_up() -> None:
+    polls, receiver = LongPolling(), Receiver()
+    for request_id in range(1_000):
+        polls.park(receiver, pop(request_id), deadline_ms=10)
+        polls.cancel(receiver, request_id)
+    assert len(polls._deadlines) < 100

@@ -1,0 +1,256 @@
+"""Rounds and links over a real engine: what is answered, when, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.support.round_world import Proxy, RoundWorld
+
+from tidemill.broker.engine.engine import Engine
+from tidemill.common import stored_message
+from tidemill.common.errors import Draining, TopicNotFound
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]], **limits: int) -> RoundWorld:
+    """Run `scenario` with a broker in memory and one proxy."""
+
+    async def main() -> RoundWorld:
+        world = RoundWorld(**limits)
+        async with world.running(), world.proxy() as proxy:
+            await scenario(world, proxy)
+        return world
+
+    return asyncio.run(main())
+
+
+def bodies(reply: pb.PopReply) -> list[str]:
+    return [
+        stored_message.body_of(blob).decode() for batch in reply.batches for blob in batch.blobs
+    ]
+
+
+async def idle() -> None:
+    """Let everything run that can run without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_requests_of_one_frame_share_a_sync_and_a_reply() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        before = world.syncs.count
+        await proxy.send(world.append_frame("a", "b", "c"))
+        reply = await proxy.reply()
+        assert list(reply.appends.request_ids) == [1, 2, 3]
+        assert list(reply.appends.queue_offsets) == [0, 1, 2]
+        assert world.syncs.count == before + 1
+
+    in_world(scenario)
+
+
+def test_nothing_is_answered_before_it_is_durable() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("a"))
+        await proxy.send(world.pop_frame(9))
+        await idle()
+        assert proxy.replies.empty()
+        world.syncs.gate.set()
+        assert (await proxy.reply()).appends.request_ids
+
+    in_world(scenario)
+
+
+def test_what_arrives_during_a_sync_shares_the_next_round() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("a"))
+        await idle()
+        for n in range(2, 5):
+            await proxy.send(world.append_frame(str(n), first_id=n))
+        await idle()
+        before = world.syncs.count
+        world.syncs.gate.set()
+        assert list((await proxy.reply()).appends.request_ids) == [1]
+        assert list((await proxy.reply()).appends.request_ids) == [2, 3, 4]
+        assert world.syncs.count == before + 2
+
+    in_world(scenario)
+
+
+def test_a_message_that_arrives_is_handed_to_a_waiting_poll_in_the_same_round() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(7, poll_ms=20_000))
+        await idle()
+        assert world.polls.count == 1
+        await proxy.send(world.append_frame("a"))
+        reply = await proxy.reply()
+        assert list(reply.appends.request_ids) == [1]
+        assert bodies(reply.pops[0]) == ["a"]
+        assert world.polls.count == 0
+
+    in_world(scenario)
+
+
+def test_a_poll_is_answered_empty_when_its_time_ends() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(7, poll_ms=20_000))
+        await idle()
+        world.advance(19_999)
+        await idle()
+        assert proxy.replies.empty()
+        world.advance(1)
+        reply = await proxy.reply()
+        assert reply.pops[0].request_id == 7
+        assert not reply.pops[0].batches
+
+    in_world(scenario)
+
+
+def test_a_poll_of_no_time_asks_once() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(7))
+        assert not (await proxy.reply()).pops[0].batches
+
+    in_world(scenario)
+
+
+def test_a_revived_message_wakes_a_waiting_poll() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.send(world.pop_frame(7))
+        first = await proxy.reply()
+        if not first.pops:
+            first = await proxy.reply()
+        await proxy.send(world.pop_frame(8, poll_ms=60_000))
+        await idle()
+        world.advance(30_000)
+        reply = await proxy.reply()
+        assert reply.pops[0].request_id == 8
+        assert list(reply.pops[0].batches[0].delivery_attempts) == [2]
+
+    in_world(scenario)
+
+
+def test_the_oldest_poll_is_served_first_and_the_rest_wait_on() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        for request_id in (1, 2, 3):
+            await proxy.send(world.pop_frame(request_id, poll_ms=20_000, want=1))
+        await idle()
+        await proxy.send(world.append_frame("a", "b", first_id=10))
+        reply = await proxy.reply()
+        assert [pop.request_id for pop in reply.pops] == [1, 2]
+        assert world.polls.count == 1
+
+    in_world(scenario)
+
+
+def test_a_cancelled_poll_takes_no_message() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(7, poll_ms=20_000))
+        await proxy.send(pb.RequestFrame(cancelled_pops=[7]))
+        await proxy.send(world.append_frame("a"))
+        assert not (await proxy.reply()).pops
+        await proxy.send(world.pop_frame(8))
+        assert bodies((await proxy.reply()).pops[0]) == ["a"]
+
+    in_world(scenario)
+
+
+def test_polls_beyond_the_limit_are_refused() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        for request_id in (1, 2):
+            await proxy.send(world.pop_frame(request_id, poll_ms=20_000))
+        failure = (await proxy.reply()).failures[0]
+        assert (failure.request_id, failure.error) == (2, "Overloaded")
+
+    in_world(scenario, parked_max=1)
+
+
+def test_a_refused_request_fails_alone() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        frame = world.append_frame("a", "b")
+        frame.appends.topic_ids[0] = 999
+        await proxy.send(frame)
+        reply = await proxy.reply()
+        assert [(f.request_id, f.error) for f in reply.failures] == [(1, "TopicNotFound")]
+        assert list(reply.appends.request_ids) == [2]
+
+    in_world(scenario)
+
+
+def test_every_link_learns_of_a_change_before_it_can_be_used() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        async with world.proxy() as other:
+            await proxy.send(pb.RequestFrame(ensures=[pb.EnsureRequest(request_id=1, topic="new")]))
+            for end in (proxy, other):
+                reply = await end.reply()
+                assert [topic.name for topic in reply.config.topics] == ["new"]
+
+    in_world(scenario)
+
+
+def test_a_poll_on_a_deleted_topic_is_told() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(7, poll_ms=20_000))
+        await idle()
+        await world.rounds.call(lambda engine, now_ms: engine.delete_topic("orders", now_ms))
+        reply = await proxy.reply()
+        assert [(f.request_id, f.error) for f in reply.failures] == [(7, "TopicNotFound")]
+
+    in_world(scenario)
+
+
+def test_draining_answers_polls_empty_and_refuses_changes() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(7, poll_ms=20_000))
+        await idle()
+        world.rounds.drain()
+        assert not (await proxy.reply()).pops[0].batches
+        await proxy.send(world.pop_frame(8, poll_ms=20_000))
+        assert not (await proxy.reply()).pops[0].batches
+        with pytest.raises(Draining):
+            await world.rounds.call(lambda engine, now_ms: engine.delete_topic("orders", now_ms))
+
+    in_world(scenario)
+
+
+def test_an_administrative_call_raises_what_the_engine_raises() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        def delete(engine: Engine, now_ms: int) -> None:
+            engine.delete_topic("nobody", now_ms)
+
+        with pytest.raises(TopicNotFound):
+            await world.rounds.call(delete)
+
+    in_world(scenario)
+
+
+def test_an_idle_loop_does_no_rounds() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await idle()
+        count = world.rounds.count
+        await idle()
+        assert world.rounds.count == count
+
+    in_world(scenario)
+
+
+def test_a_frame_waits_while_too_much_is_queued() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("first"))
+        await idle()
+        for n in range(2, 6):
+            await proxy.send(world.append_frame("x" * 400, first_id=n))
+        await idle()
+        assert 0 < world.rounds.pending_count < 4
+        world.syncs.gate.set()
+        answered: list[int] = []
+        while len(answered) < 5:
+            answered.extend((await proxy.reply()).appends.request_ids)
+        assert answered == [1, 2, 3, 4, 5]
+
+    in_world(scenario, pending_bytes_max=1_200)

@@ -1,0 +1,86 @@
+"""Where settings come from, and what happens to those that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from pydantic import Field, ValidationError
+
+from tidemill.common.settings import Flag, Names, ProcessSettings
+
+
+class Settings(ProcessSettings):
+    """A process for tests."""
+
+    command: ClassVar[str] = "test"
+
+    brokers: Names = Field(["default:1"], description="Some names.")
+    is_on: Flag = Field(True, description="A switch.")
+    limit: int = Field(5, ge=1, description="A number.")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "LIMIT", "BROKERS", "IS_ON"):
+        monkeypatch.delenv(f"TIDEMILL_{name}", raising=False)
+
+
+def test_flags_win_over_environment_over_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text("limit: 1\nbrokers: [file:1]\nis_on: false\n")
+    assert Settings.load([f"--config={file}"]).limit == 1
+    monkeypatch.setenv("TIDEMILL_LIMIT", "2")
+    assert Settings.load(["--config", str(file)]).limit == 2
+    settings = Settings.load(["--config", str(file), "--limit", "3"])
+    assert (settings.limit, settings.brokers, settings.is_on) == (3, ["file:1"], False)
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text("limit: 7\n")
+    monkeypatch.setenv("TIDEMILL_CONFIG", str(file))
+    assert Settings.load([]).limit == 7
+
+
+def test_a_file_may_hold_settings_of_other_processes(tmp_path: Path) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text("long_polling_max_ms: 1\nlimit: 2\n")
+    assert Settings.load([f"--config={file}"]).limit == 2
+
+
+def test_names_are_separated_by_commas_or_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.load(["--brokers=a:1,b:2"]).brokers == ["a:1", "b:2"]
+    assert Settings.load(["--brokers=a:1", "--brokers=b:2"]).brokers == ["a:1", "b:2"]
+    monkeypatch.setenv("TIDEMILL_BROKERS", "a:1, b:2")
+    assert Settings.load([]).brokers == ["a:1", "b:2"]
+
+
+def test_a_flag_has_a_negative() -> None:
+    assert Settings.load(["--no-is-on"]).is_on is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--limit=0"], "limit"),
+        (["--limit=many"], "limit"),
+        (["--limits=1"], "unrecognized arguments"),
+        (["--config=/nowhere.yaml"], "does not exist"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        Settings.load(arguments)
+    assert refusal.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings.load([]).limit = 6  # type: ignore[misc]  # The point of the test.
