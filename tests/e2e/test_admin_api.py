@@ -1,0 +1,149 @@
+"""The REST API over a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from tests.support.processes import Standalone, standalone
+
+Client = httpx.Client
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("admin") / "data") as started:
+        yield started
+
+
+@pytest.fixture
+def api(running: Standalone) -> Iterator[Client]:
+    with Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=10) as client:
+        yield client
+
+
+def problem(response: httpx.Response) -> tuple[int, int, str]:
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document["status"] == response.status_code
+    assert document["type"] == "about:blank"
+    return response.status_code, document["code"], document["detail"]
+
+
+def test_a_topic_is_created_shown_changed_and_deleted(api: Client) -> None:
+    created = api.put("/topics/life", json={"messageType": "NORMAL", "queues": 2})
+    assert created.json() == {
+        "name": "life", "messageType": "NORMAL", "queues": 2, "isSystem": False,
+    }  # fmt: skip
+    assert api.put("/topics/life", json={"queues": 4}).json()["messageType"] == "NORMAL"
+    shown = api.get("/topics/life").json()
+    assert [queue["queueId"] for queue in shown["queueStatus"]] == [0, 1, 2, 3]
+    assert api.delete("/topics/life").status_code == 204
+    assert problem(api.get("/topics/life"))[:2] == (404, 40402)
+    assert problem(api.delete("/topics/life"))[:2] == (404, 40402)
+
+
+def test_a_group_is_created_shown_changed_and_deleted(api: Client) -> None:
+    body = {
+        "deliveryOrder": "FIFO",
+        "maxAttempts": 3,
+        "retry": {"exponential": {"initialMs": 1000, "maxMs": 7_200_000, "multiplier": 2}},
+    }
+    expected = {"name": "life", "startFrom": "earliest", **body}
+    assert api.put("/groups/life", json=body).json() == expected
+    assert api.get("/groups/life").json() == expected
+    changed = api.put("/groups/life", json={"retry": {"customized": {"nextMs": [1000, 5000]}}})
+    assert changed.json()["retry"] == {"customized": {"nextMs": [1000, 5000]}}
+    assert changed.json()["maxAttempts"] == 3
+    assert api.delete("/groups/life").status_code == 204
+    assert problem(api.get("/groups/life"))[:2] == (404, 40403)
+
+
+def test_lists_come_in_pages(api: Client) -> None:
+    names = [f"page-{n}" for n in range(5)]
+    for name in names:
+        api.put(f"/topics/{name}", json={})
+        api.put(f"/groups/{name}", json={})
+    for kind in ("topics", "groups"):
+        found: list[str] = []
+        query = {"pageSize": "2"}
+        while True:
+            page = api.get(f"/{kind}", params=query).json()
+            assert len(page[kind]) <= 2
+            found.extend(item["name"] for item in page[kind])
+            if "nextPageToken" not in page:
+                break
+            query["pageToken"] = page["nextPageToken"]
+        assert found == sorted(found)
+        assert set(names) <= set(found)
+
+
+@pytest.mark.parametrize("name", ["%25RETRY%25billing", "a%7Cb", "%E4%B8%AD"])
+def test_names_are_decoded_once(api: Client, name: str) -> None:
+    status, _, detail = problem(api.get(f"/topics/{name}"))
+    assert status == 404
+    assert httpx.URL(f"http://h/{name}").path.removeprefix("/") in detail
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "reason"),
+    [
+        ("PUT", "/topics/t", {"queues": 0}, "queues"),
+        ("PUT", "/topics/t", {"queues": 1025}, "queues"),
+        ("PUT", "/topics/t", {"messageType": "ODD"}, "messageType"),
+        ("PUT", "/topics/t", {"queus": 4}, "queus"),
+        ("PUT", "/groups/g", {"maxAttempts": 0}, "maxAttempts"),
+        ("PUT", "/groups/g", {"retry": {}}, "exponential or customized"),
+        ("POST", "/groups/g:resetOffset", {"topic": "t"}, "exactly one"),
+        ("POST", "/groups/g:resetOffset", {"topic": "t", "to": "middle"}, "to"),
+        ("POST", "/groups/g:resetOffset", {"topic": "t", "to": "latest", "offset": 1}, "exactly"),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_refused(
+    api: Client, method: str, path: str, body: dict[str, object], reason: str
+) -> None:
+    status, code, detail = problem(api.request(method, path, json=body))
+    assert (status, code) == (400, 40000)
+    assert reason in detail
+
+
+def test_a_body_that_is_not_declared_as_json_is_refused(api: Client) -> None:
+    refused = api.put("/topics/t", content=b"{}", headers={"content-type": "text/plain"})
+    assert problem(refused)[0] == 415
+
+
+def test_an_unknown_path_and_method_are_problems_too(api: Client) -> None:
+    assert problem(api.get("/nothing"))[0] == 404
+    assert problem(api.patch("/topics/t"))[0] == 405
+
+
+def test_a_foreign_page_token_is_refused(api: Client) -> None:
+    assert problem(api.get("/topics", params={"pageToken": "%%%"}))[:2] == (400, 40000)
+
+
+def test_queues_of_a_topic_never_shrink(api: Client) -> None:
+    api.put("/topics/wide", json={"queues": 4})
+    assert problem(api.put("/topics/wide", json={"queues": 2}))[:2] == (409, 42800)
+
+
+def test_an_offset_is_reset_to_ends_times_and_numbers(api: Client) -> None:
+    api.put("/topics/reset", json={"queues": 2})
+    api.put("/groups/reset", json={})
+    for target in ({"to": "earliest"}, {"to": "latest"}, {"timestampMs": 0}, {"offset": 7}):
+        done = api.post("/groups/reset:resetOffset", json={"topic": "reset", **target})
+        assert done.status_code == 200, done.text
+        assert [queue["maxOffset"] for queue in done.json()["queues"]] == [0, 0]
+    body = {"topic": "none", "to": "latest"}
+    assert problem(api.post("/groups/reset:resetOffset", json=body))[:2] == (404, 40402)
+
+
+def test_a_message_that_is_not_there_is_not_found(api: Client) -> None:
+    api.put("/topics/empty", json={})
+    assert problem(api.get("/topics/empty/messages/0102"))[:2] == (404, 40401)
+    assert api.get("/topics/empty/messages", params={"key": "k"}).json() == {"messages": []}
+
+
+def test_the_openapi_document_is_served(running: Standalone) -> None:
+    document = httpx.get(f"{running.admin}/openapi.json", trust_env=False).json()
+    assert "/api/v1/groups/{group}:resetOffset" in document["paths"]

@@ -1,0 +1,73 @@
+"""The command line against a running standalone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.support.processes import Standalone, command, environment, standalone
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("cli") / "data") as started:
+        yield started
+
+
+def tidemill(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
+    variables = environment() | ({"TIDEMILL_ADMIN": admin} if admin else {})
+    return subprocess.run(
+        command(*arguments), env=variables, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_a_topic_from_creation_to_deletion(running: Standalone) -> None:
+    created = tidemill("topic", "create", "a", "--type", "fifo", "--queues=3", admin=running.admin)
+    assert (created.returncode, created.stdout) == (0, "topic a: FIFO, 3 queues\n")
+    listed = tidemill("topic", "list", "-o", "json", admin=running.admin)
+    assert json.loads(listed.stdout)[0]["queues"] == 3
+    table = tidemill("topic", "show", "a", "--admin", running.admin)
+    assert len(table.stdout.splitlines()) == 4
+    deleted = tidemill("topic", "delete", "a", "--yes", admin=running.admin)
+    assert deleted.returncode == 0
+
+
+def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
+    def group(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return tidemill("group", *arguments, admin=running.admin)
+
+    tidemill("topic", "create", "b", "--queues=2", admin=running.admin)
+    assert (
+        group("create", "g", "--max-attempts=3", "--retry-ms=10", "--retry-ms=20").returncode == 0
+    )
+    assert "10 ms, 20 ms" in group("show", "g").stdout
+    assert "(total)" in group("progress", "g").stdout
+    reset = group("reset", "g", "--topic=b", "--to=latest", "--output=json")
+    assert json.loads(reset.stdout)["topic"] == "b"
+    assert group("delete", "g", "-y").returncode == 0
+
+
+def test_a_refusal_is_told_on_standard_error(running: Standalone) -> None:
+    refused = tidemill("topic", "show", "none", admin=running.admin)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "error: TopicNotFound: there is no topic 'none'\n"
+
+
+def test_an_api_that_cannot_be_reached_has_a_status_of_its_own() -> None:
+    refused = tidemill("topic", "list", "--admin=http://127.0.0.1:1")
+    assert refused.returncode == 3
+    assert "tidemill standalone" in refused.stderr
+
+
+@pytest.mark.parametrize("noun", ["", "topic", "group", "message", "standalone", "broker", "proxy"])
+def test_help_is_there_for_all(noun: str) -> None:
+    shown = tidemill(*([noun] if noun else []), "--help")
+    assert shown.returncode == 0
+    assert "usage" in shown.stdout.lower()
+
+
+def test_wrong_usage_has_status_2() -> None:
+    assert tidemill("topic", "paint").returncode == 2
+    assert tidemill("standalone", "--proxies=0").returncode == 2
