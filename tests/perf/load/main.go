@@ -1,0 +1,211 @@
+// A load generator for what h2load cannot replay: receives and acks, whose handles differ each time,
+// and the latency from a send to its receive.
+//
+//	load receive -address HOST:PORT -topic T -group G -messages N -consumers 16 -batch 32
+//	load latency -address HOST:PORT -topic T -group G -messages N
+//
+// It prints one line of JSON.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+type options struct {
+	address, topic, group string
+	messages              int64
+	consumers, batch      int
+	invisible             time.Duration
+	bodyBytes             int
+}
+
+func main() {
+	if len(os.Args) < 2 {
+		fail(fmt.Errorf("usage: load receive|latency [flags]"))
+	}
+	var o options
+	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
+	flags.StringVar(&o.address, "address", "127.0.0.1:8081", "where the proxy listens")
+	flags.StringVar(&o.topic, "topic", "bench", "topic")
+	flags.StringVar(&o.group, "group", "bench", "consumer group")
+	flags.Int64Var(&o.messages, "messages", 100000, "messages to handle")
+	flags.IntVar(&o.consumers, "consumers", 16, "receives in flight")
+	flags.IntVar(&o.batch, "batch", 32, "messages a receive asks for")
+	flags.IntVar(&o.bodyBytes, "body-bytes", 1024, "size of a body")
+	flags.DurationVar(&o.invisible, "invisible", time.Minute, "invisible duration")
+	_ = flags.Parse(os.Args[2:])
+	var result map[string]any
+	switch os.Args[1] {
+	case "receive":
+		result = receive(o)
+	case "latency":
+		result = latency(o)
+	default:
+		fail(fmt.Errorf("unknown mode %q", os.Args[1]))
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(result)
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "load:", err)
+	os.Exit(1)
+}
+
+func dial(o options) pb.MessagingServiceClient {
+	connection, err := grpc.NewClient(o.address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+	if err != nil {
+		fail(err)
+	}
+	return pb.NewMessagingServiceClient(connection)
+}
+
+func headers(ctx context.Context, id string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx,
+		"x-mq-client-id", id, "x-mq-language", "GO", "x-mq-client-version", "5.1.4", "x-mq-protocol", "v2")
+}
+
+func receiveRequest(o options, batch int) *pb.ReceiveMessageRequest {
+	topic := &pb.Resource{Name: o.topic}
+	return &pb.ReceiveMessageRequest{
+		Group:              &pb.Resource{Name: o.group},
+		MessageQueue:       &pb.MessageQueue{Topic: topic, Id: -1, Broker: &pb.Broker{Name: "broker-0"}},
+		FilterExpression:   &pb.FilterExpression{Type: pb.FilterType_TAG, Expression: "*"},
+		BatchSize:          int32(batch),
+		InvisibleDuration:  durationpb.New(o.invisible),
+		LongPollingTimeout: durationpb.New(20 * time.Second),
+	}
+}
+
+// poll makes one receive and returns its messages.
+func poll(client pb.MessagingServiceClient, ctx context.Context, request *pb.ReceiveMessageRequest) []*pb.Message {
+	stream, err := client.ReceiveMessage(ctx, request)
+	if err != nil {
+		fail(err)
+	}
+	var messages []*pb.Message
+	for {
+		response, err := stream.Recv()
+		if err == io.EOF {
+			return messages
+		}
+		if err != nil {
+			fail(err)
+		}
+		if status := response.GetStatus(); status != nil {
+			if code := status.GetCode(); code != pb.Code_OK && code != pb.Code_MESSAGE_NOT_FOUND {
+				fail(fmt.Errorf("receive: %v %s", code, status.GetMessage()))
+			}
+		}
+		if message := response.GetMessage(); message != nil {
+			messages = append(messages, message)
+		}
+	}
+}
+
+func receive(o options) map[string]any {
+	var got, acked int64
+	var group sync.WaitGroup
+	began := time.Now()
+	for worker := 0; worker < o.consumers; worker++ {
+		group.Add(1)
+		client := dial(o)
+		go func(worker int) {
+			defer group.Done()
+			ctx, cancel := context.WithTimeout(headers(context.Background(), fmt.Sprintf("load-%d", worker)), 10*time.Minute)
+			defer cancel()
+			request := receiveRequest(o, o.batch)
+			for atomic.LoadInt64(&got) < o.messages {
+				messages := poll(client, ctx, request)
+				if len(messages) == 0 {
+					return
+				}
+				atomic.AddInt64(&got, int64(len(messages)))
+				entries := make([]*pb.AckMessageEntry, len(messages))
+				for i, message := range messages {
+					properties := message.GetSystemProperties()
+					entries[i] = &pb.AckMessageEntry{MessageId: properties.GetMessageId(), ReceiptHandle: properties.GetReceiptHandle()}
+				}
+				answer, err := client.AckMessage(ctx, &pb.AckMessageRequest{
+					Group: request.Group, Topic: request.MessageQueue.Topic, Entries: entries})
+				if err != nil || answer.GetStatus().GetCode() != pb.Code_OK {
+					fail(fmt.Errorf("ack: %v %v", err, answer.GetStatus()))
+				}
+				atomic.AddInt64(&acked, int64(len(messages)))
+			}
+		}(worker)
+	}
+	group.Wait()
+	seconds := time.Since(began).Seconds()
+	return map[string]any{"messages": acked, "seconds": seconds, "per_second": float64(acked) / seconds}
+}
+
+func latency(o options) map[string]any {
+	producer, consumer := dial(o), dial(o)
+	ctx, cancel := context.WithTimeout(headers(context.Background(), "latency"), 10*time.Minute)
+	defer cancel()
+	arrived := make(chan time.Time)
+	go func() {
+		request := receiveRequest(o, 1)
+		for {
+			for _, message := range poll(consumer, ctx, request) {
+				now := time.Now()
+				properties := message.GetSystemProperties()
+				_, err := consumer.AckMessage(ctx, &pb.AckMessageRequest{
+					Group: request.Group, Topic: request.MessageQueue.Topic,
+					Entries: []*pb.AckMessageEntry{{MessageId: properties.GetMessageId(), ReceiptHandle: properties.GetReceiptHandle()}}})
+				if err != nil {
+					return
+				}
+				arrived <- now
+			}
+		}
+	}()
+	body := make([]byte, o.bodyBytes)
+	spans := make([]float64, 0, o.messages)
+	sends := make([]float64, 0, o.messages)
+	for n := int64(0); n < o.messages; n++ {
+		time.Sleep(10 * time.Millisecond)
+		sent := time.Now()
+		answer, err := producer.SendMessage(ctx, &pb.SendMessageRequest{Messages: []*pb.Message{{
+			Topic: &pb.Resource{Name: o.topic},
+			Body:  body,
+			SystemProperties: &pb.SystemProperties{
+				MessageId:     fmt.Sprintf("01%032X", n),
+				MessageType:   pb.MessageType_NORMAL,
+				BodyEncoding:  pb.Encoding_IDENTITY,
+				BornTimestamp: timestamppb.Now(),
+				BornHost:      "bench",
+			}}}})
+		if err != nil || answer.GetStatus().GetCode() != pb.Code_OK {
+			fail(fmt.Errorf("send: %v %v", err, answer.GetStatus()))
+		}
+		sends = append(sends, time.Since(sent).Seconds()*1000)
+		spans = append(spans, (<-arrived).Sub(sent).Seconds()*1000)
+	}
+	return map[string]any{
+		"send_to_receive_ms": percentiles(spans), "send_ms": percentiles(sends)}
+}
+
+func percentiles(values []float64) map[string]float64 {
+	sort.Float64s(values)
+	at := func(part float64) float64 { return values[int(part*float64(len(values)-1))] }
+	return map[string]float64{"p50": at(0.5), "p99": at(0.99), "max": at(1)}
+}
