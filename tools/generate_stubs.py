@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto"
 STUBS_DIR = ROOT / "services" / "tidemill" / "common" / "rpc" / "stubs"
 STUBS_PACKAGE = "tidemill.common.rpc.stubs"
-PACKAGE_DOCSTRING = '"""Generated from proto/ by tools/generate_stubs.py; never edited by hand."""\n'
+PACKAGE_DOCSTRING = (
+    '"""Generated from proto/ by tools/generate_stubs.py; never edited by hand."""\n'
+)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ import grpc
 import structlog
 
 from tidemill.common.errors import (
+    BY_NAME,
     BrokerTimeout,
     BrokerUnreachable,
     Overloaded,
@@ -215,7 +216,8 @@ class BrokerLink:
         for request_id in list(self._parked):
             if pending := self._forget(request_id):
                 self._abandon(request_id)
-                pending.future.set_result(link_pb2.PopReply(request_id=request_id))
+                if not pending.future.done():
+                    pending.future.set_result(link_pb2.PopReply(request_id=request_id))
 
     def _begin(
         self, kind: str, timeout_ms: int, blob_bytes: int = 0
@@ -396,7 +398,7 @@ class BrokerLink:
             resolve(ensure.request_id, ensure)
         for failure in reply.failures:
             self._abandoned.pop(failure.request_id, None)
-            self._fail(failure.request_id, from_wire(failure.error, failure.message))
+            self._fail(failure.request_id, _error_of(failure))
 
     def _resolve(self, request_id: int, result: object) -> bool:
         """Hand a result to whoever waits; say whether somebody did."""
@@ -433,6 +435,13 @@ class BrokerLink:
         for request_id in list(self._pending):
             self._fail(request_id, error)
         return was_connected
+
+
+def _error_of(failure: link_pb2.Failure) -> ServiceError:
+    # A broker of a newer release may know errors that this proxy does not.
+    if failure.error not in BY_NAME:
+        return BrokerUnreachable(f"the broker refused: {failure.error}: {failure.message}")
+    return from_wire(failure.error, failure.message)
 
 
 def _reason(errors: BaseExceptionGroup[grpc.aio.AioRpcError]) -> str:

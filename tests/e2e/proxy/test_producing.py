@@ -264,3 +264,23 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         assert world.link._pending_bytes == 0
 
     run(scenario)
+
+
+def test_a_link_that_is_full_refuses_the_messages_that_do_not_fit() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic()
+        world.link._pending_bytes_max = 2000
+        response = await world.send(message(b"x" * 1500), message(b"x" * 1500))
+        assert codes(response) == [v2.MULTIPLE_RESULTS, v2.OK, v2.TOO_MANY_REQUESTS]
+        assert len(world.broker.log) == 1
+
+    run(scenario)
+
+
+def test_an_error_that_only_a_newer_broker_knows_is_a_server_error() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        world.broker.failures["append"] = link_pb2.Failure(error="Unheard", message="of")
+        response = await world.send(message())
+        assert codes(response) == [v2.INTERNAL_SERVER_ERROR] * 2
+
+    run(scenario)

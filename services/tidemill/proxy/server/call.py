@@ -44,6 +44,9 @@ BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], Send], Awaitable[N
 
 _Outcome = TypeVar("_Outcome")
 
+# Codes of calls that did what they should; an empty poll is one of them.
+_GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
+
 CLIENT_ID = "x-mq-client-id"
 CLIENT_LANGUAGE = "x-mq-language"
 CLIENT_VERSION = "x-mq-client-version"
@@ -189,7 +192,7 @@ class Boundary:
         result = "cancelled"
         try:
             yield
-            result = "success" if call.response_code == v2.OK else "process_request_failed"
+            result = "success" if call.response_code in _GOOD else "process_request_failed"
         except RpcError:
             result = "process_request_failed"
             raise

@@ -38,7 +38,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     # C++ and Java clients ping without calls, every 60 s and more seldom; some every 30 s.
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -77,11 +77,22 @@ class Producer:
         now_ms = self._clock.wall_ms()
         stored = [_encode(message, topic, now_ms) for message in messages]
         timeout_ms = self._backend.timeout_ms(call)
-        link = self._backend.link
         return [
-            link.append(topic.id, self._queue(message, topic), blob, timeout_ms=timeout_ms)
+            self._append(topic, message, blob, timeout_ms)
             for message, blob in zip(messages, stored, strict=True)
         ]
+
+    def _append(
+        self, topic: link_pb2.TopicConfig, message: v2.Message, blob: bytes, timeout_ms: int
+    ) -> asyncio.Future[int]:
+        """Begin to store one message; a link that is full refuses it, not those before it."""
+        queue_id = self._queue(message, topic)
+        try:
+            return self._backend.link.append(topic.id, queue_id, blob, timeout_ms=timeout_ms)
+        except ServiceError as error:
+            refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
 
     def _queue(self, message: v2.Message, topic: link_pb2.TopicConfig) -> int:
         """Choose the queue; the client's own choice is not a promise that clients keep alike."""
