@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,31 @@ def standalone(data_dir: Path, *flags: str) -> Iterator[Standalone]:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def broker(data_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+    """Run a broker for the block; yield it, its gRPC address, and its log."""
+    log = data_dir.with_name(f"{data_dir.name}.log")
+    ours, theirs = socket.socketpair()
+    with ours, log.open("a") as stderr:
+        with theirs:
+            process = subprocess.Popen(
+                command(
+                    "broker", f"--data-dir={data_dir}", "--grpc-port=0", "--metrics-port=0",
+                    f"--supervisor-fd={theirs.fileno()}", *flags,
+                ),
+                env=environment(), stderr=stderr, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+        ours.settimeout(START_S)
+        line = ours.recv(4096)
+        assert line, f"the broker did not start:\n{log.read_text()}"
+        try:
+            yield process, json.loads(line)["grpc"], log
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait(STOP_S)
 
 
 def descendants(pid: int) -> list[int]:

@@ -61,7 +61,7 @@ class Link:
         return True
 
     async def write(self, send: Callable[[pb.ReplyFrame], Awaitable[None]]) -> None:
-        """Send the replies of every round, until cancelled."""
+        """Send the replies of every round, until cancelled or the proxy is gone."""
         while True:
             while not self._outbox:
                 self._has_frames.clear()
@@ -71,7 +71,12 @@ class Link:
             self._outbox_bytes -= frame.ByteSize()
             if self._outbox_bytes < OUTBOX_BYTES_MAX:
                 self._has_room.set()
-            await send(frame)
+            try:
+                await send(frame)
+            except grpc.aio.BaseError:
+                # The proxy is gone; gRPC ends the call in its own time.
+                self.close()
+                return
 
     async def flush(self) -> None:
         """Wait until everything submitted so far is answered and written."""
@@ -82,6 +87,7 @@ class Link:
         """Send nothing more: the stream has ended."""
         self.is_closed = True
         self._outbox.clear()
+        self._is_written.set()
 
     # ------------------------------------------------------------ in a round
 

@@ -1,0 +1,141 @@
+"""A broker process, as its proxies and an operator see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.support.eventually import eventually
+from tests.support.processes import broker, descendants, is_running
+
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+
+
+def with_channel(address: str, scenario: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
+    async def main() -> None:
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        async with asyncio.timeout(20), grpc.aio.insecure_channel(address, options) as channel:
+            await scenario(channel)
+
+    asyncio.run(main())
+
+
+def ensure(request_id: int, topic: str) -> pb.RequestFrame:
+    return pb.RequestFrame(
+        sequence=request_id, ensures=[pb.EnsureRequest(request_id=request_id, topic=topic)]
+    )
+
+
+def test_health_and_reflection_are_served(tmp_path: Path) -> None:
+    async def scenario(channel: grpc.aio.Channel) -> None:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "tidemill.broker.v1.BrokerLink"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        names = [service.name for service in (await call.read()).list_services_response.service]
+        assert "tidemill.broker.v1.BrokerAdmin" in names
+        call.cancel()
+
+    with broker(tmp_path / "data") as (_, address, _):
+        with_channel(address, scenario)
+
+
+def test_the_configuration_comes_first_and_changes_follow(tmp_path: Path) -> None:
+    async def scenario(channel: grpc.aio.Channel) -> None:
+        call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
+        config = (await call.read()).config
+        assert config.is_complete
+        assert len(config.handle_secret) == 32
+        assert config.broker_name == "broker-0"
+        await call.write(ensure(1, "orders"))
+        reply = await call.read()
+        assert [topic.name for topic in reply.config.topics] == ["orders"]
+        assert [done.request_id for done in reply.ensures] == [1]
+        call.cancel()
+
+    with broker(tmp_path / "data", "--auto-create") as (_, address, _):
+        with_channel(address, scenario)
+
+
+def test_columns_of_different_lengths_end_the_stream(tmp_path: Path) -> None:
+    async def scenario(channel: grpc.aio.Channel) -> None:
+        call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
+        await call.read()
+        await call.write(pb.RequestFrame(acks=pb.AckBatch(request_ids=[1, 2], slots=[1])))
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    with broker(tmp_path / "data") as (_, address, _):
+        with_channel(address, scenario)
+
+
+def test_the_admin_service_hides_the_secret_and_names_its_errors(tmp_path: Path) -> None:
+    async def scenario(channel: grpc.aio.Channel) -> None:
+        stub = broker_pb2_grpc.BrokerAdminStub(channel)
+        config = await stub.GetConfig(pb.Empty())
+        assert not config.handle_secret
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await stub.DeleteTopic(pb.NamedRequest(name="none"))
+        assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert dict(refusal.value.trailing_metadata())["tidemill-error"] == "TopicNotFound"
+
+    with broker(tmp_path / "data") as (_, address, _):
+        with_channel(address, scenario)
+
+
+def test_proxies_that_vanish_leave_no_trace_in_the_log(tmp_path: Path) -> None:
+    async def scenario(channel: grpc.aio.Channel) -> None:
+        call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
+        await call.read()
+        await call.write(ensure(1, "orders"))
+
+    with broker(tmp_path / "data", "--auto-create") as (process, address, log):
+        for _ in range(50):
+            with_channel(address, scenario)
+        process.terminate()
+        assert process.wait(20) == 0
+        levels = [json.loads(line)["level"] for line in log.read_text().splitlines()]
+        assert set(levels) == {"info"}
+
+
+def test_sigterm_answers_what_was_asked_and_ends_the_stream(tmp_path: Path) -> None:
+    with broker(tmp_path / "data", "--auto-create") as (process, address, _):
+
+        async def scenario(channel: grpc.aio.Channel) -> None:
+            call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
+            await call.read()
+            await call.write(ensure(1, "orders"))
+            process.terminate()
+            answered: list[int] = []
+            while (reply := await call.read()) is not grpc.aio.EOF:
+                answered.extend(done.request_id for done in reply.ensures)
+            # The signal may have come before the frame.
+            assert answered in ([1], [])
+            assert await call.code() == grpc.StatusCode.OK
+
+        with_channel(address, scenario)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_death_of_a_sync_helper_ends_the_broker(tmp_path: Path, which: int) -> None:
+    with broker(tmp_path / "data") as (process, _, log):
+        helpers = descendants(process.pid)[1:]
+        assert len(helpers) == 2
+        os.kill(helpers[which], signal.SIGKILL)
+        assert process.wait(20) == 1
+        eventually(lambda: not any(map(is_running, helpers)))
+        failure = json.loads(log.read_text().splitlines()[-1])
+        assert failure["event"] == "process failed"
+        assert "sync: the sync process has ended" in failure["reason"]
