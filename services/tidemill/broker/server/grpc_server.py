@@ -52,7 +52,9 @@ async def broker_server(
             ("grpc.max_send_message_length", FRAME_BYTES_MAX),
             # Proxies notice a dead broker, and it them, without waiting for TCP.
             ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            # A proxy's pings on an idle link must not end in GOAWAY too_many_pings.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
         )
     )
     links = BrokerLinkService(rounds, traffic, auto_create=settings.auto_create)
