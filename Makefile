@@ -54,7 +54,7 @@ docs: setup ## Generate docs/configuration.md and the OpenAPI document from the 
 	$(BIN)/python tools/generate_docs.py
 
 bench: setup ## Measure; see tests/perf for each question and its parameters.
-	@for question in tests/perf/bench_*.py; do echo "== $$question"; $(BIN)/python $$question || exit 1; done
+	@for question in tests/perf/bench_*.py; do name=$$(basename $$question .py); echo "== $$name" >&2; $(BIN)/python -m tests.perf.$$name || exit 1; done
 
 ci: lint types test ## What CI runs.
 

@@ -164,7 +164,7 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
             link.put_nowait(frame)
 
     def _apply(self, frame: pb.RequestFrame) -> pb.ReplyFrame:
-        reply = pb.ReplyFrame()
+        reply = pb.ReplyFrame(answered_sequence=frame.sequence)
         columns = frame.appends
         for request_id, topic_id, queue_id, crc, blob in zip(
             columns.request_ids,

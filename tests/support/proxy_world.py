@@ -95,7 +95,7 @@ class ProxyWorld:
     ) -> Response:
         """Call a unary method."""
         encoded = request if isinstance(request, bytes) else request.SerializeToString()
-        call = Call(headers, peer="test", time_remaining_s=deadline_s)
+        call = Call(headers, peer=lambda: "test", time_remaining_s=deadline_s)
         answer = await self.boundary.unary(method, self.methods.unary[method], call, encoded)
         return response.FromString(answer)
 
@@ -126,7 +126,7 @@ class ProxyWorld:
                 await send(parsed)
             items.append(parsed)
 
-        call = Call(headers, peer="test", time_remaining_s=deadline_s)
+        call = Call(headers, peer=lambda: "test", time_remaining_s=deadline_s)
         method = self.methods.streaming["ReceiveMessage"]
         await self.boundary.streaming(
             "receive_message", method, call, request.SerializeToString(), collect

@@ -1,8 +1,8 @@
 """The proxy's end of the link: one stream to a broker that carries everybody's requests.
 
-A request joins the frame that is being gathered; when the stream has taken the last frame, the
+A request joins the frame that is being gathered; when the broker has answered the last frame, the
 next one leaves with all that has come together meanwhile. An idle link so sends at once and a busy
-one in batches, and nobody waits for a timer.
+one in batches, and nobody waits for a timer. A frame costs both sides as much as many requests do.
 
 Every request ends in exactly one of four ways: its reply, its failure as the broker tells it,
 BrokerTimeout, or BrokerUnreachable when the stream breaks. After the last two the outcome is
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+EXPIRY_TICK_S = 0.05  # a request times out this much late at most
 FRAME_BYTES_MAX = 8 << 20  # of blobs in one frame: a stall of some ms, far below gRPC's own limits
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 RECONNECT_MIN_MS = 50
@@ -56,23 +56,12 @@ class _Append(NamedTuple):
     blob: bytes
 
 
-class _Ack(NamedTuple):
-    request_id: int
-    group_id: int
-    topic_id: int
-    slot: int
-    delivery_id: int
-    message_index: int
-    visible_at_ms: int
-
-
 class _Pending(NamedTuple):
     """A request whose reply is awaited."""
 
     kind: str
     future: asyncio.Future[Any]
-    timer: asyncio.TimerHandle
-    started_at: float  # time.monotonic()
+    started_at: float  # time of the event loop
     blob_bytes: int
 
 
@@ -107,8 +96,12 @@ class BrokerLink:
         self._request_id = 0
         self.is_connected = False
         self._has_work = asyncio.Event()
+        self._sequence = 0  # of the frame sent last on this stream
+        self._is_answered = asyncio.Event()
         self._appends: list[_Append] = []
-        self._acks: list[_Ack] = []
+        # (request id, group id, topic id, slot, delivery id, index, visible at)
+        self._acks: list[tuple[int, int, int, int, int, int, int]] = []
+        self._expiries: dict[int, list[int]] = {}  # tick -> requests that time out in it
         self._frame = link_pb2.RequestFrame()
 
     # ------------------------------------------------------------ requests
@@ -123,15 +116,21 @@ class BrokerLink:
         return future
 
     def ack(
-        self, group_id: int, topic_id: int, delivery: HandleFields, *, timeout_ms: int
-    ) -> asyncio.Future[int]:
-        """Settle a delivery; the future brings an AckResult."""
-        future: asyncio.Future[int]
+        self,
+        group_id: int,
+        topic_id: int,
+        deliveries: Iterable[HandleFields],
+        *,
+        timeout_ms: int,
+    ) -> asyncio.Future[list[int]]:
+        """Settle deliveries; the future brings an AckResult for each, in order."""
+        future: asyncio.Future[list[int]]
         request_id, future = self._begin("ack", timeout_ms)
-        slot, delivery_id, visible_at_ms, index = delivery
-        self._acks.append(
-            _Ack(request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms)
-        )
+        # All under one id: they travel in one frame, and so do their results.
+        self._acks += [
+            (request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms)
+            for slot, delivery_id, visible_at_ms, index in deliveries
+        ]
         return future
 
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
@@ -237,8 +236,15 @@ class BrokerLink:
         loop = asyncio.get_running_loop()
         self._request_id = request_id = self._request_id + 1
         future: asyncio.Future[Any] = loop.create_future()
-        timer = loop.call_later(timeout_ms / 1000, self._expire, request_id)
-        self._pending[request_id] = _Pending(kind, future, timer, time.monotonic(), blob_bytes)
+        now = loop.time()
+        tick = int((now + timeout_ms / 1000) / EXPIRY_TICK_S) + 1
+        expiring = self._expiries.get(tick)
+        if expiring is None:
+            # One timer for all that time out together: one each would cost more than the request.
+            expiring = self._expiries[tick] = []
+            loop.call_at(tick * EXPIRY_TICK_S, self._expire, tick)
+        expiring.append(request_id)
+        self._pending[request_id] = _Pending(kind, future, now, blob_bytes)
         self._pending_bytes += blob_bytes
         self._has_work.set()
         return request_id, future
@@ -252,22 +258,21 @@ class BrokerLink:
             self._frame.cancelled_pops.append(request_id)
             self._has_work.set()
 
-    def _expire(self, request_id: int) -> None:
-        pending = self._forget(request_id, result="timeout")
-        if pending and not pending.future.done():
-            pending.future.set_exception(
-                BrokerTimeout("the broker did not answer in time; the outcome is unknown")
-            )
+    def _expire(self, tick: int) -> None:
+        for request_id in self._expiries.pop(tick):
+            pending = self._forget(request_id, result="timeout")
+            if pending and not pending.future.done():
+                pending.future.set_exception(
+                    BrokerTimeout("the broker did not answer in time; the outcome is unknown")
+                )
 
     def _forget(self, request_id: int, result: str = "") -> _Pending | None:
         pending = self._pending.pop(request_id, None)
         if pending:
-            pending.timer.cancel()
             self._pending_bytes -= pending.blob_bytes
             if result:
-                self._metrics.observe_backend(
-                    pending.kind, result, (time.monotonic() - pending.started_at) * 1000
-                )
+                elapsed_s = asyncio.get_running_loop().time() - pending.started_at
+                self._metrics.observe_backend(pending.kind, result, elapsed_s * 1000)
         return pending
 
     # ------------------------------------------------------------ the stream
@@ -316,12 +321,18 @@ class BrokerLink:
             call.cancel()
 
     async def _write_frames(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        self._sequence = 0
+        self._is_answered.set()
         while True:
             await self._has_work.wait()
+            await self._is_answered.wait()
             # Everybody who is ready to run may still join this frame.
             await asyncio.sleep(0)
+            frame = self._take_frame()
+            frame.sequence = self._sequence = self._sequence + 1
+            self._is_answered.clear()
             try:
-                await call.write(self._take_frame())
+                await call.write(frame)
             except asyncio.InvalidStateError:
                 return  # The stream has ended; the reader tells why.
 
@@ -377,6 +388,8 @@ class BrokerLink:
                     topics=len(reply.config.topics),
                     groups=len(reply.config.groups),
                 )
+        if reply.answered_sequence == self._sequence:
+            self._is_answered.set()
         resolve = self._resolve
         if reply.HasField("appends"):
             appends = reply.appends
@@ -385,8 +398,11 @@ class BrokerLink:
             ):
                 resolve(request_id, queue_offset)
         if reply.HasField("acks"):
+            results: dict[int, list[int]] = {}
             for request_id, result in zip(reply.acks.request_ids, reply.acks.results, strict=True):
-                resolve(request_id, result)
+                results.setdefault(request_id, []).append(result)
+            for request_id, outcomes in results.items():
+                resolve(request_id, outcomes)
         for pop in reply.pops:
             if not resolve(pop.request_id, pop):
                 self._give_back_late(pop)

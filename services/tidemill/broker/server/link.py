@@ -40,6 +40,7 @@ class Link:
         self._traffic = traffic
         self._auto_create = auto_create
         self._replies = Replies()
+        self._applied_sequence = 0
         self._outbox: deque[pb.ReplyFrame] = deque()
         self._outbox_bytes = 0
         self._has_frames = asyncio.Event()
@@ -107,6 +108,7 @@ class Link:
             # Also its appends: their sender learns nothing, and may repeat them elsewhere.
             return
         turn.touch(self)
+        self._applied_sequence = frame.sequence
         if frame.HasField("appends"):
             yield from self._apply_appends(frame.appends, turn)
         if frame.HasField("acks"):
@@ -243,6 +245,7 @@ class Link:
     def answer(self) -> Iterator[None]:
         """Build and send this round's frames."""
         replies, self._replies = self._replies, Replies()
+        replies.answered_sequence, self._applied_sequence = self._applied_sequence, 0
         for frame in replies.frames(self._rounds.engine, self._traffic, FRAME_BYTES_MAX):
             size = frame.ByteSize()
             if size and not self.is_closed:

@@ -22,6 +22,7 @@ class Replies:
     __slots__ = (
         "ack_ids",
         "ack_results",
+        "answered_sequence",
         "append_ids",
         "append_offsets",
         "changed",
@@ -33,6 +34,7 @@ class Replies:
     )
 
     def __init__(self) -> None:
+        self.answered_sequence = 0
         self.configs: list[pb.ConfigUpdate] = []
         self.append_ids: list[int] = []
         self.append_offsets: list[int] = []
@@ -82,6 +84,7 @@ class Replies:
             if size > size_max:
                 yield frame
                 frame, size = pb.ReplyFrame(), 0
+        frame.answered_sequence = self.answered_sequence
         yield frame
 
 

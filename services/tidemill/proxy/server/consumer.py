@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
 
     from tidemill.common.clock import Clock
+    from tidemill.common.receipt_handle import HandleFields
     from tidemill.proxy.backend import Backend
     from tidemill.proxy.server.call import Call, Send
     from tidemill.proxy.settings import ProxySettings
@@ -121,14 +121,24 @@ class Consumer:
         link = self._backend.link
         signer = link.configuration.signer
         timeout_ms = self._backend.timeout_ms(call)
-        acks: list[asyncio.Future[int] | ServiceError] = []
-        for entry in entries:
+        outcomes: list[Status | None] = [None] * len(entries)
+        deliveries: dict[int, HandleFields] = {}
+        for number, entry in enumerate(entries):
             try:
-                delivery = signer.open(entry.receipt_handle, group.name, topic.name)
-                acks.append(link.ack(group.id, topic.id, delivery, timeout_ms=timeout_ms))
+                deliveries[number] = signer.open(entry.receipt_handle, group.name, topic.name)
             except ServiceError as error:
-                acks.append(error)
-        outcomes = [await _ack_outcome(ack) for ack in acks]
+                outcomes[number] = status_of(error)
+        if deliveries:
+            try:
+                results = await link.ack(
+                    group.id, topic.id, deliveries.values(), timeout_ms=timeout_ms
+                )
+            except ServiceError as error:
+                outcomes = [outcome or status_of(error) for outcome in outcomes]
+            else:
+                for number, result in zip(deliveries, results, strict=True):
+                    if result not in _SETTLED:
+                        outcomes[number] = status_of(_GONE)
         if all(outcome is None for outcome in outcomes):
             overall = OK_STATUS
         else:
@@ -269,17 +279,6 @@ def _version(text: str) -> tuple[int, ...]:
     """Parse a client's version; one that cannot be parsed counts as new."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     return tuple(map(int, found.groups())) if found else _KNOWS_ILLEGAL_POLLING_TIME
-
-
-async def _ack_outcome(ack: asyncio.Future[int] | ServiceError) -> Status | None:
-    """Return what went wrong with an ack; None when the delivery is settled."""
-    if isinstance(ack, ServiceError):
-        return status_of(ack)
-    try:
-        result = await ack
-    except ServiceError as error:
-        return status_of(error)
-    return None if result in _SETTLED else status_of(_GONE)
 
 
 def _overall(call: Call, outcomes: list[Status | None]) -> Status:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -184,10 +184,11 @@ class _Requests:
 
 
 def _call(context: Context) -> Call:
-    metadata = context.invocation_metadata() or ()
+    # The library's pairs are (str, str), but for keys that end in -bin, which nobody here reads.
+    metadata = cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ())
     return Call(
-        {str(key): str(value) for key, value in metadata},
-        peer=context.peer(),
+        dict(metadata),
+        peer=context.peer,  # Asking costs a call into the library, and only errors want to know.
         time_remaining_s=context.time_remaining(),
     )
 
