@@ -113,6 +113,16 @@ def test_a_body_that_is_not_declared_as_json_is_refused(api: Client) -> None:
     assert problem(refused)[0] == 415
 
 
+@pytest.mark.parametrize("name", ["a%20b", "%25RETRY%25a", "%25DLQ%25a", "rmq_sys_a", "a" * 128])
+def test_a_topic_that_clients_could_not_name_is_refused(api: Client, name: str) -> None:
+    assert problem(api.put(f"/topics/{name}", json={}))[:2] == (400, 40002)
+
+
+@pytest.mark.parametrize("name", ["a%20b", "CID_RMQ_SYS_TRANS", "a" * 121])
+def test_a_group_that_clients_could_not_name_is_refused(api: Client, name: str) -> None:
+    assert problem(api.put(f"/groups/{name}", json={}))[:2] == (400, 40003)
+
+
 def test_an_unknown_path_and_method_are_problems_too(api: Client) -> None:
     assert problem(api.get("/nothing"))[0] == 404
     assert problem(api.patch("/topics/t"))[0] == 405

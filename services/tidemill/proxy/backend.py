@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.common.errors import BrokerTimeout, GroupNotFound, TopicNotFound
-from tidemill.proxy.names import (
+from tidemill.common.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
     check_group,

@@ -8,21 +8,17 @@ from __future__ import annotations
 import re
 
 from tidemill.common.errors import (
-    IllegalGroup,
     IllegalKey,
     IllegalMessageGroup,
     IllegalMessageId,
     IllegalPropertyKey,
     IllegalTag,
-    IllegalTopic,
     MessageBodyEmpty,
     MessageBodyTooLarge,
     PropertiesTooLarge,
 )
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-TOPIC_CHARS_MAX = 127
-GROUP_CHARS_MAX = 120
 MESSAGE_GROUP_BYTES_MAX = 63
 MESSAGE_ID_BYTES_MAX = (
     1024  # the protocol sets no limit; a position in the stored message is 16 bits
@@ -31,33 +27,12 @@ USER_PROPERTIES_MAX = 128
 PROPERTIES_BYTES_MAX = 16_384  # user properties, tag and keys together
 BODY_BYTES_MAX = 4_194_304
 
-# Topics that the broker makes for a group; clients may read the second kind.
-RETRY_TOPIC_PREFIX = "%RETRY%"
-DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_RESOURCE_NAME = re.compile(r"[A-Za-z0-9_\-%|]+")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SYSTEM_PREFIX = "rmq_sys_"
-_SYSTEM_NAMES = _words(
-    """
-    TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
-    RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC
-    OFFSET_MOVED_EVENT CHECKPOINT_TOPIC
-    """
-)
-_SYSTEM_GROUPS = _words(
-    """
-    DEFAULT_CONSUMER DEFAULT_PRODUCER TOOLS_CONSUMER SCHEDULE_CONSUMER FILTERSRV_CONSUMER
-    __MONITOR_CONSUMER CLIENT_INNER_PRODUCER SELF_TEST_P_GROUP SELF_TEST_C_GROUP
-    CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER CID_ONSAPI_PULL
-    CID_RMQ_SYS_TRANS
-    """
-)
 RESERVED_PROPERTY_KEYS = _words(
     """
     TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP
@@ -71,34 +46,6 @@ RESERVED_PROPERTY_KEYS = _words(
     __CRC32#
     """
 )
-
-
-def check_topic(name: str) -> None:
-    """Raise IllegalTopic unless clients may name a topic so."""
-    if not name.strip():
-        raise IllegalTopic("the topic name is blank")
-    if len(name) > TOPIC_CHARS_MAX:
-        raise IllegalTopic(
-            f"a topic name has at most {TOPIC_CHARS_MAX} characters, not {len(name)}"
-        )
-    if not _RESOURCE_NAME.fullmatch(name):
-        raise IllegalTopic("a topic name consists of A-Z a-z 0-9 _ - % |")
-    if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIX):
-        raise IllegalTopic(f"the topic name {name} belongs to the system")
-
-
-def check_group(name: str) -> None:
-    """Raise IllegalGroup unless clients may name a consumer group so."""
-    if not name.strip():
-        raise IllegalGroup("the consumer group name is blank")
-    if len(name) > GROUP_CHARS_MAX:
-        raise IllegalGroup(
-            f"a consumer group name has at most {GROUP_CHARS_MAX} characters, not {len(name)}"
-        )
-    if not _RESOURCE_NAME.fullmatch(name):
-        raise IllegalGroup("a consumer group name consists of A-Z a-z 0-9 _ - % |")
-    if name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_PREFIX):
-        raise IllegalGroup(f"the consumer group name {name} belongs to the system")
 
 
 def check_message(message: v2.Message) -> None:

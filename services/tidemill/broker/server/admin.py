@@ -15,6 +15,7 @@ from tidemill.common.errors import (
     ServiceError,
     TopicNotFound,
 )
+from tidemill.common.resource_names import check_group, check_own_topic
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
@@ -40,6 +41,7 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
         """Create or change a topic."""
 
         def put(engine: Engine, now_ms: int) -> pb.TopicConfig:
+            check_own_topic(request.name)
             topic = engine.put_topic(
                 request.name,
                 type_=config_frames.topic_type(request.type),
@@ -63,6 +65,7 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
         """Create or change a consumer group."""
 
         def put(engine: Engine, now_ms: int) -> pb.GroupConfig:
+            check_group(request.name)
             group = engine.put_group(
                 request.name, **config_frames.group_fields(request), now_ms=now_ms
             )
