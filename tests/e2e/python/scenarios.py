@@ -1,0 +1,347 @@
+"""What the official Python client is put through: `scenarios.py SCENARIO '{"topic": ...}'`.
+
+Prints facts as JSON lines on standard output and judges nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rocketmq import (
+    ClientConfiguration,
+    ConsumeResult,
+    Credentials,
+    FilterExpression,
+    Message,
+    MessageListener,
+    Producer,
+    PushConsumer,
+    SimpleConsumer,
+)
+
+AWAIT_S = 3  # a poll's least time, with the request timeout of 3 s on top
+INVISIBLE_S = 30  # longer than any scenario
+WAIT_S = 40.0  # for anything, on the slowest machine
+
+_out = threading.Lock()
+
+
+def tell(fact: str, **values: object) -> None:
+    """Print one fact."""
+    with _out:
+        sys.stdout.write(json.dumps({"fact": fact, **values}) + "\n")
+        sys.stdout.flush()
+
+
+def configuration(endpoint: str) -> ClientConfiguration:
+    return ClientConfiguration(endpoint, Credentials())
+
+
+@contextmanager
+def producing(endpoint: str, *topics: str) -> Iterator[Producer]:
+    producer = Producer(configuration(endpoint), topics)
+    producer.startup()
+    try:
+        yield producer
+    finally:
+        producer.shutdown()
+
+
+@contextmanager
+def consuming(
+    endpoint: str, group: str, topic: str, tags: str = "*", await_s: int = AWAIT_S
+) -> Iterator[SimpleConsumer]:
+    consumer = SimpleConsumer(configuration(endpoint), group, await_duration=await_s)
+    consumer.startup()
+    consumer.subscribe(topic, FilterExpression(tags))
+    try:
+        yield consumer
+    finally:
+        consumer.shutdown()
+
+
+@contextmanager
+def pushing(
+    endpoint: str, group: str, topic: str, listen: Callable[[Any], ConsumeResult]
+) -> Iterator[None]:
+    class Listener(MessageListener):
+        def consume(self, message: Any) -> ConsumeResult:
+            return listen(message)
+
+    consumer = PushConsumer(
+        configuration(endpoint), group, Listener(), {topic: FilterExpression("*")}
+    )
+    consumer.startup()
+    try:
+        yield
+    finally:
+        consumer.shutdown()
+
+
+def message(
+    topic: str, body: bytes, *, tag: str = "", group: str = "", keys: tuple[str, ...] = (),
+    properties: dict[str, str] | None = None,
+) -> Any:  # fmt: skip
+    made = Message()
+    made.topic = topic
+    made.body = body
+    if tag:
+        made.tag = tag
+    if group:
+        made.message_group = group
+    for key in keys:
+        made.keys = key
+    made.properties.update(properties or {})
+    return made
+
+
+def tell_received(received: Any, **values: object) -> None:
+    tell(
+        "received",
+        id=received.message_id,
+        topic=received.topic,
+        tag=received.tag,
+        group=received.message_group,
+        keys=sorted(received.keys),
+        properties=received.properties,
+        size=len(received.body),
+        sha=hashlib.sha256(received.body).hexdigest(),
+        body=received.body[:40].decode(errors="replace"),
+        attempt=received.delivery_attempt,
+        type=received.message_type,
+        is_corrupted=received.corrupted,
+        **values,
+    )
+
+
+def receive(consumer: SimpleConsumer, wanted: int, invisible_s: int = INVISIBLE_S) -> list[Any]:
+    """Receive until `wanted` messages have come."""
+    deadline = time.monotonic() + WAIT_S
+    found: list[Any] = []
+    while len(found) < wanted:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{len(found)} of {wanted} messages came")
+        found += consumer.receive(32, invisible_s) or []
+    return found
+
+
+def tell_error(during: str, call: Callable[[], object]) -> None:
+    """Call, and tell the error, or that there was none."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  # Every error is a fact here.
+        code = getattr(error, "code", None)
+        tell("error", during=during, code=code, type=type(error).__name__, text=str(error))
+    else:
+        tell("error", during=during, code=None, type="", text="")
+
+
+# ------------------------------------------------------------ the scenarios
+
+
+def round_trip(endpoints: list[str], topic: str, group: str) -> None:
+    """Send messages of every kind and size, receive and ack them, and find nothing left."""
+    sent = [
+        message(topic, b"x"),
+        message(topic, b"tagged", tag="tag"),
+        message(topic, b"keyed", keys=("key-1", "key-2")),
+        message(topic, b"with properties", properties={"name": "wert", "grün": "🌊 \\ \"'"}),
+        *(message(topic, bytes([n]) * size) for n, size in enumerate((100, 65_536, 1 << 20))),
+        message(topic, b"4" * (4 << 20)),
+    ]
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer, consuming(endpoint, group, topic) as consumer:
+        for each in sent:
+            receipt = producer.send(each)
+            tell("sent", id=receipt.message_id, sha=hashlib.sha256(each.body).hexdigest())
+        for received in receive(consumer, len(sent)):
+            tell_received(received)
+            consumer.ack(received)
+        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+
+
+def redelivery(endpoints: list[str], topic: str, group: str) -> None:
+    """Let a delivery expire; then give one back, and see that its old handle is void."""
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer, consuming(endpoint, group, topic) as consumer:
+        producer.send(message(topic, b"expires"))
+        [first] = receive(consumer, 1, invisible_s=2)
+        popped_at = time.monotonic()
+        tell_received(first)
+        [second] = receive(consumer, 1)
+        tell_received(second, after_s=time.monotonic() - popped_at)
+        tell_error("expired", lambda: consumer.ack(first))
+        old = second.receipt_handle
+        consumer.change_invisible_duration(second, 1)
+        changed_at = time.monotonic()
+        new = second.receipt_handle
+        tell("changed", is_new=new != old)
+        second.receipt_handle = old
+        tell_error("replaced", lambda: consumer.ack(second))
+        [third] = receive(consumer, 1)
+        tell_received(third, after_s=time.monotonic() - changed_at)
+        consumer.ack(third)
+        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+
+
+def extension(endpoints: list[str], topic: str, group: str) -> None:
+    """Prolong a delivery beyond its first duration, and ack it then."""
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer, consuming(endpoint, group, topic) as consumer:
+        producer.send(message(topic, b"takes long"))
+        [received] = receive(consumer, 1, invisible_s=2)
+        consumer.change_invisible_duration(received, INVISIBLE_S)
+        # The poll lasts longer than the first duration.
+        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+        tell_error("prolonged", lambda: consumer.ack(received))
+
+
+def tag_filter(endpoints: list[str], topic: str, group: str) -> None:
+    """Receive by tag."""
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer:
+        for tag in ("red", "green", "", "blue", "Red", "re"):
+            producer.send(message(topic, f"is {tag}".encode(), tag=tag))
+    with consuming(endpoint, group, topic, "red || blue") as consumer:
+        for received in receive(consumer, 2):
+            tell_received(received)
+            consumer.ack(received)
+        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+
+
+def fifo(endpoints: list[str], topic: str, group: str) -> None:
+    """Send message groups in turn; receive them without acks, then with."""
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer, consuming(endpoint, group, topic) as consumer:
+        for n in range(12):
+            name = f"group-{n % 3}"
+            producer.send(message(topic, f"{name} {n}".encode(), group=name))
+        popped = 0
+        while popped < 12:
+            batch = consumer.receive(4, 2) or []
+            for received in batch:
+                if received.delivery_attempt == 1 and received.body == b"group-0 3":
+                    # Not acked: what follows it in its group must wait for it.
+                    tell("skipped", body="group-0 3")
+                    break
+                tell_received(received)
+                consumer.ack(received)
+                popped += 1
+
+
+def push(endpoints: list[str], topic: str, group: str, messages: int) -> None:
+    """Let a listener succeed, but for the first time it sees one of the messages."""
+    [endpoint] = endpoints
+    done: set[str] = set()
+    is_done = threading.Event()
+
+    def listen(received: Any) -> ConsumeResult:
+        body = received.body.decode()
+        succeeds = body != "2" or received.delivery_attempt > 1
+        tell_received(received, succeeds=succeeds)
+        if not succeeds:
+            return ConsumeResult.FAILURE
+        done.add(body)
+        if len(done) == messages:
+            is_done.set()
+        return ConsumeResult.SUCCESS
+
+    with pushing(endpoint, group, topic, listen), producing(endpoint, topic) as producer:
+        for n in range(messages):
+            producer.send(message(topic, str(n).encode()))
+        tell("done", is_done=is_done.wait(WAIT_S))
+    with consuming(endpoint, group, topic) as consumer:
+        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+
+
+def push_fifo(endpoints: list[str], topic: str, group: str, messages: int) -> None:
+    """Let a listener of an ordered group take its time with the first message of each group."""
+    [endpoint] = endpoints
+    bodies: list[str] = []
+    is_done = threading.Event()
+
+    def listen(received: Any) -> ConsumeResult:
+        body = received.body.decode()
+        tell_received(received)
+        bodies.append(body)
+        if len(bodies) == messages:
+            is_done.set()
+        return ConsumeResult.SUCCESS
+
+    with pushing(endpoint, group, topic, listen), producing(endpoint, topic) as producer:
+        for n in range(messages):
+            name = f"group-{n % 3}"
+            producer.send(message(topic, f"{name} {n}".encode(), group=name))
+        tell("done", is_done=is_done.wait(WAIT_S))
+
+
+def dead_letter(endpoints: list[str], topic: str, group: str, attempts: int) -> None:
+    """Refuse a message as often as its group permits, and read it from the dead-letter topic."""
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer, consuming(endpoint, group, topic) as consumer:
+        receipt = producer.send(message(topic, b"poison", tag="tag", properties={"a": "b"}))
+        tell("sent", id=receipt.message_id)
+        for _ in range(attempts):
+            [received] = receive(consumer, 1)
+            tell_received(received)
+            consumer.change_invisible_duration(received, 1)
+        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+    dead_letters = f"%DLQ%{group}"
+    with consuming(endpoint, f"{group}-reader", dead_letters) as consumer:
+        [received] = receive(consumer, 1)
+        tell_received(received)
+        consumer.ack(received)
+
+
+def two_endpoints(endpoints: list[str], topic: str, group: str) -> None:
+    """Send, receive, renew and ack, each at another proxy than the call before."""
+    one, other = endpoints
+    with (
+        producing(one, topic) as producer,
+        consuming(one, group, topic) as here,
+        consuming(other, group, topic) as there,
+    ):
+        producer.send(message(topic, b"1"))
+        [received] = receive(there, 1)
+        tell_received(received)
+        received.endpoints = here.client_configuration.rpc_endpoints
+        here.change_invisible_duration(received, INVISIBLE_S)
+        received.endpoints = there.client_configuration.rpc_endpoints
+        tell_error("ack elsewhere", lambda: there.ack(received))
+        received.endpoints = here.client_configuration.rpc_endpoints
+        tell_error("ack again", lambda: here.ack(received))
+        tell("left", count=len(here.receive(32, INVISIBLE_S) or []))
+
+
+def unknown_topic(endpoints: list[str], topic: str, group: str) -> None:
+    """Use a topic that does not exist."""
+    [endpoint] = endpoints
+    with producing(endpoint) as producer:
+        tell_error("send", lambda: producer.send(message(topic, b"1")))
+    consumer = SimpleConsumer(configuration(endpoint), group, await_duration=AWAIT_S)
+    consumer.startup()
+    tell_error("subscribe", lambda: consumer.subscribe(topic))
+    consumer.shutdown()
+
+
+def wrong_type(endpoints: list[str], normal: str, fifo: str) -> None:
+    """Send what a topic does not take; the client knows it from the route, the server anyway."""
+    [endpoint] = endpoints
+    with producing(endpoint, normal, fifo) as producer:
+        for topic, name in ((normal, "group"), (fifo, "")):
+            made = message(topic, b"1", group=name)
+            tell_error(f"to {topic}", lambda made=made: producer.send(made))
+        made = message(normal, b"1")
+        made.delivery_timestamp = int(time.time()) + 60
+        tell_error("delayed", lambda: producer.send(made))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -1,0 +1,185 @@
+"""The official Python client, unmodified, against a standalone with two proxies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.children import two_proxies
+from tests.support.client_process import Facts, run_python_client
+from tests.support.processes import Standalone, standalone
+
+INVALID_RECEIPT_HANDLE = 40013
+NORMAL, FIFO = 1, 2
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("python") / "data", "--proxies=2") as started:
+        yield started
+
+
+def put(running: Standalone, path: str, **body: object) -> None:
+    url = f"{running.admin}/api/v1/{path}"
+    with httpx.Client(trust_env=False, timeout=10) as client:
+        client.put(url, json=body).raise_for_status()
+
+
+def in_order(facts: Facts) -> dict[str, list[int]]:
+    """The numbers received of each message group, in the order in which they came."""
+    numbers = defaultdict(list)
+    for received in facts.of("received"):
+        group, number = received["body"].split()
+        numbers[group].append(int(number))
+    return numbers
+
+
+def test_messages_of_every_kind_and_size_come_as_they_were_sent(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_python_client(tmp_path, "round_trip", running.grpc, topic="round", group="round")
+    sent = {fact["id"]: fact["sha"] for fact in facts.of("sent")}
+    received = {fact["id"]: fact for fact in facts.of("received")}
+    assert len(sent) == 8
+    assert {key: fact["sha"] for key, fact in received.items()} == sent
+    assert len(facts.of("received")) == len(sent)
+    assert {fact["attempt"] for fact in received.values()} == {1}
+    assert {fact["type"] for fact in received.values()} == {NORMAL}
+    assert not any(fact["is_corrupted"] for fact in received.values())
+    by_body = {fact["body"]: fact for fact in received.values()}
+    assert by_body["tagged"]["tag"] == "tag"
+    assert by_body["x"]["tag"] is None
+    assert by_body["keyed"]["keys"] == ["key-1", "key-2"]
+    assert by_body["with properties"]["properties"] == {"name": "wert", "grün": "🌊 \\ \"'"}
+    assert by_body["x"]["properties"] == {}
+    assert max(fact["size"] for fact in received.values()) == 4 << 20
+    assert facts.the("left")["count"] == 0
+
+
+def test_a_message_that_is_not_acked_comes_back_and_its_old_handles_are_void(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_python_client(tmp_path, "redelivery", running.grpc, topic="again", group="again")
+    first, second, third = facts.of("received")
+    assert first["id"] == second["id"] == third["id"]
+    assert [fact["attempt"] for fact in (first, second, third)] == [1, 2, 3]
+    # The poll was waiting, so the message comes when its duration ends and not with the next poll.
+    assert 1.5 < second["after_s"] < 4
+    assert 0.5 < third["after_s"] < 3
+    assert facts.the("changed")["is_new"]
+    assert [error["code"] for error in facts.of("error")] == [INVALID_RECEIPT_HANDLE] * 2
+    assert facts.the("left")["count"] == 0
+
+
+def test_a_prolonged_delivery_outlives_its_first_duration(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_python_client(tmp_path, "extension", running.grpc, topic="longer", group="longer")
+    assert facts.the("left")["count"] == 0
+    assert facts.the("error")["text"] == ""
+
+
+def test_a_tag_filter_passes_what_it_names_and_nothing_else(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_python_client(tmp_path, "tag_filter", running.grpc, topic="tags", group="tags")
+    assert sorted(fact["tag"] for fact in facts.of("received")) == ["blue", "red"]
+    assert facts.the("left")["count"] == 0
+
+
+def test_message_groups_are_received_in_the_order_in_which_they_were_sent(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "topics/ordered", messageType="FIFO", queues=4)
+    put(running, "groups/ordered", deliveryOrder="FIFO")
+    facts = run_python_client(tmp_path, "fifo", running.grpc, topic="ordered", group="ordered")
+    assert in_order(facts) == {
+        "group-0": [0, 3, 6, 9],
+        "group-1": [1, 4, 7, 10],
+        "group-2": [2, 5, 8, 11],
+    }
+    assert facts.of("skipped")
+    assert {fact["type"] for fact in facts.of("received")} == {FIFO}
+    [skipped] = [fact for fact in facts.of("received") if fact["body"] == "group-0 3"]
+    assert skipped["attempt"] == 2
+
+
+def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "groups/push", retry={"customized": {"nextMs": [1000]}})
+    facts = run_python_client(
+        tmp_path, "push", running.grpc, topic="push", group="push", messages=5
+    )
+    assert facts.the("done")["is_done"]
+    tries = [(fact["body"], fact["attempt"], fact["succeeds"]) for fact in facts.of("received")]
+    assert sorted(tries) == [
+        ("0", 1, True), ("1", 1, True), ("2", 1, False), ("2", 2, True), ("3", 1, True),
+        ("4", 1, True),
+    ]  # fmt: skip
+    assert facts.the("left")["count"] == 0
+
+
+def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "topics/ordered-push", messageType="FIFO", queues=4)
+    put(running, "groups/ordered-push", deliveryOrder="FIFO")
+    facts = run_python_client(
+        tmp_path, "push_fifo", running.grpc, topic="ordered-push", group="ordered-push",
+        messages=30,
+    )  # fmt: skip
+    assert facts.the("done")["is_done"]
+    assert in_order(facts) == {f"group-{n}": list(range(n, 30, 3)) for n in range(3)}
+
+
+def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "groups/dead", maxAttempts=2)
+    facts = run_python_client(
+        tmp_path, "dead_letter", running.grpc, topic="dead", group="dead", attempts=2
+    )
+    first, second, dead = facts.of("received")
+    assert {fact["id"] for fact in (first, second, dead)} == {facts.the("sent")["id"]}
+    assert [first["attempt"], second["attempt"], dead["attempt"]] == [1, 2, 1]
+    assert facts.the("left")["count"] == 0
+    assert (dead["topic"], dead["body"], dead["tag"]) == ("%DLQ%dead", "poison", "tag")
+    assert dead["properties"] == {"a": "b"}
+
+
+def test_what_one_proxy_delivers_is_prolonged_and_acked_at_any(tmp_path: Path) -> None:
+    with two_proxies(tmp_path) as (first, second):
+        facts = run_python_client(
+            tmp_path, "two_endpoints", first.grpc, second.grpc, topic="both", group="both"
+        )
+    assert facts.the("received")["body"] == "1"
+    acked, again = facts.of("error")
+    assert acked["text"] == ""
+    assert again["code"] in {None, INVALID_RECEIPT_HANDLE}
+    assert facts.the("left")["count"] == 0
+
+
+def test_an_unknown_topic_is_refused_where_use_does_not_create_it(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data", "--no-auto-create") as running:
+        facts = run_python_client(
+            tmp_path, "unknown_topic", running.grpc, topic="unknown", group="unknown"
+        )
+    assert [error["during"] for error in facts.of("error")] == ["send", "subscribe"]
+    assert all(error["text"] for error in facts.of("error"))
+
+
+def test_a_message_whose_type_does_not_fit_its_topic_is_refused(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "topics/only-normal", messageType="NORMAL")
+    put(running, "topics/only-fifo", messageType="FIFO")
+    facts = run_python_client(
+        tmp_path, "wrong_type", running.grpc, normal="only-normal", fifo="only-fifo"
+    )
+    errors = facts.of("error")
+    assert len(errors) == 3
+    assert all("message type not match" in error["text"] for error in errors)
