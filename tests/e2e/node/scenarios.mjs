@@ -1,0 +1,255 @@
+// What the official Node.js client is put through: `scenarios.mjs SCENARIO '{"topic": ...}'`.
+//
+// Prints facts as JSON lines on standard output and judges nothing.
+
+import { createHash } from 'node:crypto';
+import client from 'rocketmq-client-nodejs';
+
+const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = client;
+
+const AWAIT_MS = 3000; // a poll's least time, with the request timeout of 3 s on top
+const INVISIBLE_MS = 30_000; // longer than any scenario
+const WAIT_MS = 40_000; // for anything, on the slowest machine
+
+const logger = { info() {}, warn() {}, error() {}, debug() {}, close() {} };
+
+function tell(fact, values) {
+  process.stdout.write(JSON.stringify({ fact, ...values }) + '\n');
+}
+
+function tellReceived(message, values = {}) {
+  tell('received', {
+    id: message.messageId,
+    topic: message.topic,
+    tag: message.tag,
+    group: message.messageGroup,
+    keys: message.keys,
+    properties: Object.fromEntries(message.properties),
+    size: message.body.length,
+    sha: createHash('sha256').update(message.body).digest('hex'),
+    body: message.body.subarray(0, 40).toString(),
+    attempt: message.deliveryAttempt,
+    isCorrupted: message.corrupted === true,
+    ...values,
+  });
+}
+
+async function producing(endpoint, topics, use) {
+  const producer = new Producer({ endpoints: endpoint, namespace: '', topics, logger });
+  await producer.startup();
+  try {
+    return await use(producer);
+  } finally {
+    await producer.shutdown();
+  }
+}
+
+async function consuming(endpoint, group, filters, use) {
+  const consumer = new SimpleConsumer({
+    endpoints: endpoint, namespace: '', consumerGroup: group, awaitDuration: AWAIT_MS, logger,
+    subscriptions: new Map(Object.entries(filters)),
+  });
+  await consumer.startup();
+  try {
+    return await use(consumer);
+  } finally {
+    await consumer.shutdown();
+  }
+}
+
+async function pushing(endpoint, group, topics, consume, use) {
+  const consumer = new PushConsumer({
+    endpoints: endpoint, namespace: '', consumerGroup: group, logger,
+    subscriptions: new Map(topics.map(topic => [ topic, '*' ])),
+    messageListener: { consume },
+  });
+  await consumer.startup();
+  // Its shutdown waits for a whole long poll, so the process ends without it.
+  return await use(consumer);
+}
+
+async function receive(consumer, wanted, invisibleMs = INVISIBLE_MS) {
+  const found = [];
+  const deadline = Date.now() + WAIT_MS;
+  while (found.length < wanted) {
+    if (Date.now() > deadline) throw new Error(`${found.length} of ${wanted} messages came`);
+    found.push(...await receiveOnce(consumer, invisibleMs));
+  }
+  return found;
+}
+
+// An empty receive is an error or an empty list, as the version of the client has it.
+async function receiveOnce(consumer, invisibleMs = INVISIBLE_MS) {
+  try {
+    return await consumer.receive(32, invisibleMs);
+  } catch (error) {
+    if (error.code === 40401) return [];
+    throw error;
+  }
+}
+
+async function tellError(during, call) {
+  try {
+    await call();
+    tell('error', { during, code: null, text: '' });
+  } catch (error) {
+    tell('error', { during, code: error.code ?? null, text: String(error.message) });
+  }
+}
+
+// A promise, and what fulfils it.
+function signal() {
+  let done;
+  const promise = new Promise((resolve, reject) => {
+    done = resolve;
+    setTimeout(() => reject(new Error('the messages did not arrive')), WAIT_MS).unref();
+  });
+  return { promise, done };
+}
+
+const scenarios = {
+  async roundTrip({ endpoints: [ endpoint ], topic, group }) {
+    const messages = [
+      { topic, body: Buffer.from('x') },
+      { topic, body: Buffer.from('tagged'), tag: 'tag' },
+      { topic, body: Buffer.from('keyed'), keys: [ 'key-1', 'key-2' ] },
+      {
+        topic, body: Buffer.from('with properties'),
+        properties: new Map([[ 'name', 'wert' ], [ 'grün', '🌊' ]]),
+      },
+      { topic, body: Buffer.alloc(1 << 20, 7) },
+    ];
+    await producing(endpoint, [ topic ], async producer => {
+      for (const message of messages) {
+        const { messageId } = await producer.send(message);
+        const sha = createHash('sha256').update(message.body).digest('hex');
+        tell('sent', { id: messageId, sha });
+      }
+    });
+    await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
+      for (const message of await receive(consumer, messages.length)) {
+        tellReceived(message);
+        await consumer.ack(message);
+      }
+      tell('left', { count: (await receiveOnce(consumer)).length });
+    });
+  },
+
+  async redelivery({ endpoints: [ endpoint ], topic, group }) {
+    await producing(endpoint, [ topic ], async producer => {
+      await producer.send({ topic, body: Buffer.from('expires') });
+    });
+    await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
+      const [ first ] = await receive(consumer, 1, 2000);
+      tellReceived(first);
+      const [ second ] = await receive(consumer, 1);
+      tellReceived(second);
+      await tellError('expired', () => consumer.ack(first));
+      const old = second.receiptHandle;
+      await consumer.changeInvisibleDuration(second, 60_000);
+      tell('changed', { isNew: second.receiptHandle !== old });
+      await consumer.changeInvisibleDuration(second, 0);
+      const [ third ] = await receive(consumer, 1);
+      tellReceived(third);
+      await consumer.ack(third);
+      tell('left', { count: (await receiveOnce(consumer)).length });
+    });
+  },
+
+  async twoTopics({ endpoints: [ endpoint ], topics, group }) {
+    const began = Date.now();
+    await producing(endpoint, topics, async producer => {
+      for (const topic of topics) await producer.send({ topic, body: Buffer.from(topic) });
+    });
+    const filters = Object.fromEntries(topics.map(topic => [ topic, '*' ]));
+    await consuming(endpoint, group, filters, async consumer => {
+      const left = new Set(topics);
+      while (left.size) {
+        for (const message of await receiveOnce(consumer)) {
+          tellReceived(message);
+          left.delete(message.topic);
+          await consumer.ack(message);
+        }
+      }
+    });
+    tell('took', { ms: Date.now() - began });
+  },
+
+  async push({ endpoints: [ endpoint ], topic, group, messages }) {
+    const { promise, done } = signal();
+    const succeeded = new Set();
+    const consume = message => {
+      const body = message.body.toString();
+      const succeeds = body !== '2' || message.deliveryAttempt > 1;
+      tellReceived(message, { succeeds });
+      if (!succeeds) return ConsumeResult.FAILURE;
+      succeeded.add(body);
+      if (succeeded.size === messages) done();
+      return ConsumeResult.SUCCESS;
+    };
+    await pushing(endpoint, group, [ topic ], consume, () =>
+      producing(endpoint, [ topic ], async producer => {
+        for (let n = 0; n < messages; n++) await producer.send({ topic, body: Buffer.from(`${n}`) });
+        await promise;
+      }));
+    tell('done', {});
+  },
+
+  // Every message of `poison` fails, in an ordered group.
+  async pushFifo({ endpoints: [ endpoint ], topic, group, messages, poison }) {
+    const { promise, done } = signal();
+    const seen = new Set();
+    const consume = message => {
+      const body = message.body.toString();
+      const succeeds = body !== poison;
+      tellReceived(message, { succeeds });
+      seen.add(body);
+      if (seen.size === messages) done();
+      return succeeds ? ConsumeResult.SUCCESS : ConsumeResult.FAILURE;
+    };
+    await pushing(endpoint, group, [ topic ], consume, () =>
+      producing(endpoint, [ topic ], async producer => {
+        for (let n = 0; n < messages; n++) {
+          const messageGroup = `group-${n % 3}`;
+          await producer.send({ topic, messageGroup, body: Buffer.from(`${messageGroup} ${n}`) });
+        }
+        await promise;
+      }));
+    tell('done', {});
+    if (poison) await scenarios.read({ endpoints: [ endpoint ], topic: `%DLQ%${group}`, group: `${group}-reader` });
+  },
+
+  async read({ endpoints: [ endpoint ], topic, group }) {
+    await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
+      const [ message ] = await receive(consumer, 1);
+      tellReceived(message, { isDead: true });
+      await consumer.ack(message);
+    });
+  },
+
+  async deadLetter({ endpoints: [ endpoint ], topic, group, attempts }) {
+    await producing(endpoint, [ topic ], async producer => {
+      const { messageId } = await producer.send({ topic, body: Buffer.from('poison'), tag: 'tag' });
+      tell('sent', { id: messageId });
+    });
+    await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
+      for (let attempt = 0; attempt < attempts; attempt++) {
+        const [ message ] = await receive(consumer, 1);
+        tellReceived(message);
+        await consumer.changeInvisibleDuration(message, 0);
+      }
+      tell('left', { count: (await receiveOnce(consumer)).length });
+    });
+    await scenarios.read({ endpoints: [ endpoint ], topic: `%DLQ%${group}`, group: `${group}-reader` });
+  },
+
+  async wrongType({ endpoints: [ endpoint ], normal, fifo }) {
+    await producing(endpoint, [ normal, fifo ], async producer => {
+      await tellError('fifo', () => producer.send({ topic: normal, body: Buffer.from('1'), messageGroup: 'g' }));
+      await tellError('normal', () => producer.send({ topic: fifo, body: Buffer.from('1') }));
+    });
+  },
+};
+
+await scenarios[process.argv[2]](JSON.parse(process.argv[3]));
+process.exit(0);

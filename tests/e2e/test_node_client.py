@@ -1,0 +1,140 @@
+"""The official Node.js client, unmodified, against a standalone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.client_process import SCRIPTS, run_node_client
+from tests.support.processes import Standalone, standalone
+
+INVALID_RECEIPT_HANDLE = 40013
+IS_INSTALLED = bool(shutil.which("node")) and (SCRIPTS / "node" / "node_modules").is_dir()
+
+# A laptop may do without Node.js; where CI is set its absence is a failure.
+pytestmark = pytest.mark.skipif(
+    not IS_INSTALLED and not os.environ.get("CI"),
+    reason="Node.js or its packages are missing; `make setup test` installs the packages",
+)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("node") / "data", "--proxies=2") as started:
+        yield started
+
+
+def put(running: Standalone, path: str, **body: object) -> None:
+    url = f"{running.admin}/api/v1/{path}"
+    with httpx.Client(trust_env=False, timeout=10) as client:
+        client.put(url, json=body).raise_for_status()
+
+
+def test_messages_of_every_kind_come_as_they_were_sent(tmp_path: Path, running: Standalone) -> None:
+    facts = run_node_client(tmp_path, "roundTrip", running.grpc, topic="round", group="round")
+    sent = {fact["id"]: fact["sha"] for fact in facts.of("sent")}
+    received = {fact["id"]: fact for fact in facts.of("received")}
+    assert len(sent) == len(facts.of("received")) == 5
+    assert {key: fact["sha"] for key, fact in received.items()} == sent
+    assert {fact["attempt"] for fact in received.values()} == {1}
+    assert not any(fact["isCorrupted"] for fact in received.values())
+    by_body = {fact["body"]: fact for fact in received.values()}
+    assert by_body["tagged"]["tag"] == "tag"
+    assert sorted(by_body["keyed"]["keys"]) == ["key-1", "key-2"]
+    assert by_body["with properties"]["properties"] == {"name": "wert", "grün": "🌊"}
+    assert facts.the("left")["count"] == 0
+
+
+def test_a_message_that_is_not_acked_comes_back_and_so_does_one_that_is_given_back(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_node_client(tmp_path, "redelivery", running.grpc, topic="again", group="again")
+    assert [fact["attempt"] for fact in facts.of("received")] == [1, 2, 3]
+    assert len({fact["id"] for fact in facts.of("received")}) == 1
+    assert facts.the("error")["code"] == INVALID_RECEIPT_HANDLE
+    assert facts.the("changed")["isNew"]
+    assert facts.the("left")["count"] == 0
+
+
+def test_a_client_with_several_topics_starts_at_once(tmp_path: Path, running: Standalone) -> None:
+    """Without the second answer to its settings it would hang until its next ones, in 5 minutes."""
+    topics = ["first", "second", "third"]
+    facts = run_node_client(tmp_path, "twoTopics", running.grpc, topics=topics, group="several")
+    assert sorted(fact["body"] for fact in facts.of("received")) == topics
+
+
+def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_node_client(tmp_path, "push", running.grpc, topic="push", group="push", messages=5)
+    assert facts.the("done")
+    tries = [(fact["body"], fact["attempt"], fact["succeeds"]) for fact in facts.of("received")]
+    assert sorted(tries) == [
+        ("0", 1, True), ("1", 1, True), ("2", 1, False), ("2", 2, True), ("3", 1, True),
+        ("4", 1, True),
+    ]  # fmt: skip
+
+
+def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "topics/ordered", messageType="FIFO", queues=4)
+    put(running, "groups/ordered", deliveryOrder="FIFO")
+    facts = run_node_client(
+        tmp_path, "pushFifo", running.grpc, topic="ordered", group="ordered", messages=30
+    )
+    numbers = defaultdict(list)
+    for received in facts.of("received"):
+        group, number = received["body"].split()
+        numbers[group].append(int(number))
+    assert numbers == {f"group-{n}": list(range(n, 30, 3)) for n in range(3)}
+
+
+def test_an_ordered_push_consumer_forwards_what_fails_to_the_dead_letter_topic_and_goes_on(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "topics/ordered-dead", messageType="FIFO", queues=4)
+    put(running, "groups/ordered-dead", deliveryOrder="FIFO", maxAttempts=2)
+    facts = run_node_client(
+        tmp_path, "pushFifo", running.grpc, topic="ordered-dead", group="ordered-dead",
+        messages=12, poison="group-1 4",
+    )  # fmt: skip
+    numbers = defaultdict(list)
+    for received in facts.of("received"):
+        if received.get("succeeds"):
+            group, number = received["body"].split()
+            numbers[group].append(int(number))
+    assert numbers == {"group-0": [0, 3, 6, 9], "group-1": [1, 7, 10], "group-2": [2, 5, 8, 11]}
+    [dead] = [fact for fact in facts.of("received") if fact.get("isDead")]
+    assert (dead["topic"], dead["body"]) == ("%DLQ%ordered-dead", "group-1 4")
+
+
+def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "groups/dead", maxAttempts=2)
+    facts = run_node_client(
+        tmp_path, "deadLetter", running.grpc, topic="dead", group="dead", attempts=2
+    )
+    first, second, dead = facts.of("received")
+    assert {fact["id"] for fact in (first, second, dead)} == {facts.the("sent")["id"]}
+    assert [first["attempt"], second["attempt"]] == [1, 2]
+    assert facts.the("left")["count"] == 0
+    assert (dead["topic"], dead["body"], dead["tag"]) == ("%DLQ%dead", "poison", "tag")
+
+
+def test_a_message_whose_type_does_not_fit_its_topic_is_refused(
+    tmp_path: Path, running: Standalone
+) -> None:
+    put(running, "topics/only-normal", messageType="NORMAL")
+    put(running, "topics/only-fifo", messageType="FIFO")
+    facts = run_node_client(
+        tmp_path, "wrongType", running.grpc, normal="only-normal", fifo="only-fifo"
+    )
+    assert all("message type not match" in error["text"] for error in facts.of("error"))
+    assert len(facts.of("error")) == 2
