@@ -16,7 +16,7 @@ NODE := tests/e2e/node
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test lint types fmt proto docs bench ci lock clean
+.PHONY: help setup run demo test soak lint types fmt proto docs bench ci lock clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -33,6 +33,9 @@ demo: setup ## Send, delay, pop and ack messages through the official Python cli
 
 test: setup $(STAMPS)/node ## Pass all tests; ARGS goes to pytest.
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
+	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(BIN)/python -m pytest tests/e2e/test_kill_loop.py $(ARGS)
 
 lint: setup ## Check format, style and who imports whom.
 	$(BIN)/ruff format --check .

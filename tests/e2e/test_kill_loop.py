@@ -1,0 +1,124 @@
+"""kill -9 under load, again and again: nothing is lost, comes back, or comes from nowhere.
+
+Short by default. `make soak` runs it for SOAK_MINUTES; KILL_LOOP_SEED repeats the choices of a run,
+though not the moments at which they met the processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.api import api
+from tests.support.eventually import LOOK_EVERY_S
+from tests.support.load import Load
+from tests.support.processes import Standalone, standalone
+
+BROKER_KILLS, PROXY_KILLS = 6, 4
+SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
+SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
+RECOVERY_S = 60.0  # the supervisor waits up to 10 s before a restart
+DRAIN_S = 120.0
+PROGRESS = (5, 400)  # messages stored between two kills, at least and at most
+
+
+def test_no_promise_is_broken_by_kills_under_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(SEED)
+    with standalone(tmp_path / "data", "--proxies=2") as running:
+        put(running, "topics/ordered", messageType="FIFO", queues=4)
+        put(running, "groups/ordered", deliveryOrder="FIFO", maxAttempts=1000)
+        put(running, "groups/plain", maxAttempts=1000)
+        plain = Load(running.grpc, "plain", "plain", rng)
+        ordered = Load(running.grpc, "ordered", "ordered", rng, message_groups=6)
+        asyncio.run(kill_under_load(running, [plain, ordered], rng))
+        log = running.log.read_text()
+        assert running.stop() == 0
+    with capsys.disabled():
+        for load in (plain, ordered) if SOAK_S else ():
+            print(f"\n{load.topic}: {load.sent_ok} stored, {load.received} received")  # noqa: T201
+    with standalone(tmp_path / "data") as running:
+        asyncio.run(poll_once(running, [plain, ordered]))
+    for load in (plain, ordered):
+        verdict = load.history.judge()
+        assert verdict.is_clean, f"seed {SEED}, {load.topic}\n{verdict}"
+        assert load.sent_ok > 100
+        assert load.received > load.sent_ok  # Some came twice, so that is part of the verdict.
+    assert "Traceback" not in log
+
+
+async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Random) -> None:
+    """Run the loads, kill meanwhile, and return when everything is quiet again."""
+    loop = asyncio.get_running_loop()
+    end_at = loop.time() + SOAK_S
+    victims = ["broker-0"] * BROKER_KILLS + ["proxy-0", "proxy-1"] * (PROXY_KILLS // 2)
+    rng.shuffle(victims)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        runs = [tasks.create_task(load.run(producers=6, consumers=3, stop=stop)) for load in loads]
+        for name in victims:
+            await progress(loads, rng.randint(*PROGRESS))
+            await kill(running, name)
+        while loop.time() < end_at:
+            await progress(loads, rng.randint(*PROGRESS) * 10)
+            await kill(running, rng.choice(victims))
+        await progress(loads, PROGRESS[1])
+        stop.set()
+        _, undrained = await asyncio.wait(runs, timeout=DRAIN_S)
+        for run in undrained:
+            run.cancel()
+
+
+async def progress(loads: list[Load], messages: int) -> None:
+    """Wait until each load has stored so many more, and its consumers have received some."""
+    goals = [(load, load.sent_ok + messages, load.received + 1) for load in loads]
+    await until(
+        lambda: all(load.sent_ok >= sent and load.received >= got for load, sent, got in goals)
+    )
+
+
+async def kill(running: Standalone, name: str) -> None:
+    """Kill a child once it runs."""
+    await until(lambda: child_pid(running, name) > 0)
+    os.kill(child_pid(running, name), signal.SIGKILL)
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(RECOVERY_S):
+        while not check():  # noqa: ASYNC110  # Processes have no event to wait for.
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def poll_once(running: Standalone, loads: list[Load]) -> None:
+    """Note what comes after a clean restart: nothing should."""
+    async with api(running.grpc) as client:
+        for load in loads:
+            received = await client.receive(load.topic, load.group)
+            load.history.received([each.body.partition(b" ")[0].decode() for each in received])
+
+
+def child_pid(running: Standalone, name: str) -> int:
+    """Return the id under which a child of the supervisor runs now; 0 while it does not."""
+    parent = running.process.pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
+    for pid in map(int, children.split()):
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if f"--name={name}" in arguments:
+            return pid
+    return 0
+
+
+def put(running: Standalone, path: str, **body: object) -> None:
+    url = f"{running.admin}/api/v1/{path}"
+    with httpx.Client(trust_env=False, timeout=10) as client:
+        client.put(url, json=body).raise_for_status()

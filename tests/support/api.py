@@ -1,0 +1,127 @@
+"""Calls of the public API for tests, over gRPC as clients make them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2_grpc
+
+METADATA = (
+    ("x-mq-client-id", "tests"),
+    ("x-mq-language", "PYTHON"),
+    ("x-mq-client-version", "5.1.2"),
+)
+CALL_S = 3.0  # like the request timeout of the official clients
+POLL_MS_MIN = 5_000  # the proxy's shortest long poll
+
+
+@contextlib.asynccontextmanager
+async def api(endpoint: str) -> AsyncIterator[Api]:
+    """Connect; every connection is one of its own, so that several proxies on a port share them."""
+    options = (
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 200),
+        ("grpc.max_receive_message_length", -1),
+    )
+    async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
+        yield Api(channel)
+
+
+class Api:
+    """One client's calls."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.stub = service_pb2_grpc.MessagingServiceStub(channel)
+
+    async def send(self, *messages: v2.Message) -> service.SendMessageResponse:
+        request = service.SendMessageRequest(messages=messages)
+        answer: service.SendMessageResponse = await self.stub.SendMessage(
+            request, metadata=METADATA, timeout=CALL_S
+        )
+        return answer
+
+    async def receive(
+        self, topic: str, group: str, *, poll_ms: int = 0, invisible_ms: int = 30_000,
+        batch_size: int = 32,
+    ) -> list[v2.Message]:  # fmt: skip
+        """Receive; an empty list when there is nothing, an AssertionError for any error."""
+        call = self.stub.ReceiveMessage(
+            receive_request(
+                topic, group, poll_ms=poll_ms, invisible_ms=invisible_ms, batch_size=batch_size
+            ),
+            metadata=METADATA,
+            timeout=poll_ms / 1000 + CALL_S,
+        )
+        items = [item async for item in call]
+        assert items[0].status.code in {v2.OK, v2.MESSAGE_NOT_FOUND}, items[0].status
+        return [item.message for item in items if item.HasField("message")]
+
+    async def ack(
+        self, topic: str, group: str, handles: Iterable[str]
+    ) -> service.AckMessageResponse:
+        answer: service.AckMessageResponse = await self.stub.AckMessage(
+            ack_request(topic, group, handles), metadata=METADATA, timeout=CALL_S
+        )
+        return answer
+
+    async def change_invisible(
+        self, topic: str, group: str, handle: str, invisible_ms: int
+    ) -> service.ChangeInvisibleDurationResponse:
+        answer: service.ChangeInvisibleDurationResponse = await self.stub.ChangeInvisibleDuration(
+            change_request(topic, group, handle, invisible_ms), metadata=METADATA, timeout=CALL_S
+        )
+        return answer
+
+
+def message(
+    topic: str, body: bytes, *, message_group: str = "", message_id: str = ""
+) -> v2.Message:
+    """A message as a client sends it."""
+    properties = v2.SystemProperties(message_id=message_id or body.hex()[:64])
+    if message_group:
+        properties.message_group = message_group
+    return v2.Message(topic=v2.Resource(name=topic), body=body, system_properties=properties)
+
+
+def receive_request(
+    topic: str, group: str, *, poll_ms: int = 0, invisible_ms: int = 30_000, batch_size: int = 32
+) -> service.ReceiveMessageRequest:
+    return service.ReceiveMessageRequest(
+        group=v2.Resource(name=group),
+        message_queue=v2.MessageQueue(topic=v2.Resource(name=topic)),
+        filter_expression=v2.FilterExpression(type=v2.TAG, expression="*"),
+        batch_size=batch_size,
+        invisible_duration=milliseconds(invisible_ms),
+        long_polling_timeout=milliseconds(poll_ms),
+    )
+
+
+def ack_request(topic: str, group: str, handles: Iterable[str]) -> service.AckMessageRequest:
+    entries = [service.AckMessageEntry(message_id="id", receipt_handle=each) for each in handles]
+    return service.AckMessageRequest(
+        group=v2.Resource(name=group), topic=v2.Resource(name=topic), entries=entries
+    )
+
+
+def change_request(
+    topic: str, group: str, handle: str, invisible_ms: int
+) -> service.ChangeInvisibleDurationRequest:
+    return service.ChangeInvisibleDurationRequest(
+        group=v2.Resource(name=group), topic=v2.Resource(name=topic), receipt_handle=handle,
+        invisible_duration=milliseconds(invisible_ms), message_id="id",
+    )  # fmt: skip
+
+
+def milliseconds(value_ms: int) -> Duration:
+    duration = Duration()
+    duration.FromMilliseconds(value_ms)
+    return duration
