@@ -46,9 +46,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.engine: Engine
         config = EngineConfig(disk_reserve_bytes=0)
-        self.engine, _ = open_engine(
-            PosixDisk(folder), config, now_ms=now_ms(), entropy=ENTROPY
-        )
+        self.engine, _ = open_engine(PosixDisk(folder), config, now_ms=now_ms(), entropy=ENTROPY)
         now = now_ms()
         self.topic = self.engine.put_topic("t", type_=TopicType.NORMAL, queues=QUEUES, now_ms=now)
         self.group = self.engine.put_group("g", now_ms=now)
@@ -119,9 +117,7 @@ def main() -> None:
             results["pop_32"].append(measure(count, lambda: bench.pop_and_ack(count, 32)))
             write_bytes.append((bench.engine.log.written_bytes - begin) / count)
             bench.append(count // 4)
-            results["pop_1"].append(
-                measure(count // 4, lambda: bench.pop_and_ack(count // 4, 1))
-            )
+            results["pop_1"].append(measure(count // 4, lambda: bench.pop_and_ack(count // 4, 1)))
             bench.engine.close()
     summary = {
         name: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}

@@ -83,6 +83,7 @@ class DeliveryTable:
         self.used_count -= 1
 
     def grow(self, count: int = GROWTH) -> None:
+        """Add empty slots."""
         begin = len(self.ids)
         self.ids.extend([FREE] * count)
         zeros = bytes(8 * count)
@@ -243,6 +244,24 @@ class DeliveryTable:
         """Return the slots from `begin` to `end` that hold a delivery."""
         ids = np.frombuffer(self.ids, dtype=np.int64)[begin:end]
         return np.flatnonzero(ids != FREE) + begin
+
+    def load(self, rows: np.ndarray, owners: np.ndarray) -> None:
+        """Take rows over where no later use of their slots is known, many at once."""
+        while len(self.ids) <= int(rows["slot"].max(initial=0)):
+            self.grow()
+        slots = rows["slot"].astype(np.int64)
+        is_later = np.frombuffer(self.ids, dtype=np.int64)[slots] < rows["delivery_id"]
+        rows, owners, slots = rows[is_later], owners[is_later], slots[is_later]
+        for slot in self.gaps.keys() & set(slots.tolist()):
+            del self.gaps[slot]
+        for name, column in (
+            ("delivery_id", self.ids), ("delivery_id", self.stated_at), ("live", self.live),
+            ("start_offset", self.starts), ("count", self.counts), ("flags", self.flags),
+            ("visible_at_ms", self.visible_at_ms), ("popped_at_ms", self.popped_at_ms),
+            ("superseded", self.superseded),
+        ):  # fmt: skip
+            np.frombuffer(column, dtype=column.typecode)[slots] = rows[name]
+        np.frombuffer(self.owners, dtype=np.uint32)[slots] = owners
 
     def relink(self, *, now_ms: int) -> list[np.ndarray]:
         """Rebuild free list and deadline lists after a replay.

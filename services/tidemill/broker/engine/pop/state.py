@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import (
     FLAG_DUE,
+    FLAG_GAPS,
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
     FLAGS_STORED,
@@ -392,8 +393,15 @@ class PopState:
     def load_deliveries(self, data: memoryview) -> None:
         """Take deliveries of a snapshot over; the latest use of a slot wins."""
         rows, gaps = self.table.decode_rows(data)
-        for row, gap in zip(rows.tolist(), gaps, strict=True):
-            self._load_row(row, gap)
+        if not len(rows):
+            return
+        plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
+        keys = np.stack([rows["group_id"], rows["topic_id"], rows["queue_id"]], axis=1)
+        places, places_at = np.unique(keys[plain], axis=0, return_inverse=True)
+        owners = [self.progress_of(*place).index for place in places.tolist()]
+        self.table.load(rows[plain], np.array(owners, dtype=np.uint32)[places_at.ravel()])
+        for number in np.flatnonzero(~plain).tolist():
+            self._load_row(rows[number].item(), gaps[number])
 
     def _load_row(self, row: tuple[int, ...], gap: tuple[int, ...] | None) -> None:
         slot, delivery_id, group_id, topic_id, queue_id, count, flags, *rest = row

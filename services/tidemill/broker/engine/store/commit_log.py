@@ -24,6 +24,8 @@ from tidemill.common.errors import MessageBodyTooLarge
 
 FOLDER = "log"
 SUFFIX = ".log"
+SEARCH_BYTES = 1 << 20  # looked through at once for remains behind the end of the log
+TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
 
 
 class CorruptStore(Exception):
@@ -315,38 +317,40 @@ class CommitLog:
         CorruptStore when what is broken had been durable.
         """
         end = self.log_end
-        survivor = self._find_survivor(end)
-        if end < durable_offset or survivor is not None:
+        remains = list(self._find_remains(end))
+        if end < durable_offset or any(offset - unsynced > end for offset, unsynced in remains):
             segment = self._segment_of(end)
             why = record.find_damage(segment.view, end - segment.start, log_offset=end)
             raise damaged(segment, end, why or "the record is missing")
-        cut_bytes = self._cut(end)
+        cut_bytes = self._cut(end, has_remains=bool(remains))
         self.committed_offset = self._written_offset = self._chunk_from = self.log_end
         return cut_bytes
 
-    def _find_survivor(self, end: int) -> int | None:
-        """Find a record behind `end` that was written when `end` was already durable."""
+    def _find_remains(self, end: int) -> Iterator[tuple[int, int]]:
+        """Yield (log offset, unsynced) of whatever begins like a record behind `end`.
+
+        An intact one says by `unsynced` what was durable when it was written; of a broken one
+        nothing is known, and its `unsynced` is given as so large that it proves nothing.
+        """
         for segment in self._segments:
             if segment.end <= end:
                 continue
-            data = segment.view
-            # One copy of at most a segment, once a start and only of the segment of the tail.
-            haystack = bytes(data[max(end - segment.start, 0) :])
-            base = max(end, segment.start)
-            at = haystack.find(record.MAGIC_BYTES)
-            while at >= 0:
-                offset = base + at
-                position = offset - segment.start
-                if not record.find_damage(data, position, log_offset=offset):
-                    header = Header._make(record.HEADER.unpack_from(data, position))
-                    if offset - header.unsynced > end:
-                        return offset
-                at = haystack.find(record.MAGIC_BYTES, at + 1)
-        return None
+            size = segment.end - segment.start
+            for begin in range(max(end - segment.start, 0), size, SEARCH_BYTES):
+                # The copy is many times faster to search than the view.
+                chunk = bytes(segment.view[begin : begin + SEARCH_BYTES + 3])
+                at = chunk.find(record.MAGIC_BYTES)
+                while at >= 0:
+                    position = begin + at
+                    offset = segment.start + position
+                    unsynced = record.UNSYNCED_MAX
+                    if not record.find_damage(segment.view, position, log_offset=offset):
+                        unsynced = record.HEADER.unpack_from(segment.view, position)[10]
+                    yield offset, unsynced
+                    at = chunk.find(record.MAGIC_BYTES, at + 1)
 
-    def _cut(self, end: int) -> int:
+    def _cut(self, end: int, *, has_remains: bool) -> int:
         """Make everything from `end` on unreadable, so that no torn record ever comes back."""
-        cut_bytes = 0
         kept = [segment for segment in self._segments if segment.start < end or not segment.start]
         for segment in self._segments[len(kept) :]:
             segment.file.close()
@@ -354,17 +358,18 @@ class CommitLog:
         if len(kept) < len(self._segments):
             self._disk.folder(FOLDER).sync()
         self._segments = kept
-        if kept:
-            active = kept[-1]
-            at = end - active.start
-            rest = bytes(active.view[at:])
-            cut_bytes = len(rest.rstrip(b"\0"))
-            if cut_bytes:
-                active.file.resize(at)
-                active.file.resize(active.end - active.start)
-                active.view = active.file.view()
-            active.file.sync()
-            self._active_end = active.end
+        if not kept:
+            return 0
+        active = kept[-1]
+        at = end - active.start
+        cut_bytes = len(bytes(active.view[at : at + TORN_BYTES_MAX]).rstrip(b"\0"))
+        if cut_bytes or has_remains:
+            # Where nothing remains, the zeros that were prepared stay and keep syncs cheap.
+            active.file.resize(at)
+            active.file.resize(active.end - active.start)
+            active.view = active.file.view()
+        active.file.sync()
+        self._active_end = active.end
         return cut_bytes
 
     # ------------------------------------------------------------ background
