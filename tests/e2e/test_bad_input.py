@@ -1,0 +1,455 @@
+"""Nothing that anybody sends to the public port harms the broker or what it stores.
+
+10,000 inputs from a seed: random bytes, mutated requests, mutated receipt handles; and bytes that
+are no gRPC at all. BAD_INPUT_SEED chooses other ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from tests.support.api import (
+    METADATA,
+    Api,
+    ack_request,
+    api,
+    change_request,
+    message,
+    milliseconds,
+    receive_request,
+)
+from tests.support.mutation import mutated, mutated_handle, random_bytes
+from tests.support.processes import Standalone, is_running, standalone
+
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+SEED = int(os.environ.get("BAD_INPUT_SEED", "1"))
+RANDOM, MUTATED, HANDLES = 3_000, 4_000, 3_000
+AT_ONCE = 32  # calls under way
+CALL_S = 4.0  # no time for a long poll: a receive that says nothing about it is refused at once
+REQUEST_MAX = 130 << 20  # bytes; above it the library refuses a request unread
+MEMORY_MIB_MAX = 150  # that a process may grow by, buffers of large bodies included
+HELD = 5  # messages of each fate: acked, delivered and not acked, not delivered
+KEPT, FUZZ = "kept", "fuzz"
+HOUR_MS = 3_600_000
+
+SERVICE = service.DESCRIPTOR.services_by_name["MessagingService"]
+UNSERVED = {
+    "EndTransaction", "RecallMessage", "SyncLiteSubscription", "UpdateOffset", "GetOffset",
+    "QueryOffset", "PullMessage",
+}  # fmt: skip
+ENDPOINTS = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a call ended: by a status in its response, or by a code of gRPC."""
+
+    method: str
+    request: bytes
+    code: int
+    text: str
+    grpc_code: grpc.StatusCode = grpc.StatusCode.OK
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.code} {self.grpc_code} {self.text!r} to {self.request[:200]!r}"
+
+
+@dataclass(slots=True)
+class Stored:
+    """What was there before."""
+
+    acked: list[str]
+    held: dict[str, str]  # key -> receipt handle
+    waiting: list[str]
+
+
+@dataclass(slots=True)
+class World:
+    running: Standalone
+    stored: Stored
+    memory_mib: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A standalone with some messages, which must survive all tests of this file."""
+    with standalone(tmp_path_factory.mktemp("bad") / "data") as running:
+        stored = asyncio.run(store(running.grpc))
+        memory = {name: rss_mib(child.pid) for name, child in running.processes.items()}
+        yield World(running, stored, memory)
+        asyncio.run(check_unharmed(running, stored))
+        log = running.log.read_text()
+        assert "Traceback" not in log
+        assert "call failed unexpectedly" not in log
+        for name, child in running.processes.items():
+            assert is_running(child.pid), f"{name} died"
+            grown_mib = rss_mib(child.pid) - memory[name]
+            assert grown_mib < MEMORY_MIB_MAX, f"{name} grew by {grown_mib:.0f} MiB"
+
+
+async def store(endpoint: str) -> Stored:
+    async with api(endpoint) as client:
+        await client.send(message(FUZZ, b"1"))
+        await client.receive(FUZZ, FUZZ, invisible_ms=HOUR_MS)
+        keys = [f"key-{n}" for n in range(3 * HELD)]
+        for key in keys:
+            answer = await client.send(message(KEPT, key.encode()))
+            assert answer.status.code == v2.OK
+        # Each in a delivery of its own, so that no index of a handle names another message.
+        delivered = {}
+        for _ in range(2 * HELD):
+            [received] = await client.receive(KEPT, KEPT, batch_size=1, invisible_ms=HOUR_MS)
+            delivered[received.body.decode()] = received.system_properties.receipt_handle
+        acked = list(delivered)[:HELD]
+        answers = await client.ack(KEPT, KEPT, [delivered.pop(key) for key in acked])
+        assert answers.status.code == v2.OK
+        waiting = [key for key in keys if key not in acked and key not in delivered]
+        return Stored(acked=acked, held=delivered, waiting=waiting)
+
+
+async def check_unharmed(running: Standalone, stored: Stored) -> None:
+    """All handles still work, all that waited is there, and nothing that was acked."""
+    async with api(running.grpc) as client:
+        held = await client.ack(KEPT, KEPT, stored.held.values())
+        assert held.status.code == v2.OK, held
+        waiting = await client.receive(KEPT, KEPT)
+        assert sorted(each.body.decode() for each in waiting) == sorted(stored.waiting)
+        handles = [each.system_properties.receipt_handle for each in waiting]
+        assert (await client.ack(KEPT, KEPT, handles)).status.code == v2.OK
+        await check_serving(client)
+
+
+async def check_serving(client: Api) -> None:
+    """A clean send is received."""
+    answer = await client.send(message("clean", b"clean"))
+    assert answer.status.code == v2.OK
+    [received] = await client.receive("clean", "clean")
+    assert received.body == b"clean"
+    handle = received.system_properties.receipt_handle
+    assert (await client.ack("clean", "clean", [handle])).status.code == v2.OK
+
+
+def rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+# ------------------------------------------------------------ calls
+
+
+async def call(client: Api, method: str, request: bytes) -> Answer:
+    """Call any method with any bytes."""
+    descriptor = SERVICE.methods_by_name[method]
+    path = f"/{SERVICE.full_name}/{method}"
+    items: list[bytes] = []
+    try:
+        if descriptor.client_streaming:
+            stream = client.channel.stream_stream(path)(
+                one(request), metadata=METADATA, timeout=CALL_S
+            )
+            items = [item async for item in stream]
+        elif descriptor.server_streaming:
+            reply = client.channel.unary_stream(path)(request, metadata=METADATA, timeout=CALL_S)
+            items = [item async for item in reply]
+        else:
+            unary = client.channel.unary_unary(path)
+            items = [await unary(request, metadata=METADATA, timeout=CALL_S)]
+    except grpc.aio.AioRpcError as error:
+        return Answer(method, request, 0, error.details() or "", error.code())
+    for item in items:
+        response = message_class(descriptor.output_type.name).FromString(item)
+        if response.HasField("status"):
+            return Answer(method, request, response.status.code, response.status.message)
+    return Answer(method, request, 0, "", grpc.StatusCode.OK)
+
+
+async def one(request: bytes) -> AsyncIterator[bytes]:
+    yield request
+
+
+def message_class(name: str) -> type[Message]:
+    found: type[Message] = getattr(service, name)
+    return found
+
+
+def complaint(answer: Answer) -> str | None:
+    """Say what is wrong with an answer to bad input."""
+    if answer.grpc_code is grpc.StatusCode.UNIMPLEMENTED and answer.method in UNSERVED:
+        return None if answer.text else f"no sentence: {answer}"
+    if answer.method == "Telemetry" and answer.grpc_code is grpc.StatusCode.INVALID_ARGUMENT:
+        return None if answer.text else f"no sentence: {answer}"
+    # A command that asks nothing is not answered.
+    if answer.method == "Telemetry" and answer.grpc_code is grpc.StatusCode.OK and not answer.code:
+        return None
+    if answer.grpc_code is grpc.StatusCode.RESOURCE_EXHAUSTED and len(answer.request) > REQUEST_MAX:
+        return None
+    if answer.grpc_code is not grpc.StatusCode.OK:
+        return f"not a status of the protocol: {answer}"
+    if answer.code not in v2.Code.values() or answer.code == v2.CODE_UNSPECIFIED:
+        return f"no code of the protocol: {answer}"
+    if answer.code >= v2.INTERNAL_ERROR and answer.code != v2.NOT_IMPLEMENTED:
+        return f"a fault of the server: {answer}"
+    if not answer.text or "Traceback" in answer.text or "Error(" in answer.text:
+        return f"no sentence: {answer}"
+    return None
+
+
+def bombard(world: World, calls: Sequence[tuple[str, bytes]]) -> list[Answer]:
+    """Make all calls, some at once, and return how they ended."""
+
+    async def main() -> list[Answer]:
+        permits = asyncio.Semaphore(AT_ONCE)
+        async with api(world.running.grpc) as client:
+
+            async def limited(method: str, request: bytes) -> Answer:
+                async with permits:
+                    return await call(client, method, request)
+
+            async with asyncio.TaskGroup() as tasks:
+                made = [tasks.create_task(limited(*each)) for each in calls]
+        return [task.result() for task in made]
+
+    return asyncio.run(main())
+
+
+def valid_requests() -> dict[str, list[Message]]:
+    """One good request of each method, or several where they take different ways."""
+    fuzz = v2.Resource(name=FUZZ)
+    full = v2.Message(
+        topic=fuzz,
+        user_properties={"key": "value"},
+        body=b"body",
+        system_properties=v2.SystemProperties(
+            tag="tag", keys=["key"], message_id="id", body_encoding=v2.IDENTITY,
+            message_type=v2.NORMAL, born_timestamp=Timestamp(seconds=1), born_host="host",
+            trace_context="trace", body_digest=v2.Digest(type=v2.MD5, checksum="0"),
+        ),
+    )  # fmt: skip
+    handle = "A" * 55
+    settings = v2.Settings(
+        client_type=v2.SIMPLE_CONSUMER,
+        access_point=ENDPOINTS,
+        request_timeout=Duration(seconds=3),
+        user_agent=v2.UA(language=v2.PYTHON),
+        subscription=v2.Subscription(
+            group=fuzz,
+            subscriptions=[
+                v2.SubscriptionEntry(topic=fuzz, expression=v2.FilterExpression(type=v2.TAG))
+            ],
+        ),
+    )
+    publishing = v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing(topics=[fuzz]))
+    return {
+        "QueryRoute": [service.QueryRouteRequest(topic=fuzz, endpoints=ENDPOINTS)],
+        "Heartbeat": [service.HeartbeatRequest(group=fuzz, client_type=v2.PUSH_CONSUMER)],
+        "SendMessage": [
+            service.SendMessageRequest(messages=[full]),
+            service.SendMessageRequest(messages=[full, full, message(FUZZ, b"2")]),
+        ],
+        "QueryAssignment": [
+            service.QueryAssignmentRequest(topic=fuzz, group=fuzz, endpoints=ENDPOINTS)
+        ],
+        "ReceiveMessage": [receive_request(FUZZ, FUZZ)],
+        "AckMessage": [ack_request(FUZZ, FUZZ, [handle, handle])],
+        "ForwardMessageToDeadLetterQueue": [dead_letter_request(FUZZ, FUZZ, handle)],
+        "NotifyClientTermination": [service.NotifyClientTerminationRequest(group=fuzz)],
+        "ChangeInvisibleDuration": [change_request(FUZZ, FUZZ, handle, 1000)],
+        "Telemetry": [
+            service.TelemetryCommand(settings=settings),
+            service.TelemetryCommand(settings=publishing),
+        ],
+    }
+
+
+def dead_letter_request(
+    topic: str, group: str, handle: str
+) -> service.ForwardMessageToDeadLetterQueueRequest:
+    return service.ForwardMessageToDeadLetterQueueRequest(
+        group=v2.Resource(name=group), topic=v2.Resource(name=topic), receipt_handle=handle,
+        message_id="id", delivery_attempt=1, max_delivery_attempts=2,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ the tests
+
+
+def test_random_bytes_to_every_method_are_answered_with_a_code_and_a_sentence(world: World) -> None:
+    rng = random.Random(SEED)
+    methods = list(SERVICE.methods_by_name)
+    calls = [(methods[n % len(methods)], random_bytes(rng)) for n in range(RANDOM)]
+    assert [found for answer in bombard(world, calls) if (found := complaint(answer))] == []
+
+
+def test_mutated_requests_are_answered_with_a_code_and_a_sentence(world: World) -> None:
+    rng = random.Random(SEED)
+    valid = valid_requests()
+    assert set(valid) | UNSERVED == set(SERVICE.methods_by_name)
+    calls = []
+    for n in range(MUTATED):
+        method = list(valid)[n % len(valid)]
+        calls.append((method, mutated(rng, rng.choice(valid[method]))))
+    answers = bombard(world, calls)
+    assert [found for answer in answers if (found := complaint(answer))] == []
+    # The mutations reach beyond the first check.
+    codes = Counter(answer.code for answer in answers)
+    assert len(codes) > 15, codes
+
+
+def test_valid_requests_are_what_the_mutations_start_from(world: World) -> None:
+    calls = [(m, r.SerializeToString()) for m, each in valid_requests().items() for r in each]
+    by_method = {answer.method: answer.code for answer in bombard(world, calls)}
+    handles = ("AckMessage", "ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration")
+    assert by_method == {
+        method: v2.INVALID_RECEIPT_HANDLE if method in handles else v2.OK
+        for method in valid_requests()
+    }
+
+
+def test_mutated_receipt_handles_are_refused_and_change_nothing(world: World) -> None:
+    rng = random.Random(SEED)
+    handles = list(world.stored.held.values())
+    ways: list[Callable[[str, str, str], tuple[str, Message]]] = [
+        lambda t, g, h: ("AckMessage", ack_request(t, g, [h])),
+        lambda t, g, h: ("ChangeInvisibleDuration", change_request(t, g, h, 0)),
+        lambda t, g, h: ("ForwardMessageToDeadLetterQueue", dead_letter_request(t, g, h)),
+    ]
+    calls = []
+    for _ in range(HANDLES):
+        method, request = rng.choice(ways)(KEPT, KEPT, mutated_handle(rng, rng.choice(handles)))
+        calls.append((method, request.SerializeToString()))
+    # The right handle, by the wrong group or for the wrong topic.
+    for topic, group in ((KEPT, FUZZ), (FUZZ, KEPT), (FUZZ, FUZZ)):
+        for way in ways:
+            method, request = way(topic, group, handles[0])
+            calls.append((method, request.SerializeToString()))
+    answers = bombard(world, calls)
+    assert [str(a) for a in answers if a.code != v2.INVALID_RECEIPT_HANDLE] == []
+
+
+def test_every_entry_of_an_ack_with_bad_handles_has_its_own_status(world: World) -> None:
+    async def scenario(client: Api) -> None:
+        await client.send(message("entries", b"1"))
+        [received] = await client.receive("entries", "entries")
+        good = received.system_properties.receipt_handle
+        answer = await client.ack("entries", "entries", ["bad", good, good[:-1], ""])
+        assert answer.status.code == v2.MULTIPLE_RESULTS
+        assert [entry.status.code for entry in answer.entries] == [
+            v2.INVALID_RECEIPT_HANDLE, v2.OK, v2.INVALID_RECEIPT_HANDLE, v2.INVALID_RECEIPT_HANDLE,
+        ]  # fmt: skip
+        assert all(entry.status.message for entry in answer.entries)
+
+    with_client(world, scenario)
+
+
+def test_oversized_requests_get_their_own_codes(world: World) -> None:
+    async def scenario(client: Api) -> None:
+        for size in ((4 << 20) + 1, 20 << 20):
+            answer = await client.send(message(FUZZ, bytes(size), message_id="large"))
+            assert answer.status.code == v2.MESSAGE_BODY_TOO_LARGE
+        wide = message(FUZZ, b"1")
+        wide.user_properties["key"] = "x" * (20 << 20)
+        assert (await client.send(wide)).status.code == v2.MESSAGE_PROPERTIES_TOO_LARGE
+        long = message(FUZZ, b"1", message_id="x" * (20 << 20))
+        assert (await client.send(long)).status.code == v2.ILLEGAL_MESSAGE_ID
+        name = message("x" * (20 << 20), b"1")
+        assert (await client.send(name)).status.code == v2.ILLEGAL_TOPIC
+
+    with_client(world, scenario)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0" * 10_000,
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+        b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 5_000,
+        # A frame of 16 MiB that never comes; then headers without end.
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) + b"\x00\x40\x00\x01\x00" * 1_000,
+        random.Random(SEED).randbytes(100_000),
+    ],
+    ids=["zeros", "http1", "tls", "proxy", "preface", "huge frame", "headers", "random"],
+)
+def test_bytes_that_are_no_grpc_do_not_disturb_others(world: World, garbage: bytes) -> None:
+    with contextlib.ExitStack() as sockets:
+        for _ in range(20):
+            connection = sockets.enter_context(connect(world))
+            # The server may close the connection while it is written to.
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(garbage)
+        with_client(world, check_serving)
+
+
+def test_half_open_connections_do_not_disturb_others(world: World) -> None:
+    with contextlib.ExitStack() as sockets:
+        for n in range(300):
+            connection = sockets.enter_context(connect(world))
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[: n % 25])
+            if n % 2:
+                # Closed by a reset, as by a machine that vanished.
+                linger = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        with_client(world, check_serving)
+    with_client(world, check_serving)
+
+
+def test_calls_that_are_abandoned_do_not_disturb_others(world: World) -> None:
+    """Receives, sends and streams are cancelled at any moment."""
+
+    async def scenario(client: Api) -> None:
+        rng = random.Random(SEED)
+        request = receive_request("abandoned", "abandoned", poll_ms=20_000)
+        for _ in range(200):
+            poll = client.stub.ReceiveMessage(request, metadata=METADATA, timeout=30)
+            send = client.stub.SendMessage(
+                service.SendMessageRequest(messages=[message(FUZZ, b"1")]), metadata=METADATA
+            )
+            stream = client.stub.Telemetry(metadata=METADATA)
+            await asyncio.sleep(rng.choice((0, 0, 0.001)))
+            for each in (poll, send, stream):
+                each.cancel()
+        await check_serving(client)
+
+    with_client(world, scenario)
+
+
+def test_a_negative_or_endless_duration_is_refused(world: World) -> None:
+    async def scenario(client: Api) -> None:
+        for invisible_ms in (-1, -HOUR_MS, 0, 12 * HOUR_MS + 1, 1 << 50):
+            request = receive_request(FUZZ, FUZZ)
+            request.invisible_duration.CopyFrom(milliseconds(invisible_ms))
+            answer = await call(client, "ReceiveMessage", request.SerializeToString())
+            assert answer.code == v2.ILLEGAL_INVISIBLE_TIME, invisible_ms
+
+    with_client(world, scenario)
+
+
+def connect(world: World) -> socket.socket:
+    host, _, port = world.running.grpc.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def with_client(world: World, scenario: Callable[[Api], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with api(world.running.grpc) as client:
+            await scenario(client)
+
+    asyncio.run(main())

@@ -1,0 +1,127 @@
+"""Requests that nobody should send, made from valid ones by a seeded random number generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+BYTES_MAX = 400  # of random bytes that stand for a request
+_INT32 = (-(1 << 31), -1, 0, 1, 32, 33, 1 << 20, (1 << 31) - 1)
+_INT64 = (-(1 << 63), -1, 0, 1, 253_402_300_800, (1 << 62), (1 << 63) - 1)
+_TEXTS = (
+    "", " ", "a b", "a.b", "a/../b", "..", "\0", "a\nb", "\x7f", "ä", "🌊" * 40, "|", "a||b", "||",
+    "%", "%RETRY%fuzz", "%DLQ%fuzz", "rmq_sys_x", "TBW102", "DEFAULT_CONSUMER", "a" * 63, "a" * 64,
+    "a" * 120, "a" * 121, "a" * 127, "a" * 128, "a" * 70_000, "KEYS", "'; DROP TABLE x; --", "{}",
+    "${jndi:x}", "-1", "1 = 1", "*", "* || *",
+)  # fmt: skip
+_BODIES = (b"", b"\0", b"\xff" * 1000, b"x" * (4 << 20), b"x" * ((4 << 20) + 1))
+_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+def random_bytes(rng: random.Random) -> bytes:
+    """Bytes without any sense."""
+    return rng.randbytes(rng.randint(0, BYTES_MAX))
+
+
+def mutated(rng: random.Random, request: Message) -> bytes:
+    """A request with up to three of its fields changed, sometimes its bytes too."""
+    changed = type(request)()
+    changed.CopyFrom(request)
+    for _ in range(rng.randint(1, 3)):
+        _change_a_field(rng, changed)
+    encoded = changed.SerializeToString()
+    return _mutated_bytes(rng, encoded) if rng.random() < 0.3 else encoded
+
+
+def mutated_handle(rng: random.Random, handle: str) -> str:
+    """A text that is like a receipt handle and is not this one."""
+    at = rng.randrange(len(handle))
+    other = rng.choice(_BASE64)
+    texts: list[Callable[[], str]] = [
+        lambda: handle[:at] + other + handle[at + 1 :],
+        lambda: handle[:at] + other + handle[at + 1 : -1] + rng.choice(_BASE64),
+        lambda: handle[:at] + other + handle[at:],
+        lambda: handle[:at] + handle[at + 1 :],
+        lambda: handle[:at],
+        lambda: handle + rng.choice(("=", "==", " ", "\n", "A", "AAAA")),
+        lambda: rng.choice((" ", "\0", "ä")) + handle[1:],
+        lambda: handle[:at] + rng.choice("+/=ä🌊\0 ") + handle[at + 1 :],
+        handle.swapcase,
+        lambda: handle[::-1],
+        lambda: "".join(rng.choices(_BASE64, k=len(handle))),
+        lambda: "".join(rng.choices(_BASE64, k=rng.randint(0, 300))),
+        lambda: rng.choice(_TEXTS),
+    ]
+    text = handle
+    while text == handle:
+        text = rng.choice(texts)()
+    return text
+
+
+def _change_a_field(rng: random.Random, message: Message) -> None:
+    field = rng.choice(message.DESCRIPTOR.fields)
+    chance = rng.random()
+    if chance < 0.15:
+        message.ClearField(field.name)
+    elif field.message_type and field.message_type.GetOptions().map_entry:
+        properties = getattr(message, field.name)
+        for n in range(rng.choice((1, 1, 129))):
+            properties[rng.choice((f"key-{n}", rng.choice(_TEXTS)))] = rng.choice(_TEXTS)
+    elif field.is_repeated:
+        _change_a_list(rng, field, getattr(message, field.name))
+    elif field.message_type:
+        _change_a_field(rng, getattr(message, field.name))
+        getattr(message, field.name).SetInParent()
+    else:
+        setattr(message, field.name, _value(rng, field))
+
+
+def _change_a_list(rng: random.Random, field: FieldDescriptor, values: Any) -> None:
+    if field.message_type is None:
+        values.extend(_value(rng, field) for _ in range(rng.choice((1, 1, 200))))
+    elif values and rng.random() < 0.7:
+        _change_a_field(rng, rng.choice(values))
+    else:
+        for _ in range(rng.choice((1, 2, 1100))):
+            added = values.add()
+            if len(values) > 1:
+                added.CopyFrom(values[0])
+
+
+def _value(rng: random.Random, field: FieldDescriptor) -> Any:
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
+            # The large ones are rare: they cost the test more than they tell.
+            return rng.choice(_BODIES if rng.random() < 0.05 else _BODIES[:3])
+        case FieldDescriptor.CPPTYPE_STRING:
+            return rng.choice(_TEXTS)
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return rng.random() < 0.5
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return rng.choice((-1, 0, 1, 2, 3, 4, 99, (1 << 31) - 1))
+        case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
+            return rng.choice((float("nan"), float("inf"), -1.0, 1e30))
+        case FieldDescriptor.CPPTYPE_INT64 | FieldDescriptor.CPPTYPE_UINT64:
+            return rng.choice(_INT64)
+        case _:
+            return rng.choice(_INT32)
+
+
+def _mutated_bytes(rng: random.Random, encoded: bytes) -> bytes:
+    data = bytearray(encoded[: 1 << 16])
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randint(0, len(data))
+        match rng.randrange(4):
+            case 0:
+                data[at : at + rng.randint(1, 8)] = b""
+            case 1:
+                data[at:at] = rng.randbytes(rng.randint(1, 8))
+            case 2:
+                data[at : at + 1] = rng.randbytes(1)
+            case _:
+                del data[at:]
+    return bytes(data)
