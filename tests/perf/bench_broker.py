@@ -30,9 +30,9 @@ from typing import Any
 from zlib import crc32
 
 import grpc
-
 from tests.support.engine_world import blob
 from tests.support.processes import command, environment
+
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
@@ -58,7 +58,9 @@ def start_broker(data_dir: Path) -> tuple[subprocess.Popen[str], str, float]:
 
 
 def anonymous_mib(pid: int) -> float:
-    match = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
+    match = re.search(
+        r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     assert match is not None
     return int(match[1]) / 1024
 

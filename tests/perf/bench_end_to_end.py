@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support.processes import Standalone, descendants, standalone
+
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2, service_pb2
 
 BODY_BYTES = 1024

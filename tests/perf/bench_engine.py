@@ -16,10 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
 from tests.support.engine_world import ENTROPY, blob
+
 from tidemill.broker.engine.engine import Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
@@ -112,12 +114,13 @@ def main() -> None:
     for _ in range(arguments.runs):
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             bench = Bench(Path(folder))
+            append, pop_and_ack = bench.append, bench.pop_and_ack
             begin = bench.engine.log.written_bytes
-            results["append"].append(measure(count, lambda: bench.append(count)))
-            results["pop_32"].append(measure(count, lambda: bench.pop_and_ack(count, 32)))
+            results["append"].append(measure(count, partial(append, count)))
+            results["pop_32"].append(measure(count, partial(pop_and_ack, count, 32)))
             write_bytes.append((bench.engine.log.written_bytes - begin) / count)
             bench.append(count // 4)
-            results["pop_1"].append(measure(count // 4, lambda: bench.pop_and_ack(count // 4, 1)))
+            results["pop_1"].append(measure(count // 4, partial(pop_and_ack, count // 4, 1)))
             bench.engine.close()
     summary = {
         name: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-
 from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
+
 from tidemill.broker.engine.engine import AckResult, ResetTarget
 from tidemill.common.errors import InvalidReceiptHandle
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 

@@ -13,7 +13,8 @@ never parses protobuf.
 
     fixed fields
      0  version u8 │ message_type u8 │ body_encoding u8 │ reserved u8
-     4  key_count u16 │ id_at u16 │ id_size u16 │ tag_at u16 │ tag_size u16 │ group_at u16 │ group_size u16
+     4  key_count u16 │ id_at u16 │ id_size u16 │ tag_at u16 │ tag_size u16 │ group_at u16
+    16  group_size u16
     18  reserved u16 │ system_size u32 │ user_size u32 │ body_size u32 (the body without its header)
     32  tag_hash i64 │ born_at_ms i64 │ due_at_ms i64
     56

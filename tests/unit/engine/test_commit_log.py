@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-
 from tests.support.engine_world import SMALL, World
 from tests.support.faulty_disk import FaultyDisk
+
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
@@ -148,7 +148,7 @@ def test_a_record_of_an_unknown_kind_stops_the_start() -> None:
     world = World(FaultyDisk(Random(0)), config=SMALL)
     world.engine.log.append(99, b"from the future", 0)  # type: ignore[arg-type]  # that is the point
     world.engine.commit()
-    with pytest.raises(CorruptStore, match="kind 99.*later"):
+    with pytest.raises(CorruptStore, match=r"kind 99.*later"):
         world.restart()
 
 

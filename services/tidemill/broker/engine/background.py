@@ -24,10 +24,11 @@ from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.metadata.catalog import encode_config
 from tidemill.broker.engine.pop.delivery_table import FREE
+from tidemill.broker.engine.pop.state import SLOTS_A_SLICE
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import Block, BlockFile
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
-from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ def write_checkpoint(engine: Engine) -> Steps:
     checkpoint = StoreCheckpoint(begin, engine.committed_offset, engine.log.epoch)
     yield from write_checkpoint_file(engine.disk, checkpoint)
     engine.derived_offset = begin
-    for name in engine.disk.names(SNAPSHOTS_FOLDER)[:-SNAPSHOTS_KEPT]:
-        engine.disk.delete(name)
-        yield []
+    snapshots = [name for name in engine.disk.names(SNAPSHOTS_FOLDER) if name[-1].isdigit()]
+    for name in snapshots[:-SNAPSHOTS_KEPT]:
+        yield from drop_file(engine.disk, name)
 
 
 def _quiet(engine: Engine) -> Steps:
@@ -173,7 +174,7 @@ def _write_snapshot(engine: Engine, ends: list[list[int]], begin: int) -> Steps:
     yield from files.write_block_file(
         engine.disk, SNAPSHOTS_FOLDER, block_file.SNAPSHOT_MAGIC, sections(),
         # The table may grow while its slices are written: at most to its bound.
-        block_count_max=count_max + engine.config.deliveries_max // 4096 + 1,
+        block_count_max=count_max + engine.config.deliveries_max // SLOTS_A_SLICE + 1,
         from_offset=begin, to_offset=engine.committed_offset,
     )  # fmt: skip
 
@@ -218,11 +219,10 @@ def retire_oldest(engine: Engine) -> Steps:
     gone = {file.name for file in engine.index.drop_before(end)}
     yield from engine.log.drop_oldest()
     for name in engine.disk.names(QUEUES_FOLDER):
-        if int(name.rpartition("-")[2]) <= end:
+        if name[-1].isdigit() and int(name.rpartition("-")[2]) <= end:
             gone.add(name)
-    for name in gone:
-        engine.disk.delete(name)
-        yield []
+    for name in sorted(gone):
+        yield from drop_file(engine.disk, name)
 
 
 def _restate(engine: Engine, end: int) -> Steps:

@@ -574,7 +574,7 @@ class Engine:
         """Prepare segments, write checkpoints, retire old segments; endless.
 
         To be advanced between rounds, after `synced`. Yields after each short slice: files to sync
-        (fsync) before the next step, an empty list to give way, or None when there is nothing to do.
+        (fsync) before the next step, an empty list to give way, or None when nothing is to be done.
         """
         return run_background(self)
 

@@ -152,7 +152,7 @@ class _Replay:
         self._engine.index.files = [f for f in index if f.to_offset <= self._derived_offset]
 
     def _load_snapshot(self) -> tuple[str, int]:
-        """Load the newest snapshot that the log still joins; return its name and where it begins."""
+        """Load the newest snapshot that the log still joins; return its name and its begin."""
         for name in reversed(self._disk.names(SNAPSHOTS_FOLDER)):
             try:
                 file = BlockFile(self._disk, name, block_file.SNAPSHOT_MAGIC)

@@ -1,4 +1,4 @@
-"""Derived files: a header, a directory, and blocks. Written once, renamed into place, never changed.
+"""Derived files: header, directory, blocks. Written once, renamed into place, never changed.
 
      0            4             8           12               16               24
     ┌────────────┬─────────────┬───────────┬────────────────┬────────────────┬──────────────┐
@@ -34,7 +34,8 @@ VERSION = 1
 QUEUE_MAGIC = 0x544D5131
 INDEX_MAGIC = 0x544D4931
 SNAPSHOT_MAGIC = 0x544D5331
-assert HEADER.size == HEADER_SIZE and ROW.size == ROW_SIZE, "part of the disk format"
+assert HEADER.size == HEADER_SIZE, "part of the disk format"
+assert ROW.size == ROW_SIZE, "part of the disk format"
 
 
 class Row(NamedTuple):

@@ -16,8 +16,8 @@
 
 The record's tail is the stored message (`tidemill.common.stored_message`). `attempts` counts the
 deliveries that came before: 0 for an original. A copy on a retry or dead-letter topic names as its
-cause the delivery it settles (slot, identity, index), so copy and settlement are one record; root is
-the original's place, and origin the name of its topic, which may be gone by the time somebody reads.
+cause the delivery it settles (slot, identity, index), so copy and settlement are one record; root
+is the original's place, and origin the name of its topic, which may be gone when somebody reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
 CAUSE = struct.Struct(">IIqBBqIHqB")
 CAUSE_SIZE = 41
-assert PLACE.size == PLACE_SIZE and CAUSE.size == CAUSE_SIZE, "part of the disk format"
+assert PLACE.size == PLACE_SIZE, "part of the disk format"
+assert CAUSE.size == CAUSE_SIZE, "part of the disk format"
 
 
 class Reason(IntEnum):

@@ -10,9 +10,9 @@
     │ start_offset i64 │ visible_at_ms  i64 │ next_offset i64 │ optional parts, in this order   │
     └──────────────────┴────────────────────┴─────────────────┴─────────────────────────────────┘
 
-    GAPS         count x u32: each message's queue offset minus start_offset; else they are contiguous
+    GAPS         count x u32: each message's queue offset minus start_offset; else contiguous
     SUPERSEDES   slot u32, delivery_id i64, index u8 of the delivery that this one replaces
-    ORDERED      count x u16: deliveries before this one; then u8 and that many bytes: the attempt id
+    ORDERED      count x u16: deliveries, this one counted; then u8 and that many bytes: attempt id
 
 Field names of the reference's PopCheckPoint: startOffset, popTime (the record's stored_at_ms),
 invisibleTime (visible_at_ms - popTime), num (count), queueId, topic, cid (group), queueOffsetDiff

@@ -649,7 +649,7 @@ class Consumption:
         return self._store.place(progress.queue.entry(offset)[0]).attempts + 1
 
     def _revive(self, slot: int, index: int, progress: Progress, now_ms: int) -> None:
-        """Make one message available again: a copy on the retry topic, or on the dead-letter one."""
+        """Make a message available again: a copy on the retry topic, or the dead-letter one."""
         table = self._state.table
         offset = table.offset_of(slot, index)
         if offset < progress.queue.min_offset:

@@ -35,7 +35,7 @@ from tidemill.broker.engine.pop.delivery_table import (
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress, Subscription
 from tidemill.broker.engine.store.commit_log import CommitLog
 
-SLOTS_A_SLICE = 4096  # of the delivery table in one section of a snapshot
+SLOTS_A_SLICE = 2048  # of the delivery table in one section of a snapshot
 
 
 @final
@@ -93,7 +93,8 @@ class PopState:
         """Take a new delivery in."""
         table = self.table
         table.place(
-            slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms, gaps
+            slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms,
+            gaps,
         )  # fmt: skip
         tail = progress.tail
         table.previous[slot] = tail

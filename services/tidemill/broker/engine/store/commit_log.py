@@ -19,7 +19,7 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.record import Header, Kind
-from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.common.errors import MessageBodyTooLarge
 
 FOLDER = "log"
@@ -399,7 +399,7 @@ class CommitLog:
         yield from self._install(file, start)
 
     def _install(self, file: File, start: int) -> Iterator[list[File]]:
-        """Give `file` the name of the segment that begins at `start`, durably, and keep it ready."""
+        """Give `file` the name of the segment that begins at `start`, durably; keep it ready."""
         source, file.name = file.name, segment_name(start)
         self._disk.rename(source, file.name)
         yield [self._disk.folder(FOLDER)]
@@ -425,8 +425,7 @@ class CommitLog:
             yield from self._install(segment.file, self._active_end)
         else:
             segment.file.close()
-            self._disk.delete(segment.file.name)
-            yield [self._disk.folder(FOLDER)]
+            yield from drop_file(self._disk, segment.file.name)
 
     def first_stored_at_ms(self, index: int) -> int:
         """Return when the first record of segment `index` was stored."""

@@ -91,7 +91,7 @@ class ConsumeQueue:
             offset += len(entries)
 
     def add_run(self, run: Run) -> None:
-        """Take the entries of a derived file over; those in the tail that it states are given up."""
+        """Take entries of a derived file over; those in the tail that it states are given up."""
         end = run.first + run.entry_count
         if self._runs and self._runs[-1].first + self._runs[-1].entry_count != run.first:
             # The queue went on at a later offset after retention: older runs are below it.

@@ -1,12 +1,13 @@
 """What the engine asks of a disk. `PosixDisk` is the real one; tests hand in one that lies.
 
 Assumed of the disk: bytes written and then synced survive a power cut; bytes written and not synced
-may survive, be torn at any byte, or vanish; a rename is atomic, and durable once its folder is synced.
+may survive, be torn at any byte, or vanish; a rename is atomic, and durable once its folder is
+synced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 
@@ -41,6 +42,10 @@ class File(Protocol):
         """Give the descriptor back."""
 
 
+DROPPED = "dropped"  # file name, in any folder, of what is being deleted
+_DROP_SLICE_BYTES = 4 << 20  # freeing more at once takes the file system over a millisecond
+
+
 class Disk(Protocol):
     """A folder of files with flat names, in sub-folders one level deep ("log/0000")."""
 
@@ -60,9 +65,28 @@ class Disk(Protocol):
         """Delete a file."""
 
     def folder(self, folder: str) -> File:
-        """Return a folder as a file to sync: that makes what was created, renamed or deleted in it
-        durable. Syncing one needs fsync, not fdatasync.
+        """Return a folder as a file to sync.
+
+        That makes what was created, renamed or deleted in it durable; it takes fsync.
         """
 
     def free_bytes(self) -> int:
         """Return how many bytes can still be written."""
+
+
+def drop_file(disk: Disk, name: str) -> Iterator[list[File]]:
+    """Delete a file of any size in short slices.
+
+    First it loses its name, so that a crash on the way leaves nothing that looks like what it was.
+    """
+    folder = name.rpartition("/")[0]
+    dropped = f"{folder}/{DROPPED}"
+    disk.rename(name, dropped)
+    file = disk.open(dropped)
+    yield [disk.folder(folder)]
+    for size in range(file.size() - _DROP_SLICE_BYTES, 0, -_DROP_SLICE_BYTES):
+        file.resize(size)
+        yield []
+    file.close()
+    disk.delete(dropped)
+    yield []

@@ -2,7 +2,8 @@
 
 New pairs are collected in two arrays; a checkpoint sorts them in blocks of a bounded size, so that
 no slice is long, and writes the blocks to an `index/` file. A look-up bisects each block and scans
-the tail; whoever asks reads the record and compares, since hashes may collide. Derived from the log.
+the tail; whoever asks reads the record and compares, since hashes may collide. Derived: the log
+rebuilds it.
 """
 
 from __future__ import annotations

@@ -21,12 +21,15 @@ class PosixFile:
         self._fd = os.open(path, flags, 0o640)
 
     def fileno(self) -> int:
+        """Return the descriptor."""
         return self._fd
 
     def size(self) -> int:
+        """Return the size in bytes."""
         return os.fstat(self._fd).st_size
 
     def write_at(self, offset: int, buffers: Sequence[bytes | memoryview | bytearray]) -> None:
+        """Write all buffers with as few calls as the system allows."""
         try:
             for begin in range(0, len(buffers), IOV_MAX):
                 chunk = buffers[begin : begin + IOV_MAX]
@@ -45,18 +48,21 @@ class PosixFile:
             rest, offset = rest[written:], offset + written
 
     def view(self) -> memoryview:
+        """Map the file, read-only."""
         size = self.size()
         if not size:
             return memoryview(b"")
         return memoryview(mmap.mmap(self._fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
 
     def resize(self, size: int) -> None:
+        """Cut or extend the file."""
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
             raise DiskFailed(f"resizing {self.name}: {error}") from error
 
     def sync(self) -> None:
+        """Make all that was written durable."""
         try:
             os.fdatasync(self._fd)
         except OSError as error:
@@ -76,6 +82,7 @@ class PosixFolder(PosixFile):
         super().__init__(name, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def sync(self) -> None:
+        """Sync the folder."""
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -92,12 +99,14 @@ class PosixDisk:
         folder.mkdir(parents=True, exist_ok=True)
 
     def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted."""
         path = self._folder / folder
         if not path.is_dir():
             return []
         return sorted(f"{folder}/{entry.name}" for entry in os.scandir(path) if entry.is_file())
 
     def open(self, name: str, *, create: bool = False) -> PosixFile:
+        """Open a file; a new one may need its folder made first."""
         path = self._folder / name
         if create and not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,22 +115,27 @@ class PosixDisk:
         return PosixFile(name, path, os.O_RDWR | os.O_CLOEXEC | extra)
 
     def read(self, name: str) -> bytes | None:
+        """Return the content of a small file."""
         try:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def rename(self, source: str, target: str) -> None:
-        os.rename(self._folder / source, self._folder / target)
+        """Give a file another name."""
+        (self._folder / source).rename(self._folder / target)
 
     def delete(self, name: str) -> None:
-        os.unlink(self._folder / name)
+        """Delete a file."""
+        (self._folder / name).unlink()
 
     def folder(self, folder: str) -> PosixFolder:
+        """Return a folder to sync, opened once."""
         if folder not in self._folders:
             self._folders[folder] = PosixFolder(folder, self._folder / folder)
         return self._folders[folder]
 
     def free_bytes(self) -> int:
+        """Return what the file system gives to processes like this one."""
         stat = os.statvfs(self._folder)
         return stat.f_bavail * stat.f_frsize
