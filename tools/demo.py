@@ -1,7 +1,9 @@
 """Show Tidemill at work through the official Python client, for `make demo`.
 
-Starts `tidemill standalone` on free ports in a folder of its own, lets a client in a process of its
-own send, pop, not ack, and ack messages, prints what happened, and stops it all.
+Starts `tidemill standalone` on free ports in a folder of its own and drives the unmodified client
+in a process of its own: sends and acks a thousand messages, lets some expire, gives one back, and
+refuses one until it is a dead letter. Prints what happened as a table, and ends with
+status 0 only if all of it did.
 """
 
 from __future__ import annotations
@@ -13,117 +15,297 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-MESSAGES = 3
-INVISIBLE_S = 10  # the least that this client takes
-DELAY_S = 2
-WAIT_S = 40.0  # for anything, on a slow machine
-TOPIC, DELAY_TOPIC, GROUP = "demo", "demo-delay", "demo-group"
+if TYPE_CHECKING:
+    from rocketmq import Message, Producer, SimpleConsumer
+
+MESSAGES = 1_000
+FORGOTTEN = 5  # of them more, that are received and not acked
+EXPIRY_S = 3  # invisible duration of those
+LONG_S = 60  # invisible duration of all others: longer than the demonstration
+MAX_ATTEMPTS = 2  # of the group whose message dies
+WAIT_S = 30.0  # for any step, on a slow machine
+START_S = 30.0
+CLIENT_S = 120.0
+POLL_S = 3  # a poll's least time for this client; a message ends it at once
+TOPIC, GROUP, STRICT_TOPIC, STRICT_GROUP = "demo", "demo", "demo-strict", "demo-strict"
+
+
+class DemoFailed(Exception):
+    """Something did not happen; the message says what."""
+
+
+# ------------------------------------------------------------ the process that shows
 
 
 def main() -> int:
     """Run the demonstration; return the exit status."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 100)
     with tempfile.TemporaryDirectory(prefix="tidemill-demo-") as folder:
-        print("$ tidemill standalone --data-dir ...")
-        with standalone(Path(folder)) as ready:
-            print(f"  serves clients at {ready['grpc']}, the admin API at {ready['admin']}")
-            # The client logs below its home folder; it shall leave nothing behind.
-            environment = {**os.environ, "HOME": folder}
-            return subprocess.run(
-                [sys.executable, __file__, ready["grpc"]], env=environment, check=False
-            ).returncode
+        log = Path(folder) / "standalone.log"
+        try:
+            with standalone(Path(folder), log) as ready:
+                limit_attempts(ready["admin"])
+                show(console, ready, Path(folder))
+        except DemoFailed as failure:
+            console.print(f"\n[bold red]The demonstration failed:[/] {failure}", highlight=False)
+            if log.exists() and (said := log.read_text(errors="replace").strip()):
+                console.print("The end of the log of the standalone:", said[-2000:], markup=False)
+            return 1
+    return 0
 
 
 @contextlib.contextmanager
-def standalone(folder: Path) -> Iterator[dict[str, str]]:
-    """Run a standalone for the block; yield its ready line."""
+def standalone(folder: Path, log: Path) -> Iterator[dict[str, str]]:
+    """Run a standalone for the block; yield its ready line and the time that it took."""
     flags = [f"--data-dir={folder / 'data'}", "--grpc-port=0", "--admin-port=0", "--metrics-port=0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tidemill", "standalone", "--log-level=warning", *flags],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    began = time.monotonic()
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tidemill", "standalone", "--log-level=warning", *flags],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
     assert process.stdout is not None
+    watchdog = threading.Timer(START_S, process.kill)
+    watchdog.start()
     try:
-        yield json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        watchdog.cancel()
+        if not line:
+            raise DemoFailed("the standalone did not start")
+        yield {**json.loads(line), "took": f"{time.monotonic() - began:.1f} s"}
     finally:
+        watchdog.cancel()
         process.send_signal(signal.SIGTERM)
+        process.wait()
+        process.stdout.close()
+
+
+def limit_attempts(admin: str) -> None:
+    """Make the group whose messages die after a few attempts."""
+    import httpx
+
+    try:
+        with httpx.Client(base_url=f"{admin}/api/v1", trust_env=False) as client:
+            group = {"maxAttempts": MAX_ATTEMPTS}
+            client.put(f"/groups/{STRICT_GROUP}", json=group).raise_for_status()
+    except httpx.HTTPError as error:
+        raise DemoFailed(f"the admin API did not make a group: {error}") from error
+
+
+def show(console, ready: dict[str, str], folder: Path) -> None:
+    """Run the client and show its steps as they come."""
+    from rich import box
+    from rich.live import Live
+    from rich.table import Table
+
+    table = Table(title="Tidemill, by the official RocketMQ client for Python", box=box.SIMPLE_HEAD)
+    table.add_column("what happened")
+    table.add_column("messages", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("seen")
+    table.add_row("standalone started", "", ready["took"], f"gRPC at {ready['grpc']}")
+    with Live(table, console=console, transient=False) as live, client(ready, folder) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            step = json.loads(line)
+            table.add_row(step["what"], f"{step['messages']:,}", step["time"], step["seen"])
+            live.refresh()
+    if not console.is_terminal:
+        console.print()  # A live table ends its last line on terminals only.
+    if process.returncode:
+        raise DemoFailed((folder / "client.log").read_text().strip() or "the client ended early")
+    console.print("[bold green]All of it happened as it should.[/]")
+
+
+@contextlib.contextmanager
+def client(ready: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run the client for the block, and to its end."""
+    with (folder / "client.log").open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, __file__, ready["grpc"]],
+            # The client logs below its home folder; it shall leave nothing behind.
+            env={**os.environ, "HOME": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    watchdog = threading.Timer(CLIENT_S, process.kill)
+    watchdog.start()
+    try:
+        yield process
+        process.wait()
+    finally:
+        watchdog.cancel()
+        process.kill()
         process.wait()
 
 
-def run_client(endpoint: str) -> None:
-    """Be the client."""
-    from rocketmq import ClientConfiguration, Credentials, Producer, SimpleConsumer
+# ------------------------------------------------------------ the process of the client
+
+
+def run_client(endpoint: str) -> int:
+    """Be the client; return the exit status."""
+    try:
+        from rocketmq import ClientConfiguration, Credentials, Producer, SimpleConsumer
+    except ImportError:
+        sys.stderr.write("the official client is not installed; run it by `make demo`\n")
+        return 1
 
     configuration = ClientConfiguration(endpoint, Credentials())
-    producer = Producer(configuration, (TOPIC, DELAY_TOPIC))
+    producer = Producer(configuration, (TOPIC, STRICT_TOPIC))
     producer.startup()
-    consumer = SimpleConsumer(configuration, GROUP)
-    consumer.startup()
-    consumer.subscribe(TOPIC)
+    consumers = []
+
+    def consumer_of(group: str, topic: str) -> SimpleConsumer:
+        consumer = SimpleConsumer(configuration, group, await_duration=POLL_S)
+        consumer.startup()
+        consumers.append(consumer)
+        consumer.subscribe(topic)
+        return consumer
+
     try:
-        send_and_pop(producer, consumer)
-        delay(producer, consumer)
+        consumer = consumer_of(GROUP, TOPIC)
+        send(producer, MESSAGES)
+        receive_and_ack(consumer)
+        expire(producer, consumer)
+        give_back(producer, consumer)
+        die(producer, consumer_of(STRICT_GROUP, STRICT_TOPIC))
+        read_dead_letter(consumer_of("demo-dead-letters", f"%DLQ%{STRICT_GROUP}"))
+    except DemoFailed as failure:
+        sys.stderr.write(f"{failure}\n")
+        return 1
+    except Exception as error:  # noqa: BLE001  # The client raises bare exceptions too.
+        sys.stderr.write(f"the client raised {type(error).__name__}: {error}\n")
+        return 1
     finally:
-        consumer.shutdown()
-        producer.shutdown()
+        for each in (*consumers, producer):
+            each.shutdown()
+    return 0
 
 
-def send_and_pop(producer, consumer) -> None:
-    """Send some messages, ack all but one, and see that one come back."""
-    bodies = [f"hello {n}" for n in range(MESSAGES)]
-    for body in bodies:
-        receipt = producer.send(message(TOPIC, body))
-        print(f"  sent    {body!r} as {receipt.message_id}")
-    waiting, forgotten = set(bodies), bodies[-1]
-    for popped in receive_until(consumer, lambda: not waiting):
-        body = popped.body.decode()
-        waiting.discard(body)
-        if body == forgotten:
-            popped_at = time.monotonic()
-            print(f"  popped  {body!r} and did not ack it")
-        else:
-            consumer.ack(popped)
-            print(f"  popped  {body!r} and acked it")
-    returned: list[str] = []
-    for popped in receive_until(consumer, lambda: bool(returned)):
-        consumer.ack(popped)
-        returned.append(popped.body.decode())
-        after_s = time.monotonic() - popped_at
-        print(
-            f"  popped  {returned[-1]!r} again after {after_s:.1f} s,"
-            f" delivery attempt {popped.delivery_attempt}, and acked it"
+def send(producer: Producer, count: int) -> None:
+    """Send many at once."""
+    with step("sent", count) as seen:
+        receipts = [producer.send_async(message(TOPIC, f"hello {n}")) for n in range(count)]
+        ids = {receipt.result(WAIT_S).message_id for receipt in receipts}
+        expect(len(ids) == count, f"{count} messages were sent and {len(ids)} were stored")
+        seen("each durable before its answer")
+
+
+def receive_and_ack(consumer: SimpleConsumer) -> None:
+    """Receive all of them, each once, and ack them."""
+    bodies: list[str] = []
+    with step("received and acked", MESSAGES) as seen, ThreadPoolExecutor(16) as pool:
+        for batch in receiving(consumer, MESSAGES, LONG_S):
+            bodies += [each.body.decode() for each in batch]
+            list(pool.map(consumer.ack, batch))
+        expect(len(set(bodies)) == len(bodies) == MESSAGES, "not every message came exactly once")
+        seen("every one exactly once")
+
+
+def expire(producer: Producer, consumer: SimpleConsumer) -> None:
+    """Receive some and do nothing, until they come back."""
+    for n in range(FORGOTTEN):
+        producer.send(message(TOPIC, f"forgotten {n}"))
+    with step("received and forgotten", FORGOTTEN) as seen:
+        first = collect(consumer, FORGOTTEN, EXPIRY_S)
+        seen(f"invisible for {EXPIRY_S} s")
+    with step("came back, acked", FORGOTTEN) as seen:
+        again = collect(consumer, FORGOTTEN, LONG_S)
+        expect(
+            {each.message_id for each in first} == {each.message_id for each in again},
+            "other messages came back than were forgotten",
         )
-    assert returned == [forgotten], returned
+        attempts = {each.delivery_attempt for each in again}
+        expect(attempts == {2}, f"their delivery attempts were {attempts}, not 2")
+        for each in again:
+            consumer.ack(each)
+        seen("delivery attempt 2")
 
 
-def delay(producer, consumer) -> None:
-    """Send a delayed message, and see when it comes."""
-    delayed = message(DELAY_TOPIC, "later")
-    delayed.delivery_timestamp = int(time.time()) + DELAY_S
-    try:
-        producer.send(delayed)
-    except Exception as error:
-        if "not served yet" not in str(error):
-            raise
-        print("  delayed messages are not served yet")
-        return
-    sent_at = time.monotonic()
-    # One after the other: this client waits at its topics in turn.
-    consumer.unsubscribe(TOPIC)
-    consumer.subscribe(DELAY_TOPIC)
-    print(f"  sent    'later' with a delay of {DELAY_S} s")
-    arrived: list[str] = []
-    for popped in receive_until(consumer, lambda: bool(arrived)):
-        consumer.ack(popped)
-        arrived.append(popped.body.decode())
-        print(f"  popped  'later' after {time.monotonic() - sent_at:.1f} s and acked it")
+def give_back(producer: Producer, consumer: SimpleConsumer) -> None:
+    """Receive one and make it visible again."""
+    producer.send(message(TOPIC, "not now"))
+    [first] = collect(consumer, 1, LONG_S)
+    with step("given back, came again, acked", 1) as seen:
+        consumer.change_invisible_duration(first, 1)
+        [again] = collect(consumer, 1, LONG_S)
+        expect(again.message_id == first.message_id, "another message came")
+        consumer.ack(again)
+        seen(f"after 1 s, delivery attempt {again.delivery_attempt}")
 
 
-def message(topic: str, body: str):
+def die(producer: Producer, consumer: SimpleConsumer) -> None:
+    """Give one back as often as its group permits."""
+    producer.send(message(STRICT_TOPIC, "poison"))
+    with step(f"refused {MAX_ATTEMPTS} times", 1) as seen:
+        for _ in range(MAX_ATTEMPTS):
+            [received] = collect(consumer, 1, LONG_S)
+            consumer.change_invisible_duration(received, 1)
+        expect(not consumer.receive(1, LONG_S), "it came once more than its group permits")
+        seen("as its group permits; then no more")
+
+
+def read_dead_letter(consumer: SimpleConsumer) -> None:
+    """Find the message in the dead-letter topic."""
+    with step("read as a dead letter", 1) as seen:
+        [dead] = collect(consumer, 1, LONG_S)
+        expect(dead.body == b"poison", f"the dead letter says {dead.body!r}")
+        consumer.ack(dead)
+        seen(f"in {dead.topic}")
+
+
+@contextlib.contextmanager
+def step(what: str, messages: int) -> Iterator[Callable[[str], None]]:
+    """Time a step and tell it to the process that shows."""
+    began = time.monotonic()
+    notes: list[str] = []
+    yield notes.append
+    took_s = time.monotonic() - began
+    told = {"what": what, "messages": messages, "time": f"{took_s:.1f} s", "seen": notes[0]}
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def collect(consumer: SimpleConsumer, count: int, invisible_s: int) -> list[Message]:
+    """Receive `count` messages."""
+    batches = list(receiving(consumer, count, invisible_s))
+    found = [each for batch in batches for each in batch]
+    expect(len(found) == count, f"{len(found)} messages came, not {count}")
+    return found
+
+
+def receiving(consumer: SimpleConsumer, count: int, invisible_s: int) -> Iterator[list[Message]]:
+    """Yield batches until there are `count` messages; fail when they take too long."""
+    deadline = time.monotonic() + WAIT_S
+    received = 0
+    while received < count:
+        expect(time.monotonic() < deadline, f"messages did not arrive within {WAIT_S:.0f} s")
+        batch = consumer.receive(32, invisible_s) or []
+        received += len(batch)
+        yield batch
+
+
+def expect(is_so: bool, otherwise: str) -> None:
+    """End the demonstration unless what was promised is so."""
+    if not is_so:
+        raise DemoFailed(otherwise)
+
+
+def message(topic: str, body: str) -> Message:
     """Make a message."""
     from rocketmq import Message
 
@@ -133,17 +315,5 @@ def message(topic: str, body: str):
     return made
 
 
-def receive_until(consumer, is_done: Callable[[], bool]) -> Iterator:
-    """Yield messages until there are enough; fail when they take too long."""
-    deadline = time.monotonic() + WAIT_S
-    while not is_done():
-        if time.monotonic() > deadline:
-            raise SystemExit("the messages did not arrive")
-        yield from consumer.receive(32, INVISIBLE_S) or ()
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        run_client(sys.argv[1])
-    else:
-        sys.exit(main())
+    sys.exit(run_client(sys.argv[1]) if len(sys.argv) > 1 else main())
