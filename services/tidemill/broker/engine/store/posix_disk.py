@@ -69,6 +69,7 @@ class PosixFile:
             raise DiskFailed(f"syncing {self.name}: {error}") from error
 
     def close(self) -> None:
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
