@@ -1,4 +1,4 @@
-"""Send a message to a Tidemill on this machine, receive it, and ack it, with the official client."""
+"""Send a message to a Tidemill on this machine, receive and ack it, with the official client."""
 
 import sys
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +42,8 @@ EXPIRY_TICK_S = 0.05  # a request times out this much late at most
 FRAME_BYTES_MAX = 8 << 20  # of blobs in one frame: a stall of some ms, far below gRPC's own limits
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 RECONNECT_MIN_MS = 50
-RECONNECT_MAX_MS = 2000
+# Low, since a broker that was restarted is back within half a second, and one attempt is cheap.
+RECONNECT_MAX_MS = 250
 # Pops whose late reply would still be given back. The broker answers a cancelled pop only if it had
 # answered it already, so most of these are never heard of again and the oldest are dropped.
 ABANDONED_MAX = 10_000
@@ -61,7 +63,7 @@ class _Pending(NamedTuple):
 
     kind: str
     future: asyncio.Future[Any]
-    started_at: float  # time of the event loop
+    started_at: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
     blob_bytes: int
 
 
@@ -244,7 +246,7 @@ class BrokerLink:
             expiring = self._expiries[tick] = []
             loop.call_at(tick * EXPIRY_TICK_S, self._expire, tick)
         expiring.append(request_id)
-        self._pending[request_id] = _Pending(kind, future, now, blob_bytes)
+        self._pending[request_id] = _Pending(kind, future, time.monotonic(), blob_bytes)
         self._pending_bytes += blob_bytes
         self._has_work.set()
         return request_id, future
@@ -271,7 +273,7 @@ class BrokerLink:
         if pending:
             self._pending_bytes -= pending.blob_bytes
             if result:
-                elapsed_s = asyncio.get_running_loop().time() - pending.started_at
+                elapsed_s = time.monotonic() - pending.started_at
                 self._metrics.observe_backend(pending.kind, result, elapsed_s * 1000)
         return pending
 
