@@ -128,6 +128,15 @@ def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
     assert (dead["topic"], dead["body"], dead["tag"]) == ("%DLQ%dead", "poison", "tag")
 
 
+def test_a_producer_and_a_push_consumer_outlive_killed_processes(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
+        pids = [running.processes[name].pid for name in ("proxy-0", "broker-0")]
+        facts = run_node_client(
+            tmp_path, "outage", running.grpc, topic="outage", group="outage", pids=pids
+        )
+    assert [fact["body"] for fact in facts.of("arrived")] == ["0", "1", "2"]
+
+
 def test_a_message_whose_type_does_not_fit_its_topic_is_refused(
     tmp_path: Path, running: Standalone
 ) -> None:

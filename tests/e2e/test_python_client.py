@@ -163,6 +163,17 @@ def test_what_one_proxy_delivers_is_prolonged_and_acked_at_any(tmp_path: Path) -
     assert facts.the("left")["count"] == 0
 
 
+def test_a_producer_and_a_push_consumer_outlive_killed_processes(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
+        pids = [running.processes[name].pid for name in ("proxy-0", "broker-0")]
+        facts = run_python_client(
+            tmp_path, "outage", running.grpc, topic="outage", group="outage", pids=pids
+        )
+    assert [(fact["body"], fact["is_there"]) for fact in facts.of("arrived")] == [
+        ("before", True), ("after 0", True), ("after 1", True),
+    ]  # fmt: skip
+
+
 def test_an_unknown_topic_is_refused_where_use_does_not_create_it(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", "--no-auto-create") as running:
         facts = run_python_client(

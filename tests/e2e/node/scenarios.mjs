@@ -219,6 +219,39 @@ const scenarios = {
     if (poison) await scenarios.read({ endpoints: [ endpoint ], topic: `%DLQ%${group}`, group: `${group}-reader` });
   },
 
+  // Kill processes of the server one after the other, and go on with the same clients.
+  async outage({ endpoints: [ endpoint ], topic, group, pids }) {
+    const arrivals = new Map();
+    const arrival = body => {
+      if (!arrivals.has(body)) arrivals.set(body, signal());
+      return arrivals.get(body);
+    };
+    const consume = message => {
+      arrival(message.body.toString()).done();
+      return ConsumeResult.SUCCESS;
+    };
+    const send = async (producer, body) => {
+      const deadline = Date.now() + WAIT_MS;
+      for (;;) {
+        try {
+          return await producer.send({ topic, body: Buffer.from(body) });
+        } catch (error) {
+          if (Date.now() > deadline) throw error;
+          await new Promise(resolve => setTimeout(resolve, 100));
+        }
+      }
+    };
+    await pushing(endpoint, group, [ topic ], consume, () =>
+      producing(endpoint, [ topic ], async producer => {
+        for (const [ n, pid ] of [ null, ...pids ].entries()) {
+          if (pid) process.kill(pid, 'SIGKILL');
+          await send(producer, `${n}`);
+          await arrival(`${n}`).promise;
+          tell('arrived', { body: `${n}` });
+        }
+      }));
+  },
+
   async read({ endpoints: [ endpoint ], topic, group }) {
     await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
       const [ message ] = await receive(consumer, 1);

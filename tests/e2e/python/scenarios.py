@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -318,6 +320,44 @@ def two_endpoints(endpoints: list[str], topic: str, group: str) -> None:
         received.endpoints = here.client_configuration.rpc_endpoints
         tell_error("ack again", lambda: here.ack(received))
         tell("left", count=len(here.receive(32, INVISIBLE_S) or []))
+
+
+def outage(endpoints: list[str], topic: str, group: str, pids: list[int]) -> None:
+    """Kill processes of the server one after the other, and go on with the same clients."""
+    [endpoint] = endpoints
+    arrived: set[str] = set()
+    has_arrived = threading.Condition()
+
+    def listen(received: Any) -> ConsumeResult:
+        with has_arrived:
+            arrived.add(received.body.decode())
+            has_arrived.notify_all()
+        return ConsumeResult.SUCCESS
+
+    def send(producer: Producer, body: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                producer.send(message(topic, body.encode()))
+            except Exception as error:  # Whatever an outage looks like.
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"{body} could not be sent: {error}") from error
+                time.sleep(0.1)
+            else:
+                return
+
+    def expect(body: str) -> None:
+        with has_arrived:
+            is_there = has_arrived.wait_for(lambda: body in arrived, WAIT_S)
+        tell("arrived", body=body, is_there=is_there)
+
+    with pushing(endpoint, group, topic, listen), producing(endpoint, topic) as producer:
+        send(producer, "before")
+        expect("before")
+        for n, pid in enumerate(pids):
+            os.kill(pid, signal.SIGKILL)
+            send(producer, f"after {n}")
+            expect(f"after {n}")
 
 
 def unknown_topic(endpoints: list[str], topic: str, group: str) -> None:
