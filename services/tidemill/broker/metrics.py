@@ -17,6 +17,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from tidemill.common.latencies import Latencies
 from tidemill.common.metrics import Registry
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ _MESSAGE_TYPES = ("normal", "normal", "fifo", "delay", "transaction", "lite", "p
 _TYPES_OF_MIXED = (1, 2, 3, 4)  # what clients send to any topic; others appear when they come
 _MIXED = 7
 _RETRY_PREFIX = "%RETRY%"
+PERMISSION_READ = 4
 PERMISSION_READ_WRITE = 6
 LAG_AGE_MS_MAX = 1_000  # lag is computed for a scrape unless it is younger than this
 
+RPC_LABELS = ("protocol_type", "request_code", "response_code", "is_long_polling", "result")
 OUT_LABELS = ("topic", "consumer_group", "is_retry", "is_system")
 IN_LABELS = ("topic", "message_type", "is_system")
 
@@ -47,6 +50,8 @@ class Traffic:
         self.sent: dict[tuple[int, int], list[int]] = {}
         # By topic id and group id: one count an AckResult.
         self.acks: dict[tuple[int, int], list[int]] = {}
+        # From a frame's arrival to its answer, by RPC_LABELS.
+        self.latencies = Latencies()
 
     def appended(self, topic_id: int, blob: bytes) -> None:
         """Count a message that was stored."""
@@ -102,6 +107,11 @@ class Load(Protocol):
         """What waits for the next round."""
         ...
 
+    @property
+    def revive_latencies(self) -> Latencies:
+        """How long rounds took to revive what was due."""
+        ...
+
 
 class BrokerMetrics:
     """Turns the counts into metrics."""
@@ -123,6 +133,34 @@ class BrokerMetrics:
         yield from self._collect_sent(topics, groups)
         yield from self._collect_engine(topics, groups)
         yield from self._collect_lag(topics, groups)
+        yield from self._collect_pop()
+
+    def _collect_pop(self) -> Iterator[Metric]:
+        """Yield the state of the delivery table, which is what the reference's buffer became."""
+        engine = self._load.engine
+        yield self._load.revive_latencies.family(
+            "rocketmq_pop_buffer_scan_time_consume", "Ms a round took to revive what was due.", ()
+        )
+        yield GaugeMetricFamily(
+            "rocketmq_pop_checkpoint_buffer_size",
+            "Pop checkpoints that are not settled.",
+            value=engine.state.table.used_count,
+        )
+        yield GaugeMetricFamily(
+            "rocketmq_pop_offset_buffer_size",
+            "Messages in flight.",
+            value=sum(progress.in_flight for progress in engine.state.progress.values()),
+        )
+        lag = GaugeMetricFamily(
+            "rocketmq_pop_revive_lag", "Checkpoints due and not revived.", labels=("queue_id",)
+        )
+        behind = GaugeMetricFamily(
+            "rocketmq_pop_revive_latency", "Ms the oldest of them is late.", labels=("queue_id",)
+        )
+        for queue_id, (count, late_ms) in enumerate(engine.consumption.revive_lag(engine.now_ms)):
+            lag.add_metric((str(queue_id),), count)
+            behind.add_metric((str(queue_id),), late_ms)
+        yield from (lag, behind)
 
     def _collect_load(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
         watermark = GaugeMetricFamily(
@@ -132,8 +170,12 @@ class BrokerMetrics:
         )
         watermark.add_metric(("send",), self._load.pending_count)
         yield watermark
+        permission = PERMISSION_READ if self._load.engine.is_disk_full else PERMISSION_READ_WRITE
         yield GaugeMetricFamily(
-            "rocketmq_broker_permission", "2 write, 4 read, 6 both.", value=PERMISSION_READ_WRITE
+            "rocketmq_broker_permission", "2 write, 4 read, 6 both.", value=permission
+        )
+        yield self._traffic.latencies.family(
+            "rocketmq_rpc_latency", "Ms from a request's arrival to its answer.", RPC_LABELS
         )
         yield GaugeMetricFamily("rocketmq_topic_number", "Topics.", value=len(topics))
         yield GaugeMetricFamily("rocketmq_consumer_group_number", "Groups.", value=len(groups))
@@ -208,13 +250,20 @@ class BrokerMetrics:
             "Messages that retention removed before they were revived.",
             labels=("topic", "consumer_group"),
         )
+        written = CounterMetricFamily(
+            "rocketmq_pop_revive_in_message_total",
+            "CK and ACK entries written.",
+            labels=("topic", "consumer_group", "revive_message_type", "put_status"),
+        )
         counts = self._load.engine.state.counts
         for topic_id, group_id in self._traffic.sent:
             pair = topics[topic_id].name, groups[group_id].name
+            written.add_metric((*pair, "CK", "put_ok"), counts["ck", group_id, topic_id])
+            written.add_metric((*pair, "ACK", "put_ok"), counts["ack", group_id, topic_id])
             dead.add_metric((*pair, "false"), counts["dead_lettered", group_id, topic_id])
             revived.add_metric((*pair, "put_ok"), counts["revived", group_id, topic_id])
             expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
-        yield from (dead, revived, expired)
+        yield from (written, dead, revived, expired)
 
     def _collect_lag(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
         gauges = {

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from tidemill.common.latencies import Latencies
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tidemill.common.metrics import Registry
-
-# Upper bounds in milliseconds: RocketMQ's, and more where a long poll lasts longer.
-LATENCY_BUCKETS_MS = (
-    1, 3, 5, 7, 10, 20, 50, 100, 200, 500, 1000, 2000, 3000, 5000, 10_000, 20_000, 30_000,
-)  # fmt: skip
-
-Labels = tuple[str, ...]
 
 _RPC_LABELS = (
     "protocol_type",
@@ -29,32 +22,6 @@ _RPC_LABELS = (
     "is_long_polling",
     "is_short_polling_hit",
 )
-
-
-class Latencies:
-    """A histogram of milliseconds for each label set."""
-
-    def __init__(self) -> None:
-        self._counts: dict[Labels, list[int]] = {}
-        self._sums: dict[Labels, float] = {}
-
-    def observe(self, labels: Labels, value_ms: float) -> None:
-        """Count one observation. The label sets must be bounded by the caller."""
-        counts = self._counts.get(labels)
-        if counts is None:
-            counts = self._counts[labels] = [0] * (len(LATENCY_BUCKETS_MS) + 1)
-            self._sums[labels] = 0.0
-        counts[bisect_left(LATENCY_BUCKETS_MS, value_ms)] += 1
-        self._sums[labels] += value_ms
-
-    def family(self, name: str, documentation: str, label_names: Labels) -> HistogramMetricFamily:
-        """Return all observations as a metric."""
-        family = HistogramMetricFamily(name, documentation, labels=label_names)
-        bounds = [*(f"{bound:.1f}" for bound in LATENCY_BUCKETS_MS), "+Inf"]
-        for labels, counts in self._counts.items():
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
-            family.add_metric(labels, buckets=buckets, sum_value=self._sums[labels])
-        return family
 
 
 class ProxyMetrics:

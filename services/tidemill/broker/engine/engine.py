@@ -162,7 +162,7 @@ class Engine:
             raise self._no_such_topic(topic_id)
         if queue_id >= len(queues):
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
-        if self.free_bytes < self.config.disk_reserve_bytes:
+        if self.is_disk_full:
             raise self._disk_full("messages are refused")
         if crc32(blob) != blob_crc:
             raise MessageCorrupted(
@@ -175,6 +175,11 @@ class Engine:
         self.store.stored[key] += 1
         self.store.stored_bytes[key] += len(blob)
         return queue_offset
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether messages are refused for want of space."""
+        return self.free_bytes < self.config.disk_reserve_bytes
 
     def _no_such_topic(self, topic_id: int) -> TopicNotFound | Forbidden:
         if topic_id in self.catalog.topics:

@@ -8,6 +8,7 @@ memory for it is bounded by `OUTBOX_BYTES_MAX` and one round's replies.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ class Link:
         self._auto_create = auto_create
         self._replies = Replies()
         self._applied_sequence = 0
+        self._arrived_s = 0.0  # of the frame that is being applied
         self._outbox: deque[pb.ReplyFrame] = deque()
         self._outbox_bytes = 0
         self._has_frames = asyncio.Event()
@@ -102,13 +104,14 @@ class Link:
         """Keep the changes for the end of the round."""
         self._replies.configs.append(changed_config(changes))
 
-    def apply(self, frame: pb.RequestFrame, turn: Turn) -> Iterator[None]:
-        """Call the engine for each request of `frame`."""
+    def apply(self, frame: pb.RequestFrame, arrived_s: float, turn: Turn) -> Iterator[None]:
+        """Call the engine for each request of `frame`, which arrived at `arrived_s`."""
         if self.is_closed:
             # Also its appends: their sender learns nothing, and may repeat them elsewhere.
             return
         turn.touch(self)
-        self._applied_sequence = frame.sequence
+        self._applied_sequence, self._arrived_s = frame.sequence, arrived_s
+        self._replies.arrived_s = min(self._replies.arrived_s, arrived_s)
         if frame.HasField("appends"):
             yield from self._apply_appends(frame.appends, turn)
         if frame.HasField("acks"):
@@ -203,6 +206,7 @@ class Link:
             invisible_duration_ms=request.invisible_duration_ms,
             tags=frozenset(request.tags),
             attempt_id=request.attempt_id,
+            arrived_s=self._arrived_s,
         )
         if self.pop_again(pop):
             return
@@ -261,15 +265,16 @@ class Link:
 class _Frame:
     """One frame as work."""
 
-    __slots__ = ("_frame", "_link", "size_bytes")
+    __slots__ = ("_arrived_s", "_frame", "_link", "size_bytes")
 
     def __init__(self, link: Link, frame: pb.RequestFrame) -> None:
         self._link = link
         self._frame = frame
+        self._arrived_s = time.monotonic()
         self.size_bytes = frame.ByteSize()
 
     def apply(self, turn: Turn) -> Iterator[None]:
-        return self._link.apply(self._frame, turn)
+        return self._link.apply(self._frame, self._arrived_s, turn)
 
 
 class _Hello:

@@ -33,6 +33,8 @@ class Pop(NamedTuple):
     invisible_duration_ms: int
     tags: frozenset[str]
     attempt_id: str
+    arrived_s: float = 0.0  # time.monotonic()
+    is_parked: bool = False
 
 
 class PopReceiver(Protocol):
@@ -79,7 +81,7 @@ class LongPolling:
         queue = self._queues.get(key, {})
         if self.count >= self._parked_max or len(queue) >= PARKED_PER_KEY_MAX:
             raise Overloaded("too many consumers are waiting for messages here; try again later")
-        parked = Parked(receiver, pop, deadline_ms)
+        parked = Parked(receiver, pop._replace(is_parked=True), deadline_ms)
         self._queues.setdefault(key, {})[id(parked)] = parked
         self._keys_of_topic.setdefault(pop.topic_id, set()).add(key)
         self._of_receiver.setdefault(receiver, {})[pop.request_id] = parked

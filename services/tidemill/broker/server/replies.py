@@ -6,14 +6,19 @@ then are the messages of a pop read: what is not durable leaves the process in n
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.long_polling import Pop
-from tidemill.common.errors import ServiceError
+from tidemill.common.errors import ServiceError, codes_of
+from tidemill.common.latencies import Latencies
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+_OK = "20000"  # as clients will see it, so that dashboards join the two histograms
 
 
 class Replies:
@@ -25,6 +30,7 @@ class Replies:
         "answered_sequence",
         "append_ids",
         "append_offsets",
+        "arrived_s",
         "changed",
         "configs",
         "done",
@@ -35,6 +41,7 @@ class Replies:
 
     def __init__(self) -> None:
         self.answered_sequence = 0
+        self.arrived_s = math.inf  # time.monotonic() of the oldest frame that is answered
         self.configs: list[pb.ConfigUpdate] = []
         self.append_ids: list[int] = []
         self.append_offsets: list[int] = []
@@ -48,6 +55,7 @@ class Replies:
 
     def frames(self, engine: Engine, traffic: Traffic, size_max: int) -> Iterator[pb.ReplyFrame]:
         """Build the frames; a new one begins where one reaches `size_max` bytes."""
+        self._observe(traffic.latencies)
         frame = pb.ReplyFrame()
         for config in self.configs:
             frame.config.CopyFrom(config)
@@ -86,6 +94,28 @@ class Replies:
                 frame, size = pb.ReplyFrame(), 0
         frame.answered_sequence = self.answered_sequence
         yield frame
+
+    def _observe(self, latencies: Latencies) -> None:
+        """Count what the requests of the round took, from their arrival to here."""
+        now_s = time.monotonic()
+        elapsed_ms = (now_s - self.arrived_s) * 1000
+        for code, count in (
+            ("append", len(self.append_ids)),
+            ("ack", len(self.ack_ids)),
+            ("change_invisible", len(self.changed)),
+            ("dead_letter", len(self.done)),
+            ("ensure", len(self.ensured)),
+        ):
+            if count:
+                latencies.observe(("grpc", code, _OK, "false", "success"), elapsed_ms, count)
+        for pop, _ in self.pops:
+            is_long_polling = "true" if pop.is_parked else "false"
+            labels = ("grpc", "pop", _OK, is_long_polling, "success")
+            latencies.observe(labels, (now_s - pop.arrived_s) * 1000)
+        for _, error in self.failures:
+            code = str(codes_of(error).rocketmq)
+            labels = ("grpc", "any", code, "false", "process_request_failed")
+            latencies.observe(labels, max(0.0, elapsed_ms) if self.arrived_s < now_s else 0.0)
 
 
 def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, engine: Engine, traffic: Traffic) -> int:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 from tidemill.broker.server.long_polling import LongPolling
 from tidemill.common.errors import Draining, Overloaded, ServiceError
+from tidemill.common.latencies import Latencies
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -37,6 +38,7 @@ SLEEP_MS_MAX = 10_000  # a wall clock that was set forward is noticed within thi
 REFRESH_MS = (
     1_000  # between two looks at the free space; the disk's reserve covers the writes between
 )
+REVIVE_BUCKETS_MS = (1, 10, 100, 1000, 2000, 3000)  # RocketMQ's, of its buffer scan
 CALLS_MAX = 1_000  # administrative calls that wait; beyond it they are refused with Overloaded
 
 
@@ -132,6 +134,7 @@ class Rounds:
         self._background_files: list[HasFileno] = []
         self._background_synced = asyncio.Event()
         self.turn = Turn(engine, polls, clock)
+        self.revive_latencies = Latencies(REVIVE_BUCKETS_MS)
         self.count = 0
 
     @property
@@ -232,7 +235,9 @@ class Rounds:
             engine.refresh(turn.now_ms)
         for item in work:
             await _in_turns(item.apply(turn))
+        begin_s = time.monotonic()
         has_more = engine.run_due(turn.now_ms)
+        self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
             await _in_turns(polls.wake(topic_ids, keys))

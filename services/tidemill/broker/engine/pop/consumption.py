@@ -295,6 +295,7 @@ class Consumption:
             progress.pop_offset,
         )
         delivery_id = self._log.append(Kind.CK, body + ordered, now_ms)
+        self._count("ck", progress, 1)
         self._state.place(
             progress,
             slot,
@@ -543,6 +544,7 @@ class Consumption:
             progress.pop_offset,
         )
         delivery_id = self._log.append(Kind.CK, body + extra, now_ms)
+        self._count("ck", progress, 1)
         state.place(
             progress,
             slot,
@@ -591,6 +593,22 @@ class Consumption:
         ]
         again = 0 if open_groups else self._window_at_ms + REVIVE_WINDOW_MS
         return again if deadline is None else min(again, deadline)
+
+    def revive_lag(self, now_ms: int) -> list[tuple[int, int]]:
+        """Return of each revive queue how many deliveries are due, and how late the oldest is."""
+        table = self._state.table
+        lag = [(0, 0)] * pop_checkpoint.REVIVE_QUEUES
+        for due in self._due.values():
+            for slot, delivery_id in due:
+                if table.ids[slot] != delivery_id:
+                    continue
+                owner = self._state.owners[table.owners[slot]]
+                number = pop_checkpoint.revive_queue_of(
+                    owner.topic_id, owner.group_id, owner.queue.queue_id
+                )
+                count, late_ms = lag[number]
+                lag[number] = count + 1, max(late_ms, now_ms - table.visible_at_ms[slot])
+        return lag
 
     def run_due(self, now_ms: int) -> bool:
         """Revive one slice of what is due; True: more is."""

@@ -162,6 +162,9 @@ class PopState:
         """Put the round's acks into the log, and give the emptied slots out again."""
         if self._acked:
             ids, pack = self.table.ids, ack.ENTRY.pack
+            for slot in self._acked:
+                owner = self.owners[self.table.owners[slot]]
+                self.counts["ack", owner.group_id, owner.named_topic_id] += 1
             entries = [pack(slot, ids[slot], bits) for slot, bits in self._acked.items()]
             for begin in range(0, len(entries), ack.ENTRIES_MAX):
                 body = b"".join(entries[begin : begin + ack.ENTRIES_MAX])
