@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
 SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
 RECOVERY_S = 60.0  # the supervisor waits up to 10 s before a restart
 DRAIN_S = 120.0
+SOAK_PAUSE_S = 20.0  # at most, between two kills of a soak
 PROGRESS = (5, 400)  # messages stored between two kills, at least and at most
 
 
@@ -38,12 +40,16 @@ def test_no_promise_is_broken_by_kills_under_load(
         put(running, "groups/plain", maxAttempts=1000)
         plain = Load(running.grpc, "plain", "plain", rng)
         ordered = Load(running.grpc, "ordered", "ordered", rng, message_groups=6)
-        asyncio.run(kill_under_load(running, [plain, ordered], rng))
+        try:
+            asyncio.run(kill_under_load(running, [plain, ordered], rng))
+        except* Stuck:
+            told = f"{plain.status}\n{ordered.status}\n{running.log.read_text()[-5000:]}"
+            pytest.fail(f"seed {SEED}: no progress within {RECOVERY_S:.0f} s\n{told}")
         log = running.log.read_text()
         assert running.stop() == 0
     with capsys.disabled():
         for load in (plain, ordered) if SOAK_S else ():
-            print(f"\n{load.topic}: {load.sent_ok} stored, {load.received} received")  # noqa: T201
+            sys.stderr.write(f"\n{load.status}\n")
     with standalone(tmp_path / "data") as running:
         asyncio.run(poll_once(running, [plain, ordered]))
     for load in (plain, ordered):
@@ -52,6 +58,10 @@ def test_no_promise_is_broken_by_kills_under_load(
         assert load.sent_ok > 100
         assert load.received > load.sent_ok  # Some came twice, so that is part of the verdict.
     assert "Traceback" not in log
+
+
+class Stuck(Exception):
+    """No progress was made in a long time."""
 
 
 async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Random) -> None:
@@ -67,7 +77,8 @@ async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Ra
             await progress(loads, rng.randint(*PROGRESS))
             await kill(running, name)
         while loop.time() < end_at:
-            await progress(loads, rng.randint(*PROGRESS) * 10)
+            await asyncio.sleep(rng.uniform(0, SOAK_PAUSE_S))
+            await progress(loads, rng.randint(*PROGRESS))
             await kill(running, rng.choice(victims))
         await progress(loads, PROGRESS[1])
         stop.set()
@@ -91,9 +102,11 @@ async def kill(running: Standalone, name: str) -> None:
 
 
 async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(RECOVERY_S):
-        while not check():  # noqa: ASYNC110  # Processes have no event to wait for.
-            await asyncio.sleep(LOOK_EVERY_S)
+    deadline = asyncio.get_running_loop().time() + RECOVERY_S
+    while not check():
+        if asyncio.get_running_loop().time() > deadline:
+            raise Stuck
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def poll_once(running: Standalone, loads: list[Load]) -> None:

@@ -33,6 +33,13 @@ class Load:
     acked_ok: int = 0
     _last_received_at: float = 0.0
 
+    @property
+    def status(self) -> str:
+        """How far it has come."""
+        return (
+            f"{self.topic}: {self.sent_ok} stored, {self.received} received, {self.acked_ok} acked"
+        )
+
     async def run(self, *, producers: int, consumers: int, stop: asyncio.Event) -> None:
         """Produce until `stop`, and consume until nothing comes any more."""
         async with asyncio.TaskGroup() as tasks:
