@@ -144,16 +144,19 @@ def _write_index(engine: Engine, pair_count: int, derived: int, begin: int) -> S
 
 def _write_snapshot(engine: Engine, ends: list[list[int]], begin: int) -> Steps:
     state = engine.state
+    # What is new from here on is stated by the log from `begin` on.
+    progresses = list(state.progress.values())
 
     def sections() -> Iterator[Block | None]:
         def section(kind: int, number: int, data: bytes) -> Block:
             return Block(kind, number, engine.committed_offset, len(data), data)
 
+        while engine.has_pending:
+            yield None
         yield section(SECTION_CATALOG, 0, json.dumps(engine.catalog.items()).encode())
         # The ends of the queues belong to the moment at which the queue files were begun.
         data = json.dumps(ends).encode()
         yield Block(SECTION_QUEUES, 0, begin, len(data), data)
-        progresses = list(state.progress.values())
         plain = [progress for progress in progresses if progress.ordered is None]
         for first in range(0, len(plain), PROGRESS_A_SECTION):
             while engine.has_pending:
@@ -170,11 +173,11 @@ def _write_snapshot(engine: Engine, ends: list[list[int]], begin: int) -> Steps:
                 yield None
             yield section(SECTION_DELIVERIES, number, state.encode_deliveries(first, last))
 
-    count_max = 2 + 2 * len(state.progress) + len(list(state.slices()))
+    # The table may grow while its slices are written: at most to its bound, changes included.
+    slices_max = len(list(state.slices())) + 2 * engine.config.deliveries_max // SLOTS_A_SLICE + 2
     yield from files.write_block_file(
         engine.disk, SNAPSHOTS_FOLDER, block_file.SNAPSHOT_MAGIC, sections(),
-        # The table may grow while its slices are written: at most to its bound.
-        block_count_max=count_max + engine.config.deliveries_max // SLOTS_A_SLICE + 1,
+        block_count_max=2 + len(progresses) + slices_max,
         from_offset=begin, to_offset=engine.committed_offset,
     )  # fmt: skip
 
@@ -228,9 +231,12 @@ def retire_oldest(engine: Engine) -> Steps:
 def _restate(engine: Engine, end: int) -> Steps:
     """Append STATE records for all live state that is only stated before log offset `end`."""
     store, state, now_ms = engine.store, engine.state, engine.now_ms
-    for config in engine.catalog.items_stated_before(end):
-        log_offset = store.append_state(store.CONFIG, encode_config(config), now_ms)
-        engine.catalog.restated(config, log_offset)
+    for key in engine.catalog.stated_before(end):
+        # Between two slices it may have been changed or deleted: that must not be undone.
+        config = engine.catalog.find_stated_before(key, end)
+        if config is not None:
+            log_offset = store.append_state(store.CONFIG, encode_config(config), now_ms)
+            engine.catalog.stated_at[key] = log_offset
         yield []
     queues = [queue for queue in engine.catalog.queues.values() if queue.stated_at < end]
     if queues:

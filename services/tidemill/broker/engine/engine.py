@@ -147,7 +147,6 @@ class Engine:
         self.derived_offset = 0  # queue and index files state everything before
         self.records_at_checkpoint = 0
         self.expired_count = 0  # messages that retention took since the start
-        self._ready_topics: set[int] = set()
         self.now_ms = 0
 
     # ------------------------------------------------------------ commands
@@ -170,7 +169,7 @@ class Engine:
             )
         self.now_ms = now_ms
         queue_offset = self.store.append_message(topic_id, queue_id, blob, blob_crc, now_ms)
-        self._ready_topics.add(topic_id)
+        self.state.ready_topics.add(topic_id)
         key = topic_id, blob[1]
         self.store.stored[key] += 1
         self.store.stored_bytes[key] += len(blob)
@@ -459,7 +458,7 @@ class Engine:
             queue.min_offset,
             queue.max_offset,
             progress.pop_offset,
-            progress.consumer_offset,
+            self.state.consumer_offset(progress),
             max(progress.ready_count, 0),
             progress.in_flight,
             unacked_at,
@@ -556,7 +555,10 @@ class Engine:
     # ------------------------------------------------------------ time and wake-ups
 
     def next_due_ms(self) -> int | None:
-        """Return when `run_due` has something to do next, None: never."""
+        """Return when `run_due` or `take_ready` has something to do next, None: never."""
+        if self.state.ready or self.state.ready_topics:
+            # Made by a pop for those who wait: it left the rest of a long scan for the next turn.
+            return self.now_ms
         return self.consumption.next_due_ms()
 
     def run_due(self, now_ms: int) -> bool:
@@ -566,8 +568,8 @@ class Engine:
 
     def take_ready(self) -> tuple[set[int], set[tuple[int, int]]]:
         """Return and clear what became available: topic ids, and (group id, topic id) pairs."""
-        ready = self._ready_topics, self.state.ready
-        self._ready_topics, self.state.ready = set(), set()
+        ready = self.state.ready_topics, self.state.ready
+        self.state.ready_topics, self.state.ready = set(), set()
         return ready
 
     def take_config_changes(self) -> ConfigChanges:

@@ -172,7 +172,8 @@ class _Replay:
         match row.key_1:
             case kind if kind == SECTION_CATALOG:
                 for config in json.loads(bytes(data)):
-                    engine.catalog.apply(config, covered)
+                    # Which record states it is not known: the next retirement states it again.
+                    engine.catalog.apply(config, 0)
                 self._catalog_covered = covered
             case kind if kind == SECTION_QUEUES:
                 for topic_id, queue_id, end, stated_at in json.loads(bytes(data)):
@@ -235,8 +236,7 @@ class _Replay:
                     engine.catalog.apply(decode_config(found.tail), log_offset)
             case store.QUEUES:
                 for topic_id, queue_id, end in json.loads(bytes(found.tail)):
-                    if log_offset >= self._derived_offset:
-                        engine.catalog.queue(topic_id, queue_id).restart_at(end, log_offset)
+                    engine.catalog.queue(topic_id, queue_id).restart_at(end, log_offset)
             case store.PROGRESS:
                 engine.state.load_progress(found.tail, log_offset)
             case store.DELIVERIES:

@@ -205,14 +205,13 @@ class Catalog:
 
     # ------------------------------------------------------------ state
 
-    def items_stated_before(self, log_offset: int) -> list[dict[str, Any]]:
-        """Return the items that no record from `log_offset` on states."""
-        return [self._item(key) for key, at in self.stated_at.items() if at < log_offset]
+    def stated_before(self, log_offset: int) -> list[str]:
+        """Return the keys of the items that no record from `log_offset` on states."""
+        return [key for key, at in self.stated_at.items() if at < log_offset]
 
-    def restated(self, config: dict[str, Any], log_offset: int) -> None:
-        """Note that the record at `log_offset` states an item again."""
-        number = config.get(config["op"], {}).get("id") if config["op"] in ("topic", "group") else 0
-        self.stated_at[f"{config['op']} {number}" if number else config["op"]] = log_offset
+    def find_stated_before(self, key: str, log_offset: int) -> dict[str, Any] | None:
+        """Return an item as it is now, None when it is gone or a later record states it."""
+        return self._item(key) if self.stated_at.get(key, log_offset) < log_offset else None
 
     def items(self) -> list[dict[str, Any]]:
         """Return all items, for a snapshot."""

@@ -39,6 +39,7 @@ from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, Overload
 SCAN_ENTRIES_MAX = 4096  # queue entries one pop looks at for its filter: about a millisecond
 RETRY_SHARE = 5  # every fifth pop looks at the retry topic first, as in the reference (20 %)
 RETRY_WAIT_MAX_MS = 1_000  # a retry message that has waited this long goes first in any case
+CHANGES_RESERVE_PART = 0.125  # of deliveries_max: changes go on for a while where pops are refused
 REVIVE_MESSAGES_A_TURN = 64  # about a millisecond of copying
 DUE_SLOTS_A_TURN = 1024
 # Fairness and a bound: copies a group may cost in one window; 50,000 a second.
@@ -162,13 +163,15 @@ class Consumption:
         retry = subscription.retry
         if retry is not None and retry.pop_offset < retry.queue.max_offset:
             is_first = subscription.turn % RETRY_SHARE == 0 or (
-                bool(ready) and self._waits_since(retry) < now_ms - RETRY_WAIT_MAX_MS
+                bool(ready) and self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
             )
             ready.insert(0 if is_first else len(ready), retry)
         return ready
 
-    def _waits_since(self, progress: Progress) -> int:
+    def _waits_since(self, progress: Progress, now_ms: int) -> int:
         offset = max(progress.pop_offset, progress.queue.min_offset)
+        if offset == progress.queue.max_offset:
+            return now_ms  # Retention took all of it.
         return self._store.stored_at_ms(progress.queue.entry(offset)[0])
 
     def _subscription(self, group_id: int, topic_id: int, now_ms: int) -> Subscription:
@@ -191,7 +194,7 @@ class Consumption:
         if is_new and group.start_from_latest:
             # In the log, since a restart must not move the start past what arrived meanwhile.
             for progress in queues:
-                progress.pop_offset = progress.consumer_offset = progress.queue.max_offset
+                progress.pop_offset = progress.queue.max_offset
             self._store.append_state(
                 self._store.PROGRESS, self._state.encode_progress(queues), now_ms
             )
@@ -335,6 +338,8 @@ class Consumption:
                     batch.slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, attempt - 1
                 )
         if not kept:
+            # What follows was not looked at.
+            self._state.ready.add((progress.group_id, progress.named_topic_id))
             return None
         return batch._replace(
             indexes=kept,
@@ -358,6 +363,7 @@ class Consumption:
         ordered = progress.ordered
         assert ordered is not None, "the progress of an ordered group knows its order"
         table = self._state.table
+        self._drop_expired(progress)
         is_repeat = bool(attempt_id) and attempt_id == ordered.attempt_id
         live = self._live_slots(progress)
         if any(table.visible_at_ms[slot] > now_ms for slot in live):
@@ -367,9 +373,6 @@ class Consumption:
             self._state.flush_acks(now_ms)
         self._dead_letter_exhausted(live, progress, group, now_ms)
         self._skip_expired(progress)
-        low = progress.queue.min_offset
-        for offset in [offset for offset in ordered.pending if offset < low]:
-            del ordered.pending[offset]
         offsets = sorted(ordered.pending)[:want]
         log_offsets = [progress.queue.entry(offset)[0] for offset in offsets]
         if len(offsets) < want:
@@ -397,6 +400,21 @@ class Consumption:
         ordered.attempt_id = attempt_id
         ordered.batch_id = batch.delivery_id
         return self._within_limit(batch, attempts, progress, group, now_ms)
+
+    def _drop_expired(self, progress: Progress) -> None:
+        """Settle what retention took from an ordered queue: it can block nobody."""
+        assert progress.ordered is not None
+        table, pending, low = self._state.table, progress.ordered.pending, progress.queue.min_offset
+        gone = [offset for offset in pending if offset < low]
+        if not gone:
+            return
+        for slot in self._live_slots(progress):
+            for index in table.indexes_of(table.live[slot]):
+                if table.offset_of(slot, index) < low:
+                    self._state.settle(slot, 1 << index, progress)
+        for offset in gone:
+            pending.pop(offset, None)
+        self._count("expired_before_revive", progress, len(gone))
 
     def _live_slots(self, progress: Progress) -> list[int]:
         slots, slot = [], progress.head
@@ -519,13 +537,19 @@ class Consumption:
         """
         progress = self._find_live(delivery)
         state, table = self._state, self._state.table
+        if table.used_count >= self._deliveries_max * (1 + CHANGES_RESERVE_PART):
+            raise Overloaded(
+                "the broker's table of deliveries is full of replaced ones, which it keeps until "
+                "their deadlines; change invisible durations less often, or to shorter ones"
+            )
         old_slot, old_index = delivery.slot, delivery.message_index
         offset = table.offset_of(old_slot, old_index)
         flags = FLAG_SUPERSEDES | (FLAG_SUSPEND if suspend else 0)
         extra = pop_checkpoint.SUPERSEDED.pack(old_slot, delivery.delivery_id, old_index)
         if progress.ordered is not None:
             flags |= FLAG_ORDERED
-            counted = progress.ordered.pending.get(offset, 1) - suspend
+            was_suspended = bool(table.flags[old_slot] & FLAG_SUSPEND)
+            counted = progress.ordered.pending.get(offset, 1) + was_suspended - suspend
             extra += _encode_ordered([counted], "")
             progress.ordered.pending[offset] = counted
         visible_at_ms = now_ms + invisible_duration_ms
@@ -662,7 +686,8 @@ class Consumption:
 
     def _attempts_of(self, progress: Progress, offset: int) -> int:
         """Count the deliveries of a message of a group that is not ordered, this one included."""
-        if progress.topic_id == progress.named_topic_id:
+        is_gone = offset < progress.queue.min_offset
+        if is_gone or progress.topic_id == progress.named_topic_id:
             return 1
         return self._store.place(progress.queue.entry(offset)[0]).attempts + 1
 
@@ -697,6 +722,7 @@ class Consumption:
         group = self._catalog.groups[progress.group_id]
         target = self._store.ensure_system_topic(DLQ_PREFIX + group.name, None, now_ms)
         self._copy(slot, index, progress, target, reason, now_ms, attempts)
+        self._state.ready_topics.add(target.id)
         self._count("dead_lettered", progress, 1)
 
     def _retry_topic(self, group: Group, topic_id: int, now_ms: int) -> Topic:

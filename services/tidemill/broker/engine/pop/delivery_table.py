@@ -245,6 +245,14 @@ class DeliveryTable:
         ids = np.frombuffer(self.ids, dtype=np.int64)[begin:end]
         return np.flatnonzero(ids != FREE) + begin
 
+    def ordered_among(self, slots: np.ndarray) -> list[int]:
+        """Return which of `slots` hold a delivery of an ordered queue."""
+        slots = slots[slots < len(self.ids)].astype(np.int64)
+        ids = np.frombuffer(self.ids, dtype=np.int64)[slots]
+        flags = np.frombuffer(self.flags, dtype=np.uint8)[slots]
+        found: list[int] = slots[(ids != FREE) & (flags & FLAG_ORDERED > 0)].tolist()
+        return found
+
     def load(self, rows: np.ndarray, owners: np.ndarray) -> None:
         """Take rows over where no later use of their slots is known, many at once."""
         while len(self.ids) <= int(rows["slot"].max(initial=0)):

@@ -28,8 +28,8 @@ class OrderedState:
 class Progress:
     """One (topic, group, queue): where pops go on, and which deliveries are live.
 
-    Invariant: pop_offset >= consumer_offset, and every message below consumer_offset is settled or
-    in a live delivery, all of which are in the log.
+    Invariant: every message below pop_offset is settled, in a live delivery, or, in an ordered
+    queue, pending; all of that is in the log.
     """
 
     index: int
@@ -39,10 +39,11 @@ class Progress:
     named_topic_id: int
     queue: ConsumeQueue
     pop_offset: int = 0
-    consumer_offset: int = 0
     # Deliveries with messages that are not settled, in pop order.
     head: int = NIL
     tail: int = NIL
+    # The first of them that a pop made: what change-invisible makes has no place in this order.
+    oldest: int = NIL
     in_flight: int = 0
     # Deliveries with an identity below this are void: a reset or a deletion came after them.
     void_before: int = 0

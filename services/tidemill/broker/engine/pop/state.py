@@ -50,10 +50,14 @@ class PopState:
         self.owners: list[Progress] = []
         self.subscriptions: dict[tuple[int, int], Subscription] = {}
         self.ready: set[tuple[int, int]] = set()  # (group id, topic id) with new availability
+        self.ready_topics: set[int] = set()  # topic ids with new messages, for all groups
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (what, group id, topic id)
         self._acked: dict[int, int] = {}  # slot -> bits settled by acks of this round
         self._settled: list[int] = []
         self._slot_covered: dict[int, int] = {}
+        # While replaying: (slot, delivery id) of deliveries of ordered queues whose slot is used
+        # again in a later section of the snapshot, with what their settlement must still reach.
+        self._displaced: dict[tuple[int, int], tuple[Progress, list[int]]] = {}
 
     def progress_of(self, group_id: int, topic_id: int, queue_id: int) -> Progress:
         """Return the progress of a group in a queue, made when it is new."""
@@ -105,7 +109,11 @@ class PopState:
             table.next[tail] = slot
         progress.tail = slot
         progress.in_flight += count
-        progress.stated_at = delivery_id
+        if not flags & FLAG_SUPERSEDES:
+            if progress.oldest == NIL:
+                progress.oldest = slot
+            if not progress.void_before:
+                progress.stated_at = delivery_id
         table.watch(slot)
 
     def settle(self, slot: int, bits: int, progress: Progress) -> None:
@@ -142,13 +150,22 @@ class PopState:
             progress.tail = before
         else:
             table.previous[after] = before
-        if before != NIL:
+        if before == NIL:
+            progress.head = after
+        else:
             table.next[before] = after
-            return
-        progress.head = after
-        low = progress.pop_offset if after == NIL else table.starts[after]
-        # A replacing delivery may start lower than what is long settled: never go back.
-        progress.consumer_offset = max(progress.consumer_offset, low)
+        if slot == progress.oldest:
+            while after != NIL and table.flags[after] & FLAG_SUPERSEDES:
+                after = table.next[after]
+            progress.oldest = after
+
+    def consumer_offset(self, progress: Progress) -> int:
+        """Return the offset below which all is settled or delivered; only a reset lowers it."""
+        if progress.ordered is not None:
+            return min(progress.ordered.pending, default=progress.pop_offset)
+        if progress.oldest == NIL:
+            return progress.pop_offset
+        return self.table.starts[progress.oldest]
 
     def discard(self, slot: int) -> None:
         """Empty a slot that is in no list: void, or only kept to refuse old handles."""
@@ -194,15 +211,21 @@ class PopState:
             if log_offset < progress.covered:
                 continue
             self._void(progress, log_offset)
-            progress.pop_offset = progress.consumer_offset = offset
+            progress.pop_offset = offset
             if progress.ordered is not None:
                 progress.ordered = OrderedState()
             self.ready.add((progress.group_id, progress.named_topic_id))
 
     def _void(self, progress: Progress, log_offset: int) -> None:
-        # Slots are emptied when their deadlines come: a reset costs the same at any size.
+        # Slots are emptied when their deadlines come: a reset costs the same at any size. Those of
+        # an ordered queue, a batch at most, may be past theirs and wait for a pop.
+        slot = progress.head if progress.ordered is not None else NIL
+        while slot != NIL:
+            if self.table.flags[slot] & FLAG_DUE:
+                self.discard(slot)
+            slot = self.table.next[slot]
         progress.void_before = log_offset
-        progress.head = progress.tail = NIL
+        progress.head = progress.tail = progress.oldest = NIL
         progress.in_flight = 0
         progress.stated_at = log_offset
 
@@ -227,9 +250,10 @@ class PopState:
         if ck.flags & FLAG_ORDERED and progress.ordered is None:
             progress.ordered = OrderedState()
         if log_offset >= progress.covered:
-            progress.stated_at = log_offset
             if not ck.flags & FLAG_SUPERSEDES:
                 progress.pop_offset = ck.next_offset
+                if not progress.void_before:
+                    progress.stated_at = log_offset
             if progress.ordered is not None and ck.attempts is not None:
                 progress.ordered.pending.update(zip(ck.offsets, ck.attempts, strict=True))
                 if not ck.flags & FLAG_SUPERSEDES:
@@ -261,6 +285,8 @@ class PopState:
         """Fold the settling of some messages of a delivery in."""
         table = self.table
         if slot >= len(table.ids) or table.ids[slot] != delivery_id:
+            if not is_superseded:
+                self._settle_displaced(slot, delivery_id, bits, log_offset)
             return
         progress = self.owners[table.owners[slot]]
         if log_offset < self._covered(slot, progress):
@@ -273,6 +299,22 @@ class PopState:
                 progress.ordered.pending.pop(table.offset_of(slot, index), None)
         if not table.live[slot] and not table.superseded[slot]:
             self._replay_release(slot)
+
+    def _displace(self, slot: int) -> None:
+        """Remember a delivery of an ordered queue before a later use of its slot is loaded."""
+        table = self.table
+        if slot < len(table.ids) and table.ids[slot] != FREE and table.flags[slot] & FLAG_ORDERED:
+            progress = self.owners[table.owners[slot]]
+            offsets = [table.offset_of(slot, index) for index in range(table.counts[slot])]
+            self._displaced[slot, table.ids[slot]] = progress, offsets
+
+    def _settle_displaced(self, slot: int, delivery_id: int, bits: int, log_offset: int) -> None:
+        progress, offsets = self._displaced.get((slot, delivery_id), (None, []))
+        if progress is None or log_offset < progress.covered:
+            return
+        assert progress.ordered is not None, "only deliveries of ordered queues are remembered"
+        for index in self.table.indexes_of(bits):
+            progress.ordered.pending.pop(offsets[index], None)
 
     def _replay_release(self, slot: int) -> None:
         self.table.ids[slot] = FREE
@@ -314,9 +356,7 @@ class PopState:
         self._release_before(floors, keeps_superseded=True)
         for chain in table.relink(now_ms=now_ms):
             self._link(chain)
-        for progress in self.owners:
-            low = progress.pop_offset if progress.head == NIL else table.starts[progress.head]
-            progress.consumer_offset = max(progress.consumer_offset, min(low, progress.pop_offset))
+        self._displaced.clear()
 
     def _release_before(self, floors: list[int], *, keeps_superseded: bool) -> None:
         """Empty the slots whose identity is below the floor of their owner."""
@@ -342,6 +382,9 @@ class PopState:
         table.link_chain(chain)
         progress.head, progress.tail = int(chain[0]), int(chain[-1])
         progress.in_flight = int(np.bitwise_count(live).sum())
+        flags = np.frombuffer(table.flags, dtype=np.uint8)[chain]
+        popped = chain[(flags & FLAG_SUPERSEDES) == 0]
+        progress.oldest = int(popped[0]) if len(popped) else NIL
 
     # ------------------------------------------------------------ snapshots and STATE
 
@@ -382,7 +425,6 @@ class PopState:
             if covered < progress.covered:
                 continue
             progress.pop_offset = fields["pop"]
-            progress.consumer_offset = fields["consumer"]
             progress.void_before = fields["voidBefore"]
             progress.named_topic_id = fields["namedTopic"]
             progress.stated_at = fields["statedAt"]
@@ -399,6 +441,8 @@ class PopState:
         rows, gaps = self.table.decode_rows(data)
         if not len(rows):
             return
+        for slot in self.table.ordered_among(rows["slot"]):
+            self._displace(slot)
         plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
         keys = np.stack([rows["group_id"], rows["topic_id"], rows["queue_id"]], axis=1)
         places, places_at = np.unique(keys[plain], axis=0, return_inverse=True)
@@ -410,6 +454,7 @@ class PopState:
     def _load_row(self, row: tuple[int, ...], gap: tuple[int, ...] | None) -> None:
         slot, delivery_id, group_id, topic_id, queue_id, count, flags, *rest = row
         start, visible_at_ms, popped_at_ms, live, superseded = rest
+        self._displace(slot)
         if not self._is_later(slot, delivery_id):
             return
         progress = self.progress_of(group_id, topic_id, queue_id)
@@ -456,7 +501,6 @@ def _progress_fields(progress: Progress) -> dict[str, Any]:
         "queue": progress.queue.queue_id,
         "namedTopic": progress.named_topic_id,
         "pop": progress.pop_offset,
-        "consumer": progress.consumer_offset,
         "voidBefore": progress.void_before,
         "statedAt": progress.stated_at,
         "ordered": ordered

@@ -82,6 +82,7 @@ class CommitLog:
         self._segment_bytes = segment_bytes
         self._segments: list[Segment] = []
         self._prepared: Segment | None = None
+        self._is_prepared_durable = False
         self._pending: list[tuple[Segment, int, list[bytes | memoryview]]] = []
         self._buffers: list[bytes | memoryview] = []
         # Records of the pending round by offset: a pop may want one before it is written.
@@ -169,6 +170,9 @@ class CommitLog:
         if segment is None:
             # Nobody prepared it in time: an unfilled file is slower to sync, and right.
             segment = self._create(start)
+        elif not self._is_prepared_durable:
+            # Else what is synced into it could be lost with its name.
+            self._disk.folder(FOLDER).sync()
         assert segment.start == start, "segments are contiguous"
         self._segments.append(segment)
         self._active_end = segment.end
@@ -402,8 +406,11 @@ class CommitLog:
         """Give `file` the name of the segment that begins at `start`, durably; keep it ready."""
         source, file.name = file.name, segment_name(start)
         self._disk.rename(source, file.name)
-        yield [self._disk.folder(FOLDER)]
+        # The log may roll before the name is durable, and must then find the file and not make it.
         self._prepared = Segment(file, start, self._segment_bytes)
+        self._is_prepared_durable = False
+        yield [self._disk.folder(FOLDER)]
+        self._is_prepared_durable = True
 
     @property
     def wants_preparation(self) -> bool:

@@ -1,0 +1,158 @@
+"""Corners of pop, ack, change-invisible and dead letters, each of which was a bug once."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.engine_world import GROUP, TOPIC, World
+
+from tidemill.broker.engine.engine import QueueProgress, ResetTarget
+from tidemill.common.errors import Overloaded
+
+DAY_MS = 86_400_000
+FIFO = "fifo"
+
+
+def expire_all(world: World) -> None:
+    """Let retention take everything that is in the log now."""
+    for n in range(32):
+        world.send(f"filler{world.now_ms}-{n}", topic="filler", size=130_000)
+    world.background()
+
+
+def progress_of(world: World, name: str) -> list[QueueProgress]:
+    group = world.engine.catalog.find_group(name)
+    assert group is not None
+    return world.engine.group_progress(group)
+
+
+def test_a_retry_topic_whose_messages_have_all_expired_does_not_stop_pops() -> None:
+    world = World(retention_bytes=2 << 20)
+    world.send("m0", "m1")
+    world.pop(2, invisible_ms=1_000)
+    world.advance(2_000)
+    expire_all(world)
+    for n in range(7):
+        world.send(f"n{n}")
+        assert world.bodies(1) == [f"n{n}"]
+
+
+def test_an_attempt_repeated_after_retention_took_its_messages_goes_on_behind_them() -> None:
+    world = World(retention_bytes=2 << 20)
+    world.group(FIFO, is_ordered=True)
+    world.send("m0", "m1")
+    world.pop(2, group=FIFO, invisible_ms=DAY_MS, attempt_id="a")
+    expire_all(world)
+    world.send("m2")
+    assert world.bodies(2, group=FIFO, attempt_id="a") == ["m2"]
+    assert [one.in_flight_count for one in progress_of(world, FIFO)] == [1]
+
+
+def test_a_dead_letter_that_retention_took_is_only_settled() -> None:
+    world = World(retention_bytes=2 << 20)
+    world.send("m0")
+    world.pop(1, invisible_ms=1_000)
+    world.advance(2_000)
+    (retried,) = world.pop(1, invisible_ms=DAY_MS)
+    expire_all(world)
+    world.engine.dead_letter(retried.delivery, world.now_ms)
+    world.engine.commit()
+    assert sum(one.in_flight_count for one in progress_of(world, GROUP)) == 0
+
+
+@pytest.mark.parametrize(("suspends", "attempt"), [((1, 1), 1), ((1, 0), 2), ((0, 1), 1)])
+def test_the_newest_change_says_whether_an_ordered_delivery_counts(
+    suspends: tuple[bool, ...], attempt: int
+) -> None:
+    world = World()
+    world.group(FIFO, is_ordered=True)
+    world.send("m0")
+    (popped,) = world.pop(1, group=FIFO)
+    for suspend in suspends:
+        popped = world.change(popped, 10_000, suspend=bool(suspend))
+    world.restart()
+    world.advance(20_000)
+    assert [one.attempt for one in world.pop(1, group=FIFO)] == [attempt]
+
+
+def test_expired_ordered_deliveries_that_a_reset_or_deletion_voids_leave_the_table() -> None:
+    world = World()
+    world.group(FIFO, is_ordered=True)
+    for n in range(3):
+        world.send(f"m{n}")
+        world.pop(1, group=FIFO, invisible_ms=1_000)
+        world.advance(2_000)
+        world.engine.reset_offset(FIFO, TOPIC, ResetTarget(earliest=True), world.now_ms)
+        world.engine.commit()
+    world.pop(1, group=FIFO, invisible_ms=1_000)
+    world.advance(2_000)
+    world.engine.delete_group(FIFO, world.now_ms)
+    world.engine.commit()
+    assert world.engine.state.table.used_count == 0
+
+
+def test_a_consumer_offset_is_the_same_after_a_restart() -> None:
+    world = World()
+    world.send(*[f"m{n}" for n in range(8)])
+    first, second = world.pop(4), world.pop(4)
+    world.change(first[0], 90_000)
+    world.ack(*first[1:])
+    for acked in ([], second):
+        world.ack(*acked)
+        before = progress_of(world, GROUP)
+        world.restart()
+        assert progress_of(world, GROUP) == before
+    assert before[0].consumer_offset == 8, "what change-invisible made has a delivery of its own"
+
+
+def test_a_consumer_offset_of_an_ordered_group_is_its_lowest_unsettled_message() -> None:
+    world = World()
+    world.group(FIFO, is_ordered=True)
+    world.send(*[f"m{n}" for n in range(8)])
+    world.pop(4, group=FIFO, invisible_ms=1_000)
+    world.advance(2_000)
+    (m0,) = world.pop(1, group=FIFO, invisible_ms=1_000)
+    assert progress_of(world, FIFO)[0].consumer_offset == 0
+    world.ack(m0)
+    before = progress_of(world, FIFO)
+    assert before[0].consumer_offset == 1
+    world.restart()
+    assert progress_of(world, FIFO) == before
+
+
+def test_replaced_deliveries_do_not_fill_the_memory() -> None:
+    world = World(deliveries_max=80)
+    world.send("m0")
+    (popped,) = world.pop(1)
+    for _ in range(89):
+        popped = world.change(popped, DAY_MS // 2)
+    with pytest.raises(Overloaded, match="change invisible durations less often"):
+        world.change(popped, DAY_MS // 2)
+    assert world.engine.state.table.used_count == 90
+    assert world.ack(popped) == [1], "the last handle that was given out is good"
+
+
+def test_a_batch_without_attempts_left_does_not_hide_what_is_behind_it() -> None:
+    world = World()
+    world.send(*[f"m{n}" for n in range(33)])
+    assert len(world.drain(invisible_ms=1_000)) == 33
+    world.advance(2_000)
+    world.engine.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
+    world.engine.take_ready()
+    assert world.pop(32) == []
+    assert world.engine.next_due_ms() == world.now_ms, "the next turn looks at the rest"
+    assert world.pop(32) == []
+    assert len(world.drain(group="auditor", topic=f"%DLQ%{GROUP}")) == 33
+
+
+def test_dead_letters_wake_who_waits_for_them() -> None:
+    world = World()
+    for text in ("m0", "m1"):
+        world.send(text)
+        (popped,) = world.pop(1)
+        world.engine.take_ready()
+        world.engine.dead_letter(popped.delivery, world.now_ms)
+        world.engine.commit()
+        topic_ids, _ = world.engine.take_ready()
+        topic = world.engine.catalog.find_topic(f"%DLQ%{GROUP}")
+        assert topic is not None
+        assert topic.id in topic_ids
