@@ -147,30 +147,30 @@ def _write_snapshot(engine: Engine, ends: list[list[int]], begin: int) -> Steps:
     # What is new from here on is stated by the log from `begin` on.
     progresses = list(state.progress.values())
 
+    def quiet() -> Iterator[None]:
+        while engine.has_pending:
+            yield None
+
     def sections() -> Iterator[Block | None]:
         def section(kind: int, number: int, data: bytes) -> Block:
             return Block(kind, number, engine.committed_offset, len(data), data)
 
-        while engine.has_pending:
-            yield None
+        yield from quiet()
         yield section(SECTION_CATALOG, 0, json.dumps(engine.catalog.items()).encode())
         # The ends of the queues belong to the moment at which the queue files were begun.
         data = json.dumps(ends).encode()
         yield Block(SECTION_QUEUES, 0, begin, len(data), data)
         plain = [progress for progress in progresses if progress.ordered is None]
         for first in range(0, len(plain), PROGRESS_A_SECTION):
-            while engine.has_pending:
-                yield None
+            yield from quiet()
             chunk = plain[first : first + PROGRESS_A_SECTION]
             yield section(SECTION_PROGRESS, first, state.encode_progress(chunk))
         for progress in progresses:
             if progress.ordered is not None:
-                while engine.has_pending:
-                    yield None
+                yield from quiet()
                 yield section(SECTION_ORDERED, progress.index, state.encode_ordered(progress))
         for number, (first, last) in enumerate(state.slices()):
-            while engine.has_pending:
-                yield None
+            yield from quiet()
             yield section(SECTION_DELIVERIES, number, state.encode_deliveries(first, last))
 
     # The table may grow while its slices are written: at most to its bound, changes included.
