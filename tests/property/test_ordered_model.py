@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.support.engine_world import SMALL, TOPIC, Popped, World
+from tests.support.log_checker import judge
 
 from tidemill.broker.engine.engine import AckResult
 from tidemill.common.errors import InvalidReceiptHandle
@@ -171,6 +172,7 @@ class OrderedModel(RuleBasedStateMachine):
         """At quiescence everything was settled, and in order."""
         if not hasattr(self, "world"):
             return
+        judge(self.world)
         for _ in range(200):
             self.world.advance(200_000)
             self.settle_exhausted()
@@ -183,6 +185,7 @@ class OrderedModel(RuleBasedStateMachine):
             self.model.batch.clear()
         assert not self.model.expected()
         assert self.world.drain(group="auditor", topic=TOPIC) == self.model.sent
+        judge(self.world)
 
 
 OrderedModel.TestCase.settings = settings(

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
+from tests.support.log_checker import judge
 
 from tidemill.broker.engine.engine import AckResult, ResetTarget
 from tidemill.common.errors import InvalidReceiptHandle
@@ -188,6 +189,7 @@ class PopModel(RuleBasedStateMachine):
         """At quiescence every message that was sent is acked, dead, or delivered now."""
         if not hasattr(self, "world"):
             return
+        judge(self.world)
         for _ in range(MAX_ATTEMPTS + 1):
             self.advance(300_000)
             while popped := self.world.pop(32):
@@ -196,6 +198,7 @@ class PopModel(RuleBasedStateMachine):
                     self.known[one.body].state = "acked"
                 self.world.ack(*popped)
         assert not [text for text, known in self.known.items() if known.state == "ready"]
+        judge(self.world)
 
 
 PopModel.TestCase.settings = settings(

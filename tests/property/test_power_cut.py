@@ -14,6 +14,7 @@ from random import Random
 import pytest
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.log_checker import judge
 
 CHUNKS = 8  # the runs are split into this many tests
 FIFO_GROUP = "ordered"
@@ -79,6 +80,9 @@ def retire(world: World, answered: Answered) -> None:
 
 def check(world: World, answered: Answered) -> None:
     """Hold what the recovered engine says against what the clients were told."""
+    is_whole = world.engine.log.min_offset == 0
+    if is_whole:
+        judge(world)
     early = {text for text, until in answered.hidden.items() if until > world.now_ms}
     seen = world.drain()
     assert not (set(seen) & (early - answered.acked)), "a live delivery was handed out again"
@@ -93,6 +97,8 @@ def check(world: World, answered: Answered) -> None:
     surplus = got - set(answered.sent) - answered.unknown
     assert not surplus, f"from nowhere: {surplus}"
     check_ordered(world, answered)
+    if is_whole:
+        judge(world)
 
 
 def check_ordered(world: World, answered: Answered) -> None:

@@ -1,0 +1,286 @@
+"""A restart at any moment changes nothing that anybody can see, whatever was half done.
+
+Background work is advanced slice by slice among the commands, several commands share a round, and
+the slices of one snapshot so are of different moments. Before each start the complete state is
+read; the state after it must be the same, whichever of the derived files survived. What is left out
+is what only memory knows and may forget: what retention took, and what time has made void.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.support.engine_world import SMALL, World, blob
+
+from tidemill.broker.engine.background import (
+    is_oldest_retired,
+    retire_oldest,
+    write_checkpoint,
+)
+from tidemill.broker.engine.engine import Delivery, Engine, ResetTarget
+from tidemill.broker.engine.metadata.catalog import Group, Topic, TopicType
+from tidemill.broker.engine.store.disk import File
+from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
+
+TOPICS = ("orders", "payments")
+GROUPS = ("plain", "fifo", "fifo-2", "late")
+DERIVED = ("queues", "index", "snapshots")
+TOPIC = st.sampled_from(TOPICS)
+GROUP = st.sampled_from(GROUPS)
+ENDS_ROUND = st.booleans()
+
+
+def observe(engine: Engine, now_ms: int) -> dict[str, Any]:
+    """Read all that a client or an operator could find out."""
+    catalog, state = engine.catalog, engine.state
+    table = state.table
+    seen: dict[str, Any] = {
+        "topics": sorted(catalog.topics.values(), key=lambda topic: topic.id),
+        "groups": sorted(catalog.groups.values(), key=lambda group: group.id),
+        "next id": catalog.next_id,
+        "queues": sorted(
+            (*key, queue.min_offset, queue.max_offset, tuple(queue.walk(queue.min_offset)))
+            for key, queue in catalog.queues.items()
+        ),
+    }
+    for key, progress in state.progress.items():
+        low = progress.queue.min_offset
+        at = {
+            "pop": max(progress.pop_offset, low),
+            "consumer": max(state.consumer_offset(progress), low),
+        }
+        if progress.ordered is not None:
+            pending = progress.ordered.pending.items()
+            at["pending"] = sorted(one for one in pending if one[0] >= low)
+            at["attempt id"] = progress.ordered.attempt_id
+        if max(at["pop"], at["consumer"]) > low or progress.void_before or at.get("attempt id"):
+            seen[f"progress {key}"] = at
+    for slot in table.in_use(0, len(table.ids)).tolist():
+        progress = state.owners[table.owners[slot]]
+        key = progress.group_id, progress.topic_id, progress.queue.queue_id
+        if table.ids[slot] < progress.void_before or state.progress.get(key) is not progress:
+            continue
+        low = progress.queue.min_offset
+        live, replaced = (
+            [
+                table.offset_of(slot, index)
+                for index in table.indexes_of(bits)
+                if table.offset_of(slot, index) >= low
+            ]
+            for bits in (table.live[slot], table.superseded[slot])
+        )
+        if table.visible_at_ms[slot] <= now_ms:
+            replaced = []
+        if live or replaced:
+            seen[f"delivery {table.ids[slot]}"] = (
+                *key, slot, table.visible_at_ms[slot], live, replaced,
+            )  # fmt: skip
+    return seen
+
+
+class RestartAnywhere(RuleBasedStateMachine):
+    """Two topics, two groups in order, one without, one that begins at the latest message."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World(
+            config=SMALL, segment_bytes=64 << 10, retention_bytes=200 << 10, deliveries_max=10_000
+        )
+        self.steps: Iterator[list[File]] | None = None
+        self.handles: list[Delivery] = []
+        self.sent = 0
+        for name in TOPICS:
+            self.topic(name)
+        for name in GROUPS:
+            self.group(name)
+        self.commit()
+
+    def topic(self, name: str) -> Topic:
+        engine = self.world.engine
+        return engine.catalog.find_topic(name) or engine.put_topic(
+            name, type_=TopicType.MIXED, queues=1, now_ms=self.world.now_ms
+        )
+
+    def group(self, name: str) -> Group:
+        engine = self.world.engine
+        return engine.catalog.find_group(name) or engine.put_group(
+            name,
+            is_ordered=name.startswith("fifo"),
+            max_attempts=3,
+            start_from_latest=name == "late",
+            now_ms=self.world.now_ms,
+        )
+
+    def end(self, ends_round: bool) -> None:
+        if ends_round:
+            self.commit()
+
+    def commit(self) -> None:
+        if self.world.engine.has_pending:
+            self.world.engine.commit()
+
+    # ------------------------------------------------------------ commands
+
+    @rule(name=TOPIC, count=st.integers(1, 12), size=st.sampled_from([50, 3_000]), ends=ENDS_ROUND)
+    def send(self, name: str, count: int, size: int, ends: bool) -> None:
+        topic, world = self.topic(name), self.world
+        for _ in range(count):
+            self.sent += 1
+            data = blob(f"m{self.sent}", size=size)
+            world.engine.append(topic.id, self.sent % topic.queues, data, crc32(data), world.now_ms)
+        self.end(ends)
+
+    @rule(
+        name=TOPIC,
+        group_name=GROUP,
+        want=st.integers(1, 10),
+        duration=st.sampled_from([1_000, 20_000, 500_000]),
+        attempt_id=st.sampled_from(["", "a", "b"]),
+        ends=ENDS_ROUND,
+    )
+    def pop(
+        self, name: str, group_name: str, want: int, duration: int, attempt_id: str, ends: bool
+    ) -> None:
+        group, topic = self.group(group_name), self.topic(name)
+        batches = self.world.engine.pop(
+            group.id,
+            topic.id,
+            max_messages=want,
+            invisible_duration_ms=duration,
+            tags=frozenset(),
+            attempt_id=attempt_id,
+            now_ms=self.world.now_ms,
+        )
+        self.handles += [
+            Delivery(group.id, topic.id, one.slot, one.delivery_id, index, one.visible_at_ms)
+            for one in batches
+            for index in one.indexes
+        ]
+        self.end(ends)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), count=st.integers(1, 6), ends=ENDS_ROUND)
+    def ack(self, data: st.DataObject, count: int, ends: bool) -> None:
+        at = data.draw(st.integers(0, len(self.handles) - 1))
+        for delivery in self.handles[at : at + count]:
+            self.world.engine.ack(delivery, self.world.now_ms)
+        self.end(ends)
+
+    @precondition(lambda self: self.handles)
+    @rule(
+        data=st.data(),
+        duration=st.sampled_from([0, 2_000, 300_000]),
+        suspend=st.booleans(),
+        ends=ENDS_ROUND,
+    )
+    def change(self, data: st.DataObject, duration: int, suspend: bool, ends: bool) -> None:
+        delivery = data.draw(st.sampled_from(self.handles[-20:]))
+        try:
+            changed = self.world.engine.change_invisible(
+                delivery,
+                invisible_duration_ms=duration,
+                suspend=suspend,
+                now_ms=self.world.now_ms,
+            )
+            self.handles.append(changed)
+        except InvalidReceiptHandle:
+            pass
+        self.end(ends)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), ends=ENDS_ROUND)
+    def dead_letter(self, data: st.DataObject, ends: bool) -> None:
+        delivery = data.draw(st.sampled_from(self.handles[-20:]))
+        with contextlib.suppress(InvalidReceiptHandle, TopicNotFound, GroupNotFound):
+            self.world.engine.dead_letter(delivery, self.world.now_ms)
+        self.end(ends)
+
+    @rule(duration=st.sampled_from([1, 1_500, 25_000, 600_000]))
+    def advance(self, duration: int) -> None:
+        self.world.now_ms += duration
+        self.world.engine.refresh(self.world.now_ms)
+
+    @rule(ends=ENDS_ROUND)
+    def revive(self, ends: bool) -> None:
+        self.world.engine.run_due(self.world.now_ms)
+        self.end(ends)
+
+    @rule(name=TOPIC, group_name=GROUP, earliest=st.booleans(), ends=ENDS_ROUND)
+    def reset(self, name: str, group_name: str, earliest: bool, ends: bool) -> None:
+        self.topic(name), self.group(group_name)
+        target = ResetTarget(earliest=earliest, latest=not earliest)
+        self.world.engine.reset_offset(group_name, name, target, self.world.now_ms)
+        self.end(ends)
+
+    @rule(name=TOPIC, ends=ENDS_ROUND)
+    def grow(self, name: str, ends: bool) -> None:
+        queues = min(self.topic(name).queues + 1, 3)
+        self.world.engine.put_topic(name, type_=None, queues=queues, now_ms=self.world.now_ms)
+        self.end(ends)
+
+    @rule(name=TOPIC, ends=ENDS_ROUND)
+    def delete_topic(self, name: str, ends: bool) -> None:
+        self.topic(name)
+        self.world.engine.delete_topic(name, self.world.now_ms)
+        self.end(ends)
+
+    @rule(name=GROUP, ends=ENDS_ROUND)
+    def delete_group(self, name: str, ends: bool) -> None:
+        self.group(name)
+        self.world.engine.delete_group(name, self.world.now_ms)
+        self.end(ends)
+
+    # ------------------------------------------------------------ background, restart
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count: int) -> None:
+        """Advance background work by some slices; begin what is due when none is under way."""
+        for _ in range(count):
+            self.commit()
+            if self.steps is None:
+                retires = is_oldest_retired(self.world.engine)
+                work = retire_oldest if retires else write_checkpoint
+                self.steps = work(self.world.engine)
+            files = next(self.steps, None)
+            if files is None:
+                self.steps = None
+                continue
+            for file in files:
+                file.sync()
+
+    @rule(
+        how=st.sampled_from(["kill", "power cut"]),
+        lost=st.sampled_from([(), (), (), ("snapshots",), ("queues",), DERIVED]),
+    )
+    def restart(self, how: str, lost: tuple[str, ...]) -> None:
+        self.commit()
+        world = self.world
+        before = observe(world.engine, world.now_ms)
+        disk = world.disk.after_kill() if how == "kill" else world.disk.after_power_cut()
+        for folder in lost:
+            for name in disk.names(folder):
+                disk.remove(name)
+        world.disk, self.steps = disk, None
+        world.open()
+        assert observe(world.engine, world.now_ms) == before
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.restart("kill", ())
+            self.restart("kill", DERIVED)
+
+
+RestartAnywhere.TestCase.settings = settings(
+    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")),
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestRestartAnywhere = RestartAnywhere.TestCase
