@@ -75,7 +75,7 @@ class World:
 
     def topic(self, name: str = TOPIC, *, queues: int = 1) -> int:
         topic = self.engine.catalog.find_topic(name) or self.engine.put_topic(
-            name, type_=TopicType.MIXED, queues=queues, now_ms=self.now_ms
+            name, type_=TopicType.NORMAL, queues=queues, now_ms=self.now_ms
         )
         self.engine.commit()
         return topic.id

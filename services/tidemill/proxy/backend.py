@@ -59,11 +59,16 @@ class Backend:
         configuration = self.link.configuration
         if name not in configuration.topics:
             check_topic(name)
-            # The broker makes these itself, when the first message goes there.
-            is_brokers_own = name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX))
-            if configuration.auto_create and not is_brokers_own:
+            if self._may_be_made(name):
                 await self.link.ensure(topic=name, timeout_ms=self.timeout_ms(call))
         return self.find_topic(name)
+
+    def _may_be_made(self, name: str) -> bool:
+        configuration = self.link.configuration
+        if name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            # Whoever watches for dead letters comes before the first one.
+            return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in configuration.groups
+        return configuration.auto_create and not name.startswith(RETRY_TOPIC_PREFIX)
 
     async def use_group(self, name: str, call: Call) -> link_pb2.GroupConfig:
         """Return a consumer group, created by this first use where the broker permits that."""

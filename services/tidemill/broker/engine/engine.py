@@ -27,6 +27,7 @@ from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import (
+    DLQ_PREFIX,
     QUEUES_MAX,
     Catalog,
     ConfigChanges,
@@ -60,6 +61,7 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 
 # Below this part of the reserve even pops are refused; acks and revive go on to the end.
 POP_RESERVE_PART = 4
+TYPES_WITH_ORDER = {TopicType.FIFO, TopicType.MIXED}
 MAX_ATTEMPTS_MAX = 1000
 RETRY_STEPS_MAX = 100
 
@@ -251,6 +253,12 @@ class Engine:
 
         Raises TopicNotFound, GroupNotFound where that is not allowed.
         """
+        if topic.startswith(DLQ_PREFIX):
+            # A group's dead-letter topic may be watched before the first message gets there.
+            if self.catalog.find_group(topic.removeprefix(DLQ_PREFIX)) is None:
+                raise TopicNotFound(f"there is no consumer group to the topic {topic!r}")
+            self.now_ms = now_ms
+            self.store.ensure_system_topic(topic, None, now_ms)
         is_missing = bool(topic) and self.catalog.find_topic(topic) is None
         if is_missing and not self.config.auto_create:
             raise TopicNotFound(f"there is no topic {topic!r}; create it first")
@@ -292,10 +300,10 @@ class Engine:
                     f"topic {name!r} has {old.queues} queues, and messages in them; the number can "
                     f"only grow"
                 )
-            if topic.queues > old.queues and TopicType.FIFO in (old.type, topic.type):
+            if topic.queues > old.queues and {old.type, topic.type} & TYPES_WITH_ORDER:
                 raise Conflict(
-                    "the queues of a FIFO topic are fixed at its creation: message groups are "
-                    "spread over them by hash, and their order would break"
+                    "the queues of a topic that takes FIFO messages are fixed at its creation: "
+                    "message groups are spread over them by hash, and their order would break"
                 )
             if replace(topic, version=old.version) == old:
                 return old

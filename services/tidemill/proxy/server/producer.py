@@ -11,6 +11,7 @@ from tidemill.common.errors import (
     MessageCorrupted,
     MessageTypeConflict,
     NotBuilt,
+    Overloaded,
     ServiceError,
 )
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -77,10 +78,19 @@ class Producer:
         now_ms = self._clock.wall_ms()
         stored = [_encode(message, topic, now_ms) for message in messages]
         timeout_ms = self._backend.timeout_ms(call)
-        return [
-            self._append(topic, message, blob, timeout_ms)
-            for message, blob in zip(messages, stored, strict=True)
-        ]
+        appends = []
+        refused_groups: set[str] = set()
+        for message, blob in zip(messages, stored, strict=True):
+            message_group = message.system_properties.message_group
+            if message_group in refused_groups:
+                # Nothing of a message group may overtake what was refused of it.
+                appends.append(_refused(Overloaded("the message before it was refused")))
+                continue
+            append = self._append(topic, message, blob, timeout_ms)
+            if message_group and append.done():
+                refused_groups.add(message_group)
+            appends.append(append)
+        return appends
 
     def _append(
         self, topic: link_pb2.TopicConfig, message: v2.Message, blob: bytes, timeout_ms: int
@@ -90,9 +100,7 @@ class Producer:
         try:
             return self._backend.link.append(topic.id, queue_id, blob, timeout_ms=timeout_ms)
         except ServiceError as error:
-            refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            refused.set_exception(error)
-            return refused
+            return _refused(error)
 
     def _queue(self, message: v2.Message, topic: link_pb2.TopicConfig) -> int:
         """Choose the queue; the client's own choice is not a promise that clients keep alike."""
@@ -100,6 +108,13 @@ class Producer:
         if message_group:
             return queue_of_group(topic, message_group)
         return self._queues.choose_queue(topic)
+
+
+def _refused(error: ServiceError) -> asyncio.Future[int]:
+    """Return an append that has ended before it began."""
+    refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    refused.set_exception(error)
+    return refused
 
 
 def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
