@@ -2,8 +2,7 @@
 
 Background work is advanced slice by slice among the commands, several commands share a round, and
 the slices of one snapshot so are of different moments. Before each start the complete state is
-read; the state after it must be the same, whichever of the derived files survived. What is left out
-is what only memory knows and may forget: what retention took, and what time has made void.
+read; the state after it must be the same, whichever of the derived files survived.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
 from zlib import crc32
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.support.engine_world import SMALL, World, blob
+from tests.support.observation import observe
 
 from tidemill.broker.engine.background import (
     is_oldest_retired,
     retire_oldest,
     write_checkpoint,
 )
-from tidemill.broker.engine.engine import Delivery, Engine, ResetTarget
+from tidemill.broker.engine.engine import Delivery, ResetTarget
 from tidemill.broker.engine.metadata.catalog import Group, Topic, TopicType
 from tidemill.broker.engine.store.disk import File
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
@@ -35,54 +34,6 @@ DERIVED = ("queues", "index", "snapshots")
 TOPIC = st.sampled_from(TOPICS)
 GROUP = st.sampled_from(GROUPS)
 ENDS_ROUND = st.booleans()
-
-
-def observe(engine: Engine, now_ms: int) -> dict[str, Any]:
-    """Read all that a client or an operator could find out."""
-    catalog, state = engine.catalog, engine.state
-    table = state.table
-    seen: dict[str, Any] = {
-        "topics": sorted(catalog.topics.values(), key=lambda topic: topic.id),
-        "groups": sorted(catalog.groups.values(), key=lambda group: group.id),
-        "next id": catalog.next_id,
-        "queues": sorted(
-            (*key, queue.min_offset, queue.max_offset, tuple(queue.walk(queue.min_offset)))
-            for key, queue in catalog.queues.items()
-        ),
-    }
-    for key, progress in state.progress.items():
-        low = progress.queue.min_offset
-        at = {
-            "pop": max(progress.pop_offset, low),
-            "consumer": max(state.consumer_offset(progress), low),
-        }
-        if progress.ordered is not None:
-            pending = progress.ordered.pending.items()
-            at["pending"] = sorted(one for one in pending if one[0] >= low)
-            at["attempt id"] = progress.ordered.attempt_id
-        if max(at["pop"], at["consumer"]) > low or progress.void_before or at.get("attempt id"):
-            seen[f"progress {key}"] = at
-    for slot in table.in_use(0, len(table.ids)).tolist():
-        progress = state.owners[table.owners[slot]]
-        key = progress.group_id, progress.topic_id, progress.queue.queue_id
-        if table.ids[slot] < progress.void_before or state.progress.get(key) is not progress:
-            continue
-        low = progress.queue.min_offset
-        live, replaced = (
-            [
-                table.offset_of(slot, index)
-                for index in table.indexes_of(bits)
-                if table.offset_of(slot, index) >= low
-            ]
-            for bits in (table.live[slot], table.superseded[slot])
-        )
-        if table.visible_at_ms[slot] <= now_ms:
-            replaced = []
-        if live or replaced:
-            seen[f"delivery {table.ids[slot]}"] = (
-                *key, slot, table.visible_at_ms[slot], live, replaced,
-            )  # fmt: skip
-    return seen
 
 
 class RestartAnywhere(RuleBasedStateMachine):
@@ -105,7 +56,7 @@ class RestartAnywhere(RuleBasedStateMachine):
     def topic(self, name: str) -> Topic:
         engine = self.world.engine
         return engine.catalog.find_topic(name) or engine.put_topic(
-            name, type_=TopicType.MIXED, queues=1, now_ms=self.world.now_ms
+            name, type_=TopicType.NORMAL, queues=1, now_ms=self.world.now_ms
         )
 
     def group(self, name: str) -> Group:

@@ -12,6 +12,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, ResetTarget
 from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 
@@ -84,15 +85,15 @@ def test_a_topic_deleted_while_state_is_stated_again_stays_deleted(
 def test_a_topic_changed_while_state_is_stated_again_stays_changed() -> None:
     world = world_about_to_retire()
 
-    def grow() -> None:
-        world.engine.put_topic("topic-4", type_=None, queues=6, now_ms=world.now_ms)
+    def change() -> None:
+        world.engine.put_topic("topic-4", type_=TopicType.DELAY, queues=0, now_ms=world.now_ms)
         world.engine.commit()
 
-    interleave(world, retire_oldest(world.engine), once(grow))
+    interleave(world, retire_oldest(world.engine), once(change))
     keep_only_the_log(world)
     topic = world.engine.catalog.find_topic("topic-4")
     assert topic is not None
-    assert topic.queues == 6
+    assert topic.type is TopicType.DELAY
 
 
 def test_what_a_snapshot_brought_is_stated_again_before_its_record_goes() -> None:

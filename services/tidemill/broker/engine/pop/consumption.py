@@ -484,7 +484,8 @@ class Consumption:
                     self._state.ready.add((progress.group_id, progress.named_topic_id))
                 result = AckResult.APPLIED
             else:
-                is_gone = table.superseded[slot] & bit
+                # After the deadline it may as well have been revived or dead-lettered.
+                is_gone = table.superseded[slot] & bit or table.visible_at_ms[slot] <= now_ms
                 result = AckResult.GONE if is_gone else AckResult.ALREADY
         self._state.counts[result.name, delivery.group_id, delivery.topic_id] += 1
         return result

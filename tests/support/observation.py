@@ -1,0 +1,58 @@
+"""The complete state of an engine, as far as anybody can find it out.
+
+Left out is what only memory knows and may forget: what retention took, and what time made void.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.broker.engine.engine import Engine
+
+
+def observe(engine: Engine, now_ms: int) -> dict[str, Any]:
+    """Read all that a client or an operator could find out."""
+    catalog, state = engine.catalog, engine.state
+    table = state.table
+    seen: dict[str, Any] = {
+        "topics": sorted(catalog.topics.values(), key=lambda topic: topic.id),
+        "groups": sorted(catalog.groups.values(), key=lambda group: group.id),
+        "next id": catalog.next_id,
+        "queues": sorted(
+            (*key, queue.min_offset, queue.max_offset, tuple(queue.walk(queue.min_offset)))
+            for key, queue in catalog.queues.items()
+        ),
+    }
+    for key, progress in state.progress.items():
+        low = progress.queue.min_offset
+        at = {
+            "pop": max(progress.pop_offset, low),
+            "consumer": max(state.consumer_offset(progress), low),
+        }
+        if progress.ordered is not None:
+            pending = progress.ordered.pending.items()
+            at["pending"] = sorted(one for one in pending if one[0] >= low)
+            at["attempt id"] = progress.ordered.attempt_id
+        if max(at["pop"], at["consumer"]) > low or progress.void_before or at.get("attempt id"):
+            seen[f"progress {key}"] = at
+    for slot in table.in_use(0, len(table.ids)).tolist():
+        progress = state.owners[table.owners[slot]]
+        key = progress.group_id, progress.topic_id, progress.queue.queue_id
+        if table.ids[slot] < progress.void_before or state.progress.get(key) is not progress:
+            continue
+        low = progress.queue.min_offset
+        live, replaced = (
+            [
+                table.offset_of(slot, index)
+                for index in table.indexes_of(bits)
+                if table.offset_of(slot, index) >= low
+            ]
+            for bits in (table.live[slot], table.superseded[slot])
+        )
+        if table.visible_at_ms[slot] <= now_ms:
+            replaced = []
+        if live or replaced:
+            seen[f"delivery {table.ids[slot]}"] = (
+                *key, slot, table.visible_at_ms[slot], live, replaced,
+            )  # fmt: skip
+    return seen
