@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 _OPTIONS = [
+    ("grpc.optimization_target", "throughput"),
     # A body over the limit gets its own code in a response, so the library must let it pass.
     ("grpc.max_receive_message_length", 130 << 20),
     ("grpc.max_send_message_length", -1),
