@@ -138,7 +138,7 @@ def test_invariant_40_a_receive_cancelled_too_late_is_answered_and_can_be_given_
 
 
 def test_invariant_42_a_blocked_queue_wakes_nobody_until_it_is_free() -> None:
-    """The backlog is long, the polls are many, and rounds go by: pops are made at arrivals alone."""
+    """The backlog is long, the polls are many, rounds go by: only arrivals lead to pops."""
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.world.send(*[f"m{n}" for n in range(100)])

@@ -1,0 +1,228 @@
+"""The bytes on disk: what an earlier build wrote is read, and today's build writes the same.
+
+The files in `golden/` are never made again to let a test pass: a format that changes gets a new
+version, keeps its reader, and adds a file. Where one is missing it is made by
+`python -m tests.unit.engine.test_golden_files`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+import pytest
+from tests.support.engine_world import GROUP, SMALL, TOPIC, World, blob
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.log_checker import check_log
+
+from tidemill.broker.engine.background import retire_oldest, write_checkpoint
+from tidemill.broker.engine.engine import AckResult, ResetTarget
+from tidemill.broker.engine.layout import message, pop_checkpoint, record, store_checkpoint
+from tidemill.broker.engine.layout.message import Reason
+from tidemill.broker.engine.layout.record import Header, Kind
+from tidemill.broker.engine.metadata.catalog import ExponentialRetry
+from tidemill.common import stored_message
+from tidemill.common.receipt_handle import HandleFields, HandleSigner
+
+FOLDER = Path(__file__).parent / "golden"
+START_MS = 1_700_000_000_000
+SEGMENT = 16_384
+HANDLES = [
+    (GROUP, TOPIC, HandleFields(0, 0, 0, 0)),
+    (GROUP, TOPIC, HandleFields(7, 4_096, START_MS, 31)),
+    ("%RETRY%g", "a|b", HandleFields(2**32 - 1, 2**63, 2**62, 16)),
+]
+MESSAGE = blob("the body", message_id="0123", tag="tag", keys=("key-1", "key-2"))
+
+
+def sync(files: list[object]) -> None:
+    for file in files:
+        file.sync()  # type: ignore[attr-defined]  # a file of a FaultyDisk
+
+
+@cache
+def history() -> dict[str, bytes]:
+    """Write a store that holds every kind of record, and return its files by golden name."""
+    world = World(
+        FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=SEGMENT, deliveries_max=1_000
+    )
+    engine = world.engine
+    world.group(max_attempts=2, customized_ms=(1_000, 5_000))
+    retry = ExponentialRetry(initial_ms=500, max_ms=60_000, multiplier=1.5)
+    world.group("fifo", is_ordered=True, exponential=retry)
+    world.topic(queues=2)
+    for n in range(12):
+        data = blob(f"m{n}", tag="ab"[n // 2 % 2], keys=("k",) * (n % 3))
+        engine.append(world.topic(), n % 2, data, crc32(data), world.now_ms)
+    engine.commit()
+    gaps = world.pop(2, tags=("a",), invisible_ms=1_000)
+    rest = world.pop(4, invisible_ms=600_000)
+    ordered = world.pop(3, group="fifo", invisible_ms=600_000, attempt_id="attempt-1")
+    world.ack(rest[0], ordered[1])
+    world.change(rest[1], 900_000, suspend=True)
+    world.change(ordered[0], 700_000)
+    world.advance(1_000)
+    world.pop(invisible_ms=1_000)
+    world.advance(1_000)
+    engine.dead_letter(rest[2].delivery, world.now_ms)
+    world.pop(1, group="resetter")
+    engine.reset_offset("resetter", TOPIC, ResetTarget(offset=3), world.now_ms)
+    world.topic("gone")
+    engine.delete_topic("gone", world.now_ms)
+    engine.commit()
+    assert len(gaps) == 2
+    for files in write_checkpoint(engine):
+        sync(list(files))
+    found = {
+        f"{folder}.bin": world.disk.read(world.disk.names(folder)[0]) or b""
+        for folder in ("queues", "index", "snapshots")
+    }
+    found["checkpoint.bin"] = world.disk.read("checkpoint") or b""
+    while len(engine.log.segments) < 2:
+        world.send("filler", topic="filler", size=3_000)
+    # As if a later checkpoint had been written: only then a segment may go.
+    engine.derived_offset = engine.committed_offset
+    segments: dict[str, bytes] = {}
+    for files in retire_oldest(engine):
+        sync(list(files))
+        engine.commit()
+        for segment in engine.log.segments:
+            segments[segment.file.name] = bytes(segment.view)
+    found["log.bin"] = b"".join(data for _, data in sorted(segments.items()))
+    signer = HandleSigner(bytes(range(32)), "broker-0")
+    handles = [
+        signer.sign(
+            group, topic, slot=one.slot, delivery_id=one.delivery_id,
+            visible_at_ms=one.visible_at_ms,
+        ).handle(one.message_index)
+        for group, topic, one in HANDLES
+    ]  # fmt: skip
+    return found | {"stored_message.bin": MESSAGE, "receipt_handles.bin": b"\n".join(handles)}
+
+
+NAMES = [
+    "checkpoint.bin", "index.bin", "log.bin", "queues.bin", "receipt_handles.bin", "snapshots.bin",
+    "stored_message.bin",
+]  # fmt: skip
+
+
+def golden(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_todays_encoders_write_the_golden_bytes(name: str) -> None:
+    assert history()[name] == golden(name)
+
+
+def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
+    disk = FaultyDisk(Random(0))
+    data = golden("log.bin")
+    files = {
+        f"log/{start:020d}.log": data[start : start + SEGMENT]
+        for start in range(0, len(data), SEGMENT)
+    }
+    if with_derived_files:
+        files["checkpoint"] = golden("checkpoint.bin")
+        checkpoint = store_checkpoint.find(files["checkpoint"])
+        assert checkpoint is not None
+        for folder in ("queues", "index", "snapshots"):
+            name = f"{folder}/{0 if folder != 'snapshots' else checkpoint.derived_offset:020d}"
+            files[f"{name}-{checkpoint.derived_offset:020d}"] = golden(f"{folder}.bin")
+    for name, content in files.items():
+        file = disk.open(name, create=True)
+        file.write_at(0, [content])
+        file.sync()
+    disk.sync_folder(".")
+    return disk
+
+
+def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> None:
+    checker = check_log(golden_disk(with_derived_files=False))
+    assert set(checker.kinds) == set(Kind)
+    flags, states, reasons, operations = 0, set(), set(), set()
+    view = memoryview(golden("log.bin"))
+    at = 0
+    while at + record.HEADER_SIZE <= len(view):
+        if record.PAD.unpack_from(view, at)[0] == record.PAD_MAGIC:
+            at = (at // SEGMENT + 1) * SEGMENT
+            continue
+        if record.find_damage(view, at, log_offset=at):
+            break
+        header = Header._make(record.HEADER.unpack_from(view, at))
+        body = bytes(view[at + record.HEADER_SIZE : at + header.head_size])
+        if header.kind == Kind.CK:
+            flags |= pop_checkpoint.decode(body).flags
+        elif header.kind == Kind.STATE:
+            states.add(body[0])
+        elif header.kind == Kind.CONFIG:
+            operations.add(body.partition(b'"op":"')[2].partition(b'"')[0])
+        elif header.kind == Kind.MESSAGE and header.flags & message.FLAG_CAUSE:
+            reasons.add(message.decode_cause(body).reason)
+        at += header.size
+    assert flags == (
+        pop_checkpoint.FLAG_GAPS
+        | pop_checkpoint.FLAG_SUPERSEDES
+        | pop_checkpoint.FLAG_ORDERED
+        | pop_checkpoint.FLAG_SUSPEND
+    )
+    assert states == {1, 2, 3, 4}
+    assert operations == {b"broker", b"nextId", b"topic", b"group", b"reset", b"deleteTopic"}
+    assert reasons == set(Reason)
+
+
+@pytest.mark.parametrize("with_derived_files", [False, True])
+def test_an_engine_of_today_goes_on_with_the_golden_files(with_derived_files: bool) -> None:
+    world = World(
+        golden_disk(with_derived_files=with_derived_files),
+        config=SMALL,
+        segment_bytes=SEGMENT,
+        now_ms=START_MS + 3_000,
+    )
+    assert bool(world.report.snapshot) == with_derived_files
+    catalog = world.engine.catalog
+    assert catalog.find_topic("gone") is None
+    group, fifo = catalog.find_group(GROUP), catalog.find_group("fifo")
+    assert group is not None
+    assert fifo is not None
+    assert (group.max_attempts, group.customized_ms) == (2, (1_000, 5_000))
+    assert fifo.exponential == ExponentialRetry(initial_ms=500, max_ms=60_000, multiplier=1.5)
+    assert sorted(world.bodies(group="auditor")) == sorted(f"m{n}" for n in range(12))
+    assert len(world.bodies(group="resetter")) == 6
+    assert len(world.bodies(group="auditor", topic=f"%DLQ%{GROUP}")) == 3
+    assert sum(one.in_flight_count for one in world.engine.group_progress(fifo)) == 2
+    topic = catalog.find_topic(TOPIC)
+    assert topic is not None
+    assert {one.stored_topic for one in world.engine.find(topic, key="k")} >= {TOPIC}
+    popped = world.pop(group="fifo", attempt_id="attempt-2")
+    assert len(popped) == 6, "of one queue the golden batch is out"
+    world.advance(1_000_000)
+    again = world.pop(group="fifo", attempt_id="attempt-3")
+    assert len(again) == 11, "one was acked"
+    assert sorted(one.attempt for one in again) == [1] * 3 + [2] * 8
+    assert world.ack(again[0]) == [AckResult.APPLIED]
+
+
+def test_the_golden_message_and_handles_are_read() -> None:
+    data = golden("stored_message.bin")
+    assert stored_message.message_id_of(data) == "0123"
+    assert stored_message.tag_of(data) == "tag"
+    assert stored_message.body_of(data) == b"the body"
+    signer = HandleSigner(bytes(range(32)), "broker-0")
+    lines = golden("receipt_handles.bin").decode().split("\n")
+    for line, (group, topic, fields) in zip(lines, HANDLES, strict=True):
+        assert signer.open(line, group, topic) == fields
+
+
+def make_missing() -> None:
+    """Write the golden files that do not exist."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, data in history().items():
+        if not (FOLDER / name).exists():
+            (FOLDER / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    make_missing()
