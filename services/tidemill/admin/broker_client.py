@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
 import grpc
+import structlog
 
 from tidemill.common import errors
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -15,7 +17,11 @@ from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an error by its class
 RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second
 RECONNECT_MS_MAX = 5_000
+WAITING_WARN_FIRST_S = 1.0  # until then a missing broker is one that starts beside us
+WAITING_WARN_EVERY_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -68,15 +74,40 @@ class BrokerClient:
 
 @contextlib.asynccontextmanager
 async def broker_client(address: str, *, timeout_ms: int) -> AsyncIterator[BrokerClient]:
-    """Connect when first used, and again whenever the connection is lost."""
+    """Connect, and again whenever the connection is lost."""
     options = (
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
         ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MIN),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     )
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        yield BrokerClient(channel, timeout_ms=timeout_ms)
+    async with (
+        grpc.aio.insecure_channel(address, options=options) as channel,
+        asyncio.TaskGroup() as tasks,
+    ):
+        watch = tasks.create_task(_report(channel, address), name="broker connection")
+        try:
+            yield BrokerClient(channel, timeout_ms=timeout_ms)
+        finally:
+            watch.cancel()
+
+
+async def _report(channel: grpc.aio.Channel, address: str) -> None:
+    """Say in the log while the broker cannot be reached, and when it can again."""
+    is_told, patience_s = False, WAITING_WARN_FIRST_S
+    while True:
+        try:
+            async with asyncio.timeout(patience_s):
+                await channel.channel_ready()
+        except TimeoutError:
+            log.warning("waiting for the broker", address=address)
+            is_told, patience_s = False, WAITING_WARN_EVERY_S
+            continue
+        if not is_told:
+            log.info("broker connected", address=address)
+        is_told, patience_s = True, WAITING_WARN_FIRST_S
+        # An idle channel leaves this state too, so leaving it is no news by itself.
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
 
 async def _checked(call: Awaitable[T]) -> T:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Port, ProcessSettings
+from tidemill.common.settings import Address, Port, ProcessSettings
 
 
 class AdminSettings(ProcessSettings):
@@ -16,7 +16,7 @@ class AdminSettings(ProcessSettings):
 
     host: str = Field("127.0.0.1", description="Address of the REST API.")
     port: Port = Field(8080, description="Port of the REST API; 0: a free one.")
-    broker: str = Field("127.0.0.1:10911", description="Address (host:port) of the broker.")
+    broker: Address = Field("127.0.0.1:10911", description="Address (host:port) of the broker.")
     request_timeout_ms: int = Field(
         5_000, ge=1, description="How long a request waits for the broker."
     )

@@ -12,12 +12,13 @@ starts, and handed on as parameters. Nothing else reads the environment.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliImplicitFlag,
@@ -33,9 +34,21 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+def _checked_address(value: str) -> str:
+    found = _ADDRESS.fullmatch(value)
+    if found is None or not 0 < int(found[2]) < 65_536:
+        raise ValueError(f"{value!r} is not an address of the form host:port")
+    return value
+
+
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Flag = CliImplicitFlag[bool]  # --thing and --no-thing
+Address = Annotated[str, AfterValidator(_checked_address)]  # host:port, or [IPv6]:port
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]  # a,b or repeated flags
+Addresses = Annotated[list[Address], NoDecode, BeforeValidator(_split)]
 
 EXIT_USAGE = 2  # exit status of a process that was given settings it cannot use
 
@@ -99,7 +112,7 @@ class ProcessSettings(BaseSettings):
             return cls.model_validate(values)
         except ValidationError as error:
             reasons = [
-                f"  {'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}"
+                f"  {'.'.join(map(str, item['loc'])) or 'settings'}: {_sentence(item['msg'])}"
                 for item in error.errors()
             ]
             _refuse(cls, "\n".join(["these settings cannot be used:", *reasons]))
@@ -116,6 +129,10 @@ class _SharedFile(YamlConfigSettingsSource):
     def __call__(self) -> dict[str, Any]:
         fields = self.settings_cls.model_fields
         return {name: value for name, value in super().__call__().items() if name in fields}
+
+
+def _sentence(message: str) -> str:
+    return message.removeprefix("Value error, ")  # Pydantic's, before a reason of ours.
 
 
 def _config_of(arguments: Sequence[str]) -> str | None:

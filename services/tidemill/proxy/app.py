@@ -61,16 +61,16 @@ async def serve(settings: ProxySettings) -> None:
             ) as endpoint,
             running(link),
         ):
-            if not await first_of(link.configured, stop):
-                return
-            async with server.serving(settings):
-                metrics.is_serving = endpoint.is_ready = True
-                log.info("proxy serving", grpc=server.address, metrics=endpoint.url)
-                announce_ready(settings.supervisor_fd, grpc=server.address, metrics=endpoint.url)
-                await stop.wait()
-                metrics.is_serving = endpoint.is_ready = False
-                link.release_polls()
-                await server.drain(settings.drain_timeout_ms)
+            if await first_of(link.configured, stop):
+                async with server.serving(settings):
+                    metrics.is_serving = endpoint.is_ready = True
+                    addresses = {"grpc": server.address, "metrics": endpoint.url}
+                    log.info("proxy serving", **addresses)
+                    announce_ready(settings.supervisor_fd, **addresses)
+                    await stop.wait()
+                    metrics.is_serving = endpoint.is_ready = False
+                    link.release_polls()
+                    await server.drain(settings.drain_timeout_ms)
     log.info("proxy stopped")
 
 

@@ -46,6 +46,9 @@ GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 RECONNECT_MIN_MS = 50
 # Low, since a broker that was restarted is back within half a second, and one attempt is cheap.
 RECONNECT_MAX_MS = 250
+# Until then a missing broker is one that starts beside us.
+WAITING_WARN_FIRST_S = 1.0
+WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wait for long
 # Pops whose late reply would still be given back. The broker answers a cancelled pop only if it had
 # answered it already, so most of these are never heard of again and the oldest are dropped.
 ABANDONED_MAX = 10_000
@@ -284,6 +287,7 @@ class BrokerLink:
     async def run(self) -> None:
         """Keep the stream open until cancelled; while there is none, requests are refused."""
         attempt = 0
+        warn_at_s = time.monotonic() + WAITING_WARN_FIRST_S
         options = [
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
@@ -304,7 +308,14 @@ class BrokerLink:
                     reason = _reason(errors)
                 else:
                     reason = "the broker ended the stream"
-                attempt = 0 if self._lose_connection(reason) else attempt + 1
+                now_s = time.monotonic()
+                if self._lose_connection(reason):
+                    attempt, warn_at_s = 0, now_s + WAITING_WARN_FIRST_S
+                else:
+                    attempt += 1
+                if now_s >= warn_at_s:
+                    log.warning("waiting for the broker", address=self.address, reason=reason)
+                    warn_at_s = now_s + WAITING_WARN_EVERY_S
                 ceiling_ms = min(RECONNECT_MIN_MS << min(attempt, 10), RECONNECT_MAX_MS)
                 await asyncio.sleep(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000)
 

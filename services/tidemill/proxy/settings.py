@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tidemill.common.settings import Flag, Names, Port, ProcessSettings
+from tidemill.common.settings import Address, Addresses, Flag, Port, ProcessSettings
 
 
 class ProxySettings(ProcessSettings):
@@ -22,13 +22,13 @@ class ProxySettings(ProcessSettings):
     reuse_port: Flag = Field(
         False, description="Share the gRPC port with other proxies on this machine (SO_REUSEPORT)."
     )
-    brokers: Names = Field(
+    brokers: Addresses = Field(
         ["127.0.0.1:10911"],
         min_length=1,
         max_length=1,
         description="Address (host:port) of the broker; one broker group for now.",
     )
-    advertised_address: str = Field(
+    advertised_address: Literal[""] | Address = Field(
         "",
         description="host:port to name in routes when a client does not say which access point it"
         " uses; empty refuses such requests. Every official client says it.",

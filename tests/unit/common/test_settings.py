@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
-from tidemill.common.settings import Flag, Names, ProcessSettings
+from tidemill.common.settings import Addresses, Flag, Names, ProcessSettings
 
 
 class Settings(ProcessSettings):
@@ -19,6 +19,14 @@ class Settings(ProcessSettings):
     brokers: Names = Field(["default:1"], description="Some names.")
     is_on: Flag = Field(True, description="A switch.")
     limit: int = Field(5, ge=1, description="A number.")
+
+
+class Linked(ProcessSettings):
+    """A process that has peers, for tests."""
+
+    command: ClassVar[str] = "linked"
+
+    peers: Addresses = Field([], description="Some addresses.")
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +92,15 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings.load([]).limit = 6  # type: ignore[misc]  # The point of the test.
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", "host:0", "host:65536", "http://host:1"])
+def test_an_address_is_a_host_and_a_port(capsys: pytest.CaptureFixture[str], address: str) -> None:
+    with pytest.raises(SystemExit):
+        Linked.load([f"--peers={address}"])
+    assert f"{address!r} is not an address of the form host:port" in capsys.readouterr().err
+
+
+def test_an_address_may_be_a_name_or_of_either_protocol() -> None:
+    addresses = ["broker-0.broker:10911", "127.0.0.1:1", "[::1]:65535"]
+    assert Linked.load([f"--peers={','.join(addresses)}"]).peers == addresses
