@@ -28,7 +28,7 @@ from tidemill.broker.engine.pop.state import SLOTS_A_SLICE
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import Block, BlockFile
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
-from tidemill.broker.engine.store.disk import Disk, File, drop_file
+from tidemill.broker.engine.store.disk import File, drop_file
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ def write_checkpoint(engine: Engine) -> Steps:
     yield from _write_queues(engine, positions, derived, begin)
     yield from _write_index(engine, pair_count, derived, begin)
     yield from _write_snapshot(engine, ends, begin)
-    checkpoint = StoreCheckpoint(begin, engine.committed_offset, engine.log.epoch)
-    yield from write_checkpoint_file(engine.disk, checkpoint)
+    yield from _write_checkpoint_file(engine, begin, min_offset=engine.log.min_offset)
     engine.derived_offset = begin
     snapshots = [name for name in engine.disk.names(SNAPSHOTS_FOLDER) if name[-1].isdigit()]
     for name in snapshots[:-SNAPSHOTS_KEPT]:
@@ -182,8 +181,15 @@ def _write_snapshot(engine: Engine, ends: list[list[int]], begin: int) -> Steps:
     )  # fmt: skip
 
 
-def write_checkpoint_file(disk: Disk, checkpoint: StoreCheckpoint) -> Steps:
+def _write_checkpoint_file(engine: Engine, derived_offset: int, *, min_offset: int) -> Steps:
     """Replace the checkpoint file."""
+    disk = engine.disk
+    checkpoint = StoreCheckpoint(
+        derived_offset=derived_offset,
+        durable_offset=engine.committed_offset,
+        min_offset=min_offset,
+        epoch=engine.log.epoch,
+    )
     temporary = f"{CHECKPOINT_FILE}.new"
     if disk.read(temporary) is not None:
         disk.delete(temporary)
@@ -220,6 +226,8 @@ def retire_oldest(engine: Engine) -> Steps:
         yield []
     engine.expired_count += expired
     gone = {file.name for file in engine.index.drop_before(end)}
+    # First, so that a start can tell a segment that was dropped from one that is missing.
+    yield from _write_checkpoint_file(engine, engine.derived_offset, min_offset=end)
     yield from engine.log.drop_oldest()
     for name in engine.disk.names(QUEUES_FOLDER):
         if name[-1].isdigit() and int(name.rpartition("-")[2]) <= end:

@@ -24,7 +24,7 @@ from zlib import crc32
 from tidemill.broker.engine.background import run_background
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import Reason
-from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
+from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import (
     DLQ_PREFIX,
@@ -165,7 +165,7 @@ class Engine:
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
         if self.is_disk_full:
             raise self._disk_full("messages are refused")
-        if crc32(blob) != blob_crc:
+        if crc32(blob) != blob_crc or not stored_message.is_well_formed(blob):
             raise MessageCorrupted(
                 "the message was damaged on its way to the broker; send it again"
             )
@@ -210,6 +210,8 @@ class Engine:
         """
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
+        if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+            raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
         if self.free_bytes < self.config.disk_reserve_bytes // POP_RESERVE_PART:
             raise self._disk_full("even deliveries stop, acks go on,")
         self.now_ms = now_ms
@@ -451,6 +453,8 @@ class Engine:
         """Return how far a group is in one queue."""
         queue = progress.queue
         name = self.catalog.topics[progress.named_topic_id].name
+        # What an ordered group did not ack in time waits in its place for the next pop.
+        expired = self.state.expired_ordered_count(progress)
         is_retry = progress.named_topic_id != progress.topic_id
         ready_at = 0
         if progress.ready_count > 0:
@@ -467,8 +471,8 @@ class Engine:
             queue.max_offset,
             progress.pop_offset,
             self.state.consumer_offset(progress),
-            max(progress.ready_count, 0),
-            progress.in_flight,
+            max(progress.ready_count, 0) + expired,
+            progress.in_flight - expired,
             unacked_at,
             ready_at,
         )

@@ -99,11 +99,18 @@ class _Replay:
         self._disk = engine.disk
         self._durable_offset = checkpoint.durable_offset if checkpoint else 0
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
+        self._min_offset = checkpoint.min_offset if checkpoint else None
         self._catalog_covered = 0
         engine.log.epoch = checkpoint.epoch if checkpoint else 0
 
     def run(self, now_ms: int) -> dict[str, Any]:
         engine, log = self._engine, self._engine.log
+        if self._min_offset is not None and log.min_offset > self._min_offset:
+            raise CorruptStore(
+                f"the log begins at offset {log.min_offset} with {log.segments[0].file.name}, and "
+                f"its checkpoint knows of it from {self._min_offset} on. Restore the missing files "
+                f"from a backup, and start again."
+            )
         self._open_derived()
         snapshot, covered = self._load_snapshot()
         replay_from = max(min(self._derived_offset, covered), log.min_offset)
@@ -242,7 +249,7 @@ class _Replay:
             case store.DELIVERIES:
                 engine.state.replay_deliveries(found.tail, log_offset)
             case what:
-                raise AssertionError(f"unknown state {what}")
+                raise UnknownRecord(f"STATE record of kind {what} at log offset {log_offset}")
 
 
 def _is_whole(chain: list[BlockFile], low: int) -> bool:

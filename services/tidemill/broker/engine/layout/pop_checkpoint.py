@@ -35,6 +35,7 @@ BODY_SIZE = 41
 SUPERSEDED = struct.Struct(">IqB")
 assert BODY.size == BODY_SIZE, "part of the disk format"
 REVIVE_QUEUES = 8
+ATTEMPT_ID_BYTES_MAX = 255  # its size is one byte
 MESSAGES_MAX = 32  # messages of one checkpoint: its bits fit one u32
 GAPS = [struct.Struct(f">{n}I") for n in range(MESSAGES_MAX + 1)]
 ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
@@ -87,5 +88,5 @@ def decode(body: bytes | memoryview) -> PopCheckpoint:
     if flags & FLAG_ORDERED:
         attempts = ATTEMPTS[count].unpack_from(body, at)
         at += 2 * count
-        attempt_id = str(body[at + 1 : at + 1 + body[at]], "utf-8")
+        attempt_id = str(body[at + 1 : at + 1 + body[at]], "utf-8", "replace")
     return PopCheckpoint._make((*fixed, gaps, superseded, attempts, attempt_id))

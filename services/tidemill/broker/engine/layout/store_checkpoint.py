@@ -1,13 +1,18 @@
 """The checkpoint file: how far the derived files are durable.
 
-     0            4             8                    16                   24          28          32
-    ┌────────────┬─────────────┬────────────────────┬────────────────────┬───────────┬───────────┐
-    │ magic  u32 │ version u32 │ derived_offset i64 │ durable_offset i64 │ epoch u32 │ crc32 u32 │
-    └────────────┴─────────────┴────────────────────┴────────────────────┴───────────┴───────────┘
+     0            4             8                    16                   24               32
+    ┌────────────┬─────────────┬────────────────────┬────────────────────┬────────────────┐
+    │ magic  u32 │ version u32 │ derived_offset i64 │ durable_offset i64 │ min_offset i64 │
+    └────────────┴─────────────┴────────────────────┴────────────────────┴────────────────┘
+     32          36          40
+    ┌───────────┬───────────┐
+    │ epoch u32 │ crc32 u32 │
+    └───────────┴───────────┘
 
 Queue and index files state everything before derived_offset; the newest snapshot begins there, and
-replay too. The log was durable up to durable_offset, and in this epoch, when this was written. The
-crc covers the 28 bytes before it. Big-endian. Written to `checkpoint.new`, synced, renamed.
+replay too. The log was durable up to durable_offset, and in this epoch, when this was written; it
+began at min_offset then, or was about to. The crc covers the 36 bytes before it. Big-endian.
+Written to `checkpoint.new`, synced, renamed.
 """
 
 from __future__ import annotations
@@ -18,9 +23,9 @@ from zlib import crc32
 
 MAGIC = 0x544D4331  # "TMC1"
 VERSION = 1
-FIELDS = struct.Struct(">IIqqI")
+FIELDS = struct.Struct(">IIqqqI")
 SIZE = FIELDS.size + 4
-assert SIZE == 32, "part of the disk format"
+assert SIZE == 40, "part of the disk format"
 
 
 class StoreCheckpoint(NamedTuple):
@@ -28,6 +33,7 @@ class StoreCheckpoint(NamedTuple):
 
     derived_offset: int
     durable_offset: int
+    min_offset: int
     epoch: int
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any, final
 
+from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 RETRY_PREFIX = "%RETRY%"
@@ -151,7 +152,7 @@ class Catalog:
             case "deleteGroup":
                 self._delete_group(config["id"])
             case other:
-                raise AssertionError(f"unknown configuration item {other!r}")
+                raise UnknownRecord(f"configuration item {other!r} at log offset {log_offset}")
 
     def _put_topic(self, topic: Topic, log_offset: int) -> None:
         self.topics[topic.id] = topic

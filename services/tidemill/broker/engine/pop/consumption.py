@@ -101,8 +101,9 @@ class Consumption:
         self._log = store.log
         self._catalog = catalog
         self._deliveries_max = deliveries_max
-        # Per group, what is due and not yet revived: (slot, delivery id).
-        self._due: dict[int, deque[tuple[int, int]]] = {}
+        # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
+        self._due: dict[int, deque[tuple[int, int, int]]] = {}
+        self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
         self._window_at_ms = 0
         self._window_used: dict[int, int] = {}
 
@@ -620,20 +621,16 @@ class Consumption:
         return again if deadline is None else min(again, deadline)
 
     def revive_lag(self, now_ms: int) -> list[tuple[int, int]]:
-        """Return of each revive queue how many deliveries are due, and how late the oldest is."""
-        table = self._state.table
-        lag = [(0, 0)] * pop_checkpoint.REVIVE_QUEUES
+        """Return of each revive queue how many deliveries are due, and how late the oldest is.
+
+        Looks at one delivery a group: the oldest of each, whatever its queue.
+        """
+        late_ms = [0] * pop_checkpoint.REVIVE_QUEUES
         for due in self._due.values():
-            for slot, delivery_id in due:
-                if table.ids[slot] != delivery_id:
-                    continue
-                owner = self._state.owners[table.owners[slot]]
-                number = pop_checkpoint.revive_queue_of(
-                    owner.topic_id, owner.group_id, owner.queue.queue_id
-                )
-                count, late_ms = lag[number]
-                lag[number] = count + 1, max(late_ms, now_ms - table.visible_at_ms[slot])
-        return lag
+            slot, _, number = due[0]
+            late = now_ms - self._state.table.visible_at_ms[slot]
+            late_ms[number] = max(late_ms[number], late)
+        return list(zip(self._due_counts, late_ms, strict=True))
 
     def run_due(self, now_ms: int) -> bool:
         """Revive one slice of what is due; True: more is."""
@@ -649,7 +646,11 @@ class Consumption:
                 self._expire_ordered(slot, progress, now_ms)
             else:
                 due = self._due.setdefault(progress.group_id, deque())
-                due.append((slot, table.ids[slot]))
+                number = pop_checkpoint.revive_queue_of(
+                    progress.topic_id, progress.group_id, progress.queue.queue_id
+                )
+                due.append((slot, table.ids[slot], number))
+                self._due_counts[number] += 1
         left = REVIVE_MESSAGES_A_TURN
         while left > 0 and self._due:
             before = left
@@ -664,7 +665,8 @@ class Consumption:
     def _revive_next(self, group_id: int, now_ms: int) -> int:
         """Revive the next due delivery of a group; return what it cost, in messages."""
         due = self._due[group_id]
-        slot, delivery_id = due.popleft()
+        slot, delivery_id, number = due.popleft()
+        self._due_counts[number] -= 1
         if not due:
             del self._due[group_id]
         table = self._state.table
@@ -794,5 +796,6 @@ def _rotated(queues: list[Progress], turn: int) -> list[Progress]:
 
 
 def _encode_ordered(attempts: list[int], attempt_id: str) -> bytes:
-    encoded = attempt_id.encode()[:255]
+    encoded = attempt_id.encode()
+    assert len(encoded) <= pop_checkpoint.ATTEMPT_ID_BYTES_MAX, "the engine refuses longer ones"
     return pop_checkpoint.ATTEMPTS[len(attempts)].pack(*attempts) + bytes([len(encoded)]) + encoded

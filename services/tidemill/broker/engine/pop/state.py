@@ -167,6 +167,17 @@ class PopState:
             return progress.pop_offset
         return self.table.starts[progress.oldest]
 
+    def expired_ordered_count(self, progress: Progress) -> int:
+        """Count the messages of an ordered queue whose delivery has run out."""
+        if progress.ordered is None:
+            return 0
+        table, slot, count = self.table, progress.head, 0
+        while slot != NIL:
+            if table.flags[slot] & FLAG_DUE:
+                count += table.live[slot].bit_count()
+            slot = table.next[slot]
+        return count
+
     def discard(self, slot: int) -> None:
         """Empty a slot that is in no list: void, or only kept to refuse old handles."""
         self._settled.append(slot)

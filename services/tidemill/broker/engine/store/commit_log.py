@@ -19,11 +19,13 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.record import Header, Kind
-from tidemill.broker.engine.store.disk import Disk, File, drop_file
+from tidemill.broker.engine.store.disk import DROPPED, Disk, File, drop_file
 from tidemill.common.errors import MessageBodyTooLarge
 
 FOLDER = "log"
 SUFFIX = ".log"
+PREPARED = "prepared"  # name of the next segment while it is filled
+BLOCK_BYTES = 4096  # segments are made in multiples of it, so one that is not was cut
 SEARCH_BYTES = 1 << 20  # looked through at once for remains behind the end of the log
 TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
 
@@ -78,6 +80,7 @@ class CommitLog:
     """The segments of one log, the pending round, and how far all of it is durable."""
 
     def __init__(self, disk: Disk, *, segment_bytes: int) -> None:
+        assert segment_bytes % BLOCK_BYTES == 0, "segments are made of whole blocks"
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._segments: list[Segment] = []
@@ -270,11 +273,26 @@ class CommitLog:
         """Open the files of the log. Raises CorruptStore when one is missing in the middle."""
         for name in self._disk.names(FOLDER):
             stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
-            if not name.endswith(SUFFIX) or not stem.isdigit():
-                # A segment that was being prepared when the process ended.
+            if stem in (PREPARED, DROPPED):
+                # A segment that was being prepared or deleted when the process ended.
                 self._disk.delete(name)
                 continue
+            if not name.endswith(SUFFIX) or not stem.isdigit():
+                raise CorruptStore(
+                    f"{name} is no segment of the log. If it was one, give it its name back (the "
+                    f"log offset at which it begins, in 20 digits); if not, move it away."
+                )
             file = self._disk.open(name)
+            if not file.size():
+                # The process ended while it made the file: nothing was ever in it.
+                file.close()
+                self._disk.delete(name)
+                continue
+            if file.size() % BLOCK_BYTES:
+                raise CorruptStore(
+                    f"{name} has been cut: it has {file.size()} bytes, and a segment has a "
+                    f"multiple of {BLOCK_BYTES}. Restore it from a backup, and start again."
+                )
             segment = Segment(file, int(stem), file.size())
             if self._segments and self._segments[-1].end != segment.start:
                 if self._is_unused(segment):
@@ -368,10 +386,11 @@ class CommitLog:
         at = end - active.start
         cut_bytes = len(bytes(active.view[at : at + TORN_BYTES_MAX]).rstrip(b"\0"))
         if cut_bytes or has_remains:
-            # Where nothing remains, the zeros that were prepared stay and keep syncs cheap.
-            active.file.resize(at)
-            active.file.resize(active.end - active.start)
-            active.view = active.file.view()
+            # By zeros and not by a shorter file: a power cut on the way must not leave a segment
+            # that looks as if somebody had cut it.
+            size = active.end - active.start
+            for begin in range(at, size, SEARCH_BYTES):
+                active.file.write_at(begin, [bytes(min(SEARCH_BYTES, size - begin))])
         active.file.sync()
         self._active_end = active.end
         return cut_bytes
@@ -387,7 +406,7 @@ class CommitLog:
         if self._prepared is not None or not self._segments:
             return
         start = self._active_end
-        temporary = f"{FOLDER}/prepared"
+        temporary = f"{FOLDER}/{PREPARED}"
         file = self._disk.open(temporary, create=True)
         zeros = bytes(slice_bytes)
         for at in range(0, self._segment_bytes, slice_bytes):

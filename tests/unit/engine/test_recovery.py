@@ -1,0 +1,113 @@
+"""Starts over files that are not as they were left."""
+
+from __future__ import annotations
+
+from random import Random
+from zlib import crc32
+
+import pytest
+from tests.support.engine_world import GROUP, World
+from tests.support.faulty_disk import FaultyDisk
+
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.metadata.catalog import encode_config
+from tidemill.broker.engine.store.commit_log import CorruptStore
+from tidemill.common.errors import BadRequest, MessageCorrupted
+
+
+def filled_world() -> World:
+    """Make a world with three segments, the first two in a checkpoint."""
+    world = World(FaultyDisk(Random(0)))
+    world.group()
+    for n in range(20):
+        world.send(f"m{n}", size=130_000)
+    world.checkpoint()
+    return world
+
+
+def test_a_segment_that_was_cut_stops_the_start() -> None:
+    world = World(FaultyDisk(Random(0)))
+    world.send("m0", "m1")
+    disk = world.disk.after_kill()
+    disk.open("log/00000000000000000000.log").resize(300_001)
+    world.disk = disk
+    with pytest.raises(CorruptStore, match="has been cut"):
+        world.open()
+
+
+def test_a_missing_first_segment_stops_the_start() -> None:
+    world = filled_world()
+    disk = world.disk.after_kill()
+    disk.remove("log/00000000000000000000.log")
+    world.disk = disk
+    with pytest.raises(CorruptStore, match=r"knows of it from 0 on.*Restore"):
+        world.open()
+
+
+def test_a_segment_that_retention_dropped_is_not_missed() -> None:
+    world = filled_world()
+    world.retire()
+    assert world.engine.log.min_offset > 0
+    world.restart()
+    assert world.engine.log.min_offset > 0
+
+
+def test_a_renamed_segment_is_not_deleted() -> None:
+    world = World(FaultyDisk(Random(0)))
+    world.send("m0")
+    disk = world.disk.after_kill()
+    disk.rename("log/00000000000000000000.log", "log/saved.log")
+    world.disk = disk
+    with pytest.raises(CorruptStore, match=r"log/saved\.log is no segment"):
+        world.open()
+    assert disk.names("log") == ["log/saved.log"]
+
+
+def test_an_empty_file_left_by_the_making_of_a_segment_does_no_harm() -> None:
+    disk = FaultyDisk(Random(0))
+    disk.open("log/00000000000000000000.log", create=True)
+    world = World(disk)
+    world.send("m0")
+    assert world.bodies() == ["m0"]
+
+
+def test_a_log_of_a_later_version_is_refused_with_a_sentence() -> None:
+    world = World(FaultyDisk(Random(0)))
+    world.engine.log.append(Kind.CONFIG, encode_config({"op": "fromTheFuture"}), 0)
+    world.engine.commit()
+    with pytest.raises(CorruptStore, match=r"fromTheFuture.*later one"):
+        world.restart()
+
+
+def test_an_attempt_id_of_any_kind_survives_a_restart_or_is_refused() -> None:
+    world = World(FaultyDisk(Random(0)))
+    world.group(is_ordered=True)
+    world.send("m0")
+    with pytest.raises(BadRequest, match="at most 255 bytes"):
+        world.pop(1, attempt_id="é" * 128)
+    longest = "é" * 127
+    assert world.bodies(1, attempt_id=longest) == ["m0"]
+    world.restart()
+    assert world.bodies(1, attempt_id=longest) == ["m0"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", bytes(56), b"\x01\x01\x01\x00\xff\xff" + bytes(60)])
+def test_a_message_that_is_none_is_refused_and_not_stored(data: bytes) -> None:
+    world = World()
+    topic_id = world.topic()
+    end = world.engine.log_end
+    with pytest.raises(MessageCorrupted):
+        world.engine.append(topic_id, 0, data, crc32(data), world.now_ms)
+    assert world.engine.log_end == end
+
+
+def test_expired_messages_of_an_ordered_group_are_counted_as_ready() -> None:
+    world = World()
+    world.group(is_ordered=True)
+    world.send("m0", "m1", "m2")
+    world.pop(2, invisible_ms=1_000)
+    world.advance(1_001)
+    group = world.engine.catalog.find_group(GROUP)
+    assert group is not None
+    (progress,) = world.engine.group_progress(group)
+    assert (progress.ready_count, progress.in_flight_count) == (3, 0)
