@@ -92,6 +92,6 @@ $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
 
 # The Node.js client is one more witness of the protocol; without npm its tests are skipped.
 $(STAMPS)/node: $(STAMPS)/venv $(NODE)/package-lock.json
-	@if command -v npm > /dev/null; then cd $(NODE) && npm ci --silent --no-audit --no-fund; \
+	@if command -v npm > /dev/null; \
+		then (cd $(NODE) && npm ci --silent --no-audit --no-fund) && touch $@; \
 		else echo "npm is missing: the tests of the Node.js client are skipped"; fi
-	@touch $@

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+
 from tests.support.processes import Standalone, standalone
 
 Client = httpx.Client

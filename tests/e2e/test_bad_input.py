@@ -22,6 +22,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
+
 from tests.support.api import (
     METADATA,
     Api,
@@ -34,7 +35,6 @@ from tests.support.api import (
 )
 from tests.support.mutation import mutated, mutated_handle, random_bytes
 from tests.support.processes import Standalone, is_running, standalone
-
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 

@@ -13,9 +13,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from tests.support.eventually import eventually
 from tests.support.processes import broker, descendants, is_running
-
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 

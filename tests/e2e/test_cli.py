@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
+
 from tests.support.processes import Standalone, command, environment, standalone
 
 
@@ -71,3 +74,35 @@ def test_help_is_there_for_all(noun: str) -> None:
 def test_wrong_usage_has_status_2() -> None:
     assert tidemill("topic", "paint").returncode == 2
     assert tidemill("standalone", "--proxies=0").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b"])
+@pytest.mark.parametrize("verb", ["topic delete --yes", "topic create", "group show"])
+def test_what_cannot_be_a_name_is_refused(running: Standalone, verb: str, name: str) -> None:
+    refused = tidemill(*verb.split(), name, admin=running.admin)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"{name!r} is not a name" in refused.stderr
+
+
+def test_the_address_of_the_api_needs_no_scheme(running: Standalone) -> None:
+    assert tidemill("topic", "list", admin=running.admin.removeprefix("http://")).returncode == 0
+
+
+def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_DELETE(self) -> None:
+            self.send_response(307)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            del arguments  # Standard error is the test's.
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        answer = tidemill("topic", "delete", "a", "--yes", admin=f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+        serving.join()
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "307" in answer.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from tests.support.api import api
 from tests.support.eventually import LOOK_EVERY_S
 from tests.support.load import Load

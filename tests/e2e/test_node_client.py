@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from tests.support.client_process import SCRIPTS, run_node_client
 from tests.support.processes import Standalone, standalone
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from tests.support.children import two_proxies
 from tests.support.client_process import Facts, run_python_client
 from tests.support.processes import Standalone, standalone

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
 from tests.support.eventually import eventually
 from tests.support.processes import (
     command,

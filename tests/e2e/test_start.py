@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
+
 from tests.support.eventually import eventually
 from tests.support.processes import STOP_S, command, environment
 
@@ -35,3 +39,39 @@ def test_a_missing_broker_is_told_and_the_process_stops_cleanly(
     started.send_signal(signal.SIGTERM)
     assert started.wait(STOP_S) == 0
     assert events(log)[-1]["event"] == f"{process} stopped"
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "closed pipe", "closed"])
+def test_a_log_and_a_ready_line_that_cannot_be_written_stop_nothing(
+    tmp_path: Path, output: str
+) -> None:
+    """The broker is asked for through the admin API, on ports that were free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    if output == "closed pipe":
+        reading, fd = os.pipe()
+        os.close(reading)
+    else:
+        fd = os.open("/dev/full", os.O_WRONLY)
+    flags = [f"--data-dir={tmp_path}", f"--admin-port={port}", "--grpc-port=0", "--metrics-port=0"]
+    line = command("standalone", "--log-level=debug", *flags)
+    if output == "closed":
+        line = ["sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", *line]
+    started = subprocess.Popen(line, env=environment(), stdout=fd, stderr=fd)
+    os.close(fd)
+
+    def created() -> bool:
+        put = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/v1/topics/t", b"{}", method="PUT",
+            headers={"Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(put, timeout=10) as response:
+            return bool(response.status == 200)
+
+    try:
+        assert eventually(created)
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(STOP_S) == 0
+    finally:
+        started.kill()
+        started.wait()

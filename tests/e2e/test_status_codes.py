@@ -18,6 +18,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
+
 from tests.support.api import (
     METADATA,
     Api,
@@ -29,7 +30,6 @@ from tests.support.api import (
 )
 from tests.support.children import child
 from tests.support.processes import Standalone, standalone
-
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 

@@ -30,9 +30,9 @@ from typing import Any
 from zlib import crc32
 
 import grpc
+
 from tests.support.engine_world import blob
 from tests.support.processes import command, environment
-
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 

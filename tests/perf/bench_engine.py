@@ -21,7 +21,6 @@ from pathlib import Path
 from zlib import crc32
 
 from tests.support.engine_world import ENTROPY, blob
-
 from tidemill.broker.engine.engine import Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine

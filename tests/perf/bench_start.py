@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import grpc
-from tests.support.processes import Standalone, standalone
 
+from tests.support.processes import Standalone, standalone
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2, service_pb2_grpc
 

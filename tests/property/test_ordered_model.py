@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
 from tests.support.engine_world import SMALL, TOPIC, Popped, World
 from tests.support.log_checker import judge
-
 from tidemill.broker.engine.engine import AckResult
 from tidemill.common.errors import InvalidReceiptHandle
 

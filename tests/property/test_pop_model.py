@@ -21,9 +21,9 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+
 from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tests.support.log_checker import judge
-
 from tidemill.broker.engine.engine import AckResult, ResetTarget
 from tidemill.common.errors import InvalidReceiptHandle
 

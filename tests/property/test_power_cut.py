@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge

@@ -15,9 +15,9 @@ from zlib import crc32
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from tests.support.engine_world import SMALL, World, blob
 from tests.support.observation import observe
-
 from tidemill.broker.engine.background import (
     is_oldest_retired,
     retire_oldest,

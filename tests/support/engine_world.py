@@ -7,7 +7,6 @@ from random import Random
 from zlib import crc32
 
 from tests.support.faulty_disk import FaultyDisk
-
 from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType

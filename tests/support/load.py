@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 
 import grpc
+
 from tests.support.api import POLL_MS_MIN, Api, api, message
 from tests.support.history import History, Outcome
-
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVISIBLE_MS = 3_000

@@ -26,7 +26,6 @@ from typing import Any
 
 from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk
-
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint, record
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,

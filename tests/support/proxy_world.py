@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from tests.support.memory_broker import MemoryBroker
 
+from tests.support.memory_broker import MemoryBroker
 from tidemill.common.clock import SystemClock
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service

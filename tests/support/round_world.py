@@ -9,7 +9,6 @@ from zlib import crc32
 
 from tests.support.clocks import ManualClock
 from tests.support.engine_world import World, blob
-
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.link import Link
 from tidemill.broker.server.long_polling import LongPolling

@@ -30,7 +30,6 @@ _MESSAGE_TYPE_AT = 1  # position in a stored message
 _MESSAGE_TYPES = ("normal", "normal", "fifo", "delay", "transaction", "lite", "priority")
 _TYPES_OF_MIXED = (1, 2, 3, 4)  # what clients send to any topic; others appear when they come
 _MIXED = 7
-_RETRY_PREFIX = "%RETRY%"
 PERMISSION_READ = 4
 PERMISSION_READ_WRITE = 6
 LAG_AGE_MS_MAX = 1_000  # lag is computed for a scrape unless it is younger than this

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from tests.support.memory_broker import NOW_MS
 from tests.support.proxy_world import (
     HEADERS,
@@ -16,7 +17,6 @@ from tests.support.proxy_world import (
     receive_request,
     run,
 )
-
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2

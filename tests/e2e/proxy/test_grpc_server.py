@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from tests.support.memory_broker import MemoryBroker
 from tests.support.proxy_world import (
     ACCESS_POINT,
@@ -18,7 +19,6 @@ from tests.support.proxy_world import (
     message,
     receive_request,
 )
-
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2_grpc

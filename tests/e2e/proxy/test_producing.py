@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+
 from tests.support.memory_broker import MemoryBroker
 from tests.support.proxy_world import HEADERS, ProxyWorld, eventually, message, run
-
 from tidemill.common import stored_message
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+
 from tests.support.engine_world import GROUP, TOPIC, Popped, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge
 from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
-
 from tidemill.broker.engine.engine import AckResult, Delivery, ResetTarget
 from tidemill.common.errors import InvalidReceiptHandle
 from tidemill.common.receipt_handle import HandleSigner

@@ -7,8 +7,8 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.engine_world import GROUP, TOPIC, World, blob
 
+from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tidemill.common import stored_message
 from tidemill.common.errors import IllegalGroup, IllegalTopic
 from tidemill.common.resource_names import check_group, check_topic

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.engine_world import GROUP, TOPIC, World
 
+from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle, codes_of

@@ -6,12 +6,12 @@ import asyncio
 from random import Random
 
 import pytest
+
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge
 from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
-
 from tidemill.broker.engine.engine import AckResult, Delivery
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.common.errors import DiskFull, Overloaded
@@ -138,6 +138,23 @@ def test_invariant_6_an_unacked_message_comes_back_at_its_deadline_and_not_befor
     assert due_at_ms is not None
     assert due_at_ms <= world.now_ms + 1, "the loop wakes up in time"
     world.now_ms += 1
+    assert world.bodies() == ["m0"]
+
+
+@pytest.mark.parametrize("duration", [1, 999, 65_536, 65_537, 70_000, 3_600_000, 12 * 3_600_000])
+def test_invariant_6_a_loop_that_sleeps_as_it_is_told_is_there_in_time(duration: int) -> None:
+    world = World()
+    world.send("m0")
+    world.pop(1, invisible_ms=duration)
+    deadline_ms = world.now_ms + duration
+    for _ in range(10):
+        due_at_ms = world.engine.next_due_ms()
+        if due_at_ms is None:
+            break
+        world.now_ms = max(world.now_ms, due_at_ms)
+        world.run_due()
+        world.engine.take_ready()
+    assert world.now_ms == deadline_ms
     assert world.bodies() == ["m0"]
 
 

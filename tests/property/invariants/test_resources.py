@@ -6,10 +6,10 @@ import asyncio
 from random import Random
 
 import pytest
+
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.round_world import RoundWorld
-
 from tidemill.broker.engine.engine import AckResult, Engine, ResetTarget
 from tidemill.broker.engine.pop.consumption import (
     REVIVE_MESSAGES_A_TURN,

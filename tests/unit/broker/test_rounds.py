@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.support.round_world import Proxy, RoundWorld
 
+from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.common import stored_message
 from tidemill.common.errors import Draining, TopicNotFound

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 import pytest
+
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
-
 from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, ResetTarget
 from tidemill.broker.engine.layout.record import Kind

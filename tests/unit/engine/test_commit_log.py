@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+
 from tests.support.engine_world import SMALL, World
 from tests.support.faulty_disk import FaultyDisk
-
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.engine_world import GROUP, TOPIC, World
 
+from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.engine import QueueProgress, ResetTarget
 from tidemill.common.errors import Overloaded
 

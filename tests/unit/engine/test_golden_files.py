@@ -13,10 +13,10 @@ from random import Random
 from zlib import crc32
 
 import pytest
+
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import check_log
-
 from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, ResetTarget
 from tidemill.broker.engine.layout import message, pop_checkpoint, record, store_checkpoint

@@ -6,9 +6,9 @@ from random import Random
 from zlib import crc32
 
 import pytest
+
 from tests.support.engine_world import GROUP, World
 from tests.support.faulty_disk import FaultyDisk
-
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import encode_config
 from tidemill.broker.engine.store.commit_log import CorruptStore

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
-
 from tidemill.broker.engine.engine import AckResult, ResetTarget
 from tidemill.common.errors import DiskFull
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from tests.support.engine_world import World
 from tests.support.log_checker import BrokenPromise, check_log, judge
-
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint
 from tidemill.broker.engine.layout.message import Cause, Reason
 from tidemill.broker.engine.layout.record import Kind

@@ -27,7 +27,6 @@ from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import (
-    DLQ_PREFIX,
     QUEUES_MAX,
     Catalog,
     ConfigChanges,
@@ -56,6 +55,7 @@ from tidemill.common.errors import (
     MessageCorrupted,
     TopicNotFound,
 )
+from tidemill.common.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 
@@ -255,9 +255,9 @@ class Engine:
 
         Raises TopicNotFound, GroupNotFound where that is not allowed.
         """
-        if topic.startswith(DLQ_PREFIX):
+        if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A group's dead-letter topic may be watched before the first message gets there.
-            if self.catalog.find_group(topic.removeprefix(DLQ_PREFIX)) is None:
+            if self.catalog.find_group(topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)) is None:
                 raise TopicNotFound(f"there is no consumer group to the topic {topic!r}")
             self.now_ms = now_ms
             self.store.ensure_system_topic(topic, None, now_ms)

@@ -15,8 +15,6 @@ from typing import Any, final
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
 QUEUES_MAX = 1024  # of one topic: a queue id has 16 bits, and a poll looks at every queue
 DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
 MINUTE_MS = 60_000

@@ -15,19 +15,19 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, pop_checkpoint
 from tidemill.broker.engine.layout.message import Cause, Place, Reason
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_GAPS,
+    FLAG_ORDERED,
+    FLAG_SUPERSEDES,
+    FLAG_SUSPEND,
+)
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
     Catalog,
     Group,
     Topic,
 )
 from tidemill.broker.engine.pop.delivery_table import (
-    FLAG_GAPS,
-    FLAG_ORDERED,
-    FLAG_SUPERSEDES,
-    FLAG_SUSPEND,
     NIL,
 )
 from tidemill.broker.engine.pop.messages import MessageStore
@@ -35,6 +35,7 @@ from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common import stored_message
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, Overloaded, TopicNotFound
+from tidemill.common.resource_names import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 SCAN_ENTRIES_MAX = 4096  # queue entries one pop looks at for its filter: about a millisecond
 RETRY_SHARE = 5  # every fifth pop looks at the retry topic first, as in the reference (20 %)
@@ -723,7 +724,9 @@ class Consumption:
             self._state.settle(slot, 1 << index, progress)
             return
         group = self._catalog.groups[progress.group_id]
-        target = self._store.ensure_system_topic(DLQ_PREFIX + group.name, None, now_ms)
+        target = self._store.ensure_system_topic(
+            DEAD_LETTER_TOPIC_PREFIX + group.name, None, now_ms
+        )
         self._copy(slot, index, progress, target, reason, now_ms, attempts)
         self._state.ready_topics.add(target.id)
         self._count("dead_lettered", progress, 1)
@@ -733,7 +736,7 @@ class Consumption:
         known = self._catalog.retry_topic_ids.get(retry_of)
         if known is not None:
             return self._catalog.topics[known]
-        name = f"{RETRY_PREFIX}{group.name}+{self._catalog.topics[topic_id].name}"
+        name = f"{RETRY_TOPIC_PREFIX}{group.name}+{self._catalog.topics[topic_id].name}"
         topic = self._store.ensure_system_topic(name, retry_of, now_ms)
         progress = self._state.progress_of(group.id, topic.id, 0)
         subscription = self._state.subscriptions.get(retry_of)

@@ -21,15 +21,17 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout.delivery_rows import ROW, ROW_SIZE
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_GAPS,
+    FLAG_ORDERED,
+    FLAG_SUPERSEDES,
+    FLAG_SUSPEND,
+)
 
 NIL = 0xFFFFFFFF  # end of a list
 FREE = -1  # delivery id of an empty slot
 GROWTH = 4096  # slots added at once: a few hundred KiB
 # In column `flags`, beside those of the CK layout (1 to 8).
-FLAG_GAPS = 1
-FLAG_SUPERSEDES = 2
-FLAG_ORDERED = 4
-FLAG_SUSPEND = 8
 FLAG_DUE = 32  # taken out of its deadline's list
 FLAG_COARSE = 64  # in a coarse bucket
 FLAGS_STORED = FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND

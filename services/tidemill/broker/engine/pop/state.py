@@ -19,14 +19,16 @@ from typing import Any, final
 import numpy as np
 
 from tidemill.broker.engine.layout import ack
-from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_GAPS,
+    FLAG_ORDERED,
+    FLAG_SUPERSEDES,
+    PopCheckpoint,
+)
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import (
     FLAG_DUE,
-    FLAG_GAPS,
-    FLAG_ORDERED,
-    FLAG_SUPERSEDES,
     FLAGS_STORED,
     FREE,
     NIL,
