@@ -10,7 +10,7 @@ import typer
 
 from tidemill.cli import groups, messages, topics
 from tidemill.cli.processes import PROCESSES
-from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat
+from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url
 from tidemill.common.metrics import version
 
 app = typer.Typer(
@@ -74,7 +74,7 @@ def root(
     ] = False,
 ) -> None:
     """Keep what the commands share."""
-    context.obj = Options(admin=admin.rstrip("/"), output=output)
+    context.obj = Options(admin=admin_url(admin), output=output)
 
 
 def _add_process(name: str) -> None:

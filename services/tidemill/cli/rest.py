@@ -69,7 +69,7 @@ def call(
             "Is it running? Start one with `tidemill standalone`, or name another with --admin.",
             EXIT_UNREACHABLE,
         )
-    if response.is_error:
+    if not response.is_success:
         fail(_reason(response), EXIT_REFUSED)
     return response.json() if response.content else None
 
@@ -87,7 +87,12 @@ def call_pages(context: typer.Context, path: str, key: str) -> list[Json]:
 
 
 def segment(name: str) -> str:
-    """Return `name` as one segment of a path; names may hold % and |."""
+    """Return `name` as one segment of a path; names may hold % and |.
+
+    Ends the command where `name` cannot be one: it would name another path of the API.
+    """
+    if not name.strip() or name in {".", ".."} or "/" in name:
+        raise typer.BadParameter(f"{name!r} is not a name of a topic, a group or a message")
     return quote(name, safe="")
 
 
@@ -118,6 +123,12 @@ def fail(reason: str, status: int) -> NoReturn:
     """Print `reason` on standard error and exit."""
     typer.echo(f"error: {reason}", err=True)
     raise typer.Exit(status)
+
+
+def admin_url(address: str) -> str:
+    """Return the base of the API's addresses; plain HTTP unless `address` says otherwise."""
+    url = address.rstrip("/")
+    return url if "://" in url else f"http://{url}"
 
 
 def options_of(context: typer.Context) -> Options:
