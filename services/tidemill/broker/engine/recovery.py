@@ -74,7 +74,7 @@ def open_engine(
     if is_new and checkpoint is not None:
         raise CorruptStore(
             "the folder log holds no segment, but the checkpoint file says that there were some. "
-            "Restore the folder from a backup or from a replica, and start again."
+            "Restore the folder from a backup, and start again."
         )
     report = _Replay(engine, checkpoint).run(now_ms) if not is_new else {}
     engine.log.epoch += 1

@@ -70,7 +70,7 @@ def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
     return CorruptStore(
         f"{segment.file.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
         f"{why}. These bytes were durable, so acknowledged messages are affected and the broker "
-        f"does not start over them. Stop the broker, restore this file from a backup or from a "
+        f"does not start over them. Stop the broker, restore this file from a backup "
         f"replica, and start again."
     )
 
@@ -301,7 +301,7 @@ class CommitLog:
                 raise CorruptStore(
                     f"the log has a hole: {self._segments[-1].file.name} ends at log offset "
                     f"{self._segments[-1].end}, and the next file is {name}. Restore the missing "
-                    f"file from a backup or from a replica, and start again."
+                    f"file from a backup, and start again."
                 )
             self._segments.append(segment)
 
