@@ -70,8 +70,8 @@ def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
     return CorruptStore(
         f"{segment.file.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
         f"{why}. These bytes were durable, so acknowledged messages are affected and the broker "
-        f"does not start over them. Stop the broker, restore this file from a backup "
-        f"replica, and start again."
+        f"does not start over them. Stop the broker, restore this file from a backup, and start "
+        f"again."
     )
 
 
