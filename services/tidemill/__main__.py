@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from tidemill.cli.processes import PROCESSES
@@ -10,6 +11,7 @@ from tidemill.cli.processes import PROCESSES
 
 def main() -> None:
     """Run a process, or a command against a running one."""
+    open_missing_streams()
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if command in PROCESSES:
         # Before anything imports structlog: see there.
@@ -19,6 +21,22 @@ def main() -> None:
     from tidemill.cli.app import run
 
     run(sys.argv[1:])
+
+
+def open_missing_streams() -> None:
+    """Put /dev/null where the starter closed a standard stream.
+
+    Otherwise a file of the store would get its number, and the log be written into it.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The least free number, which is `fd`.
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # As long as the process.
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # As long as the process.
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
-import urllib.request
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -61,12 +63,10 @@ def test_a_log_and_a_ready_line_that_cannot_be_written_stop_nothing(
     os.close(fd)
 
     def created() -> bool:
-        put = urllib.request.Request(
-            f"http://127.0.0.1:{port}/api/v1/topics/t", b"{}", method="PUT",
-            headers={"Content-Type": "application/json"},
-        )  # fmt: skip
-        with urllib.request.urlopen(put, timeout=10) as response:
-            return bool(response.status == 200)
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, 10)) as connection:
+            headers = {"Content-Type": "application/json"}
+            connection.request("PUT", "/api/v1/topics/t", b"{}", headers)
+            return connection.getresponse().status == HTTPStatus.OK
 
     try:
         assert eventually(created)

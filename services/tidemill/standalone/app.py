@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -110,8 +111,11 @@ def print_ready(children: Sequence[Child]) -> None:
             for child in children
         },
     }
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    try:
+        # Not buffered, so that what cannot be written does not fail again at the end.
+        os.write(sys.stdout.fileno(), (json.dumps(line) + "\n").encode())
+    except OSError as error:
+        log.warning("the ready line could not be written", reason=str(error))
     log.info("standalone serves", grpc=line["grpc"], admin=line["admin"])
 
 
