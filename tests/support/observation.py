@@ -9,9 +9,24 @@ from typing import Any
 
 from tidemill.broker.engine.engine import Engine
 
+Lows = dict[tuple[int, int], int]  # (topic id, queue id) -> offset
 
-def observe(engine: Engine, now_ms: int) -> dict[str, Any]:
-    """Read all that a client or an operator could find out."""
+
+def lows_of(*engines: Engine) -> Lows:
+    """Return where each queue begins for all of `engines`.
+
+    A retirement that was cut short has given messages up that are still there after the start.
+    """
+    lows: Lows = {}
+    for engine in engines:
+        for key, queue in engine.catalog.queues.items():
+            lows[key] = max(lows.get(key, 0), queue.min_offset)
+    return lows
+
+
+def observe(engine: Engine, now_ms: int, lows: Lows | None = None) -> dict[str, Any]:
+    """Read all that a client or an operator could find out, from the offsets `lows` on."""
+    lows = lows or lows_of(engine)
     catalog, state = engine.catalog, engine.state
     table = state.table
     seen: dict[str, Any] = {
@@ -19,28 +34,28 @@ def observe(engine: Engine, now_ms: int) -> dict[str, Any]:
         "groups": sorted(catalog.groups.values(), key=lambda group: group.id),
         "next id": catalog.next_id,
         "queues": sorted(
-            (*key, queue.min_offset, queue.max_offset, tuple(queue.walk(queue.min_offset)))
+            (*key, lows[key], queue.max_offset, tuple(queue.walk(lows[key])))
             for key, queue in catalog.queues.items()
         ),
     }
     for key, progress in state.progress.items():
-        low = progress.queue.min_offset
-        at = {
-            "pop": max(progress.pop_offset, low),
-            "consumer": max(state.consumer_offset(progress), low),
-        }
+        low = lows[key[1:]]
+        at: dict[str, Any] = {"pop": max(progress.pop_offset, low)}
+        if low == 0:
+            # Else it depends on when deliveries of what is gone are looked at again.
+            at["consumer"] = state.consumer_offset(progress)
         if progress.ordered is not None:
             pending = progress.ordered.pending.items()
             at["pending"] = sorted(one for one in pending if one[0] >= low)
             at["attempt id"] = progress.ordered.attempt_id
-        if max(at["pop"], at["consumer"]) > low or progress.void_before or at.get("attempt id"):
+        if at["pop"] > low or progress.void_before or at.get("attempt id"):
             seen[f"progress {key}"] = at
     for slot in table.in_use(0, len(table.ids)).tolist():
         progress = state.owners[table.owners[slot]]
         key = progress.group_id, progress.topic_id, progress.queue.queue_id
         if table.ids[slot] < progress.void_before or state.progress.get(key) is not progress:
             continue
-        low = progress.queue.min_offset
+        low = lows[key[1:]]
         live, replaced = (
             [
                 table.offset_of(slot, index)

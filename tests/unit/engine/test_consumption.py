@@ -90,7 +90,7 @@ def test_expired_ordered_deliveries_that_a_reset_or_deletion_voids_leave_the_tab
     assert world.engine.state.table.used_count == 0
 
 
-def test_a_consumer_offset_is_the_same_after_a_restart() -> None:
+def test_invariant_21_a_consumer_offset_is_the_same_after_a_restart() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(8)])
     first, second = world.pop(4), world.pop(4)
