@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.processes import STOP_S, command, environment
+from tests.support.processes import STOP_S, broker, command, environment
+from tidemill.broker.engine.background import CHECKPOINT_FILE
+from tidemill.broker.engine.layout import store_checkpoint
+from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 
 
 def events(log: Path) -> list[dict[str, object]]:
@@ -75,3 +79,39 @@ def test_a_log_and_a_ready_line_that_cannot_be_written_stop_nothing(
     finally:
         started.kill()
         started.wait()
+
+
+def broker_on(data_dir: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("broker", f"--data-dir={data_dir}", "--grpc-port=0", "--metrics-port=0"),
+        env=environment(), capture_output=True, text=True, timeout=10, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "/proc/none/data"])
+def test_a_data_directory_that_cannot_be_is_refused_with_a_sentence(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    refused = broker_on(tmp_path / folder)
+    assert refused.returncode == 1
+    assert f"the data directory {tmp_path / folder} cannot be used: " in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_an_empty_name_of_the_data_directory_is_wrong_usage() -> None:
+    refused = broker_on("")
+    assert refused.returncode == 2
+    assert "data_dir: the name of the folder is empty" in refused.stderr
+
+
+def test_a_store_without_its_log_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with broker(tmp_path / "data"):
+        pass
+    shutil.rmtree(tmp_path / "data" / "log")
+    there = StoreCheckpoint(derived_offset=0, durable_offset=0, min_offset=0, epoch=1)
+    (tmp_path / "data" / CHECKPOINT_FILE).write_bytes(store_checkpoint.encode(there))
+    refused = broker_on(tmp_path / "data")
+    assert refused.returncode == 1
+    assert "Restore the folder from a backup" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from tidemill.common.lifecycle import StartRefused
 
@@ -18,10 +19,9 @@ def locked_data_dir(path: Path) -> Iterator[Path]:
     """Own `path`, made when missing, until the block ends; raise StartRefused if another does.
 
     The kernel gives the lock back when the process ends, however it ends. The file stays, and names
-    the last owner.
+    the last owner. Raises StartRefused too where the folder cannot be made or written.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / LOCK_NAME).open("a+") as lock:
+    with _opened_lock(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -35,3 +35,14 @@ def locked_data_dir(path: Path) -> Iterator[Path]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield path
+
+
+def _opened_lock(path: Path) -> IO[str]:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return (path / LOCK_NAME).open("a+")
+    except OSError as error:
+        raise StartRefused(
+            f"the data directory {path} cannot be used: {error.strerror or error}; "
+            "choose another --data-dir, or change the permissions"
+        ) from error

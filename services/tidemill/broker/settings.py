@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Flag, Port, ProcessSettings
+from tidemill.common.settings import Flag, Folder, Port, ProcessSettings
 
 MIB = 1 << 20
 
@@ -18,7 +18,7 @@ class BrokerSettings(ProcessSettings):
     command: ClassVar[str] = "broker"
 
     name: str = Field("broker-0", min_length=1, description="Name of this broker.")
-    data_dir: Path = Field(Path("data"), description="Folder of the store; made when missing.")
+    data_dir: Folder = Field(Path("data"), description="Folder of the store; made when missing.")
     grpc_host: str = Field("127.0.0.1", description="Address on which proxies are served.")
     grpc_port: Port = Field(10911, description="Port on which proxies are served; 0: a free one.")
     grpc_reuse_port: Flag = Field(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -44,9 +45,16 @@ def _checked_address(value: str) -> str:
     return value
 
 
+def _checked_folder(value: object) -> object:
+    if value == "":
+        raise ValueError("the name of the folder is empty")
+    return value
+
+
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Flag = CliImplicitFlag[bool]  # --thing and --no-thing
 Address = Annotated[str, AfterValidator(_checked_address)]  # host:port, or [IPv6]:port
+Folder = Annotated[Path, BeforeValidator(_checked_folder)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]  # a,b or repeated flags
 Addresses = Annotated[list[Address], NoDecode, BeforeValidator(_split)]
 
@@ -103,8 +111,7 @@ class ProcessSettings(BaseSettings):
             )
             values: dict[str, Any] = {}
             if config:
-                if not Path(config).is_file():
-                    _refuse(cls, f"the file given by --config does not exist: {config}")
+                _check_file(cls, config)
                 values.update(_SharedFile(cls, yaml_file=config)())
             # Each source wins over those before it.
             values.update(EnvSettingsSource(cls)())
@@ -144,6 +151,21 @@ def _config_of(arguments: Sequence[str]) -> str | None:
         elif argument.startswith("--config="):
             config = argument.removeprefix("--config=")
     return config
+
+
+def _check_file(settings: type[ProcessSettings], config: str) -> None:
+    """Refuse a file that does not hold settings."""
+    path = Path(config)
+    if not path.exists():
+        _refuse(settings, f"the file given by --config does not exist: {config}")
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        _refuse(settings, f"the file given by --config cannot be read: {config}: {error.strerror}")
+    except yaml.YAMLError as error:
+        _refuse(settings, f"the file given by --config is no YAML: {config}: {error}")
+    if content is not None and not isinstance(content, dict):
+        _refuse(settings, f"the file given by --config holds no `name: value` pairs: {config}")
 
 
 def _refuse(settings: type[ProcessSettings], reason: str) -> NoReturn:

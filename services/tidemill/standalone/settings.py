@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Flag, Port, ProcessSettings
+from tidemill.common.settings import Flag, Folder, Port, ProcessSettings
 
 
 class StandaloneSettings(ProcessSettings):
@@ -18,7 +18,7 @@ class StandaloneSettings(ProcessSettings):
 
     command: ClassVar[str] = "standalone"
 
-    data_dir: Path = Field(Path("data"), description="Folder of the store; made when missing.")
+    data_dir: Folder = Field(Path("data"), description="Folder of the store; made when missing.")
     grpc_host: str = Field("127.0.0.1", description="Address on which clients are served.")
     grpc_port: Port = Field(8081, description="Port on which clients are served; 0: a free one.")
     admin_host: str = Field("127.0.0.1", description="Address of the REST API.")

@@ -104,3 +104,31 @@ def test_an_address_is_a_host_and_a_port(capsys: pytest.CaptureFixture[str], add
 def test_an_address_may_be_a_name_or_of_either_protocol() -> None:
     addresses = ["broker-0.broker:10911", "127.0.0.1:1", "[::1]:65535"]
     assert Linked.load([f"--peers={','.join(addresses)}"]).peers == addresses
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("limit: [", "is no YAML"), ("- limit", "pairs"), ("limit", "pairs"), ("\0", "is no YAML")],
+)
+def test_a_file_that_holds_no_settings_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, reason: str
+) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text(content)
+    with pytest.raises(SystemExit) as refusal:
+        Settings.load([f"--config={file}"])
+    assert refusal.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_folder_is_no_file_of_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        Settings.load([f"--config={tmp_path}"])
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_an_empty_file_holds_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "tidemill.yaml").touch()
+    assert Settings.load([f"--config={tmp_path / 'tidemill.yaml'}"]).limit == 5
