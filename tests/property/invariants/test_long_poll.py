@@ -105,6 +105,7 @@ def test_invariant_40_a_cancelled_receive_takes_nothing() -> None:
         await idle()
         await proxy.send(pb.RequestFrame(cancelled_pops=[1]))
         await proxy.send(world.append_frame("m0", first_id=100))
+        await idle()
         await proxy.send(world.pop_frame(2))
         await idle()
         assert answers(proxy) == {2: [1]}
