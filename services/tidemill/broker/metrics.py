@@ -156,7 +156,7 @@ class BrokerMetrics:
         behind = GaugeMetricFamily(
             "rocketmq_pop_revive_latency", "Ms the oldest of them is late.", labels=("queue_id",)
         )
-        for queue_id, (count, late_ms) in enumerate(engine.consumption.revive_lag(engine.now_ms)):
+        for queue_id, (count, late_ms) in enumerate(engine.consumption.revive.lag(engine.now_ms)):
             lag.add_metric((str(queue_id),), count)
             behind.add_metric((str(queue_id),), late_ms)
         yield from (lag, behind)

@@ -11,7 +11,7 @@ from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.engine import AckResult, Engine, ResetTarget
-from tidemill.broker.engine.pop.consumption import (
+from tidemill.broker.engine.pop.revive import (
     REVIVE_MESSAGES_A_TURN,
     REVIVE_MESSAGES_A_WINDOW,
     REVIVE_WINDOW_MS,

@@ -232,21 +232,21 @@ class Engine:
     def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
         """Settle one message of a delivery; acks of a round share one record."""
         self.now_ms = now_ms
-        return self.consumption.ack(delivery, now_ms)
+        return self.consumption.settlement.ack(delivery, now_ms)
 
     def change_invisible(
         self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
     ) -> Delivery:
         """Replace a delivery by one with a deadline of its own. Raises InvalidReceiptHandle."""
         self.now_ms = now_ms
-        return self.consumption.change_invisible(
+        return self.consumption.settlement.change_invisible(
             delivery, invisible_duration_ms=invisible_duration_ms, suspend=suspend, now_ms=now_ms
         )
 
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
         """Move a delivered message to the dead-letter topic. Raises InvalidReceiptHandle."""
         self.now_ms = now_ms
-        self.consumption.dead_letter(delivery, now_ms=now_ms)
+        self.consumption.settlement.dead_letter(delivery, now_ms=now_ms)
 
     # ------------------------------------------------------------ configuration
 
@@ -571,12 +571,12 @@ class Engine:
         if self.state.ready or self.state.ready_topics:
             # Made by a pop for those who wait: it left the rest of a long scan for the next turn.
             return self.now_ms
-        return self.consumption.next_due_ms()
+        return self.consumption.revive.next_due_ms()
 
     def run_due(self, now_ms: int) -> bool:
         """Revive one bounded slice of what is due; True: call again soon."""
         self.now_ms = now_ms
-        return self.consumption.run_due(now_ms)
+        return self.consumption.revive.run_due(now_ms)
 
     def take_ready(self) -> tuple[set[int], set[tuple[int, int]]]:
         """Return and clear what became available: topic ids, and (group id, topic id) pairs."""

@@ -81,6 +81,10 @@ class PopState:
             self.progress[key] = progress
         return progress
 
+    def count(self, what: str, progress: Progress, count: int) -> None:
+        """Count something that happened to a group's messages, for the metrics."""
+        self.counts[what, progress.group_id, progress.named_topic_id] += count
+
     # ------------------------------------------------------------ live path
 
     def place(
