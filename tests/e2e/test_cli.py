@@ -106,3 +106,37 @@ def test_an_answer_that_leads_elsewhere_is_no_success() -> None:
         serving.join()
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "307" in answer.stderr
+
+
+def test_create_says_what_it_changed(running: Standalone) -> None:
+    def create(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return tidemill("topic", "create", "live", *arguments, admin=running.admin)
+
+    assert create("--type=normal", "--queues=3").stdout == "topic live: NORMAL, 3 queues\n"
+    assert create().stdout == "topic live: is there, unchanged: NORMAL, 3 queues\n"
+    warned = create("--type=delay", "--queues=4")
+    assert warned.stdout == "topic live: changed: NORMAL -> DELAY, 3 -> 4 queues\n"
+    assert "DELAY messages are not served yet" in warned.stderr
+    assert warned.returncode == 0
+    assert create("--type=fifo").stdout == "topic live: changed: DELAY -> FIFO, 4 queues\n"
+
+
+def test_topics_of_the_broker_are_listed_when_asked_for(running: Standalone) -> None:
+    tidemill("topic", "create", "own", admin=running.admin)
+    listed = tidemill("topic", "list", "--system", admin=running.admin)
+    assert "own" in listed.stdout
+    assert listed.returncode == 0
+
+
+def test_an_empty_search_says_so(running: Standalone) -> None:
+    tidemill("topic", "create", "silent", admin=running.admin)
+    found = tidemill("message", "find", "silent", "--key=k", admin=running.admin)
+    assert found.returncode == 0
+    assert "nothing found" in found.stderr
+
+
+def test_a_table_for_a_program_keeps_each_row_on_a_line(running: Standalone) -> None:
+    name = "n" * 127
+    tidemill("topic", "create", name, admin=running.admin)
+    listed = tidemill("topic", "list", admin=running.admin)
+    assert name in listed.stdout

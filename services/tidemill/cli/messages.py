@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -12,7 +13,10 @@ app = typer.Typer(no_args_is_help=True, help="Look at messages without consuming
 
 Topic = Annotated[str, typer.Argument(help="Topic of the message.")]
 
-COLUMNS = ("MESSAGE ID", "STORED TOPIC", "QUEUE", "OFFSET", "ATTEMPT", "TAG", "BODY")
+COLUMNS = (
+    "MESSAGE ID", "STORED AT", "STORED TOPIC", "QUEUE", "OFFSET", "ATTEMPT", "TAG", "REASON",
+    "BODY",
+)  # fmt: skip
 BODY_SHOWN_MAX = 80  # characters of a table's cell
 
 
@@ -45,6 +49,8 @@ def find_messages(
     query = {"key": key, "limit": str(limit)}
     answer = call(context, "GET", f"/topics/{segment(topic)}/messages", query=query)
     show(context, answer, COLUMNS, [_row(message) for message in answer["messages"]])
+    if not answer["messages"]:
+        typer.echo(f"nothing found: topic {topic} holds no message with the key {key}", err=True)
 
 
 def _row(message: Json) -> tuple[object, ...]:
@@ -53,10 +59,22 @@ def _row(message: Json) -> tuple[object, ...]:
         body = f"({message['bodySize']} bytes)"
     return (
         message["messageId"],
+        _utc(message["storedAtMs"]),
         message["storedTopic"],
         message["queueId"],
         message["queueOffset"],
         message["deliveryAttempt"],
         message.get("tag"),
-        body if len(body) <= BODY_SHOWN_MAX else body[:BODY_SHOWN_MAX] + "...",
+        message.get("reason"),
+        printable(body if len(body) <= BODY_SHOWN_MAX else body[:BODY_SHOWN_MAX] + "..."),
     )
+
+
+def printable(text: str) -> str:
+    """Return `text` with escapes for what would move the cursor or colour the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _utc(at_ms: int) -> str:
+    at = datetime.fromtimestamp(at_ms / 1000, tz=UTC)
+    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Any, NoReturn
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ EXIT_REFUSED = 1
 EXIT_UNREACHABLE = 3
 TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
 PAGE_SIZE = 1000  # the largest that the API allows
+UNFOLDED_WIDTH = 10_000  # columns for a program: more than any row has, so that each is one line
 
 Json = Any  # What json.loads returns: a foreign edge.
 
@@ -48,8 +50,12 @@ def call(
     *,
     body: Json = None,
     query: dict[str, str] | None = None,
+    may_miss: bool = False,
 ) -> Json:
-    """Call the API and return its answer; say what is wrong and exit otherwise."""
+    """Call the API and return its answer; say what is wrong and exit otherwise.
+
+    Returns None for what is not there, where it `may_miss`.
+    """
     options = options_of(context)
     try:
         response = httpx.request(
@@ -70,14 +76,16 @@ def call(
             EXIT_UNREACHABLE,
         )
     if not response.is_success:
+        if may_miss and response.status_code == HTTPStatus.NOT_FOUND:
+            return None
         fail(_reason(response), EXIT_REFUSED)
     return response.json() if response.content else None
 
 
-def call_pages(context: typer.Context, path: str, key: str) -> list[Json]:
+def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> list[Json]:
     """Collect all pages of a list."""
     items: list[Json] = []
-    query = {"pageSize": str(PAGE_SIZE)}
+    query = {"pageSize": str(PAGE_SIZE), **filters}
     while True:
         page = call(context, "GET", path, query=query)
         items.extend(page[key])
@@ -108,7 +116,10 @@ def show(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console(highlight=False, markup=False).print(table)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = UNFOLDED_WIDTH
+    console.print(table)
 
 
 def say(context: typer.Context, answer: Json, sentence: str) -> None:
@@ -117,6 +128,11 @@ def say(context: typer.Context, answer: Json, sentence: str) -> None:
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
     else:
         typer.echo(sentence)
+
+
+def warn(sentence: str) -> None:
+    """Print a sentence that changes nothing on standard error."""
+    typer.echo(f"warning: {sentence}", err=True)
 
 
 def fail(reason: str, status: int) -> NoReturn:

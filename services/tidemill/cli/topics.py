@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import call, call_pages, say, segment, show
+from tidemill.cli.rest import Json, call, call_pages, say, segment, show, warn
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
 
 Name = Annotated[str, typer.Argument(help="Name of the topic.")]
 Queues = Annotated[
-    int | None, typer.Option(help="Number of queues: how far consumption can be spread.")
+    int | None,
+    typer.Option(help="Number of queues, which bounds how far FIFO spreads; 8 by default."),
 ]
 
 
@@ -30,17 +31,29 @@ class TopicType(StrEnum):
 
 
 Type = Annotated[
-    TopicType | None, typer.Option("--type", case_sensitive=False, help="Messages it takes.")
+    TopicType | None,
+    typer.Option(
+        "--type",
+        case_sensitive=False,
+        help="Messages it takes; MIXED, which a new topic is by default, takes NORMAL and FIFO.",
+    ),
 ]
+
+UNSERVED = {TopicType.DELAY, TopicType.TRANSACTION, TopicType.PRIORITY, TopicType.LITE}
 
 
 @app.command("list")
-def list_topics(context: typer.Context) -> None:
+def list_topics(
+    context: typer.Context,
+    is_system: Annotated[
+        bool, typer.Option("--system", help="Also the retry and dead-letter topics.")
+    ] = False,
+) -> None:
     """List all topics.
 
     Example: tidemill topic list
     """
-    topics = call_pages(context, "/topics", "topics")
+    topics = call_pages(context, "/topics", "topics", includeSystem=str(is_system).lower())
     rows = [(topic["name"], topic["messageType"], topic["queues"]) for topic in topics]
     show(context, topics, ("TOPIC", "TYPE", "QUEUES"), rows)
 
@@ -55,8 +68,12 @@ def create_topic(
     """
     body = {"messageType": kind.value if kind else None, "queues": queues}
     given = {key: value for key, value in body.items() if value is not None}
-    topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
-    say(context, topic, f"topic {name}: {topic['messageType']}, {topic['queues']} queues")
+    path = f"/topics/{segment(name)}"
+    before = call(context, "GET", path, may_miss=True)
+    topic = call(context, "PUT", path, body=given)
+    say(context, topic, f"topic {name}: {_change(before, topic)}")
+    if topic["messageType"] in UNSERVED:
+        warn(f"{topic['messageType']} messages are not served yet; sending them is refused")
 
 
 @app.command("show")
@@ -87,3 +104,15 @@ def delete_topic(
         typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
     call(context, "DELETE", f"/topics/{segment(name)}")
     say(context, {}, f"topic {name} is deleted")
+
+
+def _change(before: Json, topic: Json) -> str:
+    kind, queues = topic["messageType"], f"{topic['queues']} queues"
+    if before is None:
+        return f"{kind}, {queues}"
+    if before["messageType"] != kind:
+        kind = f"{before['messageType']} -> {kind}"
+    if before["queues"] != topic["queues"]:
+        queues = f"{before['queues']} -> {queues}"
+    is_changed = "->" in kind + queues
+    return f"{'changed' if is_changed else 'is there, unchanged'}: {kind}, {queues}"
