@@ -19,6 +19,7 @@ from prometheus_client.core import (
 
 from tidemill.common.latencies import Latencies
 from tidemill.common.metrics import Registry
+from tidemill.common.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine, QueueProgress
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 KIB = 1024
 SIZE_BUCKETS = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 512 * KIB, 1 << 20, 2 << 20, 4 << 20)  # bytes
-_MESSAGE_TYPE_AT = 1  # position in a stored message
 _MESSAGE_TYPES = ("normal", "normal", "fifo", "delay", "transaction", "lite", "priority")
 _TYPES_OF_MIXED = (1, 2, 3, 4)  # what clients send to any topic; others appear when they come
 _MIXED = 7
@@ -54,7 +54,7 @@ class Traffic:
 
     def appended(self, topic_id: int, blob: bytes) -> None:
         """Count a message that was stored."""
-        key = (topic_id, blob[_MESSAGE_TYPE_AT])
+        key = (topic_id, blob[MESSAGE_TYPE_AT])
         counts = self.received.get(key)
         if counts is None:
             counts = self.received[key] = _no_messages()

@@ -36,7 +36,8 @@ FIXED_SIZE = 56  # bytes
 assert FIXED.size == FIXED_SIZE, "the stored message is part of the disk format"
 KEY_HASH_SIZE = 8  # bytes
 SYSTEM_WIRE_SIZE_MAX = 65_535  # bytes: positions inside it are 16 bits wide
-TAG_HASH_AT = 32  # position of tag_hash among the fixed fields
+MESSAGE_TYPE_AT = 1  # position of message_type among the fixed fields
+TAG_HASH_AT = 32  # position of tag_hash
 KEY_COUNT_AT = 4  # position of key_count
 _KEY_COUNT = struct.Struct(">H")
 

@@ -172,9 +172,6 @@ class Engine:
         self.now_ms = now_ms
         queue_offset = self.store.append_message(topic_id, queue_id, blob, blob_crc, now_ms)
         self.state.ready_topics.add(topic_id)
-        key = topic_id, blob[1]
-        self.store.stored[key] += 1
-        self.store.stored_bytes[key] += len(blob)
         return queue_offset
 
     @property

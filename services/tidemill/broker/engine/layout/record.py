@@ -41,6 +41,9 @@ PAD = struct.Struct(">II")
 assert HEADER.size == PREFIX.size + COVERED.size == HEADER_SIZE, "part of the disk format"
 CRC_FROM = PREFIX.size
 UNSYNCED_MAX = 0xFFFFFFFF
+# Where the fields stand in the tuple that HEADER unpacks to, for paths too hot for a `Header`.
+SIZE, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 8, 9, 10, 11
+STORED_AT_MS_POSITION = 24  # byte at which stored_at_ms begins
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from dataclasses import asdict
 from typing import Any, NamedTuple, final
 from zlib import crc32
@@ -17,7 +16,6 @@ from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.common import stored_message
 
 _STORED_AT = struct.Struct(">q")
-_STORED_AT_POSITION = 24  # in a record's header
 _TAG_HASH = struct.Struct(">q")
 _KEY_COUNT = struct.Struct(">H")
 _KEY_HASH = struct.Struct(">Q")
@@ -49,9 +47,6 @@ class MessageStore:
         # Records before this offset were written by an earlier process and not walked over by the
         # recovery of this one: their checksums are verified when they are read.
         self.verified_from = 0
-        # (topic id, message type) -> messages and bytes stored since the start, copies left out.
-        self.stored: Counter[tuple[int, int]] = Counter()
-        self.stored_bytes: Counter[tuple[int, int]] = Counter()
 
     def append_message(
         self,
@@ -151,12 +146,14 @@ class MessageStore:
             cause = message.decode_cause(head[record.HEADER_SIZE :])
             if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
                 origin = cause.origin
-        return MessageRecord(_STORED_AT.unpack_from(head, _STORED_AT_POSITION)[0], blob, origin)
+        return MessageRecord(
+            _STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0], blob, origin
+        )
 
     def stored_at_ms(self, log_offset: int) -> int:
         """Return when the record at `log_offset` was stored."""
         head, _ = self.log.read(log_offset)
-        return int(_STORED_AT.unpack_from(head, _STORED_AT_POSITION)[0])
+        return int(_STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0])
 
     def place(self, log_offset: int) -> Place:
         """Return where the message at `log_offset` stands."""

@@ -232,10 +232,10 @@ class CommitLog:
         at = log_offset - segment.start
         view = segment.view
         header = record.HEADER.unpack_from(view, at)
-        if header[0] != record.MAGIC or header[9] != log_offset:
+        if header[0] != record.MAGIC or header[record.LOG_OFFSET] != log_offset:
             raise damaged(segment, log_offset, "no record begins here")
-        head_end = at + header[11]
-        return view[at:head_end], view[head_end : at + header[2]]
+        head_end = at + header[record.HEAD_SIZE]
+        return view[at:head_end], view[head_end : at + header[record.SIZE]]
 
     def verify(self, log_offset: int) -> None:
         """Check every checksum of a record. Raises CorruptStore, LookupError as `read`."""
@@ -367,7 +367,9 @@ class CommitLog:
                     offset = segment.start + position
                     unsynced = record.UNSYNCED_MAX
                     if not record.find_damage(segment.view, position, log_offset=offset):
-                        unsynced = record.HEADER.unpack_from(segment.view, position)[10]
+                        unsynced = record.HEADER.unpack_from(segment.view, position)[
+                            record.UNSYNCED
+                        ]
                     yield offset, unsynced
                     at = chunk.find(record.MAGIC_BYTES, at + 1)
 
@@ -455,7 +457,7 @@ class CommitLog:
 
     def first_stored_at_ms(self, index: int) -> int:
         """Return when the first record of segment `index` was stored."""
-        return int(record.HEADER.unpack_from(self._segments[index].view)[8])
+        return int(record.HEADER.unpack_from(self._segments[index].view)[record.STORED_AT_MS])
 
     def close(self) -> None:
         """Close all files; nothing is written."""
