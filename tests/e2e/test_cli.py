@@ -140,3 +140,27 @@ def test_a_table_for_a_program_keeps_each_row_on_a_line(running: Standalone) -> 
     tidemill("topic", "create", name, admin=running.admin)
     listed = tidemill("topic", "list", admin=running.admin)
     assert name in listed.stdout
+
+
+def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
+    for line in (
+        "topic create told --type=normal --queues=3", "topic create told --queues=4",
+        "topic create told", "group create teller", "group create teller --max-attempts=3",
+        "group reset teller --topic told --to earliest", "group delete teller --yes",
+        "topic delete told --yes",
+    ):  # fmt: skip
+        assert tidemill(*line.split(), admin=running.admin).returncode == 0, line
+    lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+    told = [e for e in lines if "told" in e.values() or "teller" in e.values()]
+    assert [event["event"] for event in told] == [
+        "topic created", "topic changed", "group created", "group changed", "offsets reset",
+        "group deleted", "topic deleted",
+    ]  # fmt: skip
+    assert told[0]["auto_create"] is False
+    assert (told[1]["old_queues"], told[1]["queues"]) == (3, 4)
+
+
+def test_a_group_is_not_named_like_a_topic_of_the_broker(running: Standalone) -> None:
+    refused = tidemill("group", "create", "%DLQ%x", admin=running.admin)
+    assert refused.returncode == 1
+    assert "IllegalGroup" in refused.stderr

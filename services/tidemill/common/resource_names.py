@@ -78,6 +78,11 @@ def check_group(name: str) -> None:
         raise IllegalGroup("a consumer group name consists of A-Z a-z 0-9 _ - % |")
     if name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_PREFIX):
         raise IllegalGroup(f"the consumer group name {name} belongs to the system")
+    if name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)):
+        raise IllegalGroup(
+            f"a consumer group name does not begin with {RETRY_TOPIC_PREFIX} or"
+            f" {DEAD_LETTER_TOPIC_PREFIX}, as the broker's own topics do"
+        )
 
 
 def check_own_topic(name: str) -> None:

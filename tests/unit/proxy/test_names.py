@@ -65,7 +65,9 @@ def test_a_group_may_be_named(name: str) -> None:
     check_group(name)
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "a.b", "ä", "g" * 121, "rmq_sys_x"])
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "a.b", "ä", "g" * 121, "rmq_sys_x", "%DLQ%g", "%RETRY%g"]
+)
 def test_a_group_may_not_be_named(name: str) -> None:
     with pytest.raises(IllegalGroup):
         check_group(name)

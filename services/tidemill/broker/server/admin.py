@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import grpc
 
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.server import config_frames
+from tidemill.broker.server import config_frames, config_log
 from tidemill.common.errors import (
     GroupNotFound,
     RequestError,
@@ -42,12 +42,14 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
 
         def put(engine: Engine, now_ms: int) -> pb.TopicConfig:
             check_own_topic(request.name)
+            before = engine.catalog.find_topic(request.name)
             topic = engine.put_topic(
                 request.name,
                 type_=config_frames.topic_type(request.type),
                 queues=request.queues,
                 now_ms=now_ms,
             )
+            config_log.topic_put(before, topic, auto_create=False)
             return config_frames.topic_config(topic)
 
         return await self._call(put, context)
@@ -57,6 +59,7 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
 
         def delete(engine: Engine, now_ms: int) -> pb.Empty:
             engine.delete_topic(request.name, now_ms)
+            config_log.topic_deleted(request.name)
             return pb.Empty()
 
         return await self._call(delete, context)
@@ -66,9 +69,11 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
 
         def put(engine: Engine, now_ms: int) -> pb.GroupConfig:
             check_group(request.name)
+            before = engine.catalog.find_group(request.name)
             group = engine.put_group(
                 request.name, **config_frames.group_fields(request), now_ms=now_ms
             )
+            config_log.group_put(before, group, auto_create=False)
             return config_frames.group_config(group)
 
         return await self._call(put, context)
@@ -78,6 +83,7 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
 
         def delete(engine: Engine, now_ms: int) -> pb.Empty:
             engine.delete_group(request.name, now_ms)
+            config_log.group_deleted(request.name)
             return pb.Empty()
 
         return await self._call(delete, context)
@@ -126,6 +132,7 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
         def reset(engine: Engine, now_ms: int) -> pb.ResetOffsetReply:
             target = config_frames.reset_target(request)
             statuses = engine.reset_offset(request.group, request.topic, target, now_ms)
+            config_log.offsets_reset(request.group, request.topic)
             return pb.ResetOffsetReply(queues=[config_frames.queue_status(q) for q in statuses])
 
         return await self._call(reset, context)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tidemill.broker.engine.pop.consumption import Delivery
+from tidemill.broker.server import config_log
 from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Pop
 from tidemill.broker.server.replies import Replies
@@ -187,12 +188,18 @@ class Link:
             self._replies.done.append(request.request_id)
 
     def _apply_ensure(self, request: pb.EnsureRequest, turn: Turn) -> None:
+        catalog = turn.engine.catalog
+        topic, group = catalog.find_topic(request.topic), catalog.find_group(request.group)
         try:
             turn.engine.ensure(request.topic, request.group, turn.now_ms)
         except ServiceError as error:
             self._replies.failures.append((request.request_id, error))
         else:
             self._replies.ensured.append(request.request_id)
+            if topic is None and (made := catalog.find_topic(request.topic)):
+                config_log.topic_put(None, made, auto_create=True)
+            if group is None and (joined := catalog.find_group(request.group)):
+                config_log.group_put(None, joined, auto_create=True)
 
     # ------------------------------------------------------------ pops
 

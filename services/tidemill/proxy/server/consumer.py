@@ -46,7 +46,10 @@ _POLL_GRACE_MS = 3_000
 _KNOWS_ILLEGAL_POLLING_TIME = (5, 0, 3)
 
 _SETTLED = frozenset({link_pb2.APPLIED, link_pb2.ALREADY})
-_GONE = InvalidReceiptHandle("the delivery was revived, replaced or never existed")
+_GONE = InvalidReceiptHandle(
+    "the receipt handle names no live delivery: the message was acked long ago, was redelivered "
+    "after its invisible duration, or its handle was replaced; use the newest handle"
+)
 
 
 class Consumer:
