@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 BACK_OFF_MS_MIN = 200  # before the first restart
-BACK_OFF_MS_MAX = 10_000  # between later ones: a process that cannot start costs little
+BACK_OFF_MS_MAX = 2_000  # between later ones: a cause that has gone is not waited for long
 STEADY_MS = 30_000  # who ran that long starts with the least back-off again
 
 log = structlog.get_logger()
