@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.common.settings import KNOWN_KEYS
 from tools.generate_docs import PROCESSES, documents
 
 
@@ -18,3 +19,7 @@ def test_every_setting_has_a_description() -> None:
     for settings in PROCESSES:
         for name, field in settings.model_fields.items():
             assert field.description, f"{settings.command}: {name}"
+
+
+def test_the_known_settings_are_those_of_all_processes() -> None:
+    assert {name for settings in PROCESSES for name in settings.model_fields} == KNOWN_KEYS

@@ -11,6 +11,7 @@ starts, and handed on as parameters. Nothing else reads the environment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -57,6 +58,56 @@ Address = Annotated[str, AfterValidator(_checked_address)]  # host:port, or [IPv
 Folder = Annotated[Path, BeforeValidator(_checked_folder)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]  # a,b or repeated flags
 Addresses = Annotated[list[Address], NoDecode, BeforeValidator(_split)]
+
+# The settings of all processes, which share one file: whatever else is in it is a slip. Processes
+# do not import each other, so they stand here; a test holds them against the models.
+KNOWN_KEYS = frozenset(
+    [
+        "admin_host",
+        "admin_port",
+        "advertised_address",
+        "auto_create",
+        "broker",
+        "brokers",
+        "checkpoint_log_bytes",
+        "clients_max",
+        "cluster",
+        "config",
+        "data_dir",
+        "deadline_reserve_ms",
+        "default_queues",
+        "deliveries_max",
+        "disk_reserve_bytes",
+        "drain_timeout_ms",
+        "grpc_host",
+        "grpc_port",
+        "grpc_reuse_port",
+        "host",
+        "link_pending_bytes_max",
+        "link_pending_max",
+        "log_level",
+        "long_polling_max_ms",
+        "long_polling_min_ms",
+        "metrics_host",
+        "metrics_port",
+        "name",
+        "parked_max",
+        "pending_bytes_max",
+        "port",
+        "proxies",
+        "request_timeout_ms",
+        "retention_bytes",
+        "retention_ms",
+        "reuse_port",
+        "segment_bytes",
+        "stop_timeout_ms",
+        "supervisor_fd",
+    ]
+)
+# Variables of ours that are no settings, and those that Kubernetes makes for a service of our name.
+_OTHER_VARIABLES = re.compile(
+    r"ADMIN|COMMIT|TEST_.*|.*_SERVICE_HOST|.*_SERVICE_PORT(_.*)?|.*_PORT_\d+_.*"
+)
 
 EXIT_USAGE = 2  # exit status of a process that was given settings it cannot use
 
@@ -116,13 +167,16 @@ class ProcessSettings(BaseSettings):
             # Each source wins over those before it.
             values.update(EnvSettingsSource(cls)())
             values.update(flags())
-            return cls.model_validate(values)
+            settings = cls.model_validate(values)
         except ValidationError as error:
             reasons = [
                 f"  {'.'.join(map(str, item['loc'])) or 'settings'}: {_sentence(item['msg'])}"
                 for item in error.errors()
             ]
             _refuse(cls, "\n".join(["these settings cannot be used:", *reasons]))
+        if settings.supervisor_fd is None:  # Otherwise the supervisor has said it already.
+            _warn_of_unknown(cls, config)
+        return settings
 
     @classmethod
     def settings_customise_sources(cls, *_sources: Any, **sources: Any) -> tuple[Any, ...]:
@@ -166,6 +220,23 @@ def _check_file(settings: type[ProcessSettings], config: str) -> None:
         _refuse(settings, f"the file given by --config is no YAML: {config}: {error}")
     if content is not None and not isinstance(content, dict):
         _refuse(settings, f"the file given by --config holds no `name: value` pairs: {config}")
+
+
+def _warn_of_unknown(settings: type[ProcessSettings], config: str | None) -> None:
+    """Tell of names in the file and the environment that no process knows."""
+    known = KNOWN_KEYS | settings.model_fields.keys()
+    content = yaml.safe_load(Path(config).read_bytes()) if config else None
+    unknown = [f"{key} in {config}" for key in content or {} if key not in known]
+    for variable, value in os.environ.items():
+        name = variable.removeprefix("TIDEMILL_")
+        is_other = _OTHER_VARIABLES.fullmatch(name) or value.startswith(("tcp://", "udp://"))
+        if name != variable and name.lower() not in known and not is_other:
+            unknown.append(f"{variable} in the environment")
+    for each in unknown:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(
+                f"tidemill {settings.command}: warning: no process has the setting {each}\n"
+            )
 
 
 def _refuse(settings: type[ProcessSettings], reason: str) -> NoReturn:

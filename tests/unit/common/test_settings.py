@@ -132,3 +132,20 @@ def test_a_folder_is_no_file_of_settings(
 def test_an_empty_file_holds_no_settings(tmp_path: Path) -> None:
     (tmp_path / "tidemill.yaml").touch()
     assert Settings.load([f"--config={tmp_path / 'tidemill.yaml'}"]).limit == 5
+
+
+def test_names_that_no_process_knows_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text("limit: 2\nretention_mss: 1\nretention_ms: 1\n")
+    monkeypatch.setenv("TIDEMILL_DATADIR", "x")
+    monkeypatch.setenv("TIDEMILL_DATA_DIR", "x")
+    monkeypatch.setenv("TIDEMILL_BROKER_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("TIDEMILL_BROKER_PORT", "tcp://10.0.0.1:1")
+    assert Settings.load([f"--config={file}"]).limit == 2
+    warned = capsys.readouterr().err.splitlines()
+    assert warned == [
+        f"tidemill test: warning: no process has the setting retention_mss in {file}",
+        "tidemill test: warning: no process has the setting TIDEMILL_DATADIR in the environment",
+    ]
