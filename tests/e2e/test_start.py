@@ -115,3 +115,35 @@ def test_a_store_without_its_log_is_refused_with_a_sentence(tmp_path: Path) -> N
     assert refused.returncode == 1
     assert "Restore the folder from a backup" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("process", "prefix", "shown"),
+    [
+        ("broker", "grpc-", "grpc_"), ("broker", "metrics-", "metrics_"),
+        ("standalone", "admin-", "standalone: admin_"), ("standalone", "grpc-", "grpc_"),
+    ],
+)  # fmt: skip
+def test_an_address_that_cannot_be_served_names_its_setting(
+    tmp_path: Path, process: str, prefix: str, shown: str
+) -> None:
+    def started(*flags: str) -> str:
+        ports = {"--grpc-port": "0", "--metrics-port": "0"}
+        if process == "standalone":
+            ports["--admin-port"] = "0"
+        ports |= dict(flag.split("=") for flag in flags)
+        line = [f"{key}={value}" for key, value in ports.items()]
+        refused = subprocess.run(
+            command(process, f"--data-dir={tmp_path}", *line),
+            env=environment(), capture_output=True, text=True, timeout=10, check=False,
+        )  # fmt: skip
+        assert refused.returncode == 1
+        return refused.stderr
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = started(f"--{prefix}port={taken.getsockname()[1]}")
+        assert "the port is in use" in said
+        assert f"{shown}port" in said
+    said = started(f"--{prefix}host=192.0.2.1")
+    assert "192.0.2.1 is no address of this machine" in said
+    assert f"{shown}host" in said

@@ -16,8 +16,8 @@ from tidemill.admin.app import create_app
 from tidemill.admin.broker_client import broker_client
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
-    StartRefused,
     announce_ready,
+    cannot_listen,
     die_with_parent,
     run,
     stop_on_signal,
@@ -73,7 +73,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
-        raise StartRefused(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        settings = "host (standalone: admin_host)", "port (standalone: admin_port)"
+        raise cannot_listen(host, port, settings=settings, error=error) from error
     with listener:
         yield listener
 

@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
@@ -34,6 +36,38 @@ _SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted comm
 
 class StartRefused(Exception):
     """The process cannot run here and now; the message says why and what to do."""
+
+
+def cannot_listen(
+    host: str, port: int, *, settings: tuple[str, str], error: OSError | None = None
+) -> StartRefused:
+    """Say why nobody can listen there, and which of the two `settings` (host, port) to change.
+
+    Without an `error`, which gRPC does not tell, the address is tried again to learn it.
+    """
+    host_setting, port_setting = settings
+    error = error or _bind_error(host, port)
+    where = f"cannot listen on {host}:{port}: "
+    if isinstance(error, socket.gaierror) or (error and error.errno == errno.EADDRNOTAVAIL):
+        reason = f"{host} is no address of this machine; change {host_setting}"
+    elif error and error.errno == errno.EADDRINUSE:
+        reason = f"the port is in use; stop who uses it, or change {port_setting}"
+    else:
+        told = (error.strerror or str(error)) if error else "the address is refused"
+        reason = f"{told}; change {host_setting} or {port_setting}"
+    return StartRefused(where + reason)
+
+
+def _bind_error(host: str, port: int) -> OSError | None:
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        return error
+    return None
 
 
 def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:

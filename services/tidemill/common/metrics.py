@@ -24,7 +24,7 @@ from prometheus_client import exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import cannot_listen
 
 LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
 OVERFLOW: Final = "__overflow__"
@@ -166,8 +166,8 @@ class MetricsServer:
                 self._connected, host, port, limit=_REQUEST_BYTES_MAX
             )
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise StartRefused(f"cannot listen on {host}:{port}: {reason}") from error
+            settings = "metrics_host", "metrics_port"
+            raise cannot_listen(host, port, settings=settings, error=error) from error
         bound = server.sockets[0].getsockname()
         self.address = f"{host}:{bound[1]}"
         try:

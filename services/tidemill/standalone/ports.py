@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import cannot_listen
 
 
 def reserve(host: str, port: int) -> socket.socket:
@@ -30,5 +30,6 @@ def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
         reserved.bind((host, port))
     except OSError as error:
         reserved.close()
-        raise StartRefused(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        settings = "grpc_host", "grpc_port"
+        raise cannot_listen(host, port, settings=settings, error=error) from error
     return reserved

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tidemill.broker.server.admin import BrokerAdminService
 from tidemill.broker.server.link import BrokerLinkService
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import cannot_listen
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2, broker_pb2_grpc
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ async def broker_server(
     try:
         port = server.add_insecure_port(wanted)
     except RuntimeError as error:
-        raise StartRefused(f"cannot listen on {wanted}: is the port in use?") from error
+        raise cannot_listen(
+            settings.grpc_host, settings.grpc_port, settings=("grpc_host", "grpc_port")
+        ) from error
     running = BrokerServer(server, links, f"{settings.grpc_host}:{port}")
     health_pb2_grpc.add_HealthServicer_to_server(running.health, server)
     reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import cannot_listen
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2
 from tidemill.proxy.server.call import Boundary, Call, ClientGone, RpcCode, RpcError
 from tidemill.proxy.server.methods import (
@@ -70,7 +70,9 @@ class GrpcServer:
         try:
             port = server.add_insecure_port(wanted)
         except RuntimeError as error:
-            raise StartRefused(f"cannot listen on {wanted}: is the port in use?") from error
+            raise cannot_listen(
+                settings.grpc_host, settings.grpc_port, settings=("grpc_host", "grpc_port")
+            ) from error
         await server.start()
         self.address = f"{settings.grpc_host}:{port}"
         for name in ("", SERVICE):
