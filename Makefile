@@ -28,7 +28,7 @@ setup: $(STAMPS)/package ## Make the virtual environment, the stubs and .venv/bi
 run: setup ## Start a broker for a laptop in the foreground, data in ./data (DATA_DIR=...).
 	@exec $(BIN)/tidemill standalone --data-dir $(DATA_DIR)
 
-demo: setup ## Send, delay, pop and ack messages through the official Python client.
+demo: setup ## Start a broker of its own, show sends, acks, expiry and dead letters, and stop it.
 	@exec $(BIN)/python tools/demo.py
 
 test: setup $(STAMPS)/node ## Pass all tests; ARGS goes to pytest.

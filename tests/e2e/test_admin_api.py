@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.support.processes import Standalone, standalone
 
 Client = httpx.Client
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +161,13 @@ def test_a_message_that_is_not_there_is_not_found(api: Client) -> None:
 def test_the_openapi_document_is_served(running: Standalone) -> None:
     document = httpx.get(f"{running.admin}/openapi.json", trust_env=False).json()
     assert "/api/v1/groups/{group}:resetOffset" in document["paths"]
+
+
+def test_the_served_document_is_the_one_in_the_repository(running: Standalone) -> None:
+    served = httpx.get(f"{running.admin}/openapi.json", trust_env=False).json()
+    assert served == json.loads((ROOT / "docs" / "openapi.json").read_text("utf-8"))
+
+
+def test_the_root_leads_to_the_documentation(running: Standalone) -> None:
+    answer = httpx.get(running.admin, trust_env=False, follow_redirects=True)
+    assert (answer.status_code, answer.url.path) == (200, "/docs")

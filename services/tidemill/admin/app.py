@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 
 from tidemill.admin.broker_client import BrokerClient
 from tidemill.admin.problems import RESPONSES, add_problem_handlers
 from tidemill.admin.routes import groups, messages, topics
-from tidemill.common.metrics import version
 
 PREFIX = "/api/v1"
+API_VERSION = "1"  # Of the API, so that a release does not change the document.
 
 
 def create_app(broker: BrokerClient) -> FastAPI:
     """Return the application over `broker`."""
     app = FastAPI(
         title="Tidemill admin API",
-        version=version() or "0",
+        version=API_VERSION,
         description="Topics, consumer groups and messages of a Tidemill cluster.",
         responses=RESPONSES,
     )
@@ -24,4 +25,9 @@ def create_app(broker: BrokerClient) -> FastAPI:
     add_problem_handlers(app)
     for routes in (topics, groups, messages):
         app.include_router(routes.router, prefix=PREFIX)
+
+    @app.get("/", include_in_schema=False)
+    async def lead_to_docs() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
     return app

@@ -14,11 +14,20 @@ class StandaloneSettings(ProcessSettings):
     """Run a broker, proxies and the admin process on this machine, data in one folder.
 
     When all serve, one line of JSON on standard output says where. SIGTERM stops them all.
+
+    Each setting is also an environment variable (TIDEMILL_GRPC_PORT) and a key of the YAML file
+    given by --config (grpc_port). Flags win over the environment, the environment over the file.
+    What is not listed here, such as retention_ms of the broker, goes through those two.
     """
 
     command: ClassVar[str] = "standalone"
 
     data_dir: Folder = Field(Path("data"), description="Folder of the store; made when missing.")
+    metrics_port: Port = Field(
+        5557,
+        description="First port of /metrics, /livez and /readyz: the broker's; the proxies and the"
+        " admin process take the next ones. 0 picks free ones.",
+    )
     grpc_host: str = Field("127.0.0.1", description="Address on which clients are served.")
     grpc_port: Port = Field(8081, description="Port on which clients are served; 0: a free one.")
     admin_host: str = Field("127.0.0.1", description="Address of the REST API.")
