@@ -146,6 +146,30 @@ def test_an_ack_between_two_slices_of_a_snapshot_counts_though_its_slot_is_used_
     assert world.bodies(1, group=FIFO) == ["m1"]
 
 
+def test_a_delivery_that_begins_and_ends_between_two_slices_is_settled_after_a_restart() -> None:
+    world = World()
+    world.group(FIFO, is_ordered=True)
+    world.group()
+    world.send("m0", "m1", "m2")
+    world.ack(*world.pop(1, group=FIFO))
+    commands = [1]
+
+    def pop_settle_and_use_again() -> None:
+        unfinished = world.disk.read("snapshots/unfinished") or b""
+        if b'"pending": []' in unfinished and commands:
+            commands.clear()
+            (ordered,) = world.pop(1, group=FIFO, invisible_ms=5_000)
+            world.ack(ordered)
+            again = world.pop(3)
+            assert again[0].delivery.slot == ordered.delivery.slot
+
+    interleave(world, write_checkpoint(world.engine), pop_settle_and_use_again)
+    assert not commands
+    world.restart()
+    world.advance(60_000)
+    assert world.bodies(1, group=FIFO) == ["m2"]
+
+
 def test_queues_that_are_first_read_during_a_snapshot_do_not_end_it() -> None:
     world = World(deliveries_max=600)
     world.group(FIFO, is_ordered=True)
@@ -158,6 +182,24 @@ def test_queues_that_are_first_read_during_a_snapshot_do_not_end_it() -> None:
     interleave(world, write_checkpoint(world.engine), pop)
     world.restart()
     assert world.report.snapshot
+
+
+def test_an_ordered_group_that_was_reset_is_in_order_though_it_is_stated_later() -> None:
+    """A replay that begins behind the group's record meets the reset first."""
+    world = World(retention_bytes=2 << 20)
+    world.group(FIFO, is_ordered=True)
+    world.topic()
+    fill(world, 1)
+    world.send("the first of the next segment", topic="filler", size=130_000)
+    world.engine.reset_offset(FIFO, TOPIC, ResetTarget(earliest=True), world.now_ms)
+    world.engine.commit()
+    fill(world, 1)
+    world.background()
+    assert world.engine.log.min_offset == 1 << 20
+    keep_only_the_log(world)
+    world.send("m0", "m1")
+    assert world.bodies(1, group=FIFO) == ["m0"]
+    assert world.bodies(1, group=FIFO) == []
 
 
 def test_what_a_reset_voided_stays_void_when_its_record_is_gone() -> None:

@@ -279,11 +279,15 @@ class PopState:
         if ck.superseded is not None:
             slot, delivery_id, index = ck.superseded
             self.replay_settle(slot, delivery_id, 1 << index, log_offset, is_superseded=True)
-        if log_offset >= self._covered(ck.slot, progress) and self._is_later(ck.slot, log_offset):
+        if log_offset < self._covered(ck.slot, progress):
+            return
+        if self._is_later(ck.slot, log_offset):
             self.table.place(
                 ck.slot, log_offset, progress.index, ck.start_offset, ck.num,
                 ck.flags & FLAGS_STORED, ck.visible_at_ms, popped_at_ms, ck.gaps,
             )  # fmt: skip
+        elif progress.ordered is not None:
+            self._displaced[ck.slot, log_offset] = progress, list(ck.offsets)
 
     def replay_acks(self, body: memoryview, log_offset: int) -> None:
         """Fold an ACK record in."""
@@ -364,6 +368,10 @@ class PopState:
             if not is_known:
                 progress.void_before = VOID
                 del self.progress[key]
+            group = self.catalog.groups.get(progress.group_id)
+            if group is not None and group.is_ordered and progress.ordered is None:
+                # A reset was met before the record that states the group again.
+                progress.ordered = OrderedState()
             topic = self.catalog.topics.get(progress.topic_id)
             if topic is not None and topic.retry_of:
                 progress.named_topic_id = topic.retry_of[1]
