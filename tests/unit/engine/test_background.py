@@ -202,7 +202,8 @@ def test_an_ordered_group_that_was_reset_is_in_order_though_it_is_stated_later()
     assert world.bodies(1, group=FIFO) == []
 
 
-def test_what_a_reset_voided_stays_void_when_its_record_is_gone() -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_reset_voided_stays_void_when_its_record_is_gone(restarts: bool) -> None:
     world = World(retention_bytes=2 << 20)
     world.send("m0", "m1", "m2")
     void = world.pop(2, invisible_ms=DAY_MS)
@@ -211,6 +212,8 @@ def test_what_a_reset_voided_stays_void_when_its_record_is_gone() -> None:
     fill(world, 2)
     world.send("n0", "n1")
     world.pop(1, invisible_ms=DAY_MS)
+    if restarts:
+        world.restart()
     fill(world, 1)
     world.background()
     assert world.engine.log.min_offset > 0
