@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.eventually import eventually
@@ -25,8 +26,12 @@ from tests.support.processes import (
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
-        body: bytes = response.read()
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            body: bytes = response.read()
+    except urllib.error.HTTPError as refusal:
+        refusal.close()  # It holds the connection.
+        raise
     return body.decode()
 
 
@@ -148,11 +153,9 @@ def test_the_admin_api_reaches_the_broker(tmp_path: Path) -> None:
         )  # fmt: skip
         with urllib.request.urlopen(put, timeout=10) as response:
             assert json.load(response)["queues"] == 3
-        with pytest.raises(urllib.error.HTTPError) as refusal:
-            get(f"{running.admin}/api/v1/topics/none")
-        with refusal.value as answer:
-            assert answer.headers["Content-Type"] == "application/problem+json"
-            assert json.load(answer)["code"] == 40402
+        answer = httpx.get(f"{running.admin}/api/v1/topics/none", trust_env=False)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert answer.json()["code"] == 40402
 
 
 def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:

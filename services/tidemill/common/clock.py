@@ -23,17 +23,25 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks; a wall clock that is set back stands still until it has caught up."""
+    """The machine's clocks.
+
+    While the machine's wall clock is behind an earlier answer, somebody having set it back, wall
+    time goes on from that answer at the pace of the monotonic clock: a deadline comes after as much
+    elapsed time as was asked for, and never early.
+    """
 
     def __init__(self) -> None:
-        self._wall_ms_max = 0
+        self._wall_ms = 0  # the last answer, and when it was given
+        self._answered_at_ms = 0
 
     def wall_ms(self) -> int:
         """Return milliseconds since the Unix epoch; never less than an earlier answer."""
-        now_ms = time.time_ns() // 1_000_000
-        if now_ms > self._wall_ms_max:
-            self._wall_ms_max = now_ms
-        return self._wall_ms_max
+        wall_ms, monotonic_ms = time.time_ns() // 1_000_000, self.monotonic_ms()
+        elapsed_ms = self._wall_ms + monotonic_ms - self._answered_at_ms
+        if wall_ms < self._wall_ms:
+            wall_ms = elapsed_ms
+        self._wall_ms, self._answered_at_ms = wall_ms, monotonic_ms
+        return wall_ms
 
     def monotonic_ms(self) -> int:
         """Return milliseconds since some instant in the past, unmoved by clock changes."""

@@ -9,10 +9,19 @@ import pytest
 from tidemill.common.clock import SystemClock
 
 
-def test_the_wall_clock_stands_still_while_the_machine_goes_back(
+def test_the_wall_clock_goes_on_at_its_pace_while_the_machine_is_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SystemClock()
-    for machine_ms, shown_ms in ((1_000, 1_000), (400, 1_000), (999, 1_000), (1_001, 1_001)):
-        monkeypatch.setattr(time, "time_ns", lambda ms=machine_ms: ms * 1_000_000)
+    history = (
+        # machine's wall clock, machine's monotonic clock, what is shown
+        (1_000, 50, 1_000),
+        (400, 60, 1_010),
+        (900, 560, 1_510),
+        (1_600, 570, 1_600),
+        (9_000, 580, 9_000),
+    )
+    for wall_ms, monotonic_ms, shown_ms in history:
+        monkeypatch.setattr(time, "time_ns", lambda ms=wall_ms: ms * 1_000_000)
+        monkeypatch.setattr(time, "monotonic_ns", lambda ms=monotonic_ms: ms * 1_000_000)
         assert clock.wall_ms() == shown_ms

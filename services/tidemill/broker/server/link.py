@@ -229,6 +229,8 @@ class Link:
     def pop_again(self, pop: Pop) -> bool:
         """Pop, and keep the answer for the end of the round; False when nothing was found."""
         turn = self._rounds.turn
+        if self.is_closed:
+            return True  # Its goodbye is queued: nothing may be hidden for nobody.
         try:
             batches = turn.engine.pop(
                 pop.group_id,
