@@ -111,3 +111,12 @@ def test_expired_messages_of_an_ordered_group_are_counted_as_ready() -> None:
     assert group is not None
     (progress,) = world.engine.group_progress(group)
     assert (progress.ready_count, progress.in_flight_count) == (3, 0)
+
+
+def test_damage_to_the_first_records_of_a_small_log_stops_the_start() -> None:
+    world = World(FaultyDisk(Random(0)))
+    disk = world.disk.after_kill()
+    disk.damage("log/00000000000000000000.log", 20)
+    world.disk = disk
+    with pytest.raises(CorruptStore, match="damaged at byte 0"):
+        world.open()

@@ -91,7 +91,7 @@ def write_checkpoint(engine: Engine) -> Steps:
     yield from _write_queues(engine, positions, derived, begin)
     yield from _write_index(engine, pair_count, derived, begin)
     yield from _write_snapshot(engine, ends, begin)
-    yield from _write_checkpoint_file(engine, begin, min_offset=engine.log.min_offset)
+    yield from write_checkpoint_file(engine, begin, min_offset=engine.log.min_offset)
     engine.derived_offset = begin
     snapshots = [name for name in engine.disk.names(SNAPSHOTS_FOLDER) if name[-1].isdigit()]
     for name in snapshots[:-SNAPSHOTS_KEPT]:
@@ -181,7 +181,7 @@ def _write_snapshot(engine: Engine, ends: list[list[int]], begin: int) -> Steps:
     )  # fmt: skip
 
 
-def _write_checkpoint_file(engine: Engine, derived_offset: int, *, min_offset: int) -> Steps:
+def write_checkpoint_file(engine: Engine, derived_offset: int, *, min_offset: int) -> Steps:
     """Replace the checkpoint file."""
     disk = engine.disk
     checkpoint = StoreCheckpoint(
@@ -227,7 +227,7 @@ def retire_oldest(engine: Engine) -> Steps:
     engine.expired_count += expired
     gone = {file.name for file in engine.index.drop_before(end)}
     # First, so that a start can tell a segment that was dropped from one that is missing.
-    yield from _write_checkpoint_file(engine, engine.derived_offset, min_offset=end)
+    yield from write_checkpoint_file(engine, engine.derived_offset, min_offset=end)
     yield from engine.log.drop_oldest()
     for name in engine.disk.names(QUEUES_FOLDER):
         if name[-1].isdigit() and int(name.rpartition("-")[2]) <= end:

@@ -26,6 +26,7 @@ from tidemill.broker.engine.background import (
     SECTION_QUEUES,
     SNAPSHOTS_FOLDER,
     add_runs,
+    write_checkpoint_file,
 )
 from tidemill.broker.engine.engine import Engine, EngineConfig
 from tidemill.broker.engine.layout import block_file, message, pop_checkpoint, store_checkpoint
@@ -80,6 +81,12 @@ def open_engine(
     engine.log.epoch += 1
     engine.begin_epoch(entropy[:SECRET_SIZE], now_ms)
     engine.commit()
+    # What was found is durable: from now on damage to it is never taken for a torn tail.
+    for files in write_checkpoint_file(
+        engine, engine.derived_offset, min_offset=engine.log.min_offset
+    ):
+        for file in files:
+            file.sync()
     return engine, RecoveryReport(
         is_new=is_new,
         epoch=engine.log.epoch,
