@@ -254,3 +254,23 @@ def test_a_frame_waits_while_too_much_is_queued() -> None:
         assert answered == [1, 2, 3, 4, 5]
 
     in_world(scenario, pending_bytes_max=1_200)
+
+
+def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        world.syncs.gate.clear()
+        await proxy.send(world.pop_frame(9))
+        await idle()
+        proxy.link.close()
+        world.syncs.gate.set()
+        await idle()
+        async with world.proxy() as other:
+            await other.send(world.pop_frame(10, poll_ms=20_000))
+            await idle()
+            assert other.replies.empty()
+            world.advance(1_001)
+            assert bodies((await other.reply()).pops[0]) == ["a"]
+
+    in_world(scenario)

@@ -8,6 +8,7 @@ memory for it is bounded by `OUTBOX_BYTES_MAX` and one round's replies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 OUTBOX_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
 FRAME_BYTES_MAX = 4 << 20  # a reply frame is closed when it passes this
+GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
 
 
@@ -259,6 +261,9 @@ class Link:
         """Build and send this round's frames."""
         replies, self._replies = self._replies, Replies()
         replies.answered_sequence, self._applied_sequence = self._applied_sequence, 0
+        if self.is_closed:
+            self._give_back(replies)
+            return
         for frame in replies.frames(self._rounds.engine, self._traffic, FRAME_BYTES_MAX):
             size = frame.ByteSize()
             if size and not self.is_closed:
@@ -269,6 +274,25 @@ class Link:
             yield
         if self._outbox_bytes >= OUTBOX_BYTES_MAX:
             self._has_room.clear()
+
+    def _give_back(self, replies: Replies) -> None:
+        """Make visible again what was popped for a proxy that left during the sync."""
+        turn = self._rounds.turn
+        for pop, batches in replies.pops:
+            for batch in batches:
+                for index in batch.indexes:
+                    delivery = Delivery(
+                        pop.group_id, pop.topic_id, batch.slot, batch.delivery_id, index,
+                        batch.visible_at_ms,
+                    )  # fmt: skip
+                    with contextlib.suppress(ServiceError):  # Acked or void meanwhile.
+                        turn.engine.change_invisible(
+                            delivery,
+                            invisible_duration_ms=GIVE_BACK_MS,
+                            suspend=False,
+                            now_ms=turn.now_ms,
+                        )
+        self._rounds.wake()
 
 
 class _Frame:
