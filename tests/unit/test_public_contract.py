@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 DESCRIBE = Path(__file__).parent.parent / "support" / "describe_contract.py"
 OURS = "tidemill.common.rpc.stubs.apache.rocketmq.v2"
@@ -79,10 +76,6 @@ ONLY_OURS = {
     "VerifyMessageRequest",
     "VerifyMessageResponse",
 }
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("rocketmq") is None, reason="the official client is not installed"
-)
 
 
 @cache

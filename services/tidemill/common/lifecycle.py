@@ -26,7 +26,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 import structlog
 
@@ -157,12 +157,3 @@ def die_with_parent() -> None:
     """Ask the kernel for a SIGTERM when the parent ends, even if this process is busy then."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-async def every(period_ms: int, step: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-    """Run `step` every `period_ms` after its last end, until `stop` is set."""
-    while not stop.is_set():
-        await step()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(period_ms / 1000):
-                await stop.wait()

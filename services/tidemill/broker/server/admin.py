@@ -88,7 +88,11 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
 
         return await self._call(delete, context)
 
-    async def GetConfig(self, request: pb.Empty, context: Context) -> pb.ConfigUpdate:  # noqa: ARG002
+    async def GetConfig(
+        self,
+        request: pb.Empty,  # noqa: ARG002  # The contract has it, and it is empty.
+        context: Context,
+    ) -> pb.ConfigUpdate:
         """Return all topics and groups."""
 
         def get(engine: Engine, _now_ms: int) -> pb.ConfigUpdate:
