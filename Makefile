@@ -13,6 +13,8 @@ DATA_DIR ?= data
 ARGS ?=
 PROTOS := $(shell find proto -name '*.proto')
 NODE := tests/e2e/node
+GO := tests/e2e/go
+JAVA := tests/e2e/java
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -31,7 +33,7 @@ run: setup ## Start a broker for a laptop in the foreground, data in ./data (DAT
 demo: setup ## Start a broker of its own, show sends, acks, expiry and dead letters, and stop it.
 	@exec $(BIN)/python tools/demo.py
 
-test: setup $(STAMPS)/node ## Pass all tests; ARGS goes to pytest.
+test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java ## Pass all tests; ARGS goes to pytest.
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
@@ -67,7 +69,7 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 		--generate-hashes
 
 clean: ## Remove what setup made; data stays.
-	rm -rf $(VENV) services/tidemill/common/rpc/stubs $(NODE)/node_modules
+	rm -rf $(VENV) services/tidemill/common/rpc/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -90,8 +92,22 @@ $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# The Node.js client is one more witness of the protocol; without npm its tests are skipped.
+# Each official client is one more witness of the protocol; where the tool of one is missing, its
+# tests are skipped.
 $(STAMPS)/node: $(STAMPS)/venv $(NODE)/package-lock.json
 	@if command -v npm > /dev/null; \
 		then (cd $(NODE) && npm ci --silent --no-audit --no-fund) && touch $@; \
 		else echo "npm is missing: the tests of the Node.js client are skipped"; fi
+
+$(STAMPS)/go: $(STAMPS)/venv $(GO)/go.mod $(GO)/go.sum $(GO)/main.go
+	@if command -v go > /dev/null; \
+		then told=$$(cd $(GO) && go build -buildvcs=false -o build/scenarios . 2>&1) || \
+			{ echo "$$told" >&2; exit 1; }; touch $@; \
+		else echo "go is missing: the tests of the Go client are skipped"; fi
+
+# Everything is made anew: a library of an earlier version would stay beside its successor.
+$(STAMPS)/java: $(STAMPS)/venv $(JAVA)/pom.xml $(JAVA)/src/Scenarios.java
+	@if command -v mvn > /dev/null; \
+		then rm -rf $(JAVA)/target; told=$$(mvn -q -B -f $(JAVA) compile 2>&1) || \
+			{ echo "$$told" >&2; exit 1; }; touch $@; \
+		else echo "mvn is missing: the tests of the Java client are skipped"; fi

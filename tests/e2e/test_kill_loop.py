@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.api import api
@@ -36,9 +35,9 @@ def test_no_promise_is_broken_by_kills_under_load(
 ) -> None:
     rng = random.Random(SEED)
     with standalone(tmp_path / "data", "--proxies=2") as running:
-        put(running, "topics/ordered", messageType="FIFO", queues=4)
-        put(running, "groups/ordered", deliveryOrder="FIFO", maxAttempts=1000)
-        put(running, "groups/plain", maxAttempts=1000)
+        running.put("topics/ordered", messageType="FIFO", queues=4)
+        running.put("groups/ordered", deliveryOrder="FIFO", maxAttempts=1000)
+        running.put("groups/plain", maxAttempts=1000)
         plain = Load(running.grpc, "plain", "plain", rng)
         ordered = Load(running.grpc, "ordered", "ordered", rng, message_groups=6)
         try:
@@ -130,9 +129,3 @@ def child_pid(running: Standalone, name: str) -> int:
         if f"--name={name}" in arguments:
             return pid
     return 0
-
-
-def put(running: Standalone, path: str, **body: object) -> None:
-    url = f"{running.admin}/api/v1/{path}"
-    with httpx.Client(trust_env=False, timeout=10) as client:
-        client.put(url, json=body).raise_for_status()

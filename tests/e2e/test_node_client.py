@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.support.client_process import SCRIPTS, run_node_client
+from tests.support.client_process import NODE_PACKAGES, needs, run_node_client
 from tests.support.processes import Standalone, standalone
 
 INVALID_RECEIPT_HANDLE = 40013
-IS_INSTALLED = bool(shutil.which("node")) and (SCRIPTS / "node" / "node_modules").is_dir()
 
-# A laptop may do without Node.js; where CI is set its absence is a failure.
-pytestmark = pytest.mark.skipif(
-    not IS_INSTALLED and not os.environ.get("CI"),
-    reason="Node.js or its packages are missing; `make setup test` installs the packages",
-)
+pytestmark = needs("node", NODE_PACKAGES)
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with standalone(tmp_path_factory.mktemp("node") / "data", "--proxies=2") as started:
         yield started
-
-
-def put(running: Standalone, path: str, **body: object) -> None:
-    url = f"{running.admin}/api/v1/{path}"
-    with httpx.Client(trust_env=False, timeout=10) as client:
-        client.put(url, json=body).raise_for_status()
 
 
 def test_messages_of_every_kind_come_as_they_were_sent(tmp_path: Path, running: Standalone) -> None:
@@ -84,8 +70,8 @@ def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
 def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "topics/ordered", messageType="FIFO", queues=4)
-    put(running, "groups/ordered", deliveryOrder="FIFO")
+    running.put("topics/ordered", messageType="FIFO", queues=4)
+    running.put("groups/ordered", deliveryOrder="FIFO")
     facts = run_node_client(
         tmp_path, "pushFifo", running.grpc, topic="ordered", group="ordered", messages=30
     )
@@ -99,8 +85,8 @@ def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
 def test_an_ordered_push_consumer_forwards_what_fails_to_the_dead_letter_topic_and_goes_on(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "topics/ordered-dead", messageType="FIFO", queues=4)
-    put(running, "groups/ordered-dead", deliveryOrder="FIFO", maxAttempts=2)
+    running.put("topics/ordered-dead", messageType="FIFO", queues=4)
+    running.put("groups/ordered-dead", deliveryOrder="FIFO", maxAttempts=2)
     facts = run_node_client(
         tmp_path, "pushFifo", running.grpc, topic="ordered-dead", group="ordered-dead",
         messages=12, poison="group-1 4",
@@ -118,7 +104,7 @@ def test_an_ordered_push_consumer_forwards_what_fails_to_the_dead_letter_topic_a
 def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "groups/dead", maxAttempts=2)
+    running.put("groups/dead", maxAttempts=2)
     facts = run_node_client(
         tmp_path, "deadLetter", running.grpc, topic="dead", group="dead", attempts=2
     )
@@ -141,8 +127,8 @@ def test_a_producer_and_a_push_consumer_outlive_killed_processes(tmp_path: Path)
 def test_a_message_whose_type_does_not_fit_its_topic_is_refused(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "topics/only-normal", messageType="NORMAL")
-    put(running, "topics/only-fifo", messageType="FIFO")
+    running.put("topics/only-normal", messageType="NORMAL")
+    running.put("topics/only-fifo", messageType="FIFO")
     facts = run_node_client(
         tmp_path, "wrongType", running.grpc, normal="only-normal", fifo="only-fifo"
     )

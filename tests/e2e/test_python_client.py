@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.children import two_proxies
@@ -21,12 +20,6 @@ NORMAL, FIFO = 1, 2
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with standalone(tmp_path_factory.mktemp("python") / "data", "--proxies=2") as started:
         yield started
-
-
-def put(running: Standalone, path: str, **body: object) -> None:
-    url = f"{running.admin}/api/v1/{path}"
-    with httpx.Client(trust_env=False, timeout=10) as client:
-        client.put(url, json=body).raise_for_status()
 
 
 def in_order(facts: Facts) -> dict[str, list[int]]:
@@ -94,8 +87,8 @@ def test_a_tag_filter_passes_what_it_names_and_nothing_else(
 def test_message_groups_are_received_in_the_order_in_which_they_were_sent(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "topics/ordered", messageType="FIFO", queues=4)
-    put(running, "groups/ordered", deliveryOrder="FIFO")
+    running.put("topics/ordered", messageType="FIFO", queues=4)
+    running.put("groups/ordered", deliveryOrder="FIFO")
     facts = run_python_client(tmp_path, "fifo", running.grpc, topic="ordered", group="ordered")
     assert in_order(facts) == {
         "group-0": [0, 3, 6, 9],
@@ -111,7 +104,7 @@ def test_message_groups_are_received_in_the_order_in_which_they_were_sent(
 def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "groups/push", retry={"customized": {"nextMs": [1000]}})
+    running.put("groups/push", retry={"customized": {"nextMs": [1000]}})
     facts = run_python_client(
         tmp_path, "push", running.grpc, topic="push", group="push", messages=5
     )
@@ -127,8 +120,8 @@ def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
 def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "topics/ordered-push", messageType="FIFO", queues=4)
-    put(running, "groups/ordered-push", deliveryOrder="FIFO")
+    running.put("topics/ordered-push", messageType="FIFO", queues=4)
+    running.put("groups/ordered-push", deliveryOrder="FIFO")
     facts = run_python_client(
         tmp_path, "push_fifo", running.grpc, topic="ordered-push", group="ordered-push",
         messages=30,
@@ -140,7 +133,7 @@ def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
 def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "groups/dead", maxAttempts=2)
+    running.put("groups/dead", maxAttempts=2)
     facts = run_python_client(
         tmp_path, "dead_letter", running.grpc, topic="dead", group="dead", attempts=2
     )
@@ -187,8 +180,8 @@ def test_an_unknown_topic_is_refused_where_use_does_not_create_it(tmp_path: Path
 def test_a_message_whose_type_does_not_fit_its_topic_is_refused(
     tmp_path: Path, running: Standalone
 ) -> None:
-    put(running, "topics/only-normal", messageType="NORMAL")
-    put(running, "topics/only-fifo", messageType="FIFO")
+    running.put("topics/only-normal", messageType="NORMAL")
+    running.put("topics/only-fifo", messageType="FIFO")
     facts = run_python_client(
         tmp_path, "wrong_type", running.grpc, normal="only-normal", fifo="only-fifo"
     )

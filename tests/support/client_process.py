@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SCRIPTS = Path(__file__).parent.parent / "e2e"
+NODE_PACKAGES = SCRIPTS / "node" / "node_modules"
+GO_PROGRAM = SCRIPTS / "go" / "build" / "scenarios"
+JAVA_CLASSES = SCRIPTS / "java" / "target" / "classes"
+JAVA_LIBRARIES = SCRIPTS / "java" / "target" / "lib"
 RUN_S = 60.0  # no script takes half of it, on the slowest machine
 
 Fact = dict[str, Any]
@@ -33,6 +40,18 @@ class Facts(list[Fact]):
         return entry
 
 
+def needs(tool: str, *made: Path) -> pytest.MarkDecorator:
+    """Skip tests where a client is not there: its tool, or what `make test` makes with it.
+
+    A laptop may do without; where CI is set its absence is a failure.
+    """
+    is_there = bool(shutil.which(tool)) and all(path.exists() for path in made)
+    return pytest.mark.skipif(
+        not is_there and not os.environ.get("CI"),
+        reason=f"{tool} or what is made with it is missing; `make test` makes it",
+    )
+
+
 def run_python_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
     """Run a scenario of tests/e2e/python/scenarios.py."""
     script = SCRIPTS / "python" / "scenarios.py"
@@ -43,6 +62,18 @@ def run_node_client(home: Path, scenario: str, *endpoints: str, **names: object)
     """Run a scenario of tests/e2e/node/scenarios.mjs."""
     script = SCRIPTS / "node" / "scenarios.mjs"
     return _run(["node", str(script)], home, scenario, endpoints, names)
+
+
+def run_go_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/go/main.go; `tls=True` lets it use TLS."""
+    return _run([str(GO_PROGRAM)], home, scenario, endpoints, names)
+
+
+def run_java_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/java/src/Scenarios.java; `tls=True` lets it use TLS."""
+    # Java takes the home folder from the system's user database unless it is told.
+    java = ["java", f"-Duser.home={home}", "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Scenarios"]
+    return _run(java, home, scenario, endpoints, names)
 
 
 def _run(

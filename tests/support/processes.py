@@ -13,9 +13,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 START_S = 30.0  # far more than a start takes, on the slowest machine
 STOP_S = 30.0
+ADMIN_S = 10.0  # for a call of the REST API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,18 @@ class Standalone:
         """Send SIGTERM and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S)
+
+    def put(self, path: str, **body: object) -> None:
+        """Set something through the REST API: `put("topics/orders", queues=4)`."""
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            client.put(f"{self.admin}/api/v1/{path}", json=body).raise_for_status()
+
+    def lag(self, group: str) -> int:
+        """Return how many messages a group has not acked, ready or in flight."""
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            answer = client.get(f"{self.admin}/api/v1/groups/{group}/progress").raise_for_status()
+        progress: dict[str, Any] = answer.json()
+        return int(progress["total"]["lag"])
 
     def pids(self) -> list[int]:
         """Return the ids of all processes below the supervisor, its own included."""

@@ -1,0 +1,261 @@
+// What the official Go client is put through: `scenarios SCENARIO '{"topic": ...}'`.
+//
+// Prints facts as JSON lines on standard output and judges nothing. The client logs below $HOME.
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	rmq "github.com/apache/rocketmq-clients/golang/v5"
+	"github.com/apache/rocketmq-clients/golang/v5/credentials"
+	protocol "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
+)
+
+const (
+	awaitDuration     = 3 * time.Second  // a poll's least time, with the request timeout of 3 s on top
+	invisibleDuration = 30 * time.Second // longer than any scenario
+	briefDuration     = 1 * time.Second  // for a delivery that is to expire
+	waitDuration      = 40 * time.Second // for anything, on the slowest machine
+	receiveMax        = 32
+	shownBytes        = 40 // of a body
+)
+
+type arguments struct {
+	Endpoints []string
+	Topic     string
+	Group     string
+	Messages  int
+	TLS       bool
+}
+
+type fact map[string]any
+
+var output sync.Mutex
+
+func tell(kind string, values fact) {
+	values["fact"] = kind
+	line, err := json.Marshal(values)
+	must(err)
+	output.Lock()
+	defer output.Unlock()
+	_, err = fmt.Println(string(line))
+	must(err)
+}
+
+func tellReceived(view *rmq.MessageView, more fact) {
+	body := view.GetBody()
+	values := fact{
+		"id":         view.GetMessageId(),
+		"topic":      view.GetTopic(),
+		"tag":        view.GetTag(),
+		"keys":       view.GetKeys(),
+		"properties": view.GetProperties(),
+		"size":       len(body),
+		"sha":        sha(body),
+		"body":       string(body[:min(len(body), shownBytes)]),
+		"attempt":    view.GetDeliveryAttempt(),
+	}
+	for name, value := range more {
+		values[name] = value
+	}
+	tell("received", values)
+}
+
+func tellError(during string, err error) {
+	values := fact{"during": during, "code": nil, "text": ""}
+	if err != nil {
+		values["text"] = err.Error()
+	}
+	if status, ok := rmq.AsErrRpcStatus(err); ok {
+		values["code"] = status.GetCode()
+	}
+	tell("error", values)
+}
+
+func sha(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:])
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func configuration(given arguments) *rmq.Config {
+	return &rmq.Config{
+		Endpoint:      given.Endpoints[0],
+		ConsumerGroup: given.Group,
+		Credentials:   &credentials.SessionCredentials{},
+	}
+}
+
+func everything(topic string) map[string]*rmq.FilterExpression {
+	return map[string]*rmq.FilterExpression{topic: rmq.SUB_ALL}
+}
+
+func producing(given arguments, use func(rmq.Producer)) {
+	producer, err := rmq.NewProducer(configuration(given), rmq.WithTopics(given.Topic))
+	must(err)
+	must(producer.Start())
+	use(producer)
+	must(producer.GracefulStop())
+}
+
+func consuming(given arguments, use func(rmq.SimpleConsumer)) {
+	consumer, err := rmq.NewSimpleConsumer(configuration(given),
+		rmq.WithSimpleAwaitDuration(awaitDuration),
+		rmq.WithSimpleSubscriptionExpressions(everything(given.Topic)))
+	must(err)
+	must(consumer.Start())
+	use(consumer)
+	must(consumer.GracefulStop())
+}
+
+func send(producer rmq.Producer, message *rmq.Message) {
+	receipts, err := producer.Send(context.Background(), message)
+	must(err)
+	tell("sent", fact{"id": receipts[0].MessageID, "sha": sha(message.Body)})
+}
+
+// receiveOnce returns nothing when nothing is there, which the client calls an error.
+func receiveOnce(consumer rmq.SimpleConsumer, invisible time.Duration) []*rmq.MessageView {
+	views, err := consumer.Receive(context.Background(), receiveMax, invisible)
+	if status, ok := rmq.AsErrRpcStatus(err); ok && status.GetCode() == int32(protocol.Code_MESSAGE_NOT_FOUND) {
+		return nil
+	}
+	must(err)
+	return views
+}
+
+func receive(consumer rmq.SimpleConsumer, wanted int, invisible time.Duration) []*rmq.MessageView {
+	var found []*rmq.MessageView
+	for deadline := time.Now().Add(waitDuration); len(found) < wanted; {
+		if time.Now().After(deadline) {
+			must(fmt.Errorf("%d of %d messages came", len(found), wanted))
+		}
+		found = append(found, receiveOnce(consumer, invisible)...)
+	}
+	return found
+}
+
+func ack(consumer rmq.SimpleConsumer, view *rmq.MessageView) error {
+	return consumer.Ack(context.Background(), view)
+}
+
+// messagesOfEveryKind are as small and as large as this client sends.
+func messagesOfEveryKind(topic string) []*rmq.Message {
+	plain := &rmq.Message{Topic: topic, Body: []byte("x")}
+	tagged := &rmq.Message{Topic: topic, Body: []byte("tagged")}
+	tagged.SetTag("tag")
+	keyed := &rmq.Message{Topic: topic, Body: []byte("keyed")}
+	keyed.SetKeys("key-1", "key-2")
+	described := &rmq.Message{Topic: topic, Body: []byte("with properties")}
+	described.AddProperty("name", "wert")
+	described.AddProperty("grün", "🌊 \\ \"'")
+	messages := []*rmq.Message{plain, tagged, keyed, described}
+	for n, size := range []int{100, 1 << 16, 1 << 20} {
+		body := make([]byte, size)
+		for i := range body {
+			body[i] = byte(i*7 + n)
+		}
+		messages = append(messages, &rmq.Message{Topic: topic, Body: body})
+	}
+	return messages
+}
+
+func roundTrip(given arguments) {
+	messages := messagesOfEveryKind(given.Topic)
+	producing(given, func(producer rmq.Producer) {
+		for _, message := range messages {
+			send(producer, message)
+		}
+	})
+	consuming(given, func(consumer rmq.SimpleConsumer) {
+		for _, view := range receive(consumer, len(messages), invisibleDuration) {
+			tellReceived(view, nil)
+			must(ack(consumer, view))
+		}
+		tell("left", fact{"count": len(receiveOnce(consumer, invisibleDuration))})
+	})
+}
+
+// redelivery lets a delivery expire, and gives the next one back. This client's ack returns no error
+// for a handle that is void, so its change of the duration tells.
+func redelivery(given arguments) {
+	producing(given, func(producer rmq.Producer) {
+		send(producer, &rmq.Message{Topic: given.Topic, Body: []byte("expires")})
+	})
+	consuming(given, func(consumer rmq.SimpleConsumer) {
+		first := receive(consumer, 1, briefDuration)[0]
+		tellReceived(first, nil)
+		second := receive(consumer, 1, invisibleDuration)[0]
+		tellReceived(second, nil)
+		tellError("expired", consumer.ChangeInvisibleDuration(first, invisibleDuration))
+		old := second.GetReceiptHandle()
+		must(consumer.ChangeInvisibleDuration(second, 2*invisibleDuration))
+		tell("changed", fact{"isNew": second.GetReceiptHandle() != old})
+		must(consumer.ChangeInvisibleDuration(second, 0))
+		third := receive(consumer, 1, invisibleDuration)[0]
+		tellReceived(third, nil)
+		must(ack(consumer, third))
+	})
+}
+
+// push lets a listener succeed, but for the first time it sees message 2. Its graceful stop would wait
+// for whole long polls, so the process ends without it.
+func push(given arguments) {
+	var lock sync.Mutex
+	succeeded := map[string]bool{}
+	done := make(chan struct{})
+	consume := func(view *rmq.MessageView) rmq.ConsumerResult {
+		body := string(view.GetBody())
+		succeeds := body != "2" || view.GetDeliveryAttempt() > 1
+		tellReceived(view, fact{"succeeds": succeeds})
+		if !succeeds {
+			return rmq.FAILURE
+		}
+		lock.Lock()
+		defer lock.Unlock()
+		if !succeeded[body] && len(succeeded) == given.Messages-1 {
+			close(done)
+		}
+		succeeded[body] = true
+		return rmq.SUCCESS
+	}
+	consumer, err := rmq.NewPushConsumer(configuration(given),
+		rmq.WithPushSubscriptionExpressions(everything(given.Topic)),
+		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: consume}))
+	must(err)
+	must(consumer.Start())
+	producing(given, func(producer rmq.Producer) {
+		for n := 0; n < given.Messages; n++ {
+			send(producer, &rmq.Message{Topic: given.Topic, Body: []byte(fmt.Sprint(n))})
+		}
+	})
+	select {
+	case <-done:
+	case <-time.After(waitDuration):
+		must(errors.New("the messages did not arrive"))
+	}
+}
+
+func main() {
+	scenario := map[string]func(arguments){
+		"roundTrip": roundTrip, "redelivery": redelivery, "push": push,
+	}[os.Args[1]]
+	var given arguments
+	must(json.Unmarshal([]byte(os.Args[2]), &given))
+	rmq.EnableSsl = given.TLS
+	scenario(given)
+}

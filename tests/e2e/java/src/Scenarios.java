@@ -1,0 +1,267 @@
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.apis.ClientConfiguration;
+import org.apache.rocketmq.client.apis.ClientException;
+import org.apache.rocketmq.client.apis.ClientServiceProvider;
+import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
+import org.apache.rocketmq.client.apis.consumer.FilterExpression;
+import org.apache.rocketmq.client.apis.consumer.MessageListener;
+import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
+import org.apache.rocketmq.client.apis.message.Message;
+import org.apache.rocketmq.client.apis.message.MessageBuilder;
+import org.apache.rocketmq.client.apis.message.MessageView;
+import org.apache.rocketmq.client.apis.producer.Producer;
+
+/**
+ * What the official Java client is put through: {@code Scenarios SCENARIO '{"topic": ...}'}.
+ *
+ * <p>Prints facts as JSON lines on standard output and judges nothing. The client logs below the
+ * home folder of the user, which is the property user.home.
+ */
+public final class Scenarios {
+    // A poll's least time, with the request timeout of 3 s on top.
+    private static final Duration AWAIT = Duration.ofSeconds(3);
+    private static final Duration INVISIBLE = Duration.ofSeconds(30); // longer than any scenario
+    private static final Duration BRIEF = Duration.ofSeconds(1); // for a delivery that is to expire
+    private static final Duration WAIT = Duration.ofSeconds(40); // for anything, on the slowest machine
+    private static final int RECEIVE_MAX = 32;
+    private static final int SHOWN_BYTES = 40; // of a body
+
+    private static final Gson JSON = new GsonBuilder().serializeNulls().create();
+    private static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
+
+    private final Arguments given;
+
+    private Scenarios(Arguments given) {
+        this.given = given;
+    }
+
+    record Arguments(
+            List<String> endpoints, String topic, String group, int messages, boolean tls) {}
+
+    interface Call {
+        void run() throws Exception;
+    }
+
+    public static void main(String[] args) throws Exception {
+        Scenarios scenarios = new Scenarios(JSON.fromJson(args[1], Arguments.class));
+        switch (args[0]) {
+            case "roundTrip" -> scenarios.roundTrip();
+            case "redelivery" -> scenarios.redelivery();
+            case "push" -> scenarios.push();
+            default -> throw new IllegalArgumentException(args[0]);
+        }
+        // Threads of the client outlive it for a while.
+        System.exit(0);
+    }
+
+    private void roundTrip() throws Exception {
+        List<Message> messages = messagesOfEveryKind();
+        try (Producer producer = producer()) {
+            for (Message message : messages) {
+                send(producer, message);
+            }
+        }
+        try (SimpleConsumer consumer = consumer()) {
+            for (MessageView message : receive(consumer, messages.size(), INVISIBLE)) {
+                tellReceived(message, Map.of());
+                consumer.ack(message);
+            }
+            tell("left", Map.of("count", consumer.receive(RECEIVE_MAX, INVISIBLE).size()));
+        }
+    }
+
+    /** Let a delivery expire, and give the next one back. */
+    private void redelivery() throws Exception {
+        try (Producer producer = producer()) {
+            send(producer, message("expires").build());
+        }
+        try (SimpleConsumer consumer = consumer()) {
+            MessageView first = receive(consumer, 1, BRIEF).get(0);
+            tellReceived(first, Map.of());
+            MessageView second = receive(consumer, 1, INVISIBLE).get(0);
+            tellReceived(second, Map.of());
+            tellError("expired", () -> consumer.ack(first));
+            consumer.changeInvisibleDuration(second, INVISIBLE.multipliedBy(2));
+            consumer.changeInvisibleDuration(second, Duration.ZERO);
+            MessageView third = receive(consumer, 1, INVISIBLE).get(0);
+            tellReceived(third, Map.of());
+            consumer.ack(third);
+        }
+    }
+
+    /**
+     * Let a listener succeed, but for the first time it sees message 2.
+     *
+     * <p>To close the consumer would wait for whole long polls, so the process ends without it.
+     */
+    private void push() throws Exception {
+        Set<String> succeeded = ConcurrentHashMap.newKeySet();
+        CountDownLatch left = new CountDownLatch(given.messages());
+        MessageListener listener = message -> {
+            String body = StandardCharsets.UTF_8.decode(message.getBody()).toString();
+            boolean succeeds = !body.equals("2") || message.getDeliveryAttempt() > 1;
+            tellReceived(message, Map.of("succeeds", succeeds));
+            if (!succeeds) {
+                return ConsumeResult.FAILURE;
+            }
+            if (succeeded.add(body)) {
+                left.countDown();
+            }
+            return ConsumeResult.SUCCESS;
+        };
+        startPushConsumer(listener);
+        try (Producer producer = producer()) {
+            for (int n = 0; n < given.messages(); n++) {
+                send(producer, message(String.valueOf(n)).build());
+            }
+            if (!left.await(WAIT.toMillis(), TimeUnit.MILLISECONDS)) {
+                throw new IllegalStateException(left.getCount() + " messages did not succeed");
+            }
+        }
+    }
+
+    // ------------------------------------------------------------ the client
+
+    private ClientConfiguration configuration() {
+        return ClientConfiguration.newBuilder()
+                .setEndpoints(given.endpoints().get(0))
+                .enableSsl(given.tls())
+                .build();
+    }
+
+    private Producer producer() throws Exception {
+        return PROVIDER.newProducerBuilder()
+                .setClientConfiguration(configuration())
+                .setTopics(given.topic())
+                .build();
+    }
+
+    private SimpleConsumer consumer() throws Exception {
+        return PROVIDER.newSimpleConsumerBuilder()
+                .setClientConfiguration(configuration())
+                .setConsumerGroup(given.group())
+                .setSubscriptionExpressions(Map.of(given.topic(), FilterExpression.SUB_ALL))
+                .setAwaitDuration(AWAIT)
+                .build();
+    }
+
+    private void startPushConsumer(MessageListener listener) throws Exception {
+        PROVIDER.newPushConsumerBuilder()
+                .setClientConfiguration(configuration())
+                .setConsumerGroup(given.group())
+                .setSubscriptionExpressions(Map.of(given.topic(), FilterExpression.SUB_ALL))
+                .setMessageListener(listener)
+                .build();
+    }
+
+    private static void send(Producer producer, Message message) throws Exception {
+        String id = producer.send(message).getMessageId().toString();
+        tell("sent", Map.of("id", id, "sha", sha(bytes(message.getBody()))));
+    }
+
+    private static List<MessageView> receive(SimpleConsumer consumer, int wanted, Duration invisible)
+            throws Exception {
+        List<MessageView> found = new ArrayList<>();
+        long deadline = System.nanoTime() + WAIT.toNanos();
+        while (found.size() < wanted) {
+            if (System.nanoTime() > deadline) {
+                throw new IllegalStateException(found.size() + " of " + wanted + " messages came");
+            }
+            found.addAll(consumer.receive(RECEIVE_MAX, invisible));
+        }
+        return found;
+    }
+
+    private MessageBuilder message(String body) {
+        return message(body.getBytes(StandardCharsets.UTF_8));
+    }
+
+    private MessageBuilder message(byte[] body) {
+        return PROVIDER.newMessageBuilder().setTopic(given.topic()).setBody(body);
+    }
+
+    private List<Message> messagesOfEveryKind() {
+        List<Message> messages = new ArrayList<>();
+        messages.add(message("x").build());
+        messages.add(message("tagged").setTag("tag").build());
+        messages.add(message("keyed").setKeys("key-1", "key-2").build());
+        messages.add(message("with properties")
+                .addProperty("name", "wert")
+                .addProperty("grün", "🌊 \\ \"'")
+                .build());
+        for (int size : new int[] {100, 1 << 16, 1 << 20}) {
+            byte[] body = new byte[size];
+            for (int i = 0; i < size; i++) {
+                body[i] = (byte) (i * 7 + size);
+            }
+            messages.add(message(body).build());
+        }
+        return messages;
+    }
+
+    // ------------------------------------------------------------ the facts
+
+    private static synchronized void tell(String fact, Map<String, ?> values) {
+        Map<String, Object> line = new HashMap<>(values);
+        line.put("fact", fact);
+        byte[] json = (JSON.toJson(line) + "\n").getBytes(StandardCharsets.UTF_8);
+        System.out.write(json, 0, json.length);
+        System.out.flush();
+    }
+
+    private static void tellReceived(MessageView message, Map<String, ?> more) {
+        byte[] body = bytes(message.getBody());
+        int shown = Math.min(body.length, SHOWN_BYTES);
+        Map<String, Object> values = new HashMap<>(more);
+        values.put("id", message.getMessageId().toString());
+        values.put("topic", message.getTopic());
+        values.put("tag", message.getTag().orElse(null));
+        values.put("keys", message.getKeys());
+        values.put("properties", message.getProperties());
+        values.put("size", body.length);
+        values.put("sha", sha(body));
+        values.put("body", new String(body, 0, shown, StandardCharsets.UTF_8));
+        values.put("attempt", message.getDeliveryAttempt());
+        tell("received", values);
+    }
+
+    /** Call, and tell the error, or that there was none; this client puts the code into the text. */
+    private static void tellError(String during, Call call) throws Exception {
+        String text = "";
+        try {
+            call.run();
+        } catch (ClientException error) {
+            text = error.getMessage();
+        }
+        tell("error", Map.of("during", during, "text", text));
+    }
+
+    private static byte[] bytes(ByteBuffer buffer) {
+        byte[] bytes = new byte[buffer.remaining()];
+        buffer.duplicate().get(bytes);
+        return bytes;
+    }
+
+    private static String sha(byte[] body) {
+        try {
+            return HexFormat.of().formatHex(MessageDigest.getInstance("SHA-256").digest(body));
+        } catch (NoSuchAlgorithmException impossible) {
+            throw new AssertionError(impossible);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+"""The official Go client, unmodified, against a standalone with two proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.client_process import GO_PROGRAM, needs, run_go_client
+from tests.support.processes import Standalone, standalone
+
+INVALID_RECEIPT_HANDLE = 40013
+
+pytestmark = needs("go", GO_PROGRAM)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("go") / "data", "--proxies=2") as started:
+        yield started
+
+
+def test_messages_of_every_kind_and_size_come_as_they_were_sent(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_go_client(tmp_path, "roundTrip", running.grpc, topic="round", group="round")
+    sent = {fact["id"]: fact["sha"] for fact in facts.of("sent")}
+    received = {fact["id"]: fact for fact in facts.of("received")}
+    assert len(sent) == len(facts.of("received")) == 7
+    assert {key: fact["sha"] for key, fact in received.items()} == sent
+    assert {fact["attempt"] for fact in received.values()} == {1}
+    by_body = {fact["body"]: fact for fact in received.values()}
+    assert by_body["tagged"]["tag"] == "tag"
+    assert by_body["x"]["tag"] is None
+    assert sorted(by_body["keyed"]["keys"]) == ["key-1", "key-2"]
+    assert by_body["with properties"]["properties"] == {"name": "wert", "grün": "🌊 \\ \"'"}
+    assert not by_body["x"]["properties"]
+    assert max(fact["size"] for fact in received.values()) == 1 << 20
+    assert facts.the("left")["count"] == 0
+    assert running.lag("round") == 0
+
+
+def test_a_message_that_is_not_acked_comes_back_and_so_does_one_that_is_given_back(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_go_client(tmp_path, "redelivery", running.grpc, topic="again", group="again")
+    assert [fact["attempt"] for fact in facts.of("received")] == [1, 2, 3]
+    assert {fact["id"] for fact in facts.of("received")} == {facts.the("sent")["id"]}
+    assert facts.the("error")["code"] == INVALID_RECEIPT_HANDLE
+    assert facts.the("changed")["isNew"]
+    assert running.lag("again") == 0
+
+
+def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("groups/push", retry={"customized": {"nextMs": [1000]}})
+    facts = run_go_client(tmp_path, "push", running.grpc, topic="push", group="push", messages=5)
+    tries = [(fact["body"], fact["attempt"], fact["succeeds"]) for fact in facts.of("received")]
+    assert sorted(tries) == [
+        ("0", 1, True), ("1", 1, True), ("2", 1, False), ("2", 2, True), ("3", 1, True),
+        ("4", 1, True),
+    ]  # fmt: skip
+    # The process may have ended before its ack of the last one.
+    assert running.lag("push") <= 1
