@@ -190,7 +190,6 @@ def redelivery(endpoints: list[str], topic: str, group: str) -> None:
         [third] = receive(consumer, 1)
         tell_received(third, after_s=time.monotonic() - changed_at)
         consumer.ack(third)
-        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
 
 
 def extension(endpoints: list[str], topic: str, group: str) -> None:
@@ -294,7 +293,6 @@ def dead_letter(endpoints: list[str], topic: str, group: str, attempts: int) -> 
             [received] = receive(consumer, 1)
             tell_received(received)
             consumer.change_invisible_duration(received, 1)
-        tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
     dead_letters = f"%DLQ%{group}"
     with consuming(endpoint, f"{group}-reader", dead_letters) as consumer:
         [received] = receive(consumer, 1)
