@@ -92,7 +92,7 @@ def h2load(port: str, path: str, body: bytes, requests: int, folder: Path) -> di
 @contextmanager
 def echo_server() -> Iterator[tuple[str, int]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.perf.echo_server"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.perf.echo_server", "grpcio"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

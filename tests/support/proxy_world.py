@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -118,20 +118,13 @@ class ProxyWorld:
         send: Callable[[service.ReceiveMessageResponse], Awaitable[None]] | None = None,
     ) -> list[service.ReceiveMessageResponse]:
         """Call ReceiveMessage and collect its items."""
-        items: list[service.ReceiveMessageResponse] = []
-
-        async def collect(item: bytes) -> None:
-            parsed = service.ReceiveMessageResponse.FromString(item)
-            if send:
-                await send(parsed)
-            items.append(parsed)
-
+        responses = Collected(send)
         call = Call(headers, peer=lambda: "test", time_remaining_s=deadline_s)
         method = self.methods.streaming["ReceiveMessage"]
         await self.boundary.streaming(
-            "receive_message", method, call, request.SerializeToString(), collect
+            "receive_message", method, call, request.SerializeToString(), responses
         )
-        return items
+        return responses.items
 
     async def receive_messages(
         self, topic: str = "topic", group: str = "group"
@@ -139,6 +132,30 @@ class ProxyWorld:
         """Receive what is there, without waiting."""
         items = await self.receive(receive_request(topic, group))
         return [item.message for item in items if item.HasField("message")]
+
+
+class Collected:
+    """The responses of a receive, each given to `send` before it counts as handed over."""
+
+    def __init__(
+        self, send: Callable[[service.ReceiveMessageResponse], Awaitable[None]] | None
+    ) -> None:
+        self.items: list[service.ReceiveMessageResponse] = []
+        self._send = send
+
+    @property
+    def sent_count(self) -> int:
+        return len(self.items)
+
+    async def send(self, message: bytes) -> None:
+        parsed = service.ReceiveMessageResponse.FromString(message)
+        if self._send:
+            await self._send(parsed)
+        self.items.append(parsed)
+
+    async def send_all(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            await self.send(message)
 
 
 async def eventually(check: Callable[[], bool]) -> None:

@@ -73,6 +73,8 @@ KNOWN_KEYS = frozenset(
         "clients_max",
         "cluster",
         "config",
+        "connections_max",
+        "connections_per_address_max",
         "data_dir",
         "deadline_reserve_ms",
         "default_queues",
@@ -82,6 +84,7 @@ KNOWN_KEYS = frozenset(
         "grpc_host",
         "grpc_port",
         "grpc_reuse_port",
+        "grpc_server",
         "host",
         "link_pending_bytes_max",
         "link_pending_max",
@@ -102,6 +105,10 @@ KNOWN_KEYS = frozenset(
         "segment_bytes",
         "stop_timeout_ms",
         "supervisor_fd",
+        "tls",
+        "tls_certificate_file",
+        "tls_client_ca_file",
+        "tls_key_file",
     ]
 )
 # Variables of ours that are no settings, and those that Kubernetes makes for a service of our name.

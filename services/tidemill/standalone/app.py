@@ -166,6 +166,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 f"--grpc-host={settings.grpc_host}",
                 f"--grpc-port={port_of(addresses.get('grpc'), grpc_port)}",
                 "--reuse-port" if is_shared else "--no-reuse-port",
+                f"--grpc-server={settings.grpc_server}",
             ]
 
         def admin(addresses: Addresses) -> list[str]:

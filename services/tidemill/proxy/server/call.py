@@ -4,20 +4,19 @@ A method takes a `Call` and the bytes of its request. Nothing on this side of th
 gRPC library, so the server that carries the bytes can be exchanged.
 
     unary       async def send_message(call, request) -> response
-    streaming   async def receive_message(call, request, send) -> None
-    telemetry   async def telemetry(call, requests, send) -> None
+    streaming   async def receive_message(call, request, responses) -> None
+    telemetry   async def telemetry(call, requests, responses) -> None
 
-`send` returns when the item is handed over and raises when the client is gone. A client that
-cancels cancels the method.
+A send returns when its messages are handed over and raises ClientGone when the client is. A client
+that cancels cancels the method.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -28,6 +27,8 @@ from tidemill.common.errors import (
     ServiceError,
     codes_of,
 )
+from tidemill.common.grpc.status import RpcCode, RpcError
+from tidemill.common.rpc.call import ClientGone
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
 
@@ -37,10 +38,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-Send = Callable[[bytes], Awaitable[None]]
 UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
-StreamingMethod = Callable[["Call", bytes, Send], Awaitable[None]]
-BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], Send], Awaitable[None]]
+StreamingMethod = Callable[["Call", bytes, "Responses"], Awaitable[None]]
+BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], "Responses"], Awaitable[None]]
 
 _Outcome = TypeVar("_Outcome")
 
@@ -52,27 +52,18 @@ CLIENT_LANGUAGE = "x-mq-language"
 CLIENT_VERSION = "x-mq-client-version"
 
 
-class RpcCode(IntEnum):
-    """The gRPC status codes that we end a call with ourselves."""
+class Responses(Protocol):
+    """Where the responses of a stream go."""
 
-    OK = 0
-    INVALID_ARGUMENT = 3
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
+    @property
+    def sent_count(self) -> int:
+        """How many messages have left so far, also of a send that was broken off."""
 
+    async def send(self, message: bytes) -> None:
+        """Hand over one message."""
 
-class RpcError(Exception):
-    """Ends a call with a gRPC status other than OK: for trouble with the transport only."""
-
-    def __init__(self, code: RpcCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-class ClientGone(Exception):
-    """Raised by `send` when the item cannot be handed over any more."""
+    async def send_all(self, messages: Sequence[bytes]) -> None:
+        """Hand over messages, together where that can be."""
 
 
 class Call:
@@ -163,7 +154,7 @@ class Boundary:
         return response
 
     async def streaming(
-        self, name: str, method: StreamingMethod, call: Call, request: bytes, send: Send
+        self, name: str, method: StreamingMethod, call: Call, request: bytes, responses: Responses
     ) -> None:
         """Answer a call whose responses are a stream that begins with a status.
 
@@ -171,10 +162,10 @@ class Boundary:
         answered here, and like every receive it ends with the delivery timestamp.
         """
         with self._measured(name, call), self._counted("receive"):
-            outcome = await self._guard(name, call, method(call, request, send))
+            outcome = await self._guard(name, call, method(call, request, responses))
             if isinstance(outcome, Status):
-                await send(outcome.encode())
-                await send(encode_delivery_timestamp(self._clock.wall_ms()))
+                timestamp = encode_delivery_timestamp(self._clock.wall_ms())
+                await responses.send_all((outcome.encode(), timestamp))
 
     async def bidirectional(
         self,
@@ -182,15 +173,15 @@ class Boundary:
         method: BidirectionalMethod,
         call: Call,
         requests: AsyncIterator[bytes],
-        send: Send,
+        responses: Responses,
     ) -> None:
         """Carry a stream in both directions; a fault of ours ends it with INTERNAL."""
         with self._counted("telemetry"):
-            outcome = await self._guard(name, call, method(call, requests, send))
+            outcome = await self._guard(name, call, method(call, requests, responses))
             if isinstance(outcome, Status):
                 if outcome.code == v2.INTERNAL_SERVER_ERROR:
                     raise RpcError(RpcCode.INTERNAL, outcome.message)
-                await send(outcome.encode())
+                await responses.send(outcome.encode())
 
     async def _guard(self, name: str, call: Call, work: Awaitable[_Outcome]) -> _Outcome | Status:
         """Await `work`, and turn an error into a status: the one place that catches them all."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.common.receipt_handle import HandleFields
     from tidemill.proxy.backend import Backend
-    from tidemill.proxy.server.call import Call, Send
+    from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings
 
 BATCH_SIZE_MAX = 32
@@ -63,7 +63,7 @@ class Consumer:
         self._reserve_ms = settings.deadline_reserve_ms
         self._request_timeout_ms = settings.request_timeout_ms
 
-    async def receive_message(self, call: Call, request: bytes, send: Send) -> None:
+    async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
         """Pop messages and send them, each in an item of its own."""
         parsed = service.ReceiveMessageRequest.FromString(request)
         _ = call.client_id
@@ -101,16 +101,14 @@ class Consumer:
             )
         if not items:
             raise MessageNotFound("no message became available")
-        sent_count = 0
+        timestamp = encode_delivery_timestamp(self._clock.wall_ms())
         try:
-            await send(OK_STATUS)
-            for item in items:
-                await send(item)
-                sent_count += 1
+            await responses.send_all((OK_STATUS, *items, timestamp))
         except BaseException:
-            link.give_back(group.id, topic.id, reply.batches, skip=sent_count)
+            # The status is the first that has left.
+            skip = max(responses.sent_count - 1, 0)
+            link.give_back(group.id, topic.id, reply.batches, skip=skip)
             raise
-        await send(encode_delivery_timestamp(self._clock.wall_ms()))
 
     async def ack_message(self, call: Call, request: bytes) -> bytes:
         """Settle deliveries; each entry ends by itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
@@ -16,9 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.lifecycle import cannot_listen
+from tidemill.common.rpc.call import ClientGone
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2
-from tidemill.proxy.server.call import Boundary, Call, ClientGone, RpcCode, RpcError
+from tidemill.proxy.server.call import Boundary, Call
 from tidemill.proxy.server.methods import (
     SERVICE,
     UNSERVED_STREAMING,
@@ -28,6 +30,8 @@ from tidemill.proxy.server.methods import (
 )
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from tidemill.proxy.settings import ProxySettings
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -45,7 +49,7 @@ _OPTIONS = [
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class GrpcServer:
+class GrpcioServer:
     """A running server; `address` tells where it listens."""
 
     def __init__(self, methods: Methods, boundary: Boundary) -> None:
@@ -58,7 +62,7 @@ class GrpcServer:
         self._streams: set[asyncio.Future[None]] = set()  # one for each open telemetry stream
 
     @contextlib.asynccontextmanager
-    async def serving(self, settings: ProxySettings) -> AsyncIterator[GrpcServer]:
+    async def serving(self, settings: ProxySettings) -> AsyncIterator[GrpcioServer]:
         """Accept calls until the block ends; raise StartRefused when the port is taken."""
         options = [*_OPTIONS, ("grpc.so_reuseport", int(settings.reuse_port))]
         self._server = server = grpc.aio.server(options=options)
@@ -91,6 +95,10 @@ class GrpcServer:
             if not ended.done():
                 ended.set_result(None)
         await self._server.stop(timeout_ms / 1000)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield nothing: the library does not tell."""
+        return iter(())
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         methods = self._methods
@@ -127,7 +135,7 @@ class GrpcServer:
             with contextlib.suppress(ClientGone):
                 try:
                     await boundary.streaming(
-                        code, method, _call(context), request, _sender(context)
+                        code, method, _call(context), request, _Responses(context)
                     )
                 except RpcError as error:
                     await _abort(context, error)
@@ -148,7 +156,7 @@ class GrpcServer:
             requests = _Requests(context, ended)
             try:
                 await boundary.bidirectional(
-                    code, method, _call(context), requests, _sender(context)
+                    code, method, _call(context), requests, _Responses(context)
                 )
             except ClientGone:
                 pass
@@ -196,14 +204,23 @@ def _call(context: Context) -> Call:
     )
 
 
-def _sender(context: Context) -> Callable[[bytes], Awaitable[None]]:
-    async def send(item: bytes) -> None:
+class _Responses:
+    """Writes to a stream; the library knows no batches."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.sent_count = 0
+
+    async def send(self, message: bytes) -> None:
         try:
-            await context.write(item)
+            await self._context.write(message)
         except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
             raise ClientGone from error
+        self.sent_count += 1
 
-    return send
+    async def send_all(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            await self.send(message)
 
 
 async def _abort(context: Context, error: RpcError) -> NoReturn:

@@ -15,6 +15,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import RequestError, ServiceError
+from tidemill.common.grpc.status import RpcCode, RpcError
+from tidemill.common.rpc.call import ClientGone
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.proxy.client_settings import (
@@ -27,9 +29,6 @@ from tidemill.proxy.clients import Client
 from tidemill.proxy.server.call import (
     CLIENT_LANGUAGE,
     CLIENT_VERSION,
-    ClientGone,
-    RpcCode,
-    RpcError,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.proxy.backend import Backend
     from tidemill.proxy.clients import Clients
-    from tidemill.proxy.server.call import Call, Send
+    from tidemill.proxy.server.call import Call, Responses
 
 log = structlog.get_logger()
 
@@ -60,18 +59,24 @@ class Telemetry:
         self._clock = clock
         self._long_polling_max_ms = long_polling_max_ms
 
-    async def telemetry(self, call: Call, requests: AsyncIterator[bytes], send: Send) -> None:
+    async def telemetry(
+        self, call: Call, requests: AsyncIterator[bytes], responses: Responses
+    ) -> None:
         """Serve one stream until the client half-closes it, then end it with OK."""
         _ = call.client_id
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self._serve(call, requests, send, tasks)
+                await self._serve(call, requests, responses, tasks)
         except ExceptionGroup as failures:
             # The stream's own failure, in the shape in which the boundary knows it.
             raise failures.exceptions[0] from None
 
     async def _serve(
-        self, call: Call, requests: AsyncIterator[bytes], send: Send, tasks: asyncio.TaskGroup
+        self,
+        call: Call,
+        requests: AsyncIterator[bytes],
+        responses: Responses,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         repeat: asyncio.Task[None] | None = None
         async for request in requests:
@@ -80,9 +85,9 @@ class Telemetry:
             if command.HasField("settings"):
                 settings = await self._answer(call, command.settings)
                 answer = service.TelemetryCommand(status=_OK, settings=settings)
-                await send(answer.SerializeToString())
+                await responses.send(answer.SerializeToString())
                 if repeat is None and settings.user_agent.language == v2.NODE_JS:
-                    repetition = _repeat(answer.SerializeToString(), send)
+                    repetition = _repeat(answer.SerializeToString(), responses)
                     repeat = tasks.create_task(repetition, name="repeat settings")
         if repeat:
             repeat.cancel()
@@ -126,8 +131,8 @@ def _parse(request: bytes) -> service.TelemetryCommand:
         raise RpcError(RpcCode.INVALID_ARGUMENT, message) from error
 
 
-async def _repeat(answer: bytes, send: Send) -> None:
+async def _repeat(answer: bytes, responses: Responses) -> None:
     await asyncio.sleep(NODE_JS_REPEAT_MS / 1000)
     # A client that has gone meanwhile is noticed by who reads from it.
     with contextlib.suppress(ClientGone):
-        await send(answer)
+        await responses.send(answer)

@@ -1,0 +1,235 @@
+"""Header blocks: decoding what a peer sends, checking it, and encoding what we send (RFC 7541).
+
+What we send are literals that no table remembers, so a block that does not change is a constant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple, final
+
+# The decoder in Rust has no public name of its own; `jh2.connection` uses this one too.
+from jh2._hazmat import Decoder, HPACKError, OversizedHeaderListError
+from jh2.hpack.huffman_constants import REQUEST_CODES_LENGTH
+
+from tidemill.common.http2.frames import ConnectionFailure, ErrorCode
+from tidemill.common.http2.limits import Limit
+
+Fields = dict[str, str]
+
+TABLE_BYTES: Final = 4_096  # of the decoder, the protocol's default
+
+# Fields of one byte: entry 1 to 126 of the tables. Most of a repeated block is such.
+_INDEXED: Final = re.compile(rb"[\x81-\xfe]*")
+_CODE_BITS: Final = bytes(REQUEST_CODES_LENGTH[:256])  # by byte (RFC 7541 appendix B)
+_INTEGER_BYTES_MAX: Final = 5  # beyond them a number is larger than any block
+
+# Names are lower case tokens (RFC 9113 section 8.2.1).
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_CONNECTION_FIELDS: Final = frozenset(
+    {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
+)
+_REQUEST_PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"})
+# Names that were found to be good. Clients use the same few, and checking one costs more than
+# finding it here.
+_CHECKED_MAX: Final = 1_024
+_checked: Final[set[str]] = set()
+
+
+class Malformed(Exception):
+    """The fields are no request or response of HTTP/2; the message says why."""
+
+
+@final
+class HeaderDecoder:
+    """Decodes the blocks of one connection, in their order: each may change the table."""
+
+    def __init__(self, list_bytes_max: int) -> None:
+        self._decoder = Decoder(list_bytes_max)
+        self._decoder.max_allowed_table_size = TABLE_BYTES
+
+    def decode(self, block: bytes) -> list[tuple[str, str, bool]]:
+        """Return (name, value, is sensitive) of each field.
+
+        Raises ConnectionFailure: after a failure the table is not the peer's any more.
+        """
+        coded = walk(block)
+        try:
+            decoded: list[tuple[str, str, bool]] = self._decoder.decode(block, False)
+        except OversizedHeaderListError:
+            raise ConnectionFailure(
+                ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long",
+                limit=Limit.HEADER_BYTES,
+            ) from None  # fmt: skip
+        except HPACKError as error:
+            raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        for string in coded:
+            string.check_padding(decoded)
+        return decoded
+
+
+class CodedString(NamedTuple):
+    """Where a block has a string in Huffman's code."""
+
+    field_index: int
+    part: int  # 0 for the name, 1 for the value
+    size: int
+    last_byte: int
+
+    def check_padding(self, decoded: list[tuple[str, str, bool]]) -> None:
+        """Raise ConnectionFailure unless the code is filled up with ones; the decoder accepts more.
+
+        How many bits are left is known from the text: each character has its length of code.
+        """
+        text = str(decoded[self.field_index][self.part])
+        padding = 8 * self.size - sum(text.encode().translate(_CODE_BITS))
+        ones = (1 << padding) - 1
+        if padding > 7 or self.last_byte & ones != ones:
+            raise _broken("a string in Huffman's code is filled up wrongly")
+
+
+def walk(block: bytes) -> list[CodedString]:
+    """Return the strings of `block` that are in Huffman's code.
+
+    Raises ConnectionFailure unless every string lies within the block, and sizes of the table come
+    first: the decoder reads over the end otherwise, which it notices by ending the thread.
+    """
+    coded: list[CodedString] = []
+    at, end, field_index = 0, len(block), 0
+    skip_indexed = _INDEXED.match
+    while True:
+        run = skip_indexed(block, at)
+        assert run is not None, "the pattern matches nothing, too"
+        field_index += run.end() - at
+        at = run.end()
+        if at >= end:
+            return coded
+        first = block[at]
+        if first >= 0x80:  # An entry beyond 126, or entry 0, which the decoder refuses.
+            _, at = _integer(block, at, 0x7F)
+        elif 0x20 <= first < 0x40:  # The table's new size.
+            if field_index:
+                raise _broken("a table size comes after a field")
+            _, at = _integer(block, at, 0x1F)
+            continue
+        else:
+            index, at = _integer(block, at, 0x3F if first >= 0x40 else 0x0F)
+            for part in (1,) if index else (0, 1):
+                is_coded = at < end and block[at] >= 0x80
+                size, at = _integer(block, at, 0x7F)
+                at += size
+                if at > end:
+                    raise _broken("a string reaches over the end of its block")
+                if is_coded and size:
+                    coded.append(CodedString(field_index, part, size, block[at - 1]))
+        field_index += 1
+
+
+def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    """Return the integer at `at`, and where it ends."""
+    if at >= len(block):
+        raise _broken("the block ends in a field")
+    value = block[at] & mask
+    at += 1
+    if value < mask:
+        return value, at
+    for shift in range(0, 7 * _INTEGER_BYTES_MAX, 7):
+        if at >= len(block):
+            raise _broken("the block ends in an integer")
+        value += (block[at] & 0x7F) << shift
+        at += 1
+        if block[at - 1] < 0x80:
+            return value, at
+    raise _broken("an integer is too long")
+
+
+def _broken(reason: str) -> ConnectionFailure:
+    return ConnectionFailure(ErrorCode.COMPRESSION_ERROR, reason)
+
+
+def check_request(decoded: Iterable[tuple[str, str, bool]]) -> tuple[Fields, Fields]:
+    """Return the pseudo-fields of a request, and its other fields.
+
+    A name that comes several times has its values joined by commas. Raises Malformed (RFC 9113
+    section 8.2 and 8.3).
+    """
+    pseudo: Fields = {}
+    fields: Fields = {}
+    checked = _checked
+    for name, value, _ in decoded:
+        if name not in checked:
+            if name[:1] == ":":
+                _add_pseudo(pseudo, name, value, is_late=bool(fields))
+                continue
+            _check_name(name)
+        if not value.isprintable():
+            raise Malformed(f"the value of {name} has control characters")
+        fields[name] = value if name not in fields else f"{fields[name]},{value}"
+    if fields.get("te", "trailers") != "trailers":
+        raise Malformed("te may only be trailers")
+    if ":method" not in pseudo or ":scheme" not in pseudo or not pseudo.get(":path"):
+        raise Malformed("a request has :method, :scheme and :path")
+    return pseudo, fields
+
+
+def check_response(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
+    """Return the fields of a response or of trailers, `:status` included; raise Malformed."""
+    fields: Fields = {}
+    for name, value, _ in decoded:
+        if name == ":status":
+            if fields:
+                raise Malformed(":status comes first and once")
+        else:
+            _check_name(name)
+        fields[name] = f"{fields[name]},{value}" if name in fields else value
+    return fields
+
+
+def check_trailers(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
+    """Return the fields that follow a request's data; raise Malformed."""
+    fields: Fields = {}
+    for name, value, _ in decoded:
+        _check_name(name)
+        fields[name] = value
+    return fields
+
+
+def _add_pseudo(pseudo: Fields, name: str, value: str, *, is_late: bool) -> None:
+    if name not in _REQUEST_PSEUDO or name in pseudo or is_late:
+        raise Malformed(f"{name} is unknown, repeated, or after other fields")
+    if not value.isprintable():
+        raise Malformed(f"the value of {name} has control characters")
+    pseudo[name] = value
+
+
+def _check_name(name: str) -> None:
+    if name in _checked:
+        return
+    if _NAME.fullmatch(name) is None:
+        raise Malformed("a field name is no lower case token")
+    if name in _CONNECTION_FIELDS:
+        raise Malformed(f"{name} belongs to HTTP/1.1")
+    if len(_checked) < _CHECKED_MAX:
+        _checked.add(name)
+
+
+def encode(fields: Iterable[tuple[str, str]]) -> bytes:
+    """Encode fields as literals that are not remembered."""
+    parts = []
+    for name, value in fields:
+        raw_name, raw_value = name.encode(), value.encode()
+        parts += [b"\0", _length(len(raw_name)), raw_name, _length(len(raw_value)), raw_value]
+    return b"".join(parts)
+
+
+def _length(size: int) -> bytes:
+    if size < 0x7F:
+        return bytes((size,))
+    encoded = bytearray((0x7F,))
+    size -= 0x7F
+    while size > 0x7F:
+        encoded.append(size & 0x7F | 0x80)
+        size >>= 7
+    encoded.append(size)
+    return bytes(encoded)

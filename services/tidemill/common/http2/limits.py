@@ -1,0 +1,101 @@
+"""What a peer may do. Each limit has a name, under which its overstepping is counted.
+
+An `Allowance` is a number of cheap things a peer may do at once and then a second: a frame that
+costs it nothing and us a little. Real work earns it back, because busy peers ping and update
+windows with every response that they read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+
+class Limit(StrEnum):
+    """The defences, as metrics and logs call them."""
+
+    CONTINUATIONS = "continuations"
+    HEADER_BYTES = "header_bytes"
+    STREAMS = "streams"
+    RESETS = "resets"
+    SETTINGS = "settings"
+    PINGS = "pings"
+    EMPTY_DATA = "empty_data"
+    CONTROL = "control"
+    UNREAD = "unread"
+    STALLED = "stalled"
+    HANDSHAKE = "handshake"
+    REQUEST = "request"
+    IDLE = "idle"
+    KEEPALIVE = "keepalive"
+    CONNECTIONS = "connections"
+    CONNECTIONS_PER_ADDRESS = "connections_per_address"
+    MESSAGE_BYTES = "message_bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of one connection; the defaults are for clients that nobody knows."""
+
+    # Long polls hold a stream each, and a client of many consumers has one connection.
+    streams_max: int = 1_024
+    # Enough for nearly all requests; with `streams_max` it bounds what a connection makes us hold.
+    stream_window_bytes: int = 65_535
+    # Messages that need more than the window; at least one of the largest must fit.
+    large_messages_bytes: int = 136 << 20
+    frame_bytes: int = 16_384  # the least that the protocol allows: more would only delay others
+    # Clients send 15 fields in 1 KiB; a token or a trace context may be long.
+    header_block_bytes: int = 32_768
+    header_list_bytes: int = 32_768  # uncompressed, 32 bytes a field added (RFC 9113 6.5.2)
+    continuations_max: int = 8  # frames of one block; a block of 32 KiB needs two
+    # Responses queued behind windows that the peer does not open.
+    unread_bytes_max: int = 64 << 20
+    # A client that stops may cancel all its long polls at once, and start again.
+    resets_burst: int = 2_048
+    resets_per_s: int = 100
+    settings_burst: int = 32  # a client sends two or three in its life
+    settings_per_s: int = 1
+    # Clients estimate the bandwidth with a ping a round trip, while they get data.
+    pings_burst: int = 256
+    pings_per_s: int = 10
+    empty_data_burst: int = 256
+    empty_data_per_s: int = 10
+    # WINDOW_UPDATE, PRIORITY, and what is not known.
+    control_burst: int = 4_096
+    control_per_s: int = 100
+    # A preface and SETTINGS come with the connection; this is for slow networks.
+    handshake_timeout_s: float = 10.0
+    # Without any progress: a header block, a request that is not complete, a window not opened.
+    stall_timeout_s: float = 60.0
+    idle_timeout_s: float = 120.0  # without a stream
+    keepalive_period_s: float = 60.0  # nothing heard that long: ask
+    keepalive_timeout_s: float = 20.0  # for the answer
+
+
+@final
+class Allowance:
+    """A token bucket."""
+
+    __slots__ = ("_burst", "_left", "_per_s", "_refilled_at_s")
+
+    def __init__(self, *, burst: int, per_s: int, now_s: float) -> None:
+        self._burst = float(burst)
+        self._per_s = per_s
+        self._left = float(burst)
+        self._refilled_at_s = now_s
+
+    def take(self, now_s: float) -> bool:
+        """Take one; False when none is left."""
+        if self._left < 1:
+            elapsed_s = now_s - self._refilled_at_s
+            self._left = min(self._burst, self._left + elapsed_s * self._per_s)
+            self._refilled_at_s = now_s
+            if self._left < 1:
+                return False
+        self._left -= 1
+        return True
+
+    def earn(self, count: int) -> None:
+        """Give back for work that the peer let us do."""
+        self._left = min(self._burst, self._left + count)

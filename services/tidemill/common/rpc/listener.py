@@ -1,0 +1,233 @@
+"""The listening socket: who is let in, and whether they speak TLS.
+
+With TLS configured as optional, both kinds of clients are served on one port: the first byte of a
+connection tells them apart, and is only looked at, so that the transport reads all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, final
+
+import structlog
+
+from tidemill.common.http2.limits import Limit
+from tidemill.common.lifecycle import StartRefused, cannot_listen
+
+log = structlog.get_logger()
+
+TlsMode = Literal["off", "optional", "required"]
+
+BACKLOG: Final = 1_024  # connections the kernel keeps until they are accepted
+ACCEPTS_A_TURN: Final = 64  # so that a crowd of newcomers does not keep others waiting
+_TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS record that begins a handshake
+_NO_FILES_PAUSE_S: Final = 0.1
+# What accept tells of one connection that has gone already, and of no files left.
+_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EAGAIN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenSettings:
+    """Where a server listens, and whom it lets in."""
+
+    host: str
+    port: int
+    reuse_port: bool = False
+    tls: TlsMode = "off"
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""  # clients must show a certificate signed by one of these
+    # A connection costs some 10 KiB, and what its calls hold.
+    connections_max: int = 10_000
+    connections_per_address_max: int = 1_000  # clients behind one address translation share it
+    handshake_timeout_s: float = 10.0
+    # Names of the settings for host and port, for whom they cannot be used.
+    setting_names: tuple[str, str] = ("grpc_host", "grpc_port")
+
+
+@final
+class Listener:
+    """Accepts connections and hands each to a protocol of its own."""
+
+    def __init__(
+        self,
+        settings: ListenSettings,
+        make_protocol: Callable[[], asyncio.Protocol],
+        hits: Counter[Limit],
+    ) -> None:
+        self.address = ""
+        self._settings = settings
+        self._make_protocol = make_protocol
+        self._hits = hits
+        self._tls = tls_context(settings)
+        self._open: Counter[str] = Counter()  # connections by address of the client
+        self._open_count = 0
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[Listener]:
+        """Accept connections until the block ends or `close`; raise StartRefused."""
+        sockets = _bind(self._settings)
+        port = sockets[0].getsockname()[1]
+        host = self._settings.host
+        self.address = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._accepting = [
+                    self._tasks.create_task(self._accept(one), name="accept") for one in sockets
+                ]
+                try:
+                    yield self
+                finally:
+                    self.close()
+        finally:
+            for one in sockets:
+                one.close()
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        for task in self._accepting:
+            task.cancel()
+
+    def closed(self, peer_host: str) -> None:
+        """Make room: a connection of this client has ended."""
+        self._open_count -= 1
+        self._open[peer_host] -= 1
+        if not self._open[peer_host]:
+            del self._open[peer_host]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(listening, readable.set)
+        try:
+            while True:
+                await readable.wait()
+                for _ in range(ACCEPTS_A_TURN):
+                    try:
+                        accepted, peer = listening.accept()
+                    except (BlockingIOError, InterruptedError):
+                        readable.clear()
+                        break
+                    except OSError as error:
+                        if error.errno in _GONE:
+                            continue
+                        log.warning("cannot accept connections", reason=str(error))
+                        await asyncio.sleep(_NO_FILES_PAUSE_S)
+                        break
+                    self._admit(accepted, peer[0])
+                await asyncio.sleep(0)
+        finally:
+            loop.remove_reader(listening)
+
+    def _admit(self, accepted: socket.socket, peer_host: str) -> None:
+        settings = self._settings
+        over = None
+        if self._open_count >= settings.connections_max:
+            over = Limit.CONNECTIONS
+        elif self._open[peer_host] >= settings.connections_per_address_max:
+            over = Limit.CONNECTIONS_PER_ADDRESS
+        if over is not None:
+            self._hits[over] += 1
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        self._open_count += 1
+        self._open[peer_host] += 1
+        self._tasks.create_task(self._connect(accepted, peer_host), name="connect")
+
+    async def _connect(self, accepted: socket.socket, peer_host: str) -> None:
+        """Find out what the client speaks, and hand it over."""
+        loop = asyncio.get_running_loop()
+        settings, tls = self._settings, self._tls
+        try:
+            async with asyncio.timeout(settings.handshake_timeout_s):
+                if settings.tls == "optional" and not await _begins_tls(accepted):
+                    tls = None
+            await loop.connect_accepted_socket(
+                self._make_protocol, accepted, ssl=tls,
+                ssl_handshake_timeout=settings.handshake_timeout_s if tls else None,
+            )  # fmt: skip
+        except (TimeoutError, OSError, ssl.SSLError) as error:
+            if isinstance(error, TimeoutError):
+                self._hits[Limit.HANDSHAKE] += 1
+            log.debug("no handshake", peer=peer_host, reason=str(error))
+            self.closed(peer_host)
+            accepted.close()
+
+
+async def _begins_tls(accepted: socket.socket) -> bool:
+    """Wait for the first byte, and say whether it begins a TLS handshake; it stays unread."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(accepted, _set, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(accepted)
+    return accepted.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+
+
+def _set(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
+
+
+def _bind(settings: ListenSettings) -> list[socket.socket]:
+    """Listen on every address that the host's name has; raise StartRefused."""
+    host, port = settings.host.strip("[]"), settings.port
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
+        )
+        for family, kind, protocol, _, address in found:
+            one = socket.socket(family, kind, protocol)
+            sockets.append(one)
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if settings.reuse_port:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # Port 0 picks one, and the other addresses get the same.
+            one.bind((address[0], port, *address[2:]))
+            port = one.getsockname()[1]
+            one.listen(BACKLOG)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise cannot_listen(
+            settings.host, settings.port, settings=settings.setting_names, error=error
+        ) from error
+    return sockets
+
+
+def tls_context(settings: ListenSettings) -> ssl.SSLContext | None:
+    """Return what TLS is served with, None where it is off; raise StartRefused."""
+    if settings.tls == "off":
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
+    context.set_alpn_protocols(["h2"])
+    for name, file in (
+        ("tls_certificate_file", settings.tls_certificate_file),
+        ("tls_key_file", settings.tls_key_file),
+    ):
+        if not Path(file).is_file():
+            raise StartRefused(f"TLS is {settings.tls}: {name} must name a file, not {file!r}")
+    try:
+        context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+        if settings.tls_client_ca_file:
+            context.load_verify_locations(settings.tls_client_ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise StartRefused(f"the TLS files cannot be used: {error}") from error
+    return context

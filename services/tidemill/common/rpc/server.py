@@ -1,0 +1,438 @@
+"""The gRPC server: a thin asyncio shell around `grpc.server_connection`.
+
+    server = RpcServer(methods, Limits(), ListenSettings(host=..., port=...))
+    async with server.serving(): ...
+
+One protocol a connection, one task a call, one `write` a turn of the loop for all that is ready. A
+client that does not read what we send is not read either, and waits alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast, final
+
+import structlog
+
+from tidemill.common.grpc.server_connection import (
+    CallEnded,
+    CallStarted,
+    CallWritable,
+    MessageReceived,
+    RequestsEnded,
+    ServerCall,
+    ServerConnection,
+    ServerEvent,
+)
+from tidemill.common.grpc.status import RpcCode, RpcError
+from tidemill.common.http2.events import Failed
+from tidemill.common.http2.frames import ErrorCode
+from tidemill.common.rpc.call import (
+    BidirectionalHandler,
+    ClientGone,
+    Kind,
+    Method,
+    RpcCall,
+    StreamingHandler,
+    UnaryHandler,
+)
+from tidemill.common.rpc.deadlines import Deadlines
+from tidemill.common.rpc.listener import Listener, ListenSettings
+
+if TYPE_CHECKING:
+    from tidemill.common.http2.limits import Limit, Limits
+
+log = structlog.get_logger()
+
+# The reference takes that much; a body over its own limit gets a code of its own in a response.
+MESSAGE_BYTES_MAX: Final = 130 << 20
+SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
+CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
+# Of a connection, in the transport, before its calls wait and it is not read.
+WRITE_BUFFER_BYTES: Final = 1 << 20
+_NO_CALLS: Final = "the server stops"
+
+
+@final
+class RpcServer:
+    """Serves methods by path; `address` tells where it listens."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        limits: Limits,
+        listen: ListenSettings,
+        *,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        self.methods = methods
+        self.limits = limits
+        self.message_bytes_max = message_bytes_max
+        self.hits: Counter[Limit] = Counter()  # overstepped limits
+        self.accepted_count = 0
+        self.connections: set[ServerProtocol] = set()
+        self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
+        self.is_draining = False
+        self.listener = Listener(listen, lambda: ServerProtocol(self), self.hits)
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.Event = asyncio.Event()  # set whenever a call or connection ends
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return self.listener.address
+
+    @property
+    def call_count(self) -> int:
+        """How many calls are being served."""
+        return sum(len(connection.calls) for connection in self.connections)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[RpcServer]:
+        """Serve until the block ends; raise StartRefused where nobody can listen."""
+        async with self.listener.listening():
+            try:
+                yield self
+            finally:
+                self.listener.close()
+                for connection in list(self.connections):
+                    connection.close(_NO_CALLS)
+                await self._until(lambda: not self.connections, CLOSE_TIMEOUT_S)
+                for connection in list(self.connections):
+                    connection.abort()
+                await self._until(lambda: not self.connections, CLOSE_TIMEOUT_S)
+                if self._sweeping is not None:
+                    self._sweeping.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing new, end streams of requests, and wait for the calls under way."""
+        self.is_draining = True
+        self.listener.close()
+        for connection in self.connections:
+            connection.drain()
+        await self._until(lambda: not self.call_count, timeout_s)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._quiet.clear()
+                    await self._quiet.wait()
+
+    # ------------------------------------------------------------ for the connections
+
+    def opened(self, connection: ServerProtocol) -> None:
+        """Look after a new connection."""
+        self.accepted_count += 1
+        self.connections.add(connection)
+        if self._sweeping is None:
+            self._sweep_later()
+
+    def closed(self, connection: ServerProtocol) -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        self.listener.closed(connection.peer_host)
+        self._quiet.set()
+
+    def call_ended(self) -> None:
+        """Let those look again who wait for calls to end."""
+        if self.is_draining:
+            self._quiet.set()
+
+    def _sweep_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeping = loop.call_later(SWEEP_PERIOD_S, self._sweep)
+
+    def _sweep(self) -> None:
+        now_s = time.monotonic()
+        for connection in list(self.connections):
+            connection.check(now_s)
+        if self.connections:
+            self._sweep_later()
+        else:
+            self._sweeping = None
+
+
+def _expire(call: RpcCall) -> None:
+    call.expire()
+
+
+@final
+class ServerProtocol(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, server: RpcServer) -> None:
+        self._server = server
+        self._connection = ServerConnection(
+            server.limits,
+            message_bytes_max=server.message_bytes_max,
+            now_s=time.monotonic(),
+            hits=server.hits,
+        )
+        self.loop = asyncio.get_running_loop()
+        self.calls: dict[int, RpcCall] = {}
+        self.is_paused = False  # the transport holds as much as it should
+        self.peer = self.peer_host = ""
+        self._transport: asyncio.Transport
+        self._is_flushing = False
+        self._closed_at_s: float | None = None
+
+    # ------------------------------------------------------------ the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the client."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        address = transport.get_extra_info("peername") or ("", 0)
+        self.peer_host = address[0]
+        self.peer = f"ipv6:[{address[0]}]:{address[1]}" if ":" in address[0] else (
+            f"ipv4:{address[0]}:{address[1]}"
+        )  # fmt: skip
+        self._server.opened(self)
+        if self._server.is_draining:
+            self._connection.http.start_drain()
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        connection = self._connection
+        for event in connection.receive(data, time.monotonic()):
+            self._on_event(event)
+        if connection.http.has_output:
+            self.flush_soon()
+
+    def eof_received(self) -> bool:
+        """Close: HTTP/2 knows no half of a connection."""
+        return False
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """End all calls."""
+        for event in self._connection.close(ErrorCode.CANCEL, "the connection was lost"):
+            self._on_event(event)
+        self._server.closed(self)
+
+    def pause_writing(self) -> None:
+        """Let the calls wait, and read no more: whoever does not read need not ask."""
+        self.is_paused = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on where the client has read."""
+        self.is_paused = False
+        self._transport.resume_reading()
+        self._flush()
+        for call in list(self.calls.values()):
+            call.wake_writer()
+
+    # ------------------------------------------------------------ events
+
+    def _on_event(self, event: ServerEvent) -> None:
+        kind = type(event)
+        if kind is MessageReceived:
+            self._on_message(event)  # type: ignore[arg-type]  # its exact type is known
+        elif kind is CallStarted:
+            self._on_call(event.call)  # type: ignore[union-attr]
+        elif isinstance(event, RequestsEnded):
+            self._on_requests_ended(event.call)
+        elif isinstance(event, CallEnded):
+            ended = self.calls.get(event.call.stream.id)
+            if ended is not None:
+                self._cancel(ended)
+        elif isinstance(event, CallWritable):
+            writable = self.calls.get(event.call.stream.id)
+            if writable is not None:
+                writable.wake_writer()
+        elif isinstance(event, Failed):
+            self._on_failed(event)
+
+    def _on_call(self, call: ServerCall) -> None:
+        method = self._server.methods.get(call.path)
+        if method is None:
+            message = f"{call.path} is not served here"
+            self._connection.finish(call, RpcCode.UNIMPLEMENTED, message)
+            return
+        served = self.calls[call.stream.id] = RpcCall(self, call, method)
+        if call.timeout_s is not None:
+            self._server.deadlines.add(served, call.timeout_s)
+        if method.kind is Kind.BIDIRECTIONAL:
+            call.is_open_ended = True
+            # Rust clients wait for the headers before they go on.
+            self._connection.start(call)
+            if self._server.is_draining:
+                served.end_requests()
+            handle = cast("BidirectionalHandler", method.handle)
+            self._start(served, self._run_stream(served, handle(served)))
+
+    def _on_message(self, event: MessageReceived) -> None:
+        call, message, is_last = event
+        served = self.calls.get(call.stream.id)
+        if served is None:
+            return
+        if served.method.kind is Kind.BIDIRECTIONAL:
+            served.put_request(message)
+            if is_last:
+                served.end_requests()
+        elif served.request is not None:
+            self._refuse(served, "a call of this method has one request")
+        else:
+            served.request = message
+            if is_last:
+                self._on_request(served, message)
+
+    def _on_requests_ended(self, call: ServerCall) -> None:
+        served = self.calls.get(call.stream.id)
+        if served is None:
+            return
+        if served.method.kind is Kind.BIDIRECTIONAL:
+            served.end_requests()
+        elif served.request is None:
+            self._refuse(served, "a call of this method has a request")
+        else:
+            self._on_request(served, served.request)
+
+    def _on_request(self, served: RpcCall, request: bytes) -> None:
+        if served.method.kind is Kind.UNARY:
+            self._start(served, self._run_unary(served, request))
+        else:
+            handle = cast("StreamingHandler", served.method.handle)
+            self._start(served, self._run_stream(served, handle(served, request)))
+
+    def _on_failed(self, event: Failed) -> None:
+        log.debug("connection failed", peer=self.peer, code=event.code.name, reason=event.reason)
+        self._flush()
+        self._closed_at_s = time.monotonic()
+        self._transport.close()
+
+    def _refuse(self, served: RpcCall, reason: str) -> None:
+        self._connection.finish(served.call, RpcCode.INTERNAL, reason)
+        self._cancel(served)
+
+    # ------------------------------------------------------------ calls
+
+    def _start(self, served: RpcCall, run: Coroutine[None, None, None]) -> None:
+        # The call is the task's parent: it ends the task, and hears of its end in `_end`.
+        served.task = self.loop.create_task(run)
+
+    async def _run_unary(self, served: RpcCall, request: bytes) -> None:
+        handle = cast("UnaryHandler", served.method.handle)
+        try:
+            response = await handle(served, request)
+        except RpcError as error:
+            self._connection.finish(served.call, error.code, error.message)
+        except ClientGone:
+            pass
+        except Exception as error:  # noqa: BLE001  # The boundary of every call.
+            self._fail(served, error)
+        else:
+            self._connection.respond(served.call, response)
+        finally:
+            self._end(served)
+
+    async def _run_stream(self, served: RpcCall, run: Awaitable[None]) -> None:
+        try:
+            await run
+        except RpcError as error:
+            self._connection.finish(served.call, error.code, error.message)
+        except ClientGone:
+            pass
+        except Exception as error:  # noqa: BLE001  # The boundary of every call.
+            self._fail(served, error)
+        else:
+            self._connection.finish(served.call, RpcCode.OK)
+        finally:
+            self._end(served)
+
+    def _fail(self, served: RpcCall, error: Exception) -> None:
+        log.error("call failed unexpectedly", path=served.call.path, exc_info=error)
+        self._connection.finish(served.call, RpcCode.UNKNOWN, "the server failed")
+
+    def _end(self, served: RpcCall) -> None:
+        """Forget a call whose handler has ended."""
+        # A handler that was cancelled from within has not answered; finish knows who has.
+        self._connection.finish(served.call, RpcCode.CANCELLED, "the call was cancelled")
+        self._forget(served)
+        if not self._is_flushing:
+            self.flush_soon()
+
+    def _cancel(self, served: RpcCall) -> None:
+        """End a call that nobody waits for any more, or that has been answered without it."""
+        if served.task is not None:
+            served.task.cancel()  # It forgets the call when it ends.
+        else:
+            self._forget(served)
+
+    def _forget(self, served: RpcCall) -> None:
+        if served.call.timeout_s is not None:
+            self._server.deadlines.discard(served)
+        self.calls.pop(served.call.stream.id, None)
+        self._server.call_ended()
+
+    # ------------------------------------------------------------ for the calls
+
+    def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
+        """Send messages; return how many bytes wait for the client's window."""
+        queued_bytes = self._connection.send(call, batch)
+        self.flush_soon()
+        return queued_bytes
+
+    def consumed(self, call: ServerCall, message_size: int) -> None:
+        """Let the client send more: a request of a stream has been read."""
+        self._connection.consume(call, message_size)
+        if self._connection.http.has_output:
+            self.flush_soon()
+
+    def expire(self, served: RpcCall) -> None:
+        """End a call whose time is up."""
+        self._connection.finish(served.call, RpcCode.DEADLINE_EXCEEDED, "the deadline has passed")
+        self._cancel(served)
+        self.flush_soon()
+
+    # ------------------------------------------------------------ for the server
+
+    def check(self, now_s: float) -> None:
+        """End what stands still."""
+        if self._closed_at_s is not None:
+            if now_s - self._closed_at_s > CLOSE_TIMEOUT_S:
+                self._transport.abort()
+            return
+        for event in self._connection.check(now_s):
+            self._on_event(event)
+        if self._connection.http.has_output:
+            self.flush_soon()
+
+    def drain(self) -> None:
+        """Let the client know that this server stops, and end its streams of requests."""
+        self._connection.http.start_drain()
+        for served in self.calls.values():
+            if served.method.kind is Kind.BIDIRECTIONAL:
+                served.end_requests()
+        self.flush_soon()
+
+    def close(self, reason: str) -> None:
+        """End the connection once its last words are written."""
+        for event in self._connection.close(ErrorCode.NO_ERROR, reason):
+            self._on_event(event)
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._transport.abort()
+
+    # ------------------------------------------------------------ writing
+
+    def flush_soon(self) -> None:
+        """Write at the end of this turn of the loop, with all that becomes ready until then."""
+        if not self._is_flushing:
+            self._is_flushing = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self.is_paused or self._transport.is_closing():
+            return
+        output = self._connection.http.take_output()
+        if output:
+            self._transport.write(output)

@@ -1,0 +1,125 @@
+"""The gRPC server of the proxy, on our own transport: a shell around the methods.
+
+Bytes go in and out; the methods parse and encode. `grpcio_server` can take its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+from tidemill.common.grpc.status import RpcCode, RpcError
+from tidemill.common.http2.limits import Limits
+from tidemill.common.rpc import health, metrics
+from tidemill.common.rpc.call import Method, RpcCall, bidirectional, server_streaming, unary
+from tidemill.common.rpc.listener import ListenSettings
+from tidemill.common.rpc.reflection import reflection_methods
+from tidemill.common.rpc.server import RpcServer
+from tidemill.proxy.server.call import Boundary, Call
+from tidemill.proxy.server.methods import (
+    SERVICE,
+    UNSERVED_STREAMING,
+    UNSERVED_UNARY,
+    Methods,
+    request_code,
+)
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from tidemill.proxy.settings import ProxySettings
+
+
+class NativeServer:
+    """A running server; `address` tells where it listens."""
+
+    def __init__(self, methods: Methods, boundary: Boundary) -> None:
+        self.address = ""
+        self._methods = methods
+        self._boundary = boundary
+        self._server: RpcServer | None = None
+        self._health = health.Health((SERVICE,))
+
+    @contextlib.asynccontextmanager
+    async def serving(self, settings: ProxySettings) -> AsyncIterator[NativeServer]:
+        """Accept calls until the block ends; raise StartRefused when the port is taken."""
+        listen = ListenSettings(
+            host=settings.grpc_host,
+            port=settings.grpc_port,
+            reuse_port=settings.reuse_port,
+            tls=settings.tls,
+            tls_certificate_file=settings.tls_certificate_file,
+            tls_key_file=settings.tls_key_file,
+            tls_client_ca_file=settings.tls_client_ca_file,
+            connections_max=settings.connections_max,
+            connections_per_address_max=settings.connections_per_address_max,
+        )
+        table = {
+            **self._table(),
+            **self._health.methods(),
+            **reflection_methods((SERVICE, health.SERVICE)),
+        }
+        self._server = RpcServer(table, Limits(), listen)
+        async with self._server.serving():
+            self.address = self._server.address
+            yield self
+
+    async def drain(self, timeout_ms: int) -> None:
+        """Refuse new calls, let those under way end, and end the telemetry streams with OK."""
+        assert self._server is not None, "only a running server can be drained"
+        self._health.drain()
+        await self._server.drain(timeout_ms / 1000)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the transport's metrics."""
+        if self._server is not None:
+            yield from metrics.collect(self._server)
+
+    def _table(self) -> Mapping[str, Method]:
+        methods = self._methods
+        served = {
+            **{name: self._unary(name) for name in methods.unary},
+            **{name: self._streaming(name) for name in methods.streaming},
+            **{name: self._bidirectional(name) for name in methods.bidirectional},
+            **{name: _unserved(reason) for name, reason in UNSERVED_UNARY.items()},
+            **{name: _unserved(reason) for name, reason in UNSERVED_STREAMING.items()},
+        }
+        return {f"/{SERVICE}/{name}": method for name, method in served.items()}
+
+    def _unary(self, name: str) -> Method:
+        method, code, answer = self._methods.unary[name], request_code(name), self._boundary.unary
+
+        async def handle(rpc: RpcCall, request: bytes) -> bytes:
+            return await answer(code, method, _call(rpc), request)
+
+        return unary(handle)
+
+    def _streaming(self, name: str) -> Method:
+        method, code = self._methods.streaming[name], request_code(name)
+        answer = self._boundary.streaming
+
+        async def handle(rpc: RpcCall, request: bytes) -> None:
+            await answer(code, method, _call(rpc), request, rpc)
+
+        return server_streaming(handle)
+
+    def _bidirectional(self, name: str) -> Method:
+        method, code = self._methods.bidirectional[name], request_code(name)
+        answer = self._boundary.bidirectional
+
+        async def handle(rpc: RpcCall) -> None:
+            await answer(code, method, _call(rpc), rpc, rpc)
+
+        return bidirectional(handle)
+
+
+def _call(rpc: RpcCall) -> Call:
+    return Call(rpc.metadata, peer=rpc.peer, time_remaining_s=rpc.time_remaining_s)
+
+
+def _unserved(reason: str) -> Method:
+    async def handle(_rpc: RpcCall, _request: bytes) -> NoReturn:
+        raise RpcError(RpcCode.UNIMPLEMENTED, reason)
+
+    return unary(handle)
