@@ -2,7 +2,8 @@
 
 A request joins the frame that is being gathered; when the broker has answered the last frame, the
 next one leaves with all that has come together meanwhile. An idle link so sends at once and a busy
-one in batches, and nobody waits for a timer. A frame costs both sides as much as many requests do.
+one in batches, and nobody waits for a timer. A frame costs both sides as much as many requests do,
+so it passes no task: the frames go out and come in by plain calls from the event loop.
 
 Every request ends in exactly one of four ways: its reply, its failure as the broker tells it,
 BrokerTimeout, or BrokerUnreachable when the stream breaks. After the last two the outcome is
@@ -18,8 +19,8 @@ import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import (
     BY_NAME,
@@ -29,6 +30,9 @@ from tidemill.common.errors import (
     ServiceError,
     from_wire,
 )
+from tidemill.common.grpc.status import RpcCode, RpcError
+from tidemill.common.http2.limits import Limits
+from tidemill.common.rpc.channel import Channel, ClientStream, connected
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.proxy.configuration import Configuration
 
@@ -52,7 +56,16 @@ WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wa
 # Pops whose late reply would still be given back. The broker answers a cancelled pop only if it had
 # answered it already, so most of these are never heard of again and the oldest are dropped.
 ABANDONED_MAX = 10_000
-_KEEPALIVE_MS = 10_000  # a broker whose machine vanished is noticed within twice this
+CONNECT_TIMEOUT_S = 2.0
+REPLY_BYTES_MAX = 64 << 20  # of one frame; a round may have many messages of 4 MiB for us
+EXCHANGE = "/tidemill.broker.v1.BrokerLink/Exchange"
+LIMITS = Limits(
+    stream_window_bytes=16 << 20,
+    frame_bytes=1 << 20,
+    # A broker whose machine vanished is noticed within the sum of these.
+    keepalive_period_s=10.0,
+    keepalive_timeout_s=10.0,
+)
 
 
 class _Append(NamedTuple):
@@ -102,9 +115,11 @@ class BrokerLink:
         self._abandoned: dict[int, _Abandoned] = {}
         self._request_id = 0
         self.is_connected = False
-        self._has_work = asyncio.Event()
+        self._stream: ClientStream | None = None
         self._sequence = 0  # of the frame sent last on this stream
-        self._is_answered = asyncio.Event()
+        self._answered_sequence = 0  # of the last frame that is answered
+        self._is_gathering = False
+        self._turns_left = 0  # of the event loop until the gathered frame leaves
         self._appends: list[_Append] = []
         # (request id, group id, topic id, slot, delivery id, index, visible at)
         self._acks: list[tuple[int, int, int, int, int, int, int]] = []
@@ -215,7 +230,7 @@ class BrokerLink:
                 )
         if count > skip:
             self._metrics.messages_returned += count - skip
-            self._has_work.set()
+            self._wake()
 
     def release_polls(self) -> None:
         """Answer every parked pop empty: the process is about to stop."""
@@ -253,7 +268,7 @@ class BrokerLink:
         expiring.append(request_id)
         self._pending[request_id] = _Pending(kind, future, time.monotonic(), blob_bytes)
         self._pending_bytes += blob_bytes
-        self._has_work.set()
+        self._wake()
         return request_id, future
 
     def _abandon(self, request_id: int) -> None:
@@ -263,7 +278,7 @@ class BrokerLink:
                 del self._abandoned[next(iter(self._abandoned))]
             self._abandoned[request_id] = self._parked[request_id]
             self._frame.cancelled_pops.append(request_id)
-            self._has_work.set()
+            self._wake()
 
     def _expire(self, tick: int) -> None:
         for request_id in self._expiries.pop(tick):
@@ -288,76 +303,77 @@ class BrokerLink:
         """Keep the stream open until cancelled; while there is none, requests are refused."""
         attempt = 0
         warn_at_s = time.monotonic() + WAITING_WARN_FIRST_S
-        options = [
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-            ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
-            # The pause between attempts is ours.
-            ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
-            ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
-            ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
-            # Two links of one process are two connections.
-            ("grpc.use_local_subchannel_pool", 1),
-        ]
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
-            while True:
-                try:
-                    await self._exchange(channel)
-                except* grpc.aio.AioRpcError as errors:
-                    reason = _reason(errors)
-                else:
-                    reason = "the broker ended the stream"
-                now_s = time.monotonic()
-                if self._lose_connection(reason):
-                    attempt, warn_at_s = 0, now_s + WAITING_WARN_FIRST_S
-                else:
-                    attempt += 1
-                if now_s >= warn_at_s:
-                    log.warning("waiting for the broker", address=self.address, reason=reason)
-                    warn_at_s = now_s + WAITING_WARN_EVERY_S
-                ceiling_ms = min(RECONNECT_MIN_MS << min(attempt, 10), RECONNECT_MAX_MS)
-                await asyncio.sleep(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000)
-
-    async def _exchange(self, channel: grpc.aio.Channel) -> None:
-        exchange = channel.stream_stream(
-            "/tidemill.broker.v1.BrokerLink/Exchange",
-            request_serializer=link_pb2.RequestFrame.SerializeToString,
-            response_deserializer=link_pb2.ReplyFrame.FromString,
-        )
-        call = exchange()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write_frames(call), name="link writer")
-                async for reply in call:
-                    self._apply(reply)
-                writer.cancel()
-        finally:
-            call.cancel()
-
-    async def _write_frames(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        self._sequence = 0
-        self._is_answered.set()
         while True:
-            await self._has_work.wait()
-            await self._is_answered.wait()
-            await self._gather()
+            try:
+                async with connected(
+                    self.address, LIMITS,
+                    message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S,
+                ) as channel:  # fmt: skip
+                    await self._exchange(channel)
+            except RpcError as error:
+                reason = str(error)
+            else:
+                reason = "the broker ended the stream"
+            now_s = time.monotonic()
+            if self._lose_connection(reason):
+                attempt, warn_at_s = 0, now_s + WAITING_WARN_FIRST_S
+            else:
+                attempt += 1
+            if now_s >= warn_at_s:
+                log.warning("waiting for the broker", address=self.address, reason=reason)
+                warn_at_s = now_s + WAITING_WARN_EVERY_S
+            ceiling_ms = min(RECONNECT_MIN_MS << min(attempt, 10), RECONNECT_MAX_MS)
+            await asyncio.sleep(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000)
+
+    async def _exchange(self, channel: Channel) -> None:
+        self._sequence = self._answered_sequence = 0
+        stream = self._stream = channel.open(EXCHANGE, self._receive)
+        try:
+            await stream.ended()
+        finally:
+            self._stream = None
+            stream.cancel()
+
+    def _receive(self, encoded: bytes) -> None:
+        try:
+            reply = link_pb2.ReplyFrame.FromString(encoded)
+        except DecodeError:
+            if self._stream is not None:
+                self._stream.fail(RpcError(RpcCode.INTERNAL, "the broker sent what is no frame"))
+            return
+        self._apply(reply)
+
+    def _wake(self) -> None:
+        """See to it that a frame leaves soon: there is something to ask.
+
+        Those who are about to ask join it: a few on an idle link, many on a busy one. No time is
+        waited: each turn of the loop does what is to be done anyway, above all the reading of calls
+        that have arrived already.
+        """
+        if self._is_gathering or self._stream is None or not self._is_answered:
+            return
+        self._is_gathering = True
+        self._turns_left = BUSY_TURNS if len(self._pending) >= BUSY_REQUESTS else 1
+        asyncio.get_running_loop().call_soon(self._gather)
+
+    @property
+    def _is_answered(self) -> bool:
+        return self._answered_sequence == self._sequence
+
+    def _gather(self) -> None:
+        self._turns_left -= 1
+        if self._turns_left > 0:
+            asyncio.get_running_loop().call_soon(self._gather)
+            return
+        self._is_gathering = False
+        if self._stream is not None and self._has_work:
             frame = self._take_frame()
             frame.sequence = self._sequence = self._sequence + 1
-            self._is_answered.clear()
-            try:
-                await call.write(frame)
-            except asyncio.InvalidStateError:
-                return  # The stream has ended; the reader tells why.
+            self._stream.write(frame.SerializeToString())
 
-    async def _gather(self) -> None:
-        """Let those who are about to ask join the frame: a few on an idle link, many on a busy one.
-
-        No time is waited: each turn of the loop does what is to be done anyway, above all the
-        reading of calls that have arrived already.
-        """
-        for _ in range(BUSY_TURNS if len(self._pending) >= BUSY_REQUESTS else 1):
-            await asyncio.sleep(0)
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._appends or self._acks or self._frame.ListFields())
 
     def _take_frame(self) -> link_pb2.RequestFrame:
         frame, self._frame = self._frame, link_pb2.RequestFrame()
@@ -381,8 +397,6 @@ class BrokerLink:
             columns.queue_ids.extend(queues)
             columns.crcs.extend(crcs)
             columns.blobs.extend(blobs)
-        if not self._appends:
-            self._has_work.clear()
         return frame
 
     def _take_appends(self) -> list[_Append]:
@@ -411,8 +425,10 @@ class BrokerLink:
                     topics=len(reply.config.topics),
                     groups=len(reply.config.groups),
                 )
-        if reply.answered_sequence == self._sequence:
-            self._is_answered.set()
+        if reply.answered_sequence:
+            self._answered_sequence = reply.answered_sequence
+            if self._has_work:
+                self._wake()
         resolve = self._resolve
         if reply.HasField("appends"):
             appends = reply.appends
@@ -463,7 +479,6 @@ class BrokerLink:
         was_connected, self.is_connected = self.is_connected, False
         self._appends, self._acks = [], []
         self._frame = link_pb2.RequestFrame()
-        self._has_work.clear()
         # The broker forgets the parked pops of a lost stream by itself.
         self._abandoned.clear()
         if was_connected:
@@ -481,11 +496,3 @@ def _error_of(failure: link_pb2.Failure) -> ServiceError:
     if failure.error not in BY_NAME:
         return BrokerUnreachable(f"the broker refused: {failure.error}: {failure.message}")
     return from_wire(failure.error, failure.message)
-
-
-def _reason(errors: BaseExceptionGroup[grpc.aio.AioRpcError]) -> str:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, grpc.aio.AioRpcError)
-    return f"{error.code().name}: {error.details()}"

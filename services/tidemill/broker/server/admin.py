@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-
-import grpc
+from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.server import config_frames, config_log
@@ -15,29 +13,28 @@ from tidemill.common.errors import (
     ServiceError,
     TopicNotFound,
 )
+from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.resource_names import check_group, check_own_topic
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.server.rounds import Rounds
 
 T = TypeVar("T")
-Context = grpc.aio.ServicerContext[Any, Any]
 
 ERROR_KEY = "tidemill-error"  # trailing metadata that names an error by its class
 FOUND_MAX = 256  # messages of one search, whatever is asked for
 
 
-class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
+class BrokerAdminService:
     """The gRPC face of the engine's configuration and inspection."""
 
     def __init__(self, rounds: Rounds, *, auto_create: bool) -> None:
         self._rounds = rounds
         self._auto_create = auto_create
 
-    async def PutTopic(self, request: pb.PutTopicRequest, context: Context) -> pb.TopicConfig:
+    async def PutTopic(self, request: pb.PutTopicRequest) -> pb.TopicConfig:
         """Create or change a topic."""
 
         def put(engine: Engine, now_ms: int) -> pb.TopicConfig:
@@ -52,9 +49,9 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
             config_log.topic_put(before, topic, auto_create=False)
             return config_frames.topic_config(topic)
 
-        return await self._call(put, context)
+        return await self._call(put)
 
-    async def DeleteTopic(self, request: pb.NamedRequest, context: Context) -> pb.Empty:
+    async def DeleteTopic(self, request: pb.NamedRequest) -> pb.Empty:
         """Delete a topic with its messages."""
 
         def delete(engine: Engine, now_ms: int) -> pb.Empty:
@@ -62,9 +59,9 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
             config_log.topic_deleted(request.name)
             return pb.Empty()
 
-        return await self._call(delete, context)
+        return await self._call(delete)
 
-    async def PutGroup(self, request: pb.PutGroupRequest, context: Context) -> pb.GroupConfig:
+    async def PutGroup(self, request: pb.PutGroupRequest) -> pb.GroupConfig:
         """Create or change a consumer group."""
 
         def put(engine: Engine, now_ms: int) -> pb.GroupConfig:
@@ -76,9 +73,9 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
             config_log.group_put(before, group, auto_create=False)
             return config_frames.group_config(group)
 
-        return await self._call(put, context)
+        return await self._call(put)
 
-    async def DeleteGroup(self, request: pb.NamedRequest, context: Context) -> pb.Empty:
+    async def DeleteGroup(self, request: pb.NamedRequest) -> pb.Empty:
         """Delete a consumer group with its progress."""
 
         def delete(engine: Engine, now_ms: int) -> pb.Empty:
@@ -86,12 +83,11 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
             config_log.group_deleted(request.name)
             return pb.Empty()
 
-        return await self._call(delete, context)
+        return await self._call(delete)
 
     async def GetConfig(
         self,
         request: pb.Empty,  # noqa: ARG002  # The contract has it, and it is empty.
-        context: Context,
     ) -> pb.ConfigUpdate:
         """Return all topics and groups."""
 
@@ -100,9 +96,9 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
             config.ClearField("handle_secret")  # Only proxies need it.
             return config
 
-        return await self._call(get, context)
+        return await self._call(get)
 
-    async def GetTopicStatus(self, request: pb.NamedRequest, context: Context) -> pb.TopicStatus:
+    async def GetTopicStatus(self, request: pb.NamedRequest) -> pb.TopicStatus:
         """Return a topic and what its queues hold."""
 
         def get(engine: Engine, _now_ms: int) -> pb.TopicStatus:
@@ -112,11 +108,9 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
                 queues=[config_frames.queue_status(q) for q in engine.queue_status(topic)],
             )
 
-        return await self._call(get, context)
+        return await self._call(get)
 
-    async def GetGroupProgress(
-        self, request: pb.NamedRequest, context: Context
-    ) -> pb.GroupProgress:
+    async def GetGroupProgress(self, request: pb.NamedRequest) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
 
         def get(engine: Engine, _now_ms: int) -> pb.GroupProgress:
@@ -126,11 +120,9 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
                 queues=[config_frames.queue_progress(q) for q in engine.group_progress(group)],
             )
 
-        return await self._call(get, context)
+        return await self._call(get)
 
-    async def ResetOffset(
-        self, request: pb.ResetOffsetRequest, context: Context
-    ) -> pb.ResetOffsetReply:
+    async def ResetOffset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""
 
         def reset(engine: Engine, now_ms: int) -> pb.ResetOffsetReply:
@@ -139,11 +131,9 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
             config_log.offsets_reset(request.group, request.topic)
             return pb.ResetOffsetReply(queues=[config_frames.queue_status(q) for q in statuses])
 
-        return await self._call(reset, context)
+        return await self._call(reset)
 
-    async def FindMessages(
-        self, request: pb.FindMessagesRequest, context: Context
-    ) -> pb.FindMessagesReply:
+    async def FindMessages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
         """Find messages by id or by key."""
 
         def find(engine: Engine, _now_ms: int) -> pb.FindMessagesReply:
@@ -155,24 +145,19 @@ class BrokerAdminService(broker_pb2_grpc.BrokerAdminServicer):
             )
             return pb.FindMessagesReply(messages=[config_frames.found_message(m) for m in found])
 
-        return await self._call(find, context)
+        return await self._call(find)
 
-    async def _call(self, function: Callable[[Engine, int], T], context: Context) -> T:
+    async def _call(self, function: Callable[[Engine, int], T]) -> T:
         try:
             return await self._rounds.call(function)
         except ServiceError as error:
-            await refuse(error, context)
+            raise refusal(error) from error
 
 
-async def refuse(error: ServiceError, context: Context) -> NoReturn:
-    """End the call with `error`, named so that the caller can raise it again."""
-    code = (
-        grpc.StatusCode.FAILED_PRECONDITION
-        if isinstance(error, RequestError)
-        else grpc.StatusCode.UNAVAILABLE
-    )
-    await context.abort(code, error.message, ((ERROR_KEY, type(error).__name__),))
-    raise AssertionError("abort raises")
+def refusal(error: ServiceError) -> RpcError:
+    """Return `error` as it ends a call, named so that the caller can raise it again."""
+    code = RpcCode.FAILED_PRECONDITION if isinstance(error, RequestError) else RpcCode.UNAVAILABLE
+    return RpcError(code, error.message, ((ERROR_KEY, type(error).__name__),))
 
 
 def find_topic(engine: Engine, name: str) -> Topic:

@@ -4,40 +4,55 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
-
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server.admin import BrokerAdminService
 from tidemill.broker.server.link import BrokerLinkService
-from tidemill.common.lifecycle import cannot_listen
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2, broker_pb2_grpc
+from tidemill.common.http2.limits import Limits
+from tidemill.common.rpc import health
+from tidemill.common.rpc.call import bidirectional
+from tidemill.common.rpc.listener import ListenSettings
+from tidemill.common.rpc.reflection import reflection_methods
+from tidemill.common.rpc.server import RpcServer
+from tidemill.common.rpc.services import unary_methods
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2
 
 if TYPE_CHECKING:
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
 
-FRAME_BYTES_MAX = 64 << 20  # a frame may carry many messages of 4 MiB
-SERVICES = tuple(service.full_name for service in broker_pb2.DESCRIPTOR.services_by_name.values())
+FRAME_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB
+LINK: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerLink"]
+ADMIN: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerAdmin"]
+SERVICES: Final = (LINK.full_name, ADMIN.full_name)
+
+# Proxies of ours: few, with frames of many requests each.
+LIMITS: Final = Limits(
+    stream_window_bytes=16 << 20,
+    frame_bytes=1 << 20,
+    # Both ends notice a machine that vanished without waiting for TCP.
+    keepalive_period_s=20.0,
+    idle_timeout_s=3_600.0,  # the admin process keeps its connection for the next click
+)
 
 
 class BrokerServer:
     """The running server."""
 
-    def __init__(self, server: grpc.aio.Server, links: BrokerLinkService, address: str) -> None:
+    def __init__(self, server: RpcServer, serving: health.Health) -> None:
         self._server = server
-        self._links = links
-        self.health = health.aio.HealthServicer()
-        self.address = address
+        self._health = serving
+
+    @property
+    def address(self) -> str:
+        """Where the broker serves."""
+        return self._server.address
 
     async def drain(self, timeout_ms: int) -> None:
         """Accept nothing new, answer what is in flight, at most for `timeout_ms`."""
-        await self.health.enter_graceful_shutdown()
-        self._links.drain()
-        await self._server.stop(timeout_ms / 1000)
+        self._health.drain()
+        await self._server.drain(timeout_ms / 1000)
 
 
 @contextlib.asynccontextmanager
@@ -45,37 +60,18 @@ async def broker_server(
     rounds: Rounds, traffic: Traffic, settings: BrokerSettings
 ) -> AsyncIterator[BrokerServer]:
     """Serve until the block ends; raise StartRefused when the port is taken."""
-    server = grpc.aio.server(
-        options=(
-            ("grpc.so_reuseport", int(settings.grpc_reuse_port)),
-            ("grpc.max_receive_message_length", FRAME_BYTES_MAX),
-            ("grpc.max_send_message_length", FRAME_BYTES_MAX),
-            # Proxies notice a dead broker, and it them, without waiting for TCP.
-            ("grpc.keepalive_time_ms", 20_000),
-            # A proxy's pings on an idle link must not end in GOAWAY too_many_pings.
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.http2.max_ping_strikes", 0),
-        )
-    )
     links = BrokerLinkService(rounds, traffic, auto_create=settings.auto_create)
-    broker_pb2_grpc.add_BrokerLinkServicer_to_server(links, server)
-    broker_pb2_grpc.add_BrokerAdminServicer_to_server(
-        BrokerAdminService(rounds, auto_create=settings.auto_create), server
+    admin = BrokerAdminService(rounds, auto_create=settings.auto_create)
+    serving = health.Health(SERVICES)
+    methods = {
+        f"/{LINK.full_name}/Exchange": bidirectional(links.exchange),
+        **unary_methods(ADMIN, admin),
+        **serving.methods(),
+        **reflection_methods((*SERVICES, health.SERVICE)),
+    }
+    listen = ListenSettings(
+        host=settings.grpc_host, port=settings.grpc_port, reuse_port=settings.grpc_reuse_port
     )
-    wanted = f"{settings.grpc_host}:{settings.grpc_port}"
-    try:
-        port = server.add_insecure_port(wanted)
-    except RuntimeError as error:
-        raise cannot_listen(
-            settings.grpc_host, settings.grpc_port, settings=("grpc_host", "grpc_port")
-        ) from error
-    running = BrokerServer(server, links, f"{settings.grpc_host}:{port}")
-    health_pb2_grpc.add_HealthServicer_to_server(running.health, server)
-    reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    for service in ("", *SERVICES):
-        await running.health.set(service, health_pb2.HealthCheckResponse.SERVING)
-    await server.start()
-    try:
-        yield running
-    finally:
-        await server.stop(None)
+    server = RpcServer(methods, LIMITS, listen, message_bytes_max=FRAME_BYTES_MAX)
+    async with server.serving():
+        yield BrokerServer(server, serving)

@@ -1,20 +1,18 @@
 """BrokerLink: the stream of one proxy.
 
-A frame in is work of the next round; whatever that round has for the link goes out as one frame.
-One task reads, one writes. A link whose proxy does not read its replies is not read either, so the
-memory for it is bounded by `OUTBOX_BYTES_MAX` and one round's replies.
+A frame in is work of the next round; whatever that round has for the link goes out as one frame. A
+link whose proxy does not read its replies is not read either, so the memory for it is bounded by
+`UNSENT_BYTES_MAX` and one round's replies.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Protocol
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.server import config_log
@@ -22,78 +20,72 @@ from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Pop
 from tidemill.broker.server.replies import Replies
 from tidemill.common.errors import ServiceError
+from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.common.rpc.call import RpcCall
 
-OUTBOX_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
+UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
 FRAME_BYTES_MAX = 4 << 20  # a reply frame is closed when it passes this
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
 
 
+class Outlet(Protocol):
+    """Where the replies go."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits for the proxy to read."""
+
+    def write(self, message: bytes) -> None:
+        """Send without waiting."""
+
+    async def drained(self) -> None:
+        """Wait until nothing is unsent, or the proxy is gone."""
+
+
 class Link:
     """One proxy's stream, as the rounds see it."""
 
-    def __init__(self, rounds: Rounds, traffic: Traffic, *, auto_create: bool) -> None:
+    def __init__(
+        self, rounds: Rounds, traffic: Traffic, outlet: Outlet, *, auto_create: bool
+    ) -> None:
         self._rounds = rounds
+        self._outlet = outlet
         self._traffic = traffic
         self._auto_create = auto_create
         self._replies = Replies()
         self._applied_sequence = 0
         self._arrived_s = 0.0  # of the frame that is being applied
-        self._outbox: deque[pb.ReplyFrame] = deque()
-        self._outbox_bytes = 0
-        self._has_frames = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-        self._is_written = asyncio.Event()
         self.is_closed = False
 
     # ------------------------------------------------------------ the stream
 
-    async def read(self, frames: AsyncIterator[pb.RequestFrame]) -> bool:
-        """Submit each frame to the end of the proxy's side; False when one makes no sense."""
-        await self._rounds.submit(_Hello(self))
-        async for frame in frames:
-            if not columns_agree(frame):
-                return False
-            await self._has_room.wait()
-            await self._rounds.submit(_Frame(self, frame))
-        return True
+    async def read(self, requests: AsyncIterator[bytes]) -> None:
+        """Submit each frame, to the end of the proxy's side.
 
-    async def write(self, send: Callable[[pb.ReplyFrame], Awaitable[None]]) -> None:
-        """Send the replies of every round, until cancelled or the proxy is gone."""
-        while True:
-            while not self._outbox:
-                self._has_frames.clear()
-                self._is_written.set()
-                await self._has_frames.wait()
-            frame = self._outbox.popleft()
-            self._outbox_bytes -= frame.ByteSize()
-            if self._outbox_bytes < OUTBOX_BYTES_MAX:
-                self._has_room.set()
-            try:
-                await send(frame)
-            except grpc.aio.BaseError:
-                # The proxy is gone; gRPC ends the call in its own time.
-                self.close()
-                return
+        Raises RpcError(INVALID_ARGUMENT) for one that makes no sense.
+        """
+        await self._rounds.submit(_Hello(self))
+        async for request in requests:
+            frame = _parse(request)
+            if self._outlet.unsent_bytes >= UNSENT_BYTES_MAX:
+                await self._outlet.drained()
+            await self._rounds.submit(_Frame(self, frame, len(request)))
 
     async def flush(self) -> None:
         """Wait until everything submitted so far is answered and written."""
         await self._rounds.settle()
-        await self._is_written.wait()
+        await self._outlet.drained()
 
     def close(self) -> None:
         """Send nothing more: the stream has ended."""
         self.is_closed = True
-        self._outbox.clear()
-        self._is_written.set()
 
     # ------------------------------------------------------------ in a round
 
@@ -265,15 +257,10 @@ class Link:
             self._give_back(replies)
             return
         for frame in replies.frames(self._rounds.engine, self._traffic, FRAME_BYTES_MAX):
-            size = frame.ByteSize()
-            if size and not self.is_closed:
-                self._outbox.append(frame)
-                self._outbox_bytes += size
-                self._is_written.clear()
-                self._has_frames.set()
+            encoded = frame.SerializeToString()
+            if encoded and not self.is_closed:
+                self._outlet.write(encoded)
             yield
-        if self._outbox_bytes >= OUTBOX_BYTES_MAX:
-            self._has_room.clear()
 
     def _give_back(self, replies: Replies) -> None:
         """Make visible again what was popped for a proxy that left during the sync."""
@@ -300,11 +287,11 @@ class _Frame:
 
     __slots__ = ("_arrived_s", "_frame", "_link", "size_bytes")
 
-    def __init__(self, link: Link, frame: pb.RequestFrame) -> None:
+    def __init__(self, link: Link, frame: pb.RequestFrame, size_bytes: int) -> None:
         self._link = link
         self._frame = frame
         self._arrived_s = time.monotonic()
-        self.size_bytes = frame.ByteSize()
+        self.size_bytes = size_bytes
 
     def apply(self, turn: Turn) -> Iterator[None]:
         return self._link.apply(self._frame, self._arrived_s, turn)
@@ -338,6 +325,16 @@ class _Goodbye:
         yield
 
 
+def _parse(request: bytes) -> pb.RequestFrame:
+    try:
+        frame = pb.RequestFrame.FromString(request)
+    except DecodeError:
+        raise RpcError(RpcCode.INVALID_ARGUMENT, "this is no RequestFrame") from None
+    if not columns_agree(frame):
+        raise RpcError(RpcCode.INVALID_ARGUMENT, "a batch has columns of different lengths")
+    return frame
+
+
 def columns_agree(frame: pb.RequestFrame) -> bool:
     """Return whether the columns of each batch have one length, as from any proxy of ours."""
     appends, acks = frame.appends, frame.acks
@@ -363,39 +360,20 @@ def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Deli
     )
 
 
-class BrokerLinkService(broker_pb2_grpc.BrokerLinkServicer):
+class BrokerLinkService:
     """The gRPC face of the links."""
 
     def __init__(self, rounds: Rounds, traffic: Traffic, *, auto_create: bool) -> None:
         self._rounds = rounds
         self._traffic = traffic
         self._auto_create = auto_create
-        self._is_draining = asyncio.Event()
 
-    def drain(self) -> None:
-        """End every stream once what it has asked so far is answered."""
-        self._is_draining.set()
-
-    async def Exchange(  # type: ignore[override]  # The stub is for both APIs.
-        self,
-        request_iterator: AsyncIterator[pb.RequestFrame],
-        context: grpc.aio.ServicerContext[pb.RequestFrame, pb.ReplyFrame],
-    ) -> None:
-        """Serve one proxy until it leaves or the broker stops."""
-        link = Link(self._rounds, self._traffic, auto_create=self._auto_create)
+    async def exchange(self, call: RpcCall) -> None:
+        """Serve one proxy until it leaves, or the broker stops and has answered all it asked."""
+        link = Link(self._rounds, self._traffic, call, auto_create=self._auto_create)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(link.write(context.write), name="link writer")
-                reading = tasks.create_task(link.read(request_iterator), name="link reader")
-                draining = tasks.create_task(self._is_draining.wait(), name="link drain")
-                await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
-                await link.flush()
-                for task in (writing, reading, draining):
-                    task.cancel()
-            if reading.done() and not reading.cancelled() and not reading.result():
-                await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT, "a batch has columns of different lengths"
-                )
+            await link.read(call)
+            await link.flush()
         finally:
             link.close()
             self._rounds.put(_Goodbye(link, self._rounds))

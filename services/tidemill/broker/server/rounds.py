@@ -117,7 +117,7 @@ class Rounds:
         self._clock = clock
         self._polls = polls
         self._receivers: dict[Receiver, None] = {}
-        # Bounded in bytes: beyond `pending_bytes_max` links are not read, so gRPC holds them back.
+        # Bounded in bytes: beyond `pending_bytes_max` links are not read, and their windows close.
         self._pending: deque[Work] = deque()
         self._pending_bytes = 0
         self._pending_bytes_max = pending_bytes_max

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, final
 from tidemill.common.grpc import messages, status
 from tidemill.common.grpc.messages import MessageReader
 from tidemill.common.grpc.metadata import parse_timeout
-from tidemill.common.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError
+from tidemill.common.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
 from tidemill.common.http2 import header_block
 from tidemill.common.http2.connection import Connection, Role
 from tidemill.common.http2.events import (
@@ -290,16 +290,18 @@ class ServerConnection:
         self.http.send_data(call.stream, data)
         return call.stream.queued_bytes
 
-    def finish(self, call: ServerCall, code: RpcCode, message: str = "") -> None:
+    def finish(
+        self, call: ServerCall, code: RpcCode, message: str = "", trailers: Trailers = ()
+    ) -> None:
         """End a call with a status; after what is queued for it."""
         if call.is_ended:
             return
         self._end(call)
         if call.has_started:
-            self.http.send_headers(call.stream, status.trailers(code, message), is_last=True)
+            block = status.encode_trailers(code, message, trailers)
         else:
-            block = status.trailers_only(code, message)
-            self.http.send_headers(call.stream, block, is_last=True)
+            block = status.encode_trailers_only(code, message, trailers)
+        self.http.send_headers(call.stream, block, is_last=True)
 
     def consume(self, call: ServerCall, message_size: int) -> None:
         """Let the client send more on a stream: a message of this size has been read."""

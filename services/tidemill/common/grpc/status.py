@@ -10,6 +10,8 @@ from typing import Final
 from tidemill.common.http2 import header_block
 from tidemill.common.http2.frames import ErrorCode
 
+Trailers = tuple[tuple[str, str], ...]
+
 
 class RpcCode(IntEnum):
     """The status codes of gRPC."""
@@ -36,10 +38,11 @@ class RpcCode(IntEnum):
 class RpcError(Exception):
     """Ends a call with a status other than OK; clients raise it for one that they are answered."""
 
-    def __init__(self, code: RpcCode, message: str) -> None:
+    def __init__(self, code: RpcCode, message: str, trailers: Trailers = ()) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
+        self.trailers = trailers  # metadata that goes with the status
 
 
 # What a stream that is reset means for its call, as the gRPC specification maps it.
@@ -90,18 +93,18 @@ def decode_message(encoded: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)  # Servers end calls with few different sentences.
-def trailers(code: RpcCode, message: str) -> bytes:
+def encode_trailers(code: RpcCode, message: str, more: Trailers = ()) -> bytes:
     """Encode the trailers that end a call."""
     if code is RpcCode.OK:
         return OK_TRAILERS
-    return header_block.encode(_fields(code, message))
+    return header_block.encode((*_fields(code, message), *more))
 
 
 @functools.lru_cache(maxsize=64)
-def trailers_only(code: RpcCode, message: str) -> bytes:
+def encode_trailers_only(code: RpcCode, message: str, more: Trailers = ()) -> bytes:
     """Encode a response that is nothing but a status."""
-    return header_block.encode((*RESPONSE_FIELDS, *_fields(code, message)))
+    return header_block.encode((*RESPONSE_FIELDS, *_fields(code, message), *more))
 
 
-def _fields(code: RpcCode, message: str) -> tuple[tuple[str, str], ...]:
+def _fields(code: RpcCode, message: str) -> Trailers:
     return ("grpc-status", str(int(code))), ("grpc-message", encode_message(message))

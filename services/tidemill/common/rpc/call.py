@@ -64,10 +64,10 @@ class RpcCall:
 
     __slots__ = (
         "_are_requests_ended",
-        "_is_waiting",
         "_protocol",
         "_requests",
         "_waiter",
+        "_writers",
         "call",
         "is_started",
         "method",
@@ -90,7 +90,7 @@ class RpcCall:
         self._requests: deque[bytes] | None = None
         self._are_requests_ended = False
         self._waiter: asyncio.Future[None] | None = None  # of the reader
-        self._is_waiting: asyncio.Future[None] | None = None  # of the writer
+        self._writers: list[asyncio.Future[None]] = []  # senders that wait for room
 
     @property
     def metadata(self) -> Fields:
@@ -137,21 +137,41 @@ class RpcCall:
                 raise
             self.sent_count += len(batch)
 
+    def write(self, message: bytes) -> None:
+        """Send one message without waiting; the caller keeps an eye on `unsent_bytes`."""
+        self._protocol.send(self.call, (message,))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits for the client to read."""
+        return self.call.stream.queued_bytes
+
+    async def drained(self) -> None:
+        """Wait until nothing is unsent, or the client is gone."""
+        while not self.call.is_ended and (self.unsent_bytes or self._protocol.is_paused):
+            await self._room()
+
     async def _send_batch(self, batch: Sequence[bytes]) -> None:
         if self.call.is_ended:
             raise ClientGone
         protocol = self._protocol
         queued_bytes = protocol.send(self.call, batch)
         while queued_bytes or protocol.is_paused:
-            self._is_waiting = protocol.loop.create_future()
-            await self._is_waiting
+            await self._room()
             queued_bytes = self.call.stream.queued_bytes
 
-    def wake_writer(self) -> None:
+    async def _room(self) -> None:
+        """Wait until there may be room."""
+        room: asyncio.Future[None] = self._protocol.loop.create_future()
+        self._writers.append(room)
+        await room
+
+    def wake_writers(self) -> None:
         """Go on sending: there may be room."""
-        waiting, self._is_waiting = self._is_waiting, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+        writers, self._writers = self._writers, []
+        for room in writers:
+            if not room.done():
+                room.set_result(None)
 
     # ------------------------------------------------------------ requests
 

@@ -42,6 +42,7 @@ from tidemill.common.rpc.call import (
 )
 from tidemill.common.rpc.deadlines import Deadlines
 from tidemill.common.rpc.listener import Listener, ListenSettings
+from tidemill.common.rpc.writer import Writer
 
 if TYPE_CHECKING:
     from tidemill.common.http2.limits import Limit, Limits
@@ -52,8 +53,6 @@ log = structlog.get_logger()
 MESSAGE_BYTES_MAX: Final = 130 << 20
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
-# Of a connection, in the transport, before its calls wait and it is not read.
-WRITE_BUFFER_BYTES: Final = 1 << 20
 _NO_CALLS: Final = "the server stops"
 
 
@@ -175,10 +174,9 @@ class ServerProtocol(asyncio.Protocol):
         )
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
-        self.is_paused = False  # the transport holds as much as it should
         self.peer = self.peer_host = ""
+        self._writer = Writer(self._connection.http, self.loop)
         self._transport: asyncio.Transport
-        self._is_flushing = False
         self._closed_at_s: float | None = None
 
     # ------------------------------------------------------------ the transport calls
@@ -186,7 +184,6 @@ class ServerProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the client."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         address = transport.get_extra_info("peername") or ("", 0)
         self.peer_host = address[0]
         self.peer = f"ipv6:[{address[0]}]:{address[1]}" if ":" in address[0] else (
@@ -195,7 +192,7 @@ class ServerProtocol(asyncio.Protocol):
         self._server.opened(self)
         if self._server.is_draining:
             self._connection.http.start_drain()
-        self._flush()
+        self._writer.attach(transport)
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
@@ -203,7 +200,7 @@ class ServerProtocol(asyncio.Protocol):
         for event in connection.receive(data, time.monotonic()):
             self._on_event(event)
         if connection.http.has_output:
-            self.flush_soon()
+            self._writer.flush_soon()
 
     def eof_received(self) -> bool:
         """Close: HTTP/2 knows no half of a connection."""
@@ -217,16 +214,16 @@ class ServerProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Let the calls wait, and read no more: whoever does not read need not ask."""
-        self.is_paused = True
+        self._writer.is_paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Go on where the client has read."""
-        self.is_paused = False
+        self._writer.is_paused = False
         self._transport.resume_reading()
-        self._flush()
+        self._writer.flush()
         for call in list(self.calls.values()):
-            call.wake_writer()
+            call.wake_writers()
 
     # ------------------------------------------------------------ events
 
@@ -245,7 +242,7 @@ class ServerProtocol(asyncio.Protocol):
         elif isinstance(event, CallWritable):
             writable = self.calls.get(event.call.stream.id)
             if writable is not None:
-                writable.wake_writer()
+                writable.wake_writers()
         elif isinstance(event, Failed):
             self._on_failed(event)
 
@@ -303,7 +300,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def _on_failed(self, event: Failed) -> None:
         log.debug("connection failed", peer=self.peer, code=event.code.name, reason=event.reason)
-        self._flush()
+        self._writer.flush()
         self._closed_at_s = time.monotonic()
         self._transport.close()
 
@@ -322,7 +319,7 @@ class ServerProtocol(asyncio.Protocol):
         try:
             response = await handle(served, request)
         except RpcError as error:
-            self._connection.finish(served.call, error.code, error.message)
+            self._connection.finish(served.call, error.code, error.message, error.trailers)
         except ClientGone:
             pass
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
@@ -336,7 +333,7 @@ class ServerProtocol(asyncio.Protocol):
         try:
             await run
         except RpcError as error:
-            self._connection.finish(served.call, error.code, error.message)
+            self._connection.finish(served.call, error.code, error.message, error.trailers)
         except ClientGone:
             pass
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
@@ -355,8 +352,7 @@ class ServerProtocol(asyncio.Protocol):
         # A handler that was cancelled from within has not answered; finish knows who has.
         self._connection.finish(served.call, RpcCode.CANCELLED, "the call was cancelled")
         self._forget(served)
-        if not self._is_flushing:
-            self.flush_soon()
+        self._writer.flush_soon()
 
     def _cancel(self, served: RpcCall) -> None:
         """End a call that nobody waits for any more, or that has been answered without it."""
@@ -373,23 +369,28 @@ class ServerProtocol(asyncio.Protocol):
 
     # ------------------------------------------------------------ for the calls
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client does not read what we send."""
+        return self._writer.is_paused
+
     def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
         """Send messages; return how many bytes wait for the client's window."""
         queued_bytes = self._connection.send(call, batch)
-        self.flush_soon()
+        self._writer.flush_soon()
         return queued_bytes
 
     def consumed(self, call: ServerCall, message_size: int) -> None:
         """Let the client send more: a request of a stream has been read."""
         self._connection.consume(call, message_size)
         if self._connection.http.has_output:
-            self.flush_soon()
+            self._writer.flush_soon()
 
     def expire(self, served: RpcCall) -> None:
         """End a call whose time is up."""
         self._connection.finish(served.call, RpcCode.DEADLINE_EXCEEDED, "the deadline has passed")
         self._cancel(served)
-        self.flush_soon()
+        self._writer.flush_soon()
 
     # ------------------------------------------------------------ for the server
 
@@ -402,7 +403,7 @@ class ServerProtocol(asyncio.Protocol):
         for event in self._connection.check(now_s):
             self._on_event(event)
         if self._connection.http.has_output:
-            self.flush_soon()
+            self._writer.flush_soon()
 
     def drain(self) -> None:
         """Let the client know that this server stops, and end its streams of requests."""
@@ -410,7 +411,7 @@ class ServerProtocol(asyncio.Protocol):
         for served in self.calls.values():
             if served.method.kind is Kind.BIDIRECTIONAL:
                 served.end_requests()
-        self.flush_soon()
+        self._writer.flush_soon()
 
     def close(self, reason: str) -> None:
         """End the connection once its last words are written."""
@@ -420,19 +421,3 @@ class ServerProtocol(asyncio.Protocol):
     def abort(self) -> None:
         """End the connection now."""
         self._transport.abort()
-
-    # ------------------------------------------------------------ writing
-
-    def flush_soon(self) -> None:
-        """Write at the end of this turn of the loop, with all that becomes ready until then."""
-        if not self._is_flushing:
-            self._is_flushing = True
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flushing = False
-        if self.is_paused or self._transport.is_closing():
-            return
-        output = self._connection.http.take_output()
-        if output:
-            self._transport.write(output)

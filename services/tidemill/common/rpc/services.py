@@ -1,0 +1,41 @@
+"""A service out of its definition and an object with its methods, for services of few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import message_factory
+from google.protobuf.message import DecodeError, Message
+
+from tidemill.common.grpc.status import RpcCode, RpcError
+from tidemill.common.rpc.call import Method, RpcCall, unary
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+
+
+def unary_methods(service: ServiceDescriptor, implementation: object) -> Mapping[str, Method]:
+    """Return all methods of a service whose calls are unary, by path.
+
+    `implementation` has a method of each name, which takes the parsed request and returns the
+    response.
+    """
+    return {
+        f"/{service.full_name}/{method.name}": _unary(method, getattr(implementation, method.name))
+        for method in service.methods
+    }
+
+
+def _unary(method: MethodDescriptor, answer: Callable[[Any], Awaitable[Message]]) -> Method:
+    request_class = message_factory.GetMessageClass(method.input_type)
+
+    async def handle(_call: RpcCall, request: bytes) -> bytes:
+        try:
+            parsed = request_class.FromString(request)
+        except DecodeError:
+            reason = f"the request is no {method.input_type.name}"
+            raise RpcError(RpcCode.INVALID_ARGUMENT, reason) from None
+        return (await answer(parsed)).SerializeToString()
+
+    return unary(handle)

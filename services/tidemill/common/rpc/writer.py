@@ -1,0 +1,46 @@
+"""What a connection has to send, written to its transport once a turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, cast, final
+
+if TYPE_CHECKING:
+    from tidemill.common.http2.connection import Connection
+
+# In the transport, before those who send wait.
+BUFFER_BYTES: Final = 1 << 20
+
+
+@final
+class Writer:
+    """The way from a connection's output to its transport."""
+
+    def __init__(self, http: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_paused = False  # the transport holds as much as it should
+        self._http = http
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._is_scheduled = False
+
+    def attach(self, transport: asyncio.BaseTransport) -> None:
+        """Write to `transport`, beginning with what is there."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        self.flush()
+
+    def flush_soon(self) -> None:
+        """Write at the end of this turn of the loop, with all that becomes ready until then."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what there is, unless the transport is full or closed."""
+        self._is_scheduled = False
+        transport = self._transport
+        if transport is None or self.is_paused or transport.is_closing():
+            return
+        output = self._http.take_output()
+        if output:
+            transport.write(output)
