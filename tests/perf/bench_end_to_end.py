@@ -92,8 +92,9 @@ def h2load(port: str, path: str, body: bytes, requests: int, folder: Path) -> di
 @contextmanager
 def echo_server() -> Iterator[tuple[str, int]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.perf.echo_server", "grpcio"], stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "tests.perf.echo_server", "grpcio"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
         assert process.stdout is not None
         yield f"127.0.0.1:{process.stdout.readline().strip()}", process.pid

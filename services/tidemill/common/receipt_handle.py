@@ -90,31 +90,59 @@ class HandleSigner:
 
     def open(self, text: str, group: str, topic: str) -> HandleFields:
         """Return what `text` names; raise InvalidReceiptHandle unless every character is right."""
-        # isascii() first: other letters would make the encoded text longer than the text.
-        if len(text) != _HANDLE_CHARS or not text.isascii():
-            raise InvalidReceiptHandle(_REFUSED)
-        handle = text.encode("ascii")
-        prefix = _decode(handle[:_PREFIX_CHARS])
-        fields, mac = prefix[:_FIELDS_SIZE], prefix[_FIELDS_SIZE:]
+        return self.opener(group, topic).open(text)
+
+    def opener(self, group: str, topic: str) -> HandleOpener:
+        """Return what opens the handles of one request, mostly of few deliveries."""
+        return HandleOpener(self, group, topic)
+
+    def open_delivery(self, prefix: bytes, group: str, topic: str) -> tuple[HandleFields, bytes]:
+        """Return what a handle's first part names, with index 0, and the checks of the indexes."""
+        decoded = _decode(prefix)
+        fields, mac = decoded[:_FIELDS_SIZE], decoded[_FIELDS_SIZE:]
         version, broker, slot, delivery_id, visible_at_ms = _FIELDS.unpack(fields)
         digest = self._digest(fields, group, topic)
         if not compare_digest(digest[:_MAC_SIZE], mac):
             raise InvalidReceiptHandle(_REFUSED)
         if version != VERSION or broker != self._broker:
             raise InvalidReceiptHandle("the receipt handle belongs to another broker")
-        index = _ALPHABET.find(handle[_PREFIX_CHARS : _PREFIX_CHARS + 1])
-        if not 0 <= index < INDEX_COUNT_MAX:
-            raise InvalidReceiptHandle(_REFUSED)
-        # Three bytes of the hash are the checks of two indexes.
-        checks_at = _MAC_SIZE + index // 2 * 3
-        check_at = index % 2 * 2
-        checks = _encode(digest[checks_at : checks_at + 3])
-        if not compare_digest(checks[check_at : check_at + 2], handle[_PREFIX_CHARS + 1 :]):
-            raise InvalidReceiptHandle(_REFUSED)
-        return HandleFields(slot, delivery_id, visible_at_ms, index)
+        return HandleFields(slot, delivery_id, visible_at_ms, 0), _encode(digest[_MAC_SIZE:])
 
     def _digest(self, fields: bytes, group: str, topic: str) -> bytes:
         return blake2b(fields + _names(group, topic), key=self._secret).digest()
+
+
+class HandleOpener:
+    """Opens the handles of one request: the part that a delivery's handles share only once."""
+
+    def __init__(self, signer: HandleSigner, group: str, topic: str) -> None:
+        self._signer = signer
+        self._group = group
+        self._topic = topic
+        self._prefix = b""
+        self._delivery: HandleFields
+        self._checks = b""
+
+    def open(self, text: str) -> HandleFields:
+        """Return what `text` names; raise InvalidReceiptHandle unless every character is right."""
+        # isascii() first: other letters would make the encoded text longer than the text.
+        if len(text) != _HANDLE_CHARS or not text.isascii():
+            raise InvalidReceiptHandle(_REFUSED)
+        handle = text.encode("ascii")
+        prefix = handle[:_PREFIX_CHARS]
+        if prefix != self._prefix:
+            self._delivery, self._checks = self._signer.open_delivery(
+                prefix, self._group, self._topic
+            )
+            self._prefix = prefix
+        index = _ALPHABET.find(handle[_PREFIX_CHARS : _PREFIX_CHARS + 1])
+        if not 0 <= index < INDEX_COUNT_MAX:
+            raise InvalidReceiptHandle(_REFUSED)
+        check = self._checks[2 * index : 2 * index + 2]
+        if not compare_digest(check, handle[_PREFIX_CHARS + 1 :]):
+            raise InvalidReceiptHandle(_REFUSED)
+        slot, delivery_id, visible_at_ms, _ = self._delivery
+        return HandleFields(slot, delivery_id, visible_at_ms, index)
 
 
 @lru_cache(maxsize=4096)

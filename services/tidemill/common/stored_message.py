@@ -39,6 +39,7 @@ SYSTEM_WIRE_SIZE_MAX = 65_535  # bytes: positions inside it are 16 bits wide
 MESSAGE_TYPE_AT = 1  # position of message_type among the fixed fields
 TAG_HASH_AT = 32  # position of tag_hash
 KEY_COUNT_AT = 4  # position of key_count
+_KINDS = {"id": b"id", "key": b"key"}  # of what the index finds
 _KEY_COUNT = struct.Struct(">H")
 
 
@@ -137,5 +138,9 @@ def tag_hash(tag: str) -> int:
 
 def key_hash(kind: str, text: str) -> int:
     """Hash a message id (`kind` "id") or key ("key") for the index, unsigned 64 bits."""
-    digest = blake2b(text.encode(), digest_size=8, person=kind.encode()).digest()
-    return int.from_bytes(digest, "big")
+    return int.from_bytes(encode_key_hash(kind, text.encode()), "big")
+
+
+def encode_key_hash(kind: str, text: bytes) -> bytes:
+    """Return `key_hash` of encoded text as it stands in a stored message."""
+    return blake2b(text, digest_size=KEY_HASH_SIZE, person=_KINDS[kind]).digest()

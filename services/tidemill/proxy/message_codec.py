@@ -75,13 +75,25 @@ assert _SIZES.unpack_from(stored_message.FIXED.pack(1, 0, 0, 7, *[0] * 6, 8, 9, 
 _cached_tag_hash = lru_cache(maxsize=4096)(stored_message.tag_hash)
 
 
+@lru_cache(maxsize=4096)
+def _text_field(header: bytes, text: str) -> bytes:
+    """Encode a field whose values are few: hosts."""
+    encoded = text.encode()
+    return header + varint(len(encoded)) + encoded
+
+
+@lru_cache(maxsize=64)
+def _kind_fields(encoding: int, message_type: int) -> bytes:
+    return _BODY_ENCODING + varint(encoding) + _MESSAGE_TYPE + varint(message_type)
+
+
 def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> bytes:
     """Build the stored message of a message whose names and sizes have been checked."""
     properties = message.system_properties
     message_id = properties.message_id.encode()
     tag = properties.tag.encode()
     group = properties.message_group.encode()
-    keys = list(properties.keys)
+    keys = properties.keys
     born_seconds, born_nanos = _born(properties, now_ms)
     body = message.body
     encoding = properties.body_encoding or v2.IDENTITY
@@ -104,12 +116,17 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
         encoded_key = key.encode()
         parts += (_KEY, varint(len(encoded_key)), encoded_key)
     checksum = md5(body, usedforsecurity=False).hexdigest().upper()
-    parts += (_MD5_DIGEST, checksum.encode())
-    parts += (_BODY_ENCODING, varint(encoding), _MESSAGE_TYPE, varint(message_type))
     born = seconds_and_nanos(born_seconds, born_nanos)
-    parts += (_BORN_TIMESTAMP, varint(len(born)), born)
-    if born_host := properties.born_host.encode():
-        parts += (_BORN_HOST, varint(len(born_host)), born_host)
+    parts += (
+        _MD5_DIGEST,
+        checksum.encode(),
+        _kind_fields(encoding, message_type),
+        _BORN_TIMESTAMP,
+        varint(len(born)),
+        born,
+    )
+    if born_host := properties.born_host:
+        parts.append(_text_field(_BORN_HOST, born_host))
     if properties.HasField("trace_context"):
         trace_context = properties.trace_context.encode()
         parts += (_TRACE_CONTEXT, varint(len(trace_context)), trace_context)
@@ -121,13 +138,15 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
         )
 
     user_wire = _user_wire(message)
-    key_hash = stored_message.key_hash
-    hashes = [key_hash("id", properties.message_id), *(key_hash("key", key) for key in keys)]
+    key_hashes = stored_message.encode_key_hash("id", message_id)
+    if keys:
+        encode_key_hash = stored_message.encode_key_hash
+        key_hashes += b"".join([encode_key_hash("key", key.encode()) for key in keys])
     fixed = stored_message.FIXED.pack(
         stored_message.VERSION,
         message_type,
         encoding,
-        len(hashes),
+        1 + len(keys),
         id_at,
         len(message_id),
         tag_at,
@@ -141,7 +160,6 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
         born_seconds * 1000 + born_nanos // 1_000_000,
         0,
     )
-    key_hashes = struct.pack(f">{len(hashes)}Q", *hashes)
     return b"".join((fixed, key_hashes, system_wire, user_wire, _BODY, varint(len(body)), body))
 
 

@@ -51,16 +51,17 @@ RESERVED_PROPERTY_KEYS = _words(
 def check_message(message: v2.Message) -> None:
     """Raise what is wrong with the names and sizes in `message`, if anything is."""
     properties = message.system_properties
-    tag = properties.tag
     check_message_id(properties.message_id)
+    tag, keys = properties.tag, properties.keys
     # An empty tag is no tag.
     if tag:
         check_tag(tag)
-    for key in properties.keys:
+    for key in keys:
         check_key(key)
     if properties.HasField("message_group"):
         check_message_group(properties.message_group)
-    check_properties(message, tag)
+    if tag or keys or message.user_properties:
+        check_properties(message, tag)
     check_body(message.body)
 
 
@@ -68,7 +69,10 @@ def check_message_id(message_id: str) -> None:
     """Raise IllegalMessageId for a blank or huge id; nothing else is asked of it."""
     if not message_id.strip():
         raise IllegalMessageId("the message id is blank")
-    if len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
+    # The second count is the one that matters; the first is at hand.
+    if len(message_id) * 4 > MESSAGE_ID_BYTES_MAX and (
+        len(message_id.encode()) > MESSAGE_ID_BYTES_MAX
+    ):
         raise IllegalMessageId(f"a message id has at most {MESSAGE_ID_BYTES_MAX} bytes")
 
 

@@ -120,13 +120,13 @@ class Consumer:
         if not 0 < len(entries) <= ACK_ENTRIES_MAX:
             raise BadRequest(f"an ack has 1 to {ACK_ENTRIES_MAX} entries, not {len(entries)}")
         link = self._backend.link
-        signer = link.configuration.signer
+        opener = link.configuration.signer.opener(group.name, topic.name)
         timeout_ms = self._backend.timeout_ms(call)
         outcomes: list[Status | None] = [None] * len(entries)
         deliveries: dict[int, HandleFields] = {}
         for number, entry in enumerate(entries):
             try:
-                deliveries[number] = signer.open(entry.receipt_handle, group.name, topic.name)
+                deliveries[number] = opener.open(entry.receipt_handle)
             except ServiceError as error:
                 outcomes[number] = status_of(error)
         if deliveries:

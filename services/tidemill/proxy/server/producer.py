@@ -20,7 +20,7 @@ from tidemill.proxy.message_codec import OK_STATUS, encode_stored
 from tidemill.proxy.names import check_message
 from tidemill.proxy.routing import RoundRobin, accepted_types, queue_of_group
 from tidemill.proxy.server.call import Status, status_of
-from tidemill.proxy.wire import bytes_field, varint_field
+from tidemill.proxy.wire import bytes_header, varint, varint_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO})
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
 _OK = Status(v2.OK, "OK")
+# Headers of SendMessageResponse.entries and SendResultEntry.message_id.
+_ENTRY = bytes_header(2)
+_ENTRY_MESSAGE_ID = bytes_header(2)
 
 
 class Producer:
@@ -48,22 +51,39 @@ class Producer:
 
         A request is refused as a whole when one of its messages is: nothing of it is stored then.
         """
-        parsed = service.SendMessageRequest.FromString(request)
-        messages = parsed.messages
+        messages = service.SendMessageRequest.FromString(request).messages
+        if len(messages) == 1:
+            return await self._send_one(call, messages)
         try:
             _ = call.client_id
             appends = await self._begin(call, messages)
         except ServiceError as error:
             return _refusal(call, messages, status_of(error))
-        if len(appends) == 1:
-            try:
-                queue_offset = await appends[0]
-            except ServiceError as error:
-                return _refusal(call, messages, status_of(error))
-            return _ok_response(messages[0].system_properties.message_id, queue_offset)
         # Every append ends by itself, at the latest by its timeout.
         await asyncio.wait(appends)
         return _response(call, messages, [_outcome(append) for append in appends])
+
+    async def _send_one(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
+        """Store the one message of nearly every request."""
+        message = messages[0]
+        backend = self._backend
+        try:
+            _ = call.client_id
+            topic = await self._use_topic(message.topic.name, call)
+            blob = _encode(message, topic, self._clock.wall_ms())
+            queue_id = self._queue(message, topic)
+            queue_offset = await backend.link.append(
+                topic.id, queue_id, blob, timeout_ms=backend.timeout_ms(call)
+            )
+        except ServiceError as error:
+            return _refusal(call, messages, status_of(error))
+        return _ok_response(message.system_properties.message_id, queue_offset)
+
+    async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
+        topic = await self._backend.use_topic(name, call)
+        if topic.is_system:
+            raise Forbidden(f"messages get to {name} by the broker only")
+        return topic
 
     async def _begin(self, call: Call, messages: Sequence[v2.Message]) -> list[asyncio.Future[int]]:
         if not messages:
@@ -72,9 +92,7 @@ class Producer:
         for message in messages[1:]:
             if message.topic.name != name:
                 raise MessageCorrupted("the messages of one request belong to one topic")
-        topic = await self._backend.use_topic(name, call)
-        if topic.is_system:
-            raise Forbidden(f"messages get to {name} by the broker only")
+        topic = await self._use_topic(name, call)
         now_ms = self._clock.wall_ms()
         stored = [_encode(message, topic, now_ms) for message in messages]
         timeout_ms = self._backend.timeout_ms(call)
@@ -138,6 +156,8 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
         names = " and ".join(v2.MessageType.Name(kind) for kind in found)
         raise MessageTypeConflict(f"a message is of one type; this one has the marks of {names}")
     derived = found[0] if found else v2.NORMAL
+    if declared == derived:
+        return derived
     if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
         raise MessageTypeConflict(
             f"the message declares type {_type_name(declared)}, and its properties make it"
@@ -213,5 +233,9 @@ def _encode_response(
 
 def _ok_response(message_id: str, queue_offset: int) -> bytes:
     """Join the answer to the one message of most requests."""
-    entry = OK_STATUS + bytes_field(2, message_id.encode()) + varint_field(4, queue_offset)
-    return OK_STATUS + bytes_field(2, entry)
+    encoded_id = message_id.encode()
+    entry = b"".join(
+        (OK_STATUS, _ENTRY_MESSAGE_ID, varint(len(encoded_id)), encoded_id,
+         varint_field(4, queue_offset))
+    )  # fmt: skip
+    return b"".join((OK_STATUS, _ENTRY, varint(len(entry)), entry))
