@@ -102,11 +102,13 @@ class Connection:
         self._peer_window_bytes = frames.DEFAULT_WINDOW_BYTES  # of a new stream
         self._peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
         self._peer_streams_max = frames.STREAM_ID_MAX
+        # We use no table, but a peer with a smaller one waits to be told so (RFC 7541 section 4.2).
+        self._must_shrink_table = False
         self._receive_window = CONNECTION_WINDOW_BYTES
         self._blocked: dict[int, Stream] = {}  # streams with something queued
         self._queued_bytes = 0
         self._large_left = limits.large_messages_bytes
-        self._wanting: deque[tuple[Stream, int]] = deque()  # streams that wait for room
+        self._wanting: deque[Stream] = deque()  # streams that wait for room
 
         self.is_closed = False
         self.is_draining = False  # no new streams, by our will or the peer's
@@ -222,6 +224,8 @@ class Connection:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
         self._needs_preface = False
         self._greet()
+        if self.is_draining:
+            self._announce_drain()
         return len(preface)
 
     def _check_order(self, kind: int) -> None:
@@ -251,7 +255,7 @@ class Connection:
             self._receive_window = CONNECTION_WINDOW_BYTES
         stream = self._streams.get(stream_id)
         if stream is None or stream.is_remote_closed:
-            self._on_late(stream_id, stream, "DATA")
+            self._on_late(stream_id, stream, flags, "DATA" if length else "empty DATA")
             return
         stream.receive_window -= length
         if stream.receive_window < 0:
@@ -270,14 +274,19 @@ class Connection:
             self._close_remote(stream)
         self._events.append(DataReceived(stream, payload, is_last))
 
-    def _on_late(self, stream_id: int, stream: Stream | None, frame: str) -> None:
+    def _on_late(self, stream_id: int, stream: Stream | None, flags: int, frame: str) -> None:
         """Take a frame for a stream that the peer may not send on any more, or never could."""
         if stream is not None:
             raise StreamFailure(
                 stream_id, ErrorCode.STREAM_CLOSED, f"{frame} after the end of the stream"
             )
         if stream_id in self._recent_resets:
-            return  # It was on its way when we reset the stream.
+            # It was on its way when we reset the stream; after its last frame nothing is.
+            if flags & END_STREAM:
+                del self._recent_resets[stream_id]
+            elif frame != "DATA":
+                self._count(self._control, Limit.CONTROL)
+            return
         if self._is_idle(stream_id):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"{frame} on an idle stream")
         raise ConnectionFailure(ErrorCode.STREAM_CLOSED, f"{frame} on a closed stream")
@@ -300,7 +309,9 @@ class Connection:
             self._on_block(stream_id, flags, payload)
         else:
             self._block, self._block_bytes = (stream_id, flags, [payload]), len(payload)
-        if depends_on_itself:
+        # In a block that is not complete it is read over, as priorities are: a stream that has not
+        # been opened cannot be reset.
+        if depends_on_itself and flags & END_HEADERS:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
 
     def _on_continuation(self, stream_id: int, flags: int, payload: bytes) -> None:
@@ -333,7 +344,7 @@ class Connection:
         elif stream is None and self._is_server and stream_id > self._last_stream_id:
             self._on_request(stream_id, decoded, is_last=is_last)
         else:
-            self._on_late(stream_id, stream, "HEADERS")
+            self._on_late(stream_id, stream, flags, "HEADERS")
 
     def _on_request(
         self, stream_id: int, decoded: list[tuple[str, str, bool]], *, is_last: bool
@@ -348,8 +359,8 @@ class Connection:
             raise StreamFailure(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         try:
             pseudo, fields = header_block.check_request(decoded)
-            content_left = int(fields.get("content-length", -1))
-        except (Malformed, ValueError) as error:
+            content_left = header_block.content_length(fields)
+        except Malformed as error:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from None
         stream = self._add_stream(stream_id)
         if content_left >= 0:
@@ -416,26 +427,36 @@ class Connection:
         if flags & frames.ACK:
             if payload:
                 raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement is empty")
+            self._count(self._control, Limit.CONTROL)
             return
         if len(payload) % frames.SETTING_SIZE:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS has 6 bytes each")
         self._count(self._settings, Limit.SETTINGS)
+        window_bytes = self._peer_window_bytes
         for setting, value in frames.decode_settings(payload):
-            self._apply_setting(setting, value)
+            if setting == Setting.INITIAL_WINDOW_SIZE:
+                if value > frames.WINDOW_MAX:
+                    raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
+                window_bytes = value
+            else:
+                self._apply_setting(setting, value)
+        # Once a frame: one has room for 2730 windows, and each may let every stream send a byte.
+        self._resize_windows(window_bytes)
         self._output.append(frames.SETTINGS_ACK)
 
-    def _apply_setting(self, setting: int, value: int) -> None:
-        if setting == Setting.INITIAL_WINDOW_SIZE:
-            if value > frames.WINDOW_MAX:
+    def _resize_windows(self, window_bytes: int) -> None:
+        change = window_bytes - self._peer_window_bytes
+        if not change:
+            return
+        self._peer_window_bytes = window_bytes
+        for stream in self._streams.values():
+            stream.send_window += change
+            if stream.send_window > frames.WINDOW_MAX:
                 raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
-            change = value - self._peer_window_bytes
-            self._peer_window_bytes = value
-            for stream in self._streams.values():
-                stream.send_window += change
-                if stream.send_window > frames.WINDOW_MAX:
-                    raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
-            self._send_blocked()
-        elif setting == Setting.MAX_FRAME_SIZE:
+        self._send_blocked()
+
+    def _apply_setting(self, setting: int, value: int) -> None:
+        if setting == Setting.MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.FRAME_BYTES_LIMIT:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a frame size out of range")
             self._peer_frame_bytes = value
@@ -444,6 +465,8 @@ class Connection:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH out of range")
         elif setting == Setting.MAX_CONCURRENT_STREAMS:
             self._peer_streams_max = value
+        elif setting == Setting.HEADER_TABLE_SIZE:
+            self._must_shrink_table = value < header_block.TABLE_BYTES
 
     def _on_push_promise(self, _stream_id: int, _flags: int, _payload: bytes) -> None:
         raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "nobody may push here")
@@ -456,7 +479,9 @@ class Connection:
         if not flags & frames.ACK:
             self._count(self._pings, Limit.PINGS)
             self._output.append(frames.encode_ping(payload, is_ack=True))
-        elif payload == _KEEPALIVE_PING:
+            return
+        self._count(self._control, Limit.CONTROL)
+        if payload == _KEEPALIVE_PING:
             self._ping_sent_at_s = None
         elif payload == _DRAIN_PING and self.is_draining:
             # The peer has seen that we stop: what it opened before is served, and no more.
@@ -518,6 +543,8 @@ class Connection:
             return None
         stream_id = self._last_stream_id = self._next_stream_id
         self._next_stream_id += 2
+        if self._next_stream_id > frames.STREAM_ID_MAX:
+            self.is_draining = True  # Another connection has ids again.
         stream = self._add_stream(stream_id)
         self.send_headers(stream, block, is_last=False)
         return stream
@@ -529,6 +556,9 @@ class Connection:
         if is_last and stream.queue:
             stream.trailers = block
             return
+        if self._must_shrink_table:
+            self._must_shrink_table = False
+            block = header_block.NO_TABLE + block
         self._output.append(
             frames.encode_headers(stream.id, block, self._peer_frame_bytes, is_last=is_last)
         )
@@ -541,11 +571,13 @@ class Connection:
             return
         assert not stream.is_local_closed, "nothing follows the last frame"
         length = len(data)
-        if (
-            stream.queue is None
-            and length <= self._peer_frame_bytes
-            and length <= stream.send_window
-            and length <= self._send_window
+        if stream.queue is None and (
+            not length  # Needs no window, and may not wait for one: nobody would open it.
+            or (
+                length <= self._peer_frame_bytes
+                and length <= stream.send_window
+                and length <= self._send_window
+            )
         ):
             stream.send_window -= length
             self._send_window -= length
@@ -553,16 +585,20 @@ class Connection:
             self._output.append(_pack_header(length << 8, flags, stream.id))
             self._output.append(data)
             self._earn()
-        else:
-            self._queue(stream, data)
+            if is_last:
+                self._close_local(stream)
+            return
         if is_last:
-            self._end_data(stream)
+            stream.trailers = b""
+        if length:
+            self._queue(stream, data)
 
     def send_response(self, stream: Stream, block: bytes, data: bytes, trailers: bytes) -> None:
         """Send a whole response: headers, data, and trailers that end the stream."""
         length = len(data)
         if (
             stream.is_reset
+            or self._must_shrink_table
             or length > self._peer_frame_bytes
             or length > stream.send_window
             or length > self._send_window
@@ -603,20 +639,19 @@ class Connection:
         self._blocked[stream.id] = stream
         self._send_queued(stream)
 
-    def _end_data(self, stream: Stream) -> None:
-        if stream.queue:
-            stream.trailers = b""
-        else:
-            self._close_local(stream)
-
     def _send_blocked(self) -> None:
-        """Send of what waits: a frame of each stream in turn, while the windows allow."""
+        """Send of what waits: a frame of each stream in turn, while the windows allow.
+
+        Who has had a turn goes to the end, so that a window that opens little by little serves all.
+        """
         has_moved = True
         while has_moved and self._send_window > 0 and self._blocked:
             has_moved = False
             for stream in list(self._blocked.values()):
                 if stream.send_window > 0 and self._send_window > 0:
                     self._send_frame(stream)
+                    if stream.queue:
+                        self._blocked[stream.id] = self._blocked.pop(stream.id)
                     has_moved = True
 
     def _send_queued(self, stream: Stream) -> None:
@@ -681,26 +716,38 @@ class Connection:
         if missing <= 0 or stream.is_remote_closed or stream.is_reset:
             return
         assert missing <= self._limits.large_messages_bytes, "no message is larger than the budget"
-        self._wanting.append((stream, missing))
+        if not stream.wanted_bytes:
+            self._wanting.append(stream)
+        stream.wanted_bytes = missing
         self._return_room(0)
 
     def _return_room(self, count: int) -> None:
         self._large_left += count
-        while self._wanting:
-            stream, missing = self._wanting[0]
-            if not stream.is_reset and not stream.is_remote_closed:
-                if missing > self._large_left:
-                    return
-                self._large_left -= missing
-                stream.large_bytes += missing
-                stream.receive_window += missing
-                self._output.append(frames.encode_window_update(stream.id, missing))
+        # A closed connection has said its last words.
+        while self._wanting and not self.is_closed:
+            stream = self._wanting[0]
+            granted = stream.wanted_bytes
+            if granted > self._large_left:
+                return
+            self._large_left -= granted
+            stream.large_bytes += granted
+            stream.receive_window += granted
+            self._output.append(frames.encode_window_update(stream.id, granted))
+            stream.wanted_bytes = 0
             self._wanting.popleft()
+
+    def _want_nothing(self, stream: Stream) -> None:
+        """Let the next stream have its turn: this one gets nothing more."""
+        if stream.wanted_bytes:
+            self._wanting.remove(stream)
+            stream.wanted_bytes = 0
+            self._return_room(0)
 
     # ------------------------------------------------------------ ends
 
     def _close_remote(self, stream: Stream) -> None:
         stream.is_remote_closed = True
+        self._want_nothing(stream)
         if stream.is_local_closed:
             self._forget(stream, is_reset=False)
 
@@ -721,6 +768,7 @@ class Connection:
             self._queued_bytes -= stream.queued_bytes  # The stream keeps its count: never sent.
             stream.queue = None
             del self._blocked[stream.id]
+        self._want_nothing(stream)
         if stream.large_bytes:
             returned, stream.large_bytes = stream.large_bytes, 0
             self._return_room(returned)
@@ -745,8 +793,12 @@ class Connection:
         """Tell the peer to open no more streams, first without refusing those on their way."""
         if not self.is_draining and not self.is_closed:
             self.is_draining = True
-            self._output.append(frames.encode_goaway(frames.STREAM_ID_MAX, ErrorCode.NO_ERROR))
-            self._output.append(frames.encode_ping(_DRAIN_PING, is_ack=False))
+            if not self._needs_preface:  # Our SETTINGS come first.
+                self._announce_drain()
+
+    def _announce_drain(self) -> None:
+        self._output.append(frames.encode_goaway(frames.STREAM_ID_MAX, ErrorCode.NO_ERROR))
+        self._output.append(frames.encode_ping(_DRAIN_PING, is_ack=False))
 
     def close(self, code: ErrorCode, reason: str, limit: Limit | None = None) -> list[Event]:
         """End the connection: every stream is reset, and GOAWAY is the last of the output."""
@@ -771,7 +823,6 @@ class Connection:
         for stream in list(self._streams.values()):
             self._forget(stream)
             self._events.append(StreamReset(stream, failure.code))
-        self._wanting.clear()
         self._unparsed, self._block = b"", None
         self._events.append(Failed(failure.code, failure.reason, failure.limit))
 

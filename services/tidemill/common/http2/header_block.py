@@ -19,6 +19,7 @@ from tidemill.common.http2.limits import Limit
 Fields = dict[str, str]
 
 TABLE_BYTES: Final = 4_096  # of the decoder, the protocol's default
+NO_TABLE: Final = b"\x20"  # at the beginning of a block: what follows needs a table of 0 bytes
 
 # Fields of one byte: entry 1 to 126 of the tables. Most of a repeated block is such.
 _INDEXED: Final = re.compile(rb"[\x81-\xfe]*")
@@ -27,6 +28,7 @@ _INTEGER_BYTES_MAX: Final = 5  # beyond them a number is larger than any block
 
 # Names are lower case tokens (RFC 9113 section 8.2.1).
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _CONNECTION_FIELDS: Final = frozenset(
     {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 )
@@ -171,6 +173,16 @@ def check_request(decoded: Iterable[tuple[str, str, bool]]) -> tuple[Fields, Fie
     if ":method" not in pseudo or ":scheme" not in pseudo or not pseudo.get(":path"):
         raise Malformed("a request has :method, :scheme and :path")
     return pseudo, fields
+
+
+def content_length(fields: Fields) -> int:
+    """Return how much content is announced, -1 where nothing is; raise Malformed."""
+    text = fields.get("content-length")
+    if text is None:
+        return -1
+    if _CONTENT_LENGTH.fullmatch(text) is None:
+        raise Malformed("content-length is one number")
+    return int(text)
 
 
 def check_response(decoded: Iterable[tuple[str, str, bool]]) -> Fields:

@@ -28,6 +28,7 @@ class Stream:
         "receive_window",
         "send_window",
         "trailers",
+        "wanted_bytes",
     )
 
     def __init__(self, id: int, *, send_window: int, receive_window: int, now_s: float) -> None:  # noqa: A002
@@ -42,5 +43,6 @@ class Stream:
         self.trailers: bytes | None = None  # to be sent after the queue
         self.owed_bytes = 0  # read by the application, and not granted to the peer again yet
         self.large_bytes = 0  # granted out of the connection's budget
+        self.wanted_bytes = 0  # what it waits for to be granted out of the budget
         self.content_left = -1  # of content-length; -1 where the peer has not told
         self.moved_at_s = now_s  # when something was last received, or sent out of the queue
