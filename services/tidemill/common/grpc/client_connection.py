@@ -69,6 +69,9 @@ class ClientConnection:
     def __init__(
         self, authority: str, limits: Limits, *, message_bytes_max: int, now_s: float
     ) -> None:
+        assert message_bytes_max + messages.PREFIX_SIZE <= limits.large_messages_bytes, (
+            "the budget for large messages holds the largest"
+        )
         self.http = Connection(Role.CLIENT, limits, now_s=now_s)
         self._authority = authority
         self._message_bytes_max = message_bytes_max
@@ -161,6 +164,8 @@ class ClientConnection:
             self._abandon(call, RpcCode.UNAVAILABLE, f"HTTP status {fields[':status']}", events)
         elif event.is_last:
             self._end(call)
+            # Nobody reads what we have not sent yet; and without an end the stream would stay.
+            self.http.reset(call.stream, ErrorCode.CANCEL)
             events.append(_ending(call, fields))
         else:
             call.encoding = fields.get("grpc-encoding", "")

@@ -22,6 +22,9 @@ PREFIX: Final = struct.Struct(">BI")
 PREFIX_SIZE: Final = 5
 assert PREFIX.size == PREFIX_SIZE, "the prefix is part of the protocol"
 
+# Small pieces are joined up to this many bytes: a piece costs 33 bytes by itself, and frames may be
+# as small as a peer likes.
+_PART_BYTES: Final = 4_096
 _GZIP_WINDOW: Final = 31  # zlib's way to say: with gzip's header
 _unpack_prefix: Final = PREFIX.unpack_from
 _pack_prefix: Final = PREFIX.pack
@@ -77,7 +80,10 @@ class MessageReader:
 
         Raises RpcError for a message that is too large, or compressed in a way that is not known.
         """
-        self._parts.append(data)
+        if self._parts and len(self._parts[-1]) + len(data) <= _PART_BYTES:
+            self._parts[-1] += data
+        else:
+            self._parts.append(data)
         self._have += len(data)
         messages: list[bytes] = []
         while self._have >= self._wanted:

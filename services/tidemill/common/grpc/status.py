@@ -74,16 +74,23 @@ RESPONSE_FIELDS: Final = ((":status", "200"), ("content-type", "application/grpc
 RESPONSE_BLOCK: Final = header_block.encode(RESPONSE_FIELDS)
 OK_TRAILERS: Final = header_block.encode((("grpc-status", "0"),))
 
-MESSAGE_CHARACTERS_MAX: Final = 2_048  # clients refuse header lists of some KiB
+# Of an encoded status message: clients refuse header lists of 8 KiB.
+MESSAGE_BYTES_MAX: Final = 4_096
 # Bytes of a message that travel as they are: printable ASCII but the per cent sign.
 _ENCODED: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 _DECODED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def encode_message(message: str) -> str:
-    """Percent-encode a status message."""
-    raw = message[:MESSAGE_CHARACTERS_MAX].encode("utf-8", "replace")
-    return _ENCODED.sub(lambda found: b"%%%02X" % found[0][0], raw).decode("ascii")
+    """Percent-encode a status message, as much of it as clients take."""
+    message = message[:MESSAGE_BYTES_MAX]
+    while True:
+        raw = message.encode("utf-8", "replace")
+        encoded = _ENCODED.sub(lambda found: b"%%%02X" % found[0][0], raw)
+        if len(encoded) <= MESSAGE_BYTES_MAX:
+            return encoded.decode("ascii")
+        # Characters need up to twelve bytes; none is cut in two.
+        message = message[: len(message) * MESSAGE_BYTES_MAX // len(encoded)]
 
 
 def decode_message(encoded: str) -> str:
