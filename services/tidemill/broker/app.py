@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,13 @@ import structlog
 from tidemill.broker.data_dir import locked_data_dir
 from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.sync_process import SyncProcess
-from tidemill.common.lifecycle import announce_ready, die_with_parent, run, stop_on_signal
+from tidemill.common.lifecycle import (
+    announce_ready,
+    die_with_parent,
+    run,
+    settle_memory,
+    stop_on_signal,
+)
 from tidemill.common.log import configure_logging
 
 if TYPE_CHECKING:
@@ -74,9 +79,8 @@ async def serve(
             ) as metrics,
             broker_server(rounds, traffic, settings) as server,
         ):
-            # What start-up made stays for good: later collections need not look at it.
-            gc.collect()
-            gc.freeze()
+            registry.register(server.collect)
+            settle_memory()
             metrics.is_ready = True
             announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)
             log.info("broker serves", grpc=server.address, metrics=metrics.url)

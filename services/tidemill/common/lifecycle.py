@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import gc
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from collections.abc import Callable, Coroutine, Iterator
 import structlog
 
 _PR_SET_PDEATHSIG = 1  # prctl option: the signal this process gets when its parent ends (Linux)
+_OBJECTS_A_COLLECTION = 20_000  # a few ms to look through; cycles of that many are some MiB
 _SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
 
 
@@ -151,6 +153,17 @@ def announce_ready(supervisor_fd: int | None, **addresses: str) -> None:
     # A line is far smaller than a socket's buffer; a supervisor that has gone is noticed elsewhere.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         os.write(supervisor_fd, line.encode())
+
+
+def settle_memory() -> None:
+    """Spare the garbage collector what start-up has made, and most of its rounds.
+
+    What stays for good need not be looked at again. What a call makes is freed by counting
+    references; looking for cycles after every 700 new objects costs a busy server 5 % of its time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_A_COLLECTION)
 
 
 def die_with_parent() -> None:

@@ -66,6 +66,11 @@ class SignedDelivery:
         self._prefix = prefix
         self._checks = checks
 
+    @property
+    def handle_size(self) -> int:
+        """How long each handle is."""
+        return _HANDLE_CHARS
+
     def handle(self, index: int) -> bytes:
         """Return the handle of message `index`, as ASCII bytes."""
         return self._prefix + _INDEX_CHARS[index] + self._checks[2 * index : 2 * index + 2]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidemill.common.clock import SystemClock
-from tidemill.common.lifecycle import announce_ready, stop_on_signal
+from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.proxy.backend import Backend
@@ -71,6 +71,7 @@ async def serve(settings: ProxySettings) -> None:
                     metrics.is_serving = endpoint.is_ready = True
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
                     log.info("proxy serving", **addresses)
+                    settle_memory()
                     announce_ready(settings.supervisor_fd, **addresses)
                     await stop.wait()
                     metrics.is_serving = endpoint.is_ready = False

@@ -11,14 +11,16 @@ merges two of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import md5
+from itertools import repeat
 
 from tidemill.common import stored_message
 from tidemill.common.errors import BadRequest, PropertiesTooLarge
 from tidemill.common.receipt_handle import SignedDelivery
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as v2_service
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.proxy.wire import (
     bytes_field,
@@ -59,7 +61,8 @@ _RECEIPT_HANDLE = bytes_header(12)
 _QUEUE_ID = varint_header(13)
 _QUEUE_OFFSET = varint_header(14)
 _DELIVERY_ATTEMPT = varint_header(16)
-# AckMessageResultEntry.status.
+# AckMessageResponse.entries, AckMessageResultEntry.status.
+_ENTRY = bytes_header(2)
 _ENTRY_STATUS = bytes_header(3)
 # ReceiveMessageResponse.message.
 _MESSAGE = bytes_header(2)
@@ -211,10 +214,15 @@ def encode_received(
             _QUEUE_ID,
             varint(batch.queue_id),
             bytes_field(15, invisible),
+            _RECEIPT_HANDLE,
+            varint(signed.handle_size),
         )
     )
-    origins: Iterable[str] = batch.origin_topics or [""] * len(batch.indexes)
+    of_batch_size = len(of_batch)
+    topic_size = len(topic_wire)
     responses = []
+    last_stored_at_ms, stored_at = -1, b""
+    origins: Iterable[str] = batch.origin_topics or repeat("", len(batch.indexes))
     for index, queue_offset, stored_at_ms, attempt, blob, origin in zip(
         batch.indexes,
         batch.queue_offsets,
@@ -228,16 +236,16 @@ def encode_received(
         system_at = stored_message.FIXED_SIZE + key_count * stored_message.KEY_HASH_SIZE
         user_at = system_at + system_size
         body_wire_at = user_at + user_size
-        stored_at = milliseconds(stored_at_ms)
-        handle = signed.handle(index)
+        if stored_at_ms != last_stored_at_ms:
+            # Messages of one round have one time.
+            last_stored_at_ms = stored_at_ms
+            stored_at = milliseconds(stored_at_ms)
+            stored_at = _STORE_TIMESTAMP + varint(len(stored_at)) + stored_at
+        # The handle first: `of_batch` ends with its header.
         of_delivery = b"".join(
             (
-                _STORE_TIMESTAMP,
-                varint(len(stored_at)),
+                signed.handle(index),
                 stored_at,
-                _RECEIPT_HANDLE,
-                varint(len(handle)),
-                handle,
                 _QUEUE_OFFSET,
                 varint(queue_offset),
                 _DELIVERY_ATTEMPT,
@@ -246,15 +254,9 @@ def encode_received(
         )
         if origin:
             of_delivery += _dead_letter_queue(blob, origin)
-        system_length = varint(system_size + len(of_batch) + len(of_delivery))
-        size = (
-            len(topic_wire)
-            + (len(blob) - system_at)
-            + 1
-            + len(system_length)
-            + len(of_batch)
-            + len(of_delivery)
-        )
+        added_size = of_batch_size + len(of_delivery)
+        system_length = varint(system_size + added_size)
+        size = topic_size + len(blob) - system_at + 1 + len(system_length) + added_size
         responses.append(
             b"".join(
                 (
@@ -300,18 +302,19 @@ def encode_delivery_timestamp(now_ms: int) -> bytes:
     return bytes_field(3, milliseconds(now_ms))
 
 
-def encode_acks(entries: Sequence[tuple[str, str, bytes]], overall: bytes) -> bytes:
-    """Encode an AckMessageResponse; an entry is message id, receipt handle and encoded status."""
+def encode_acks(
+    entries: Iterable[v2_service.AckMessageEntry], statuses: Iterable[bytes], overall: bytes
+) -> bytes:
+    """Encode an AckMessageResponse out of a request's entries and the encoded status of each.
+
+    A result repeats its entry, id and handle in the same fields, and has its status in a third.
+    """
     parts = [overall]
-    for message_id, receipt_handle, status in entries:
+    for entry, status in zip(entries, statuses, strict=True):
+        if entry.HasField("lite_topic"):
+            entry.ClearField("lite_topic")  # The one field that a result has not.
+        wire = entry.SerializeToString()
         # The status is field 3 here and field 1 everywhere else: only its header differs.
-        entry = b"".join(
-            (
-                bytes_field(1, message_id.encode()),
-                bytes_field(2, receipt_handle.encode()),
-                _ENTRY_STATUS,
-                status[1:],
-            )
-        )
-        parts.append(bytes_field(2, entry))
+        size = len(wire) + len(status)
+        parts += (_ENTRY, varint(size), wire, _ENTRY_STATUS, status[1:])
     return b"".join(parts)

@@ -251,14 +251,19 @@ def test_a_status_is_field_one_of_every_response(code: int, text: str) -> None:
         assert (status.code, status.message) == (code, text)
 
 
-@given(st.lists(st.tuples(texts, texts, st.booleans()), max_size=4))
-def test_the_answer_to_an_ack_has_one_entry_a_handle(entries: list[tuple[str, str, bool]]) -> None:
+@given(st.lists(st.tuples(texts, texts, st.booleans()), max_size=4), st.booleans())
+def test_the_answer_to_an_ack_has_one_entry_a_handle(
+    entries: list[tuple[str, str, bool]], is_lite: bool
+) -> None:
     gone = message_codec.encode_status(v2.INVALID_RECEIPT_HANDLE, "gone")
     encoded = message_codec.encode_acks(
         [
-            (message_id, handle, message_codec.OK_STATUS if is_settled else gone)
-            for message_id, handle, is_settled in entries
+            service.AckMessageEntry(
+                message_id=message_id, receipt_handle=handle, lite_topic="lite" if is_lite else None
+            )
+            for message_id, handle, _ in entries
         ],
+        [message_codec.OK_STATUS if is_settled else gone for _, _, is_settled in entries],
         message_codec.OK_STATUS,
     )
     response = service.AckMessageResponse.FromString(encoded)

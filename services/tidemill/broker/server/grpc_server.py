@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server.admin import BrokerAdminService
 from tidemill.broker.server.link import BrokerLinkService
 from tidemill.common.http2.limits import Limits
-from tidemill.common.rpc import health
+from tidemill.common.rpc import health, metrics
 from tidemill.common.rpc.call import bidirectional
 from tidemill.common.rpc.listener import ListenSettings
 from tidemill.common.rpc.reflection import reflection_methods
@@ -18,6 +18,8 @@ from tidemill.common.rpc.services import unary_methods
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
@@ -48,6 +50,10 @@ class BrokerServer:
     def address(self) -> str:
         """Where the broker serves."""
         return self._server.address
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the transport's metrics."""
+        return metrics.collect(self._server)
 
     async def drain(self, timeout_ms: int) -> None:
         """Accept nothing new, answer what is in flight, at most for `timeout_ms`."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidemill.common.rpc.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
-FRAME_BYTES_MAX = 4 << 20  # a reply frame is closed when it passes this
+FRAME_BYTES_MAX = 256 << 10  # a reply frame is closed when it passes this
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
 

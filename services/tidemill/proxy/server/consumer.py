@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from tidemill.common.errors import (
@@ -141,20 +142,9 @@ class Consumer:
                     if result not in _SETTLED:
                         outcomes[number] = status_of(_GONE)
         if all(outcome is None for outcome in outcomes):
-            overall = OK_STATUS
-        else:
-            overall = _overall(call, outcomes).encode()
-        return encode_acks(
-            [
-                (
-                    entry.message_id,
-                    entry.receipt_handle,
-                    OK_STATUS if outcome is None else outcome.encode(),
-                )
-                for entry, outcome in zip(entries, outcomes, strict=True)
-            ],
-            overall,
-        )
+            return encode_acks(entries, repeat(OK_STATUS, len(entries)), OK_STATUS)
+        statuses = [OK_STATUS if outcome is None else outcome.encode() for outcome in outcomes]
+        return encode_acks(entries, statuses, _overall(call, outcomes).encode())
 
     async def change_invisible_duration(self, call: Call, request: bytes) -> bytes:
         """Replace a delivery; on failure the client keeps the handle it has."""
