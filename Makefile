@@ -15,6 +15,7 @@ PROTOS := $(shell find proto -name '*.proto')
 NODE := tests/e2e/node
 GO := tests/e2e/go
 JAVA := tests/e2e/java
+H2SPEC := tests/e2e/transport/h2spec
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -33,7 +34,7 @@ run: setup ## Start a broker for a laptop in the foreground, data in ./data (DAT
 demo: setup ## Start a broker of its own, show sends, acks, expiry and dead letters, and stop it.
 	@exec $(BIN)/python tools/demo.py
 
-test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java ## Pass all tests; ARGS goes to pytest.
+test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec ## Pass all tests; ARGS goes to pytest.
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
@@ -69,7 +70,7 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 		--generate-hashes
 
 clean: ## Remove what setup made; data stays.
-	rm -rf $(VENV) services/tidemill/common/rpc/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target
+	rm -rf $(VENV) services/tidemill/common/rpc/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(H2SPEC)/build
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -104,6 +105,15 @@ $(STAMPS)/go: $(STAMPS)/venv $(GO)/go.mod $(GO)/go.sum $(GO)/main.go
 		then told=$$(cd $(GO) && go build -buildvcs=false -o build/scenarios . 2>&1) || \
 			{ echo "$$told" >&2; exit 1; }; touch $@; \
 		else echo "go is missing: the tests of the Go client are skipped"; fi
+
+# What judges our transport from outside: h2spec and grpcurl.
+$(STAMPS)/h2spec: $(STAMPS)/venv $(H2SPEC)/go.mod $(H2SPEC)/go.sum
+	@if command -v go > /dev/null; \
+		then told=$$(cd $(H2SPEC) && go build -buildvcs=false -o build/ \
+			github.com/summerwind/h2spec/cmd/h2spec \
+			github.com/fullstorydev/grpcurl/cmd/grpcurl 2>&1) || \
+			{ echo "$$told" >&2; exit 1; }; touch $@; \
+		else echo "go is missing: nobody else judges our transport"; fi
 
 # Everything is made anew: a library of an earlier version would stay beside its successor.
 $(STAMPS)/java: $(STAMPS)/venv $(JAVA)/pom.xml $(JAVA)/src/Scenarios.java
