@@ -159,6 +159,16 @@ def test_a_larger_initial_window_lets_every_stream_go_on() -> None:
     assert sizes(sent(connection)) == [(1, 5), (3, 5)]
 
 
+def test_what_a_larger_window_allows_comes_after_its_acknowledgement() -> None:
+    """A peer counts with its old windows until then; the C core ends streams that overrun them."""
+    connection = greeted_server()
+    with_windows(connection, stream=0)
+    connection.send_data(opened(connection), b"content")
+    connection.take_output()
+    connection.receive(peer.settings({WINDOW: 7}), 0.0)
+    assert [frame.kind for frame in sent(connection)] == [frames.SETTINGS, frames.DATA]
+
+
 def test_settings_that_open_windows_bit_by_bit_are_one_step() -> None:
     """A frame of SETTINGS has room for 2730 windows: each let every stream send one byte."""
     connection = greeted_server()

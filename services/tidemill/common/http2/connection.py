@@ -440,9 +440,10 @@ class Connection:
                 window_bytes = value
             else:
                 self._apply_setting(setting, value)
+        # Before what it allows us to send: until then the peer counts with its old windows.
+        self._output.append(frames.SETTINGS_ACK)
         # Once a frame: one has room for 2730 windows, and each may let every stream send a byte.
         self._resize_windows(window_bytes)
-        self._output.append(frames.SETTINGS_ACK)
 
     def _resize_windows(self, window_bytes: int) -> None:
         change = window_bytes - self._peer_window_bytes
