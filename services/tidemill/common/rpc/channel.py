@@ -149,6 +149,7 @@ class ClientProtocol(asyncio.Protocol):
         self._writer.flush()
 
     def _handle(self, events: list[ClientEvent]) -> None:
+        self._writer.hold()
         for event in events:
             if isinstance(event, ResponseMessage):
                 stream = self._streams[event.call.stream.id]
@@ -159,8 +160,7 @@ class ClientProtocol(asyncio.Protocol):
             elif isinstance(event, Failed):
                 self._writer.flush()
                 self._transport.close()
-        if self._connection.http.has_output:
-            self._writer.flush_soon()
+        self._writer.release()
 
     def _end(self, event: ResponseEnded) -> None:
         outcome = self._streams.pop(event.call.stream.id).outcome

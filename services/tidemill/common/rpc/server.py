@@ -196,11 +196,10 @@ class ServerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
-        connection = self._connection
-        for event in connection.receive(data, time.monotonic()):
+        self._writer.hold()
+        for event in self._connection.receive(data, time.monotonic()):
             self._on_event(event)
-        if connection.http.has_output:
-            self._writer.flush_soon()
+        self._writer.release()
 
     def eof_received(self) -> bool:
         """Close: HTTP/2 knows no half of a connection."""

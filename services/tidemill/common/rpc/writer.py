@@ -22,6 +22,7 @@ class Writer:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._is_scheduled = False
+        self._is_held = False
 
     def attach(self, transport: asyncio.BaseTransport) -> None:
         """Write to `transport`, beginning with what is there."""
@@ -31,9 +32,19 @@ class Writer:
 
     def flush_soon(self) -> None:
         """Write at the end of this turn of the loop, with all that becomes ready until then."""
-        if not self._is_scheduled:
+        if not self._is_scheduled and not self._is_held:
             self._is_scheduled = True
             self._loop.call_soon(self.flush)
+
+    def hold(self) -> None:
+        """Let `flush_soon` leave it to the `release` that follows in this turn of the loop."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Write at once: a turn of the loop more would cost a system call."""
+        self._is_held = False
+        if not self._is_scheduled:
+            self.flush()
 
     def flush(self) -> None:
         """Write what there is, unless the transport is full or closed."""
