@@ -29,6 +29,8 @@ from tidemill.common.rpc.server import MESSAGE_BYTES_MAX, RpcServer
 SERVICE = "tidemill.test.Transport"
 WAIT_S = 20.0  # far more than anything on loopback takes
 BATCH_SIZE = 16
+# A client that reads as fast as it can: the connection's window never closes.
+GREETING = peer.CLIENT_GREETING + peer.window_update(0, 1 << 30)
 
 
 class Calls:
@@ -196,7 +198,7 @@ class RawClient:
     """A socket that speaks frames."""
 
     def __init__(
-        self, port: int, greeting: bytes = peer.CLIENT_GREETING, tls: ssl.SSLContext | None = None
+        self, port: int, greeting: bytes = GREETING, tls: ssl.SSLContext | None = None
     ) -> None:
         plain = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
