@@ -199,7 +199,8 @@ class Connection:
                     break
                 at = begin + length
                 kind = length_and_kind & 0xFF
-                self._check_order(kind)
+                if self._needs_settings or self._block is not None:
+                    self._check_order(kind)
                 handle = handlers.get(kind)
                 if handle is None:
                     self._count(self._control, Limit.CONTROL)

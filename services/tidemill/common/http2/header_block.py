@@ -37,6 +37,11 @@ _REQUEST_PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"}
 # finding it here.
 _CHECKED_MAX: Final = 1_024
 _checked: Final[set[str]] = set()
+# The same for strings in Huffman's code: paths, names, and what else does not change.
+_checked_codes: Final[set[bytes]] = set()
+_CHECKED_CODE_BYTES_MAX: Final = 128
+_NAME_AND_VALUE: Final = (0, 1)  # what a literal field has strings for
+_VALUE: Final = (1,)  # and one whose name is in a table
 
 
 class Malformed(Exception):
@@ -72,12 +77,11 @@ class HeaderDecoder:
 
 
 class CodedString(NamedTuple):
-    """Where a block has a string in Huffman's code."""
+    """A string in Huffman's code, and what it is part of."""
 
     field_index: int
     part: int  # 0 for the name, 1 for the value
-    size: int
-    last_byte: int
+    code: bytes
 
     def check_padding(self, decoded: list[tuple[str, str, bool]]) -> None:
         """Raise ConnectionFailure unless the code is filled up with ones; the decoder accepts more.
@@ -85,14 +89,16 @@ class CodedString(NamedTuple):
         How many bits are left is known from the text: each character has its length of code.
         """
         text = str(decoded[self.field_index][self.part])
-        padding = 8 * self.size - sum(text.encode().translate(_CODE_BITS))
-        ones = (1 << padding) - 1
-        if padding > 7 or self.last_byte & ones != ones:
+        padding = 8 * len(self.code) - sum(text.encode().translate(_CODE_BITS))
+        ones = (1 << max(padding, 0)) - 1
+        if not 0 <= padding <= 7 or self.code[-1] & ones != ones:
             raise _broken("a string in Huffman's code is filled up wrongly")
+        if len(_checked_codes) < _CHECKED_MAX and len(self.code) <= _CHECKED_CODE_BYTES_MAX:
+            _checked_codes.add(self.code)
 
 
 def walk(block: bytes) -> list[CodedString]:
-    """Return the strings of `block` that are in Huffman's code.
+    """Return the strings of `block` in Huffman's code that have not been checked before.
 
     Raises ConnectionFailure unless every string lies within the block, and sizes of the table come
     first: the decoder reads over the end otherwise, which it notices by ending the thread.
@@ -116,15 +122,24 @@ def walk(block: bytes) -> list[CodedString]:
             _, at = _integer(block, at, 0x1F)
             continue
         else:
-            index, at = _integer(block, at, 0x3F if first >= 0x40 else 0x0F)
-            for part in (1,) if index else (0, 1):
-                is_coded = at < end and block[at] >= 0x80
-                size, at = _integer(block, at, 0x7F)
-                at += size
+            mask = 0x3F if first >= 0x40 else 0x0F
+            index = first & mask
+            at += 1
+            if index == mask:
+                _, at = _integer(block, at - 1, mask)
+            for part in _VALUE if index else _NAME_AND_VALUE:
+                if at >= end:
+                    raise _broken("the block ends in a field")
+                head = block[at]
+                begin = at + 1
+                size = head & 0x7F
+                if size == 0x7F:
+                    size, begin = _integer(block, at, 0x7F)
+                at = begin + size
                 if at > end:
                     raise _broken("a string reaches over the end of its block")
-                if is_coded and size:
-                    coded.append(CodedString(field_index, part, size, block[at - 1]))
+                if head >= 0x80 and size and (code := block[begin:at]) not in _checked_codes:
+                    coded.append(CodedString(field_index, part, code))
         field_index += 1
 
 
@@ -160,14 +175,17 @@ def check_request(decoded: Iterable[tuple[str, str, bool]]) -> tuple[Fields, Fie
     fields: Fields = {}
     checked = _checked
     for name, value, _ in decoded:
-        if name not in checked:
-            if name[:1] == ":":
-                _add_pseudo(pseudo, name, value, is_late=bool(fields))
-                continue
-            _check_name(name)
         if not value.isprintable():
             raise Malformed(f"the value of {name} has control characters")
-        fields[name] = value if name not in fields else f"{fields[name]},{value}"
+        if name in checked:
+            fields[name] = value if name not in fields else f"{fields[name]},{value}"
+        elif name in _REQUEST_PSEUDO:
+            if name in pseudo or fields:
+                raise Malformed(f"{name} is repeated, or after other fields")
+            pseudo[name] = value
+        else:
+            _check_name(name)
+            fields[name] = value if name not in fields else f"{fields[name]},{value}"
     if fields.get("te", "trailers") != "trailers":
         raise Malformed("te may only be trailers")
     if ":method" not in pseudo or ":scheme" not in pseudo or not pseudo.get(":path"):
@@ -205,14 +223,6 @@ def check_trailers(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
         _check_name(name)
         fields[name] = value
     return fields
-
-
-def _add_pseudo(pseudo: Fields, name: str, value: str, *, is_late: bool) -> None:
-    if name not in _REQUEST_PSEUDO or name in pseudo or is_late:
-        raise Malformed(f"{name} is unknown, repeated, or after other fields")
-    if not value.isprintable():
-        raise Malformed(f"the value of {name} has control characters")
-    pseudo[name] = value
 
 
 def _check_name(name: str) -> None:

@@ -348,8 +348,8 @@ class ServerProtocol(asyncio.Protocol):
 
     def _end(self, served: RpcCall) -> None:
         """Forget a call whose handler has ended."""
-        # A handler that was cancelled from within has not answered; finish knows who has.
-        self._connection.finish(served.call, RpcCode.CANCELLED, "the call was cancelled")
+        if not served.call.is_ended:  # It was cancelled, and not by its client.
+            self._connection.finish(served.call, RpcCode.CANCELLED, "the call was cancelled")
         self._forget(served)
         self._writer.flush_soon()
 
