@@ -62,7 +62,7 @@ async def serve_native() -> None:
 
     async def exchange(call: RpcCall) -> None:
         async for request in call:
-            await call.send(request)
+            call.write(request)
 
     methods = {
         f"/{SERVICE}/Echo": unary(echo),

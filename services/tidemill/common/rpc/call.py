@@ -138,8 +138,11 @@ class RpcCall:
             self.sent_count += len(batch)
 
     def write(self, message: bytes) -> None:
-        """Send one message without waiting; the caller keeps an eye on `unsent_bytes`."""
-        self._protocol.send(self.call, (message,))
+        """Send one message, a batch in itself, at once and without waiting.
+
+        The caller keeps an eye on `unsent_bytes`.
+        """
+        self._protocol.write(self.call, message)
 
     @property
     def unsent_bytes(self) -> int:

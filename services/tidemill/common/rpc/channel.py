@@ -48,7 +48,7 @@ class ClientStream:
         self.outcome: asyncio.Future[None] = protocol.loop.create_future()
 
     def write(self, message: bytes) -> None:
-        """Send a request without waiting; the caller bounds what is under way."""
+        """Send a request at once and without waiting; the caller bounds what is under way."""
         self._protocol.write(self.call, message)
 
     def cancel(self) -> None:
@@ -190,7 +190,7 @@ class ClientProtocol(asyncio.Protocol):
     def write(self, call: ClientCall, message: bytes) -> None:
         """Send a request."""
         self._connection.send(call, message)
-        self._writer.flush_soon()
+        self._writer.flush_now()
 
     def cancel(self, stream: ClientStream) -> None:
         """End a call."""

@@ -379,6 +379,11 @@ class ServerProtocol(asyncio.Protocol):
         self._writer.flush_soon()
         return queued_bytes
 
+    def write(self, call: ServerCall, message: bytes) -> None:
+        """Send a message at once."""
+        self._connection.send(call, (message,))
+        self._writer.flush_now()
+
     def consumed(self, call: ServerCall, message_size: int) -> None:
         """Let the client send more: a request of a stream has been read."""
         self._connection.consume(call, message_size)

@@ -34,7 +34,12 @@ class Writer:
         """Write at the end of this turn of the loop, with all that becomes ready until then."""
         if not self._is_scheduled and not self._is_held:
             self._is_scheduled = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._flush_scheduled)
+
+    def flush_now(self) -> None:
+        """Write at once what is a batch by itself; only a `hold` keeps it back."""
+        if not self._is_held:
+            self.flush()
 
     def hold(self) -> None:
         """Let `flush_soon` leave it to the `release` that follows in this turn of the loop."""
@@ -43,12 +48,14 @@ class Writer:
     def release(self) -> None:
         """Write at once: a turn of the loop more would cost a system call."""
         self._is_held = False
-        if not self._is_scheduled:
-            self.flush()
+        self.flush()
+
+    def _flush_scheduled(self) -> None:
+        self._is_scheduled = False
+        self.flush()
 
     def flush(self) -> None:
         """Write what there is, unless the transport is full or closed."""
-        self._is_scheduled = False
         transport = self._transport
         if transport is None or self.is_paused or transport.is_closing():
             return
