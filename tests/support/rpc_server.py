@@ -18,6 +18,7 @@ import uvloop
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import Frame
+from tidemill.common.grpc.metadata import decode_binary
 from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.http2 import frames
 from tidemill.common.http2.limits import Limit, Limits
@@ -48,6 +49,7 @@ class Calls:
             f"/{SERVICE}/Fail": unary(self._fail),
             f"/{SERVICE}/Raise": unary(self._raise),
             f"/{SERVICE}/Large": unary(self._large),
+            f"/{SERVICE}/Meta": unary(self._meta),
             f"/{SERVICE}/Hang": unary(self._hang),
             f"/{SERVICE}/Hold": unary(self._hold),
             f"/{SERVICE}/Batch": server_streaming(self._batch),
@@ -61,6 +63,8 @@ class Calls:
     async def _fail(self, _call: RpcCall, request: bytes) -> bytes:
         """End with the status that the request names: `5 no such thing`."""
         code, _, message = request.decode().partition(" ")
+        if int(code) == RpcCode.OK:
+            return b""
         raise RpcError(RpcCode(int(code)), message)
 
     async def _raise(self, _call: RpcCall, request: bytes) -> bytes:
@@ -69,6 +73,13 @@ class Calls:
     async def _large(self, _call: RpcCall, request: bytes) -> bytes:
         """Answer with as many bytes as the request says."""
         return bytes(int(request))
+
+    async def _meta(self, call: RpcCall, request: bytes) -> bytes:
+        """Answer with the metadata that the request names, each in hex."""
+        name = request.decode()
+        values = call.metadata[name].split(",") if name in call.metadata else []
+        raw = [decode_binary(one) if name.endswith("-bin") else one.encode() for one in values]
+        return b" ".join(one.hex().encode() for one in raw)
 
     async def _hang(self, _call: RpcCall, request: bytes) -> bytes:
         self.started.release()
