@@ -152,7 +152,7 @@ def measure_rates(server: Standalone, load: Path, folder: Path, messages: int) -
     results["send"]["cpu_s_per_million"] = meter.per_million(messages)
     meter = Meter(pids)
     results["receive_32_batch_ack"] = run_load(
-        load, "receive", address, topic="bench", group="batch", messages=messages
+        load, "receive", address, topic="bench", group="batch", messages=messages, consumers=48
     )
     results["receive_32_batch_ack"]["cpu_s_per_million"] = meter.per_million(messages)
     singles = messages // 4

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliImplicitFlag,
@@ -189,6 +189,37 @@ class ProcessSettings(BaseSettings):
     def settings_customise_sources(cls, *_sources: Any, **sources: Any) -> tuple[Any, ...]:
         """Take what is given, and nothing else: `load` has already read every source."""
         return (sources["init_settings"],)
+
+
+class FrontSettings(ProcessSettings):
+    """How clients are served: settings of the proxy, which the standalone hands on."""
+
+    grpc_server: Literal["native", "grpcio"] = Field(
+        "native",
+        description="What carries the calls: our own transport, or grpcio, which takes several"
+        " times the CPU, and serves neither TLS nor the limits of connections.",
+    )
+    tls: Literal["off", "optional", "required"] = Field(
+        "off",
+        description="TLS for clients; optional serves those with and those without on one port.",
+    )
+    tls_certificate_file: str = Field("", description="Certificate chain of the server, PEM.")
+    tls_key_file: str = Field("", description="Private key of the server, PEM.")
+    tls_client_ca_file: str = Field(
+        "",
+        description="Authorities, PEM; when set, clients with TLS must show a certificate that one"
+        " of them has signed.",
+    )
+
+    @model_validator(mode="after")
+    def check_tls(self) -> Self:
+        """Refuse TLS where it cannot be served."""
+        if self.tls != "off":
+            if self.grpc_server == "grpcio":
+                raise ValueError("only the native gRPC server serves TLS; leave grpc_server alone")
+            if not self.tls_certificate_file or not self.tls_key_file:
+                raise ValueError("TLS needs tls_certificate_file and tls_key_file")
+        return self
 
 
 class _SharedFile(YamlConfigSettingsSource):

@@ -1,9 +1,9 @@
 """The proxy's end of the link: one stream to a broker that carries everybody's requests.
 
-A request joins the frame that is being gathered; when the broker has answered the last frame, the
-next one leaves with all that has come together meanwhile. An idle link so sends at once and a busy
-one in batches, and nobody waits for a timer. A frame costs both sides as much as many requests do,
-so it passes no task: the frames go out and come in by plain calls from the event loop.
+A request joins the frame that is being gathered; when the broker has answered the last frame, or
+enough has come together, the next one leaves; two are under way at most. An idle link so sends at
+once and a busy one in batches, and nobody waits for a timer. A frame costs both sides as much as
+many requests do, so it passes no task: frames go out and come in by plain calls from the loop.
 
 Every request ends in exactly one of four ways: its reply, its failure as the broker tells it,
 BrokerTimeout, or BrokerUnreachable when the stream breaks. After the last two the outcome is
@@ -45,6 +45,7 @@ log = structlog.get_logger()
 EXPIRY_TICK_S = 0.05  # a request times out this much late at most
 BUSY_REQUESTS = 16  # under way on a link that is busy
 BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
+SECOND_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
 FRAME_BYTES_MAX = 8 << 20  # of blobs in one frame: a stall of some ms, far below gRPC's own limits
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 RECONNECT_MIN_MS = 50
@@ -343,15 +344,19 @@ class BrokerLink:
         waited: each turn of the loop does what is to be done anyway, above all the reading of calls
         that have arrived already.
         """
-        if self._is_gathering or self._stream is None or not self._is_answered:
+        if self._is_gathering or self._stream is None or not self._may_send:
             return
         self._is_gathering = True
         self._turns_left = BUSY_TURNS if len(self._pending) >= BUSY_REQUESTS else 1
         asyncio.get_running_loop().call_soon(self._gather)
 
     @property
-    def _is_answered(self) -> bool:
-        return self._answered_sequence == self._sequence
+    def _may_send(self) -> bool:
+        """Whether a frame may leave: none is unanswered, or one is and a good deal has gathered."""
+        unanswered = self._sequence - self._answered_sequence
+        if unanswered == 1:
+            return len(self._appends) + len(self._acks) >= SECOND_FRAME_REQUESTS
+        return unanswered == 0
 
     def _gather(self) -> None:
         self._turns_left -= 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from tidemill.common.settings import Address, Addresses, Flag, Port, ProcessSettings
+from tidemill.common.settings import Address, Addresses, Flag, FrontSettings, Port
 
 
-class ProxySettings(ProcessSettings):
+class ProxySettings(FrontSettings):
     """Settings of the proxy: where it listens, whom it serves, and its limits."""
 
     command: ClassVar[str] = "proxy"
@@ -21,22 +21,6 @@ class ProxySettings(ProcessSettings):
     grpc_port: Port = Field(8081, description="Port of the public gRPC API; 0 picks a free one.")
     reuse_port: Flag = Field(
         False, description="Share the gRPC port with other proxies on this machine (SO_REUSEPORT)."
-    )
-    grpc_server: Literal["native", "grpcio"] = Field(
-        "native",
-        description="What carries the calls: our own transport, or grpcio, which takes several"
-        " times the CPU, and serves neither TLS nor the limits of connections.",
-    )
-    tls: Literal["off", "optional", "required"] = Field(
-        "off",
-        description="TLS for clients; optional serves those with and those without on one port.",
-    )
-    tls_certificate_file: str = Field("", description="Certificate chain of the server, PEM.")
-    tls_key_file: str = Field("", description="Private key of the server, PEM.")
-    tls_client_ca_file: str = Field(
-        "",
-        description="Authorities, PEM; when set, clients with TLS must show a certificate that one"
-        " of them has signed.",
     )
     connections_max: int = Field(
         10_000, ge=1, description="Connections of clients; beyond it new ones are closed at once."
@@ -99,13 +83,3 @@ class ProxySettings(ProcessSettings):
         le=600_000,
         description="How long calls under way may take to end when the process stops.",
     )
-
-    @model_validator(mode="after")
-    def check_tls(self) -> Self:
-        """Refuse TLS where it cannot be served."""
-        if self.tls != "off":
-            if self.grpc_server == "grpcio":
-                raise ValueError("only the native gRPC server serves TLS; leave grpc_server alone")
-            if not self.tls_certificate_file or not self.tls_key_file:
-                raise ValueError("TLS needs tls_certificate_file and tls_key_file")
-        return self

@@ -167,6 +167,10 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 f"--grpc-port={port_of(addresses.get('grpc'), grpc_port)}",
                 "--reuse-port" if is_shared else "--no-reuse-port",
                 f"--grpc-server={settings.grpc_server}",
+                f"--tls={settings.tls}",
+                f"--tls-certificate-file={settings.tls_certificate_file}",
+                f"--tls-key-file={settings.tls_key_file}",
+                f"--tls-client-ca-file={settings.tls_client_ca_file}",
             ]
 
         def admin(addresses: Addresses) -> list[str]:

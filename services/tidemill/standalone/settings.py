@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Flag, Folder, Port, ProcessSettings
+from tidemill.common.settings import Flag, Folder, FrontSettings, Port
 
 
-class StandaloneSettings(ProcessSettings):
+class StandaloneSettings(FrontSettings):
     """Run a broker, proxies and the admin process on this machine, data in one folder.
 
     When all serve, one line of JSON on standard output says where. SIGTERM stops them all.
@@ -30,9 +30,6 @@ class StandaloneSettings(ProcessSettings):
     )
     grpc_host: str = Field("127.0.0.1", description="Address on which clients are served.")
     grpc_port: Port = Field(8081, description="Port on which clients are served; 0: a free one.")
-    grpc_server: Literal["native", "grpcio"] = Field(
-        "native", description="What carries the clients' calls; see tidemill proxy --help."
-    )
     admin_host: str = Field("127.0.0.1", description="Address of the REST API.")
     admin_port: Port = Field(8080, description="Port of the REST API; 0: a free one.")
     proxies: int = Field(1, ge=1, le=64, description="Proxies that share the clients' port.")
