@@ -247,7 +247,7 @@ def check_accounts(connection: Connection) -> None:
         assert stream.send_window <= frames.WINDOW_MAX
         assert 0 <= stream.receive_window <= frames.WINDOW_MAX
         assert stream.receive_window <= limits.stream_window_bytes + stream.large_bytes
-    assert connection._send_window <= frames.WINDOW_MAX
+    assert connection._send_window <= frames.WINDOW_MAX or connection.is_closed
     assert len(connection._unparsed) < frames.HEADER_SIZE + limits.frame_bytes
     assert connection._block is None or connection._block_bytes <= limits.header_block_bytes
     assert len(connection._recent_resets) <= 1_024

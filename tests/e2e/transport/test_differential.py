@@ -23,7 +23,7 @@ from tidemill.common.grpc.metadata import encode_binary
 from tidemill.common.http2 import frames
 
 SEED = int(os.environ.get("DIFFERENTIAL_SEED", "1"))
-RUNS = 8  # of each kind of call
+RUNS = 4  # of each kind of call
 MESSAGE_BYTES_MAX = 1 << 20
 # Fields that say nothing about the call; grpcio tells in them which encodings it knows.
 IGNORED = {"content-type", "grpc-accept-encoding", "accept-encoding", "date", "server"}
