@@ -16,10 +16,11 @@ NODE := tests/e2e/node
 GO := tests/e2e/go
 JAVA := tests/e2e/java
 H2SPEC := tests/e2e/transport/h2spec
+FUZZ := .venv-fuzz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test soak lint types fmt proto docs bench ci lock clean
+.PHONY: help setup run demo test soak fuzz lint types fmt proto docs bench ci lock clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -39,6 +40,11 @@ test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec ## Pass 
 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
 	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(BIN)/python -m pytest tests/e2e/test_kill_loop.py $(ARGS)
+
+fuzz: $(STAMPS)/fuzz ## Fuzz the transport for FUZZ_MINUTES (5), led by coverage; finds go to build/fuzz.
+	@mkdir -p build/fuzz/corpus
+	PYTHONPATH=services:. $(FUZZ)/bin/python -m tests.fuzz.fuzz_transport build/fuzz/corpus tests/fuzz/corpus \
+		-artifact_prefix=build/fuzz/ -max_total_time=$$(( 60 * $${FUZZ_MINUTES:-5} )) $(ARGS)
 
 lint: setup ## Check format, style and who imports whom.
 	$(BIN)/ruff format --check .
@@ -68,9 +74,12 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra dev --extra client \
 		--output-file requirements.lock --python-version 3.11 --universal --no-header --no-annotate \
 		--generate-hashes
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet tests/fuzz/requirements.in \
+		--output-file tests/fuzz/requirements.lock --python-version 3.11 --no-header --no-annotate \
+		--generate-hashes
 
 clean: ## Remove what setup made; data stays.
-	rm -rf $(VENV) services/tidemill/common/rpc/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(H2SPEC)/build
+	rm -rf $(VENV) $(FUZZ) services/tidemill/common/rpc/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(H2SPEC)/build
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -114,6 +123,12 @@ $(STAMPS)/h2spec: $(STAMPS)/venv $(H2SPEC)/go.mod $(H2SPEC)/go.sum
 			github.com/fullstorydev/grpcurl/cmd/grpcurl 2>&1) || \
 			{ echo "$$told" >&2; exit 1; }; touch $@; \
 		else echo "go is missing: nobody else judges our transport"; fi
+
+# Coverage comes from a library that nothing else needs, so it has an environment of its own.
+$(STAMPS)/fuzz: $(STAMPS)/venv tests/fuzz/requirements.lock
+	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/fuzz/requirements.lock
+	@touch $@
 
 # Everything is made anew: a library of an earlier version would stay beside its successor.
 $(STAMPS)/java: $(STAMPS)/venv $(JAVA)/pom.xml $(JAVA)/src/Scenarios.java

@@ -1,0 +1,20 @@
+"""What an input of the fuzzer is: which end of a connection, where to cut, what the peer sends."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.support import http2_peer as peer
+from tests.support.transport_trial import End, run_trial
+
+HEAD_SIZE = 2
+
+
+def try_input(raw: bytes) -> None:
+    """Try one input; whatever is raised is a find."""
+    if len(raw) < HEAD_SIZE:
+        return
+    end = End(raw[0] % len(End))
+    content = raw[HEAD_SIZE:]
+    # In one piece, or cut in one of 255 ways.
+    run_trial(end, peer.pieces(content, Random(raw[1]), 200) if raw[1] else [content])
