@@ -259,7 +259,6 @@ def test_a_frame_that_stays_away_ends_its_connection() -> None:
         assert running.hits(Limit.REQUEST) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the address is asked for again, when it is gone")
 def test_connections_that_are_reset_at_once_leave_nothing_in_the_count() -> None:
     """Their address may be unknown by the time they are served."""
     with rpc_server(connections_per_address_max=5) as running:

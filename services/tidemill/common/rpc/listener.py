@@ -55,12 +55,15 @@ class ListenSettings:
 
 @final
 class Listener:
-    """Accepts connections and hands each to a protocol of its own."""
+    """Accepts connections and hands each to a protocol of its own, made with the client's address.
+
+    The protocol says `closed` with that address when its connection has ended.
+    """
 
     def __init__(
         self,
         settings: ListenSettings,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[str, int], asyncio.Protocol],
         hits: Counter[Limit],
     ) -> None:
         self.address = ""
@@ -70,6 +73,9 @@ class Listener:
         self._tls = tls_context(settings)
         self._open: Counter[str] = Counter()  # connections by address of the client
         self._open_count = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._accepting: list[asyncio.Task[None]] = []
+        self._connecting: set[asyncio.Task[None]] = set()  # in the middle of their handshake
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[Listener]:
@@ -78,22 +84,19 @@ class Listener:
         port = sockets[0].getsockname()[1]
         host = self._settings.host
         self.address = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                self._accepting = [
-                    self._tasks.create_task(self._accept(one), name="accept") for one in sockets
-                ]
-                try:
-                    yield self
-                finally:
-                    self.close()
-        finally:
-            for one in sockets:
-                one.close()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._accepting = [
+                tasks.create_task(self._accept(one), name="accept") for one in sockets
+            ]
+            try:
+                yield self
+            finally:
+                self.close()
 
     def close(self) -> None:
-        """Accept nothing more."""
-        for task in self._accepting:
+        """Accept nothing more: who connects now is told so at once, and goes elsewhere."""
+        for task in (*self._accepting, *self._connecting):
             task.cancel()
 
     def closed(self, peer_host: str) -> None:
@@ -104,6 +107,7 @@ class Listener:
             del self._open[peer_host]
 
     async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections until cancelled; then the socket is closed."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(listening, readable.set)
@@ -122,12 +126,13 @@ class Listener:
                         log.warning("cannot accept connections", reason=str(error))
                         await asyncio.sleep(_NO_FILES_PAUSE_S)
                         break
-                    self._admit(accepted, peer[0])
+                    self._admit(accepted, *peer[:2])
                 await asyncio.sleep(0)
         finally:
             loop.remove_reader(listening)
+            listening.close()
 
-    def _admit(self, accepted: socket.socket, peer_host: str) -> None:
+    def _admit(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
         settings = self._settings
         over = None
         if self._open_count >= settings.connections_max:
@@ -141,9 +146,14 @@ class Listener:
         accepted.setblocking(False)
         self._open_count += 1
         self._open[peer_host] += 1
-        self._tasks.create_task(self._connect(accepted, peer_host), name="connect")
+        assert self._tasks is not None, "who accepts has a group for the tasks"
+        task = self._tasks.create_task(
+            self._connect(accepted, peer_host, peer_port), name="connect"
+        )
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, accepted: socket.socket, peer_host: str) -> None:
+    async def _connect(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
         """Find out what the client speaks, and hand it over."""
         loop = asyncio.get_running_loop()
         settings, tls = self._settings, self._tls
@@ -152,7 +162,7 @@ class Listener:
                 if settings.tls == "optional" and not await _begins_tls(accepted):
                     tls = None
             await loop.connect_accepted_socket(
-                self._make_protocol, accepted, ssl=tls,
+                lambda: self._make_protocol(peer_host, peer_port), accepted, ssl=tls,
                 ssl_handshake_timeout=settings.handshake_timeout_s if tls else None,
             )  # fmt: skip
         except (TimeoutError, OSError, ssl.SSLError) as error:
@@ -161,6 +171,10 @@ class Listener:
             log.debug("no handshake", peer=peer_host, reason=str(error))
             self.closed(peer_host)
             accepted.close()
+        except asyncio.CancelledError:
+            self.closed(peer_host)
+            accepted.close()
+            raise
 
 
 async def _begins_tls(accepted: socket.socket) -> bool:

@@ -76,7 +76,7 @@ class RpcServer:
         self.connections: set[ServerProtocol] = set()
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
         self.is_draining = False
-        self.listener = Listener(listen, lambda: ServerProtocol(self), self.hits)
+        self.listener = Listener(listen, self._new_connection, self.hits)
         self._sweeping: asyncio.TimerHandle | None = None
         self._quiet: asyncio.Event = asyncio.Event()  # set whenever a call or connection ends
 
@@ -124,6 +124,9 @@ class RpcServer:
 
     # ------------------------------------------------------------ for the connections
 
+    def _new_connection(self, peer_host: str, peer_port: int) -> ServerProtocol:
+        return ServerProtocol(self, peer_host, peer_port)
+
     def opened(self, connection: ServerProtocol) -> None:
         """Look after a new connection."""
         self.accepted_count += 1
@@ -164,8 +167,11 @@ def _expire(call: RpcCall) -> None:
 class ServerProtocol(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, server: RpcServer) -> None:
+    def __init__(self, server: RpcServer, peer_host: str, peer_port: int) -> None:
         self._server = server
+        self.peer_host = peer_host
+        host = f"ipv6:[{peer_host}]" if ":" in peer_host else f"ipv4:{peer_host}"
+        self.peer = f"{host}:{peer_port}"
         self._connection = ServerConnection(
             server.limits,
             message_bytes_max=server.message_bytes_max,
@@ -174,7 +180,6 @@ class ServerProtocol(asyncio.Protocol):
         )
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
-        self.peer = self.peer_host = ""
         self._writer = Writer(self._connection.http, self.loop)
         self._transport: asyncio.Transport
         self._closed_at_s: float | None = None
@@ -184,11 +189,6 @@ class ServerProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the client."""
         self._transport = cast("asyncio.Transport", transport)
-        address = transport.get_extra_info("peername") or ("", 0)
-        self.peer_host = address[0]
-        self.peer = f"ipv6:[{address[0]}]:{address[1]}" if ":" in address[0] else (
-            f"ipv4:{address[0]}:{address[1]}"
-        )  # fmt: skip
         self._server.opened(self)
         if self._server.is_draining:
             self._connection.http.start_drain()
