@@ -1,0 +1,99 @@
+"""Calls leave the server's memory where it was.
+
+The server has a process of its own, whose memory is looked at before and after many calls;
+`make soak` makes a million of each kind (TRANSPORT_SOAK_CALLS).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.perf.echo_server import SERVICE
+from tests.support import http2_peer as peer
+from tests.support.rpc_server import RawClient
+from tidemill.common.http2 import frames
+
+CALLS = int(os.environ.get("TRANSPORT_SOAK_CALLS", "50000"))
+WARM_UP_CALLS = 20_000  # until allocators and caches have what they need
+BATCH_SIZE = 100  # calls at once
+# A leak of 100 bytes a call would be 5 MB in the shorter run.
+GROWTH_BYTES_MAX = 3 << 20
+STREAMS_A_CONNECTION = 200_000  # calls
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[int, int]]:
+    """Run the echo server of the benchmarks; yield its port and process id."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.perf.echo_server", "native"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline()), process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def make_calls(port: int, count: int, call: Callable[[int], bytes]) -> None:
+    """Make calls, a batch at once, on connections that are replaced now and then."""
+    while count > 0:
+        with RawClient(port) as client:
+            for first in range(0, min(count, STREAMS_A_CONNECTION), BATCH_SIZE):
+                ids = [2 * (first + n) + 1 for n in range(BATCH_SIZE)]
+                client.send(b"".join(map(call, ids)))
+                last = ids[-1]
+                client.until(lambda one, last=last: one.is_last and one.stream_id == last)
+                assert sum(one.kind == frames.HEADERS and one.is_last for one in client.frames) == (
+                    BATCH_SIZE
+                )
+                client.frames.clear()
+        count -= STREAMS_A_CONNECTION
+
+
+def request(stream_id: int, *more: tuple[str, str]) -> bytes:
+    fields = dict(peer.GRPC_REQUEST) | {":path": f"/{SERVICE}/Echo"}
+    return peer.request(stream_id, b"x" * 100, (*fields.items(), *more))
+
+
+def plain(stream_id: int) -> bytes:
+    return request(stream_id)
+
+
+def with_a_deadline(stream_id: int) -> bytes:
+    return request(stream_id, ("grpc-timeout", "5S"))
+
+
+def without_success(stream_id: int) -> bytes:
+    """Calls of unknown methods, whose names never come again."""
+    fields = dict(peer.GRPC_REQUEST) | {":path": f"/nobody/{stream_id}"}
+    return peer.request(stream_id, b"x", tuple(fields.items()))
+
+
+def with_names_of_its_own(stream_id: int) -> bytes:
+    return request(stream_id, (f"x-{stream_id}", "value"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("call", [plain, with_a_deadline, without_success, with_names_of_its_own])
+def test_calls_leave_the_servers_memory_where_it_was(
+    server: tuple[int, int], call: Callable[[int], bytes]
+) -> None:
+    port, pid = server
+    make_calls(port, WARM_UP_CALLS, call)
+    before = resident_bytes(pid)
+    make_calls(port, CALLS, call)
+    growth = resident_bytes(pid) - before
+    assert growth < GROWTH_BYTES_MAX, f"{growth} bytes more after {CALLS} calls"
