@@ -740,16 +740,16 @@ class Connection:
 
     def _want_nothing(self, stream: Stream) -> None:
         """Let the next stream have its turn: this one gets nothing more."""
-        if stream.wanted_bytes:
-            self._wanting.remove(stream)
-            stream.wanted_bytes = 0
-            self._return_room(0)
+        self._wanting.remove(stream)
+        stream.wanted_bytes = 0
+        self._return_room(0)
 
     # ------------------------------------------------------------ ends
 
     def _close_remote(self, stream: Stream) -> None:
         stream.is_remote_closed = True
-        self._want_nothing(stream)
+        if stream.wanted_bytes:
+            self._want_nothing(stream)
         if stream.is_local_closed:
             self._forget(stream, is_reset=False)
 
@@ -770,7 +770,8 @@ class Connection:
             self._queued_bytes -= stream.queued_bytes  # The stream keeps its count: never sent.
             stream.queue = None
             del self._blocked[stream.id]
-        self._want_nothing(stream)
+        if stream.wanted_bytes:
+            self._want_nothing(stream)
         if stream.large_bytes:
             returned, stream.large_bytes = stream.large_bytes, 0
             self._return_room(returned)
