@@ -386,6 +386,13 @@ def test_a_drain_has_two_steps_so_that_no_request_on_its_way_is_refused() -> Non
     assert connection.stream_count == 2
 
 
+def test_an_answer_to_a_drain_that_was_not_begun_means_nothing() -> None:
+    connection = greeted_server()
+    assert connection.receive(peer.ping(b"draining", is_ack=True), 0.0) == []
+    assert not connection.has_output
+    assert opened(connection).id == 1
+
+
 def test_a_drain_before_the_preface_waits_for_our_settings() -> None:
     connection = Connection(Role.SERVER, Limits(), now_s=0.0)
     connection.start_drain()

@@ -381,3 +381,16 @@ def test_nothing_is_granted_to_a_stream_that_the_peer_has_ended() -> None:
     connection.make_room(stream, 500)
     connection.consume(stream, 500)
     assert window_updates(connection) == []
+
+
+def test_a_whole_response_waits_for_the_connections_window_as_well() -> None:
+    connection = greeted_server()
+    with_windows(connection, stream=1 << 20, connection_more=0)
+    first, second = opened(connection, 1), opened(connection, 3)
+    connection.send_response(first, BLOCK, bytes(65_535 - 1_000), TRAILERS)
+    connection.take_output()
+    connection.send_response(second, BLOCK, bytes(1_001), TRAILERS)
+    assert sizes(sent(connection)) == [(3, 1_000)]
+    connection.receive(peer.window_update(0, 1), 0.0)
+    data, trailers = sent(connection)
+    assert (len(data.payload), trailers.is_last) == (1, True)

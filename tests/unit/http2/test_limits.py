@@ -95,6 +95,15 @@ def test_work_that_is_done_earns_pings_and_windows() -> None:
     assert not connection.is_closed
 
 
+def test_data_of_streams_earns_pings_and_windows() -> None:
+    connection = greeted_server(SMALL)
+    connection.receive(peer.headers(1), 0.0)
+    for _ in range(200):
+        connection.send_data(connection._streams[1], b"message")
+        connection.receive(peer.ping() + peer.window_update(0, 7), 0.0)
+    assert not connection.is_closed
+
+
 def test_a_block_in_too_many_frames_ends_the_connection() -> None:
     raw = peer.headers(1, is_complete=False) + peer.continuation(1, b"", is_complete=False) * 8
     events = greeted_server().receive(raw, 0.0)
