@@ -1,4 +1,4 @@
-"""One port for clients with TLS and without: the Go and Java clients use it unless told otherwise."""
+"""One port for clients with TLS, as Go and Java use it unless told otherwise, and without."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ from tidemill.common.http2.limits import Limit, Limits
 from tidemill.common.http2.stream import Stream
 
 _ENCODINGS: Final = frozenset({"identity", "gzip"})
+_ACCEPTED: Final = (("grpc-accept-encoding", "identity,gzip"),)
 
 
 @final
@@ -150,8 +151,8 @@ class ServerConnection:
         events = self._translate(self.http.check(now_s))
         patience_s = self._limits.stall_timeout_s
         for call in list(self._calls.values()):
-            if call.is_complete or call.is_open_ended:
-                continue
+            if call.is_complete or call.is_open_ended or call.stream.wanted_bytes:
+                continue  # The last one waits for us, not we for it.
             if now_s - call.stream.moved_at_s > patience_s:
                 self._hits[Limit.REQUEST] += 1
                 self.finish(call, RpcCode.DEADLINE_EXCEEDED, "the request did not come in time")
@@ -190,7 +191,7 @@ class ServerConnection:
     def _on_request(self, event: RequestReceived, events: list[ServerEvent]) -> None:
         stream, pseudo, fields, is_last = event
         content_type = fields.get("content-type", "")
-        if not content_type.startswith("application/grpc") or pseudo[":method"] != "POST":
+        if pseudo[":method"] != "POST" or not _is_grpc(content_type):
             answer = _refusal(pseudo[":method"], pseudo[":path"])
             self._refused[stream.id] = (stream, *answer)
             if is_last:
@@ -200,11 +201,12 @@ class ServerConnection:
         encoding = fields.get("grpc-encoding", "identity")
         try:
             if encoding not in _ENCODINGS:
-                raise RpcError(RpcCode.UNIMPLEMENTED, f"the encoding {encoding} is not known")
+                reason = f"the encoding {encoding} is not known"
+                raise RpcError(RpcCode.UNIMPLEMENTED, reason, _ACCEPTED)
             if "grpc-timeout" in fields:
                 call.timeout_s = parse_timeout(fields["grpc-timeout"])
         except RpcError as error:
-            self.finish(call, error.code, error.message)
+            self.finish(call, error.code, error.message, error.trailers)
             return
         events.append(CallStarted(call))
         if is_last:
@@ -310,6 +312,13 @@ class ServerConnection:
     def _end(self, call: ServerCall) -> None:
         call.is_ended = True
         del self._calls[call.stream.id]
+
+
+def _is_grpc(content_type: str) -> bool:
+    """Whether a request is gRPC; `application/grpc-web` is something else."""
+    return content_type == "application/grpc" or content_type.startswith(
+        ("application/grpc+", "application/grpc;")
+    )
 
 
 def _refusal(method: str, path: str) -> tuple[bytes, bytes]:

@@ -51,7 +51,7 @@ from tidemill.common.http2.stream import Stream
 
 # So large that no client of ours fills it within a round trip, and within what a socket may buffer.
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
-RESETS_REMEMBERED: Final = 1_024
+RESETS_REMEMBERED: Final = 4_096  # more than a peer's allowance of resets and all its streams
 _KEEPALIVE_PING: Final = b"tidemill"
 _DRAIN_PING: Final = b"draining"
 _HTTP1: Final = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT) ")
@@ -181,7 +181,7 @@ class Connection:
     def receive(self, data: bytes, now_s: float) -> list[Event]:
         """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean."""
         if self.is_closed:
-            return []
+            return self._take_events()
         self._now_s = self._heard_at_s = now_s
         buffer = self._unparsed + data if self._unparsed else data
         at, end = 0, len(buffer)
@@ -212,6 +212,9 @@ class Connection:
         except ConnectionFailure as failure:
             self._fail(failure)
         self._unparsed = buffer[at:] if at < end and not self.is_closed else b""
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -640,6 +643,13 @@ class Connection:
         self._queued_bytes += len(data)
         self._blocked[stream.id] = stream
         self._send_queued(stream)
+        if self._is_server and self._queued_bytes > self._limits.unread_bytes_max:
+            # Told by the next `receive` or `check`; what is held is let go at once.
+            self._fail(
+                ConnectionFailure(
+                    ErrorCode.ENHANCE_YOUR_CALM, "responses stay unread", limit=Limit.UNREAD
+                )
+            )
 
     def _send_blocked(self) -> None:
         """Send of what waits: a frame of each stream in turn, while the windows allow.
@@ -734,6 +744,7 @@ class Connection:
             self._large_left -= granted
             stream.large_bytes += granted
             stream.receive_window += granted
+            stream.moved_at_s = self._now_s
             self._output.append(frames.encode_window_update(stream.id, granted))
             stream.wanted_bytes = 0
             self._wanting.popleft()
@@ -807,8 +818,7 @@ class Connection:
         """End the connection: every stream is reset, and GOAWAY is the last of the output."""
         if not self.is_closed:
             self._fail(ConnectionFailure(code, reason, limit=limit))
-        events, self._events = self._events, []
-        return events
+        return self._take_events()
 
     def _go_away(self, code: ErrorCode, reason: str = "") -> None:
         self._accept_until = self._last_stream_id
@@ -837,7 +847,7 @@ class Connection:
         To be called every second or so while the connection is open.
         """
         if self.is_closed:
-            return []
+            return self._take_events()
         self._now_s = now_s
         limits = self._limits
         if self._needs_preface or self._needs_settings:
@@ -847,8 +857,6 @@ class Connection:
         silent_s = now_s - self._heard_at_s
         if (self._block or self._unparsed) and silent_s > limits.stall_timeout_s:
             return self.close(ErrorCode.ENHANCE_YOUR_CALM, "a frame stays away", Limit.REQUEST)
-        if self._queued_bytes > limits.unread_bytes_max:
-            return self.close(ErrorCode.ENHANCE_YOUR_CALM, "responses stay unread", Limit.UNREAD)
         if self._ping_sent_at_s is not None:
             if self._heard_at_s > self._ping_sent_at_s:
                 self._ping_sent_at_s = None
@@ -865,8 +873,7 @@ class Connection:
             self._hits[Limit.STALLED] += 1
             self.reset(stream, ErrorCode.CANCEL)
             self._events.append(StreamReset(stream, ErrorCode.CANCEL))
-        events, self._events = self._events, []
-        return events
+        return self._take_events()
 
     def _has_stalled(self, stream: Stream) -> bool:
         return self._now_s - stream.moved_at_s > self._limits.stall_timeout_s

@@ -49,7 +49,7 @@ class Limits:
     header_block_bytes: int = 32_768
     header_list_bytes: int = 32_768  # uncompressed, 32 bytes a field added (RFC 9113 6.5.2)
     continuations_max: int = 8  # frames of one block; a block of 32 KiB needs two
-    # Responses queued behind windows that the peer does not open.
+    # A server's responses, queued behind windows that the client does not open.
     unread_bytes_max: int = 64 << 20
     # A client that stops may cancel all its long polls at once, and start again.
     resets_burst: int = 2_048

@@ -152,9 +152,10 @@ class ClientProtocol(asyncio.Protocol):
         self._writer.hold()
         for event in events:
             if isinstance(event, ResponseMessage):
-                stream = self._streams[event.call.stream.id]
-                stream.on_message(event.message)
-                self._connection.consume(event.call, len(event.message))
+                stream = self._streams.get(event.call.stream.id)
+                if stream is not None:  # It may have been cancelled by the message before.
+                    stream.on_message(event.message)
+                    self._connection.consume(event.call, len(event.message))
             elif isinstance(event, ResponseEnded):
                 self._end(event)
             elif isinstance(event, Failed):
@@ -163,9 +164,10 @@ class ClientProtocol(asyncio.Protocol):
         self._writer.release()
 
     def _end(self, event: ResponseEnded) -> None:
-        outcome = self._streams.pop(event.call.stream.id).outcome
-        if outcome.done():
+        stream = self._streams.pop(event.call.stream.id, None)
+        if stream is None or stream.outcome.done():
             return
+        outcome = stream.outcome
         if event.code is RpcCode.OK:
             outcome.set_result(None)
         else:

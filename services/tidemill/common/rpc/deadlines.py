@@ -24,24 +24,36 @@ class Deadlines(Generic[Item]):
 
     def __init__(self, expire: Callable[[Item], None]) -> None:
         self._expire = expire
-        self._items: dict[int, set[Item]] = {}
+        self._ticks: dict[int, tuple[set[Item], asyncio.TimerHandle]] = {}
 
     def add(self, item: Item, timeout_s: float) -> None:
         """Call `expire` with `item` once `timeout_s` have passed, unless it is discarded."""
         loop = asyncio.get_running_loop()
         item.tick = tick = int((loop.time() + timeout_s) / TICK_S) + 1
-        items = self._items.get(tick)
-        if items is None:
-            items = self._items[tick] = set()
-            loop.call_at(tick * TICK_S, self._expire_tick, tick)
-        items.add(item)
+        found = self._ticks.get(tick)
+        if found is None:
+            timer = loop.call_at(tick * TICK_S, self._expire_tick, tick)
+            self._ticks[tick] = {item}, timer
+        else:
+            found[0].add(item)
 
     def discard(self, item: Item) -> None:
         """Forget `item`; it has ended."""
-        items = self._items.get(item.tick)
-        if items is not None:
-            items.discard(item)
+        found = self._ticks.get(item.tick)
+        if found is None:
+            return
+        items, timer = found
+        items.discard(item)
+        if not items:
+            # Deadlines may be hours away; nothing is kept for those who have ended.
+            timer.cancel()
+            del self._ticks[item.tick]
 
     def _expire_tick(self, tick: int) -> None:
-        for item in self._items.pop(tick):
+        items, _ = self._ticks.pop(tick)
+        for item in items:
             self._expire(item)
+
+    def __len__(self) -> int:
+        """Return how many timers there are."""
+        return len(self._ticks)

@@ -31,13 +31,12 @@ from tidemill.common.grpc.server_connection import (
 from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.http2.events import Failed
 from tidemill.common.http2.frames import ErrorCode
+from tidemill.common.http2.limits import Limit
 from tidemill.common.rpc.call import (
-    BidirectionalHandler,
     ClientGone,
     Kind,
     Method,
     RpcCall,
-    StreamingHandler,
     UnaryHandler,
 )
 from tidemill.common.rpc.deadlines import Deadlines
@@ -45,7 +44,7 @@ from tidemill.common.rpc.listener import Listener, ListenSettings
 from tidemill.common.rpc.writer import Writer
 
 if TYPE_CHECKING:
-    from tidemill.common.http2.limits import Limit, Limits
+    from tidemill.common.http2.limits import Limits
 
 log = structlog.get_logger()
 
@@ -182,6 +181,7 @@ class ServerProtocol(asyncio.Protocol):
         self.calls: dict[int, RpcCall] = {}
         self._writer = Writer(self._connection.http, self.loop)
         self._transport: asyncio.Transport
+        self._paused_at_s = 0.0
         self._closed_at_s: float | None = None
 
     # ------------------------------------------------------------ the transport calls
@@ -214,6 +214,7 @@ class ServerProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Let the calls wait, and read no more: whoever does not read need not ask."""
         self._writer.is_paused = True
+        self._paused_at_s = time.monotonic()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -260,8 +261,7 @@ class ServerProtocol(asyncio.Protocol):
             self._connection.start(call)
             if self._server.is_draining:
                 served.end_requests()
-            handle = cast("BidirectionalHandler", method.handle)
-            self._start(served, self._run_stream(served, handle(served)))
+            self._start(served, self._run_stream(served))
 
     def _on_message(self, event: MessageReceived) -> None:
         call, message, is_last = event
@@ -294,8 +294,7 @@ class ServerProtocol(asyncio.Protocol):
         if served.method.kind is Kind.UNARY:
             self._start(served, self._run_unary(served, request))
         else:
-            handle = cast("StreamingHandler", served.method.handle)
-            self._start(served, self._run_stream(served, handle(served, request)))
+            self._start(served, self._run_stream(served, request))
 
     def _on_failed(self, event: Failed) -> None:
         log.debug("connection failed", peer=self.peer, code=event.code.name, reason=event.reason)
@@ -328,9 +327,10 @@ class ServerProtocol(asyncio.Protocol):
         finally:
             self._end(served)
 
-    async def _run_stream(self, served: RpcCall, run: Awaitable[None]) -> None:
+    async def _run_stream(self, served: RpcCall, *request: bytes) -> None:
+        handle = cast("Callable[..., Awaitable[None]]", served.method.handle)
         try:
-            await run
+            await handle(served, *request)
         except RpcError as error:
             self._connection.finish(served.call, error.code, error.message, error.trailers)
         except ClientGone:
@@ -355,10 +355,10 @@ class ServerProtocol(asyncio.Protocol):
 
     def _cancel(self, served: RpcCall) -> None:
         """End a call that nobody waits for any more, or that has been answered without it."""
+        # Here, and not only when the task ends: one that has never had a turn runs no `finally`.
+        self._forget(served)
         if served.task is not None:
-            served.task.cancel()  # It forgets the call when it ends.
-        else:
-            self._forget(served)
+            served.task.cancel()
 
     def _forget(self, served: RpcCall) -> None:
         if served.call.timeout_s is not None:
@@ -402,6 +402,12 @@ class ServerProtocol(asyncio.Protocol):
         """End what stands still."""
         if self._closed_at_s is not None:
             if now_s - self._closed_at_s > CLOSE_TIMEOUT_S:
+                self._transport.abort()
+            return
+        if self._writer.is_paused:
+            # Not read, the client cannot answer a ping; it is to read.
+            if now_s - self._paused_at_s > self._server.limits.stall_timeout_s:
+                self._server.hits[Limit.STALLED] += 1
                 self._transport.abort()
             return
         for event in self._connection.check(now_s):
