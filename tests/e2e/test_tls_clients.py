@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import Certificates
 from tests.support.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
@@ -21,29 +21,13 @@ from tests.support.client_process import (
 from tests.support.processes import Standalone, standalone
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate that signs itself, as on a laptop."""
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-            "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return certificate, key
-
-
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = make_certificate(folder)
-    with standalone(
-        folder / "data",
-        "--tls=optional",
-        f"--tls-certificate-file={certificate}",
-        f"--tls-key-file={key}",
-    ) as started:
+def running(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Standalone]:
+    served = [f"--{name.replace('_', '-')}={file}" for name, file in certificates.served.items()]
+    data_dir = tmp_path_factory.mktemp("tls") / "data"
+    with standalone(data_dir, "--tls=optional", *served) as started:
         yield started
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.e2e.transport.conftest import Certificates
+from tests.e2e.conftest import Certificates
 from tests.support import http2_peer as peer
 from tests.support.eventually import eventually
 from tests.support.rpc_server import WAIT_S, RawClient, Running, request_to, rpc_server

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from tests.e2e.transport.conftest import Certificates
+from tests.e2e.conftest import Certificates
 from tests.support import http2_peer as peer
 from tests.support.eventually import eventually
 from tests.support.http2_peer import grpc_message
