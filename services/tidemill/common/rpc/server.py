@@ -51,6 +51,7 @@ log = structlog.get_logger()
 # The reference takes that much; a body over its own limit gets a code of its own in a response.
 MESSAGE_BYTES_MAX: Final = 130 << 20
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
+SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
 _NO_CALLS: Final = "the server stops"
 
@@ -77,6 +78,7 @@ class RpcServer:
         self.is_draining = False
         self.listener = Listener(listen, self._new_connection, self.hits)
         self._sweeping: asyncio.TimerHandle | None = None
+        self._unswept: list[ServerProtocol] = []  # of the sweep under way
         self._quiet: asyncio.Event = asyncio.Event()  # set whenever a call or connection ends
 
     @property
@@ -149,10 +151,16 @@ class RpcServer:
         self._sweeping = loop.call_later(SWEEP_PERIOD_S, self._sweep)
 
     def _sweep(self) -> None:
+        """Look at every connection, some in each turn of the loop."""
         now_s = time.monotonic()
-        for connection in list(self.connections):
-            connection.check(now_s)
-        if self.connections:
+        left = self._unswept or list(self.connections)
+        self._unswept = left[SWEPT_A_TURN:]
+        for connection in left[:SWEPT_A_TURN]:
+            if connection in self.connections:
+                connection.check(now_s)
+        if self._unswept:
+            self._sweeping = asyncio.get_running_loop().call_later(0, self._sweep)
+        elif self.connections:
             self._sweep_later()
         else:
             self._sweeping = None
