@@ -38,6 +38,10 @@ class Backend:
             raise BrokerTimeout("the deadline of the call has passed")
         return timeout_ms
 
+    def known_topic(self, name: str) -> link_pb2.TopicConfig | None:
+        """Return a topic that exists, which is what nearly every call names."""
+        return self.link.configuration.topics.get(name)
+
     def find_topic(self, name: str) -> link_pb2.TopicConfig:
         """Return a topic that exists; raise IllegalTopic or TopicNotFound."""
         topic = self.link.configuration.topics.get(name)

@@ -262,7 +262,8 @@ class BrokerLink:
         expiring.append(request_id)
         self._pending[request_id] = _Pending(kind, future, time.monotonic(), blob_bytes)
         self._pending_bytes += blob_bytes
-        self._wake()
+        if not self._is_gathering:
+            self._wake()
         return request_id, future
 
     def _abandon(self, request_id: int) -> None:

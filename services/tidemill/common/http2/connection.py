@@ -127,6 +127,7 @@ class Connection:
         self._pings = allowance(limits.pings_burst, limits.pings_per_s)
         self._empty_data = allowance(limits.empty_data_burst, limits.empty_data_per_s)
         self._control = allowance(limits.control_burst, limits.control_per_s)
+        self._earned = 0  # pieces of data sent that the allowances do not know of yet
 
         self._handlers = {
             DATA: self._on_data,
@@ -241,6 +242,12 @@ class Connection:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
 
     def _count(self, allowance: Allowance, limit: Limit) -> None:
+        if allowance.take(self._now_s):
+            return
+        # Peers answer our data with frames: they are allowed those.
+        self._control.earn(2 * self._earned)
+        self._pings.earn(self._earned)
+        self._earned = 0
         if not allowance.take(self._now_s):
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, f"too many frames: {limit}", limit=limit
@@ -589,7 +596,7 @@ class Connection:
             flags = END_STREAM if is_last else 0
             self._output.append(_pack_header(length << 8, flags, stream.id))
             self._output.append(data)
-            self._earn()
+            self._earned += 1
             if is_last:
                 self._close_local(stream)
             return
@@ -623,7 +630,7 @@ class Connection:
             _pack_header(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id),
             trailers,
         )
-        self._earn()
+        self._earned += 1
         self._close_local(stream)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
@@ -685,7 +692,7 @@ class Connection:
             stream.queue[0] = first[length:]
             return
         stream.queue.popleft()
-        self._earn()
+        self._earned += 1
         if stream.queue:
             return
         stream.queue = None
@@ -697,11 +704,6 @@ class Connection:
         else:
             self._output.append(_pack_header(DATA, END_STREAM, stream.id))
             self._close_local(stream)
-
-    def _earn(self) -> None:
-        """Allow the peer the frames that it answers our data with."""
-        self._control.earn(2)
-        self._pings.earn(1)
 
     # ------------------------------------------------------------ our windows
 

@@ -143,8 +143,7 @@ class RpcServer:
 
     def call_ended(self) -> None:
         """Let those look again who wait for calls to end."""
-        if self.is_draining:
-            self._quiet.set()
+        self._quiet.set()
 
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()
@@ -372,7 +371,8 @@ class ServerProtocol(asyncio.Protocol):
         if served.call.timeout_s is not None:
             self._server.deadlines.discard(served)
         self.calls.pop(served.call.stream.id, None)
-        self._server.call_ended()
+        if self._server.is_draining:
+            self._server.call_ended()
 
     # ------------------------------------------------------------ for the calls
 

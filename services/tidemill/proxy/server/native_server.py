@@ -6,7 +6,7 @@ Bytes go in and out; the methods parse and encode. `grpcio_server` can take its 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from tidemill.common.grpc.status import RpcCode, RpcError
@@ -90,8 +90,8 @@ class NativeServer:
     def _unary(self, name: str) -> Method:
         method, code, answer = self._methods.unary[name], request_code(name), self._boundary.unary
 
-        async def handle(rpc: RpcCall, request: bytes) -> bytes:
-            return await answer(code, method, _call(rpc), request)
+        def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
+            return answer(code, method, _call(rpc), request)
 
         return unary(handle)
 
@@ -99,8 +99,8 @@ class NativeServer:
         method, code = self._methods.streaming[name], request_code(name)
         answer = self._boundary.streaming
 
-        async def handle(rpc: RpcCall, request: bytes) -> None:
-            await answer(code, method, _call(rpc), request, rpc)
+        def handle(rpc: RpcCall, request: bytes) -> Awaitable[None]:
+            return answer(code, method, _call(rpc), request, rpc)
 
         return server_streaming(handle)
 
@@ -108,8 +108,8 @@ class NativeServer:
         method, code = self._methods.bidirectional[name], request_code(name)
         answer = self._boundary.bidirectional
 
-        async def handle(rpc: RpcCall) -> None:
-            await answer(code, method, _call(rpc), rpc, rpc)
+        def handle(rpc: RpcCall) -> Awaitable[None]:
+            return answer(code, method, _call(rpc), rpc, rpc)
 
         return bidirectional(handle)
 

@@ -23,7 +23,7 @@ from tidemill.proxy.server.call import Status, status_of
 from tidemill.proxy.wire import bytes_header, varint, varint_field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from tidemill.common.clock import Clock
     from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -46,14 +46,18 @@ class Producer:
         self._clock = clock
         self._queues = RoundRobin()
 
-    async def send_message(self, call: Call, request: bytes) -> bytes:
+    def send_message(self, call: Call, request: bytes) -> Awaitable[bytes]:
         """Store the messages of a request; OK means that they are durable.
 
         A request is refused as a whole when one of its messages is: nothing of it is stored then.
         """
         messages = service.SendMessageRequest.FromString(request).messages
         if len(messages) == 1:
-            return await self._send_one(call, messages)
+            return self._send_one(call, messages)
+        return self._send_batch(call, messages)
+
+    async def _send_batch(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
+        """Store several messages, or none."""
         try:
             _ = call.client_id
             appends = await self._begin(call, messages)
@@ -69,7 +73,10 @@ class Producer:
         backend = self._backend
         try:
             _ = call.client_id
-            topic = await self._use_topic(message.topic.name, call)
+            name = message.topic.name
+            topic = backend.known_topic(name)
+            if topic is None or topic.is_system:
+                topic = await self._use_topic(name, call)
             blob = _encode(message, topic, self._clock.wall_ms())
             queue_id = self._queue(message, topic)
             queue_offset = await backend.link.append(
@@ -80,7 +87,7 @@ class Producer:
         return _ok_response(message.system_properties.message_id, queue_offset)
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
-        topic = await self._backend.use_topic(name, call)
+        topic = self._backend.known_topic(name) or await self._backend.use_topic(name, call)
         if topic.is_system:
             raise Forbidden(f"messages get to {name} by the broker only")
         return topic
