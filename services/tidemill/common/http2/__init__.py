@@ -1,6 +1,6 @@
 """HTTP/2 (RFC 9113) without I/O, for both ends of a connection, as far as gRPC needs it.
 
-    connection = Connection(Role.SERVER, Limits())
+    connection = Connection(Role.SERVER, Limits(), now_s=now_s)
     for event in connection.receive(data, now_s): ...
     connection.send_headers(stream, block, is_last=False)
     transport.write(connection.take_output())

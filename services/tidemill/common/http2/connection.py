@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
+from collections.abc import Callable
 from enum import Enum
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from tidemill.common.http2 import frames, header_block
 from tidemill.common.http2.events import (
@@ -49,7 +50,7 @@ from tidemill.common.http2.header_block import Malformed
 from tidemill.common.http2.limits import Allowance, Limit, Limits
 from tidemill.common.http2.stream import Stream
 
-# So large that no client of ours fills it within a round trip, and within what a socket may buffer.
+# So large that no client of ours fills it within a round trip.
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
 RESETS_REMEMBERED: Final = 4_096  # more than a peer's allowance of resets and all its streams
 _KEEPALIVE_PING: Final = b"tidemill"
@@ -73,7 +74,12 @@ class Role(Enum):
 
 @final
 class Connection:
-    """One end of a connection."""
+    """One end of a connection.
+
+    What sending brings about (a stream writable again, a limit overstepped) is told by the next
+    `receive` or `check`; until then a connection that has failed takes what it is given and sends
+    nothing.
+    """
 
     def __init__(
         self, role: Role, limits: Limits, *, now_s: float, hits: Counter[Limit] | None = None
@@ -111,7 +117,9 @@ class Connection:
         self._wanting: deque[Stream] = deque()  # streams that wait for room
 
         self.is_closed = False
-        self.is_draining = False  # no new streams, by our will or the peer's
+        self.is_draining = False  # no new streams of ours, by our will or the peer's
+        self._wants_drain = False  # none of the peer's either
+        self._is_drain_announced = False
         self._accept_until = frames.STREAM_ID_MAX  # highest stream id that is served
         self._needs_preface = self._is_server
         self._speaks_http1 = False
@@ -129,18 +137,6 @@ class Connection:
         self._control = allowance(limits.control_burst, limits.control_per_s)
         self._earned = 0  # pieces of data sent that the allowances do not know of yet
 
-        self._handlers = {
-            DATA: self._on_data,
-            HEADERS: self._on_headers,
-            frames.PRIORITY: self._on_priority,
-            frames.RST_STREAM: self._on_rst_stream,
-            frames.SETTINGS: self._on_settings,
-            frames.PUSH_PROMISE: self._on_push_promise,
-            frames.PING: self._on_ping,
-            frames.GOAWAY: self._on_goaway,
-            frames.WINDOW_UPDATE: self._on_window_update,
-            frames.CONTINUATION: self._on_continuation,
-        }
         if not self._is_server:
             self._greet()
 
@@ -168,6 +164,11 @@ class Connection:
         return b"".join(output)
 
     @property
+    def queued_bytes(self) -> int:
+        """What waits for the peer's windows, of all streams."""
+        return self._queued_bytes
+
+    @property
     def has_output(self) -> bool:
         """Whether there is something to send."""
         return bool(self._output)
@@ -186,7 +187,7 @@ class Connection:
         self._now_s = self._heard_at_s = now_s
         buffer = self._unparsed + data if self._unparsed else data
         at, end = 0, len(buffer)
-        handlers, frame_bytes_max = self._handlers, self._limits.frame_bytes
+        handlers, frame_bytes_max = self._HANDLERS, self._limits.frame_bytes
         try:
             if self._needs_preface:
                 at = self._receive_preface(buffer)
@@ -207,7 +208,7 @@ class Connection:
                     self._count(self._control, Limit.CONTROL)
                     continue
                 try:
-                    handle(stream_id & _ID_MASK, flags, buffer[begin:at])
+                    handle(self, stream_id & _ID_MASK, flags, buffer[begin:at])
                 except StreamFailure as failure:
                     self._reset_failed(failure)
         except ConnectionFailure as failure:
@@ -229,7 +230,7 @@ class Connection:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
         self._needs_preface = False
         self._greet()
-        if self.is_draining:
+        if self._wants_drain:
             self._announce_drain()
         return len(preface)
 
@@ -247,6 +248,7 @@ class Connection:
         # Peers answer our data with frames: they are allowed those.
         self._control.earn(2 * self._earned)
         self._pings.earn(self._earned)
+        self._resets.earn(self._earned)
         self._earned = 0
         if not allowance.take(self._now_s):
             raise ConnectionFailure(
@@ -346,6 +348,11 @@ class Connection:
             self._on_block(stream_id, first_flags, b"".join(parts))
 
     def _on_block(self, stream_id: int, flags: int, block: bytes) -> None:
+        if len(block) > self._limits.header_block_bytes:
+            raise ConnectionFailure(
+                ErrorCode.ENHANCE_YOUR_CALM, "a header block is too long",
+                limit=Limit.HEADER_BYTES,
+            )  # fmt: skip
         # Every block is decoded, also of a stream that is refused: the table depends on it.
         decoded = self._decoder.decode(block)
         is_last = flags & END_STREAM != 0
@@ -365,8 +372,6 @@ class Connection:
             raise StreamFailure(stream_id, ErrorCode.REFUSED_STREAM, "the server stops")
         if len(self._streams) >= self._limits.streams_max:
             self._hits[Limit.STREAMS] += 1
-            # A peer that knows the limit has no reason to go on.
-            self._count(self._resets, Limit.STREAMS)
             raise StreamFailure(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         try:
             pseudo, fields = header_block.check_request(decoded)
@@ -389,6 +394,8 @@ class Connection:
                 fields = header_block.check_response(decoded)
             elif is_last:
                 fields = header_block.check_trailers(decoded)
+                if stream.content_left > 0:
+                    raise Malformed("the content is not as long as announced")
             else:
                 raise Malformed("trailers do not end the stream")
         except Malformed as error:
@@ -478,7 +485,8 @@ class Connection:
         elif setting == Setting.MAX_CONCURRENT_STREAMS:
             self._peer_streams_max = value
         elif setting == Setting.HEADER_TABLE_SIZE:
-            self._must_shrink_table = value < header_block.TABLE_BYTES
+            # The smallest value is told, also where a larger one follows it.
+            self._must_shrink_table |= value < header_block.TABLE_BYTES
 
     def _on_push_promise(self, _stream_id: int, _flags: int, _payload: bytes) -> None:
         raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "nobody may push here")
@@ -495,7 +503,7 @@ class Connection:
         self._count(self._control, Limit.CONTROL)
         if payload == _KEEPALIVE_PING:
             self._ping_sent_at_s = None
-        elif payload == _DRAIN_PING and self.is_draining:
+        elif payload == _DRAIN_PING and self._is_drain_announced:
             # The peer has seen that we stop: what it opened before is served, and no more.
             self._go_away(ErrorCode.NO_ERROR)
 
@@ -807,12 +815,13 @@ class Connection:
 
     def start_drain(self) -> None:
         """Tell the peer to open no more streams, first without refusing those on their way."""
-        if not self.is_draining and not self.is_closed:
-            self.is_draining = True
-            if not self._needs_preface:  # Our SETTINGS come first.
-                self._announce_drain()
+        # A client that goes away for its part may still open streams until it is told.
+        self._wants_drain = self.is_draining = True
+        if not (self._is_drain_announced or self.is_closed or self._needs_preface):
+            self._announce_drain()
 
     def _announce_drain(self) -> None:
+        self._is_drain_announced = True
         self._output.append(frames.encode_goaway(frames.STREAM_ID_MAX, ErrorCode.NO_ERROR))
         self._output.append(frames.encode_ping(_DRAIN_PING, is_ack=False))
 
@@ -868,8 +877,11 @@ class Connection:
             self._ping_sent_at_s = now_s
             self._output.append(frames.encode_ping(_KEEPALIVE_PING, is_ack=False))
         if not self._streams and self._is_server:
-            if now_s - max(self._busy_at_s, self._opened_at_s) > limits.idle_timeout_s:
-                return self.close(ErrorCode.NO_ERROR, "idle", Limit.IDLE)
+            if now_s - self._busy_at_s > limits.idle_timeout_s:
+                if self._is_drain_announced:
+                    return self.close(ErrorCode.NO_ERROR, "idle", Limit.IDLE)
+                # In two steps: a call may be on its way.
+                self.start_drain()
             return []
         for stream in [one for one in self._blocked.values() if self._has_stalled(one)]:
             self._hits[Limit.STALLED] += 1
@@ -879,6 +891,20 @@ class Connection:
 
     def _has_stalled(self, stream: Stream) -> bool:
         return self._now_s - stream.moved_at_s > self._limits.stall_timeout_s
+
+    # Functions and not bound methods: a table of those would make each connection hold itself.
+    _HANDLERS: ClassVar[dict[int, Callable[[Connection, int, int, bytes], None]]] = {
+        DATA: _on_data,
+        HEADERS: _on_headers,
+        frames.PRIORITY: _on_priority,
+        frames.RST_STREAM: _on_rst_stream,
+        frames.SETTINGS: _on_settings,
+        frames.PUSH_PROMISE: _on_push_promise,
+        frames.PING: _on_ping,
+        frames.GOAWAY: _on_goaway,
+        frames.WINDOW_UPDATE: _on_window_update,
+        frames.CONTINUATION: _on_continuation,
+    }
 
 
 def _without_padding(payload: bytes) -> bytes:

@@ -24,6 +24,7 @@ NO_TABLE: Final = b"\x20"  # at the beginning of a block: what follows needs a t
 # Fields of one byte: entry 1 to 126 of the tables. Most of a repeated block is such.
 _INDEXED: Final = re.compile(rb"[\x81-\xfe]*")
 _CODE_BITS: Final = bytes(REQUEST_CODES_LENGTH[:256])  # by byte (RFC 7541 appendix B)
+_SIZES_MAX: Final = 2  # the smallest since the last block, and the last (RFC 7541 section 4.2)
 _INTEGER_BYTES_MAX: Final = 5  # beyond them a number is larger than any block
 
 # Names are lower case tokens (RFC 9113 section 8.2.1).
@@ -36,10 +37,10 @@ _REQUEST_PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"}
 # Names that were found to be good. Clients use the same few, and checking one costs more than
 # finding it here.
 _CHECKED_MAX: Final = 1_024
+_CHECKED_BYTES_MAX: Final = 128
 _checked: Final[set[str]] = set()
 # The same for strings in Huffman's code: paths, names, and what else does not change.
 _checked_codes: Final[set[bytes]] = set()
-_CHECKED_CODE_BYTES_MAX: Final = 128
 _NAME_AND_VALUE: Final = (0, 1)  # what a literal field has strings for
 _VALUE: Final = (1,)  # and one whose name is in a table
 
@@ -93,7 +94,9 @@ class CodedString(NamedTuple):
         ones = (1 << max(padding, 0)) - 1
         if not 0 <= padding <= 7 or self.code[-1] & ones != ones:
             raise _broken("a string in Huffman's code is filled up wrongly")
-        if len(_checked_codes) < _CHECKED_MAX and len(self.code) <= _CHECKED_CODE_BYTES_MAX:
+        if len(self.code) <= _CHECKED_BYTES_MAX:
+            if len(_checked_codes) >= _CHECKED_MAX:
+                _checked_codes.clear()  # Somebody makes them up; those in use come again.
             _checked_codes.add(self.code)
 
 
@@ -104,7 +107,7 @@ def walk(block: bytes) -> list[CodedString]:
     first: the decoder reads over the end otherwise, which it notices by ending the thread.
     """
     coded: list[CodedString] = []
-    at, end, field_index = 0, len(block), 0
+    at, end, field_index, sizes = 0, len(block), 0, 0
     skip_indexed = _INDEXED.match
     while True:
         run = skip_indexed(block, at)
@@ -119,6 +122,9 @@ def walk(block: bytes) -> list[CodedString]:
         elif 0x20 <= first < 0x40:  # The table's new size.
             if field_index:
                 raise _broken("a table size comes after a field")
+            sizes += 1
+            if sizes > _SIZES_MAX:
+                raise _broken("a block has two table sizes at most")
             _, at = _integer(block, at, 0x1F)
             continue
         else:
@@ -232,7 +238,9 @@ def _check_name(name: str) -> None:
         raise Malformed("a field name is no lower case token")
     if name in _CONNECTION_FIELDS:
         raise Malformed(f"{name} belongs to HTTP/1.1")
-    if len(_checked) < _CHECKED_MAX:
+    if len(name) <= _CHECKED_BYTES_MAX:
+        if len(_checked) >= _CHECKED_MAX:
+            _checked.clear()
         _checked.add(name)
 
 

@@ -51,7 +51,8 @@ class Limits:
     continuations_max: int = 8  # frames of one block; a block of 32 KiB needs two
     # A server's responses, queued behind windows that the client does not open.
     unread_bytes_max: int = 64 << 20
-    # A client that stops may cancel all its long polls at once, and start again.
+    # A client that stops may cancel all its long polls at once, and start again. Responses that
+    # were sent earn resets back: clients cancel much when a broker is slow.
     resets_burst: int = 2_048
     resets_per_s: int = 100
     settings_burst: int = 32  # a client sends two or three in its life
@@ -61,11 +62,13 @@ class Limits:
     pings_per_s: int = 10
     empty_data_burst: int = 256
     empty_data_per_s: int = 10
-    # WINDOW_UPDATE, PRIORITY, and what is not known.
+    # WINDOW_UPDATE, PRIORITY, GOAWAY, acknowledgements, late frames, and what is not known.
     control_burst: int = 4_096
     control_per_s: int = 100
     # A preface and SETTINGS come with the connection; this is for slow networks.
     handshake_timeout_s: float = 10.0
+    # From the first frame of a request to its last: 130 MiB at 4 Mbit/s.
+    request_timeout_s: float = 300.0
     # Without any progress: a header block, a request that is not complete, a window not opened.
     stall_timeout_s: float = 60.0
     idle_timeout_s: float = 120.0  # without a stream
