@@ -172,7 +172,7 @@ class World:
                     event.call.is_open_ended = True
                     self.server.start(event.call)
             elif isinstance(event, MessageReceived):
-                self._serve(event.call, event.message)
+                self._serve(event.call, event.message, event.wire_bytes)
                 if event.is_last:
                     self._finish(event.call)
             elif isinstance(event, RequestsEnded):
@@ -184,11 +184,11 @@ class World:
     def _of_call_cancelled(self, event: object) -> bool:
         return isinstance(event, CallEnded) and self._of_call[event.call.stream.id].is_cancelled
 
-    def _serve(self, call: ServerCall, message: bytes) -> None:
+    def _serve(self, call: ServerCall, message: bytes, wire_bytes: int) -> None:
         plan = self._of_call[call.stream.id]
         plan.served.append(message)
         if not plan.is_unary:
-            self.server.consume(call, len(message))
+            self.server.consume(call, wire_bytes)
             self.server.send(call, [message])
 
     def _finish(self, call: ServerCall) -> None:
@@ -210,7 +210,7 @@ class World:
                 if plan.is_cancelled:
                     continue  # It was in the same bytes as what made us cancel.
                 plan.received.append(event.message)
-                self.client.consume(event.call, len(event.message))
+                self.client.consume(event.call, event.wire_bytes)
                 if len(plan.received) == plan.cancel_after:
                     plan.is_cancelled = True
                     self.client.cancel(event.call)

@@ -190,7 +190,7 @@ def _grpc_server(pieces: Iterable[bytes]) -> Connection:
             elif isinstance(event, (MessageReceived, RequestsEnded)):
                 if isinstance(event, MessageReceived):
                     assert len(event.message) <= MESSAGE_BYTES_MAX
-                    connection.consume(event.call, len(event.message))
+                    connection.consume(event.call, event.wire_bytes)
                 if isinstance(event, RequestsEnded) or event.is_last:
                     _end_call(connection, event.call)
         _checked(connection.http)
@@ -226,7 +226,7 @@ def _grpc_client(pieces: Iterable[bytes]) -> Connection:
             if isinstance(event, ResponseMessage):
                 assert event.call.stream.id not in ended
                 assert len(event.message) <= MESSAGE_BYTES_MAX
-                connection.consume(event.call, len(event.message))
+                connection.consume(event.call, event.wire_bytes)
             elif isinstance(event, ResponseEnded):
                 assert event.call.stream.id not in ended, "a call ends once"
                 ended.add(event.call.stream.id)

@@ -56,7 +56,7 @@ def test_an_answer_is_messages_and_a_status() -> None:
     call = called(connection)
     raw = RESPONSE + peer.data(1, grpc_message(b"a") + grpc_message(b"b")) + OK
     assert connection.receive(raw, 0.0) == [
-        ResponseMessage(call, b"a"), ResponseMessage(call, b"b"),
+        ResponseMessage(call, b"a", 6), ResponseMessage(call, b"b", 6),
         ResponseEnded(call, RpcCode.OK, ""),
     ]  # fmt: skip
     assert call.is_ended
@@ -101,7 +101,9 @@ def test_a_compressed_answer_is_unpacked() -> None:
     call = called(connection)
     raw = peer.headers(1, (*peer.RESPONSE, ("grpc-encoding", "gzip")))
     raw += peer.data(1, grpc_message(gzip.compress(b"text"), compressed=1))
-    assert connection.receive(raw, 0.0) == [ResponseMessage(call, b"text")]
+    assert connection.receive(raw, 0.0) == [
+        ResponseMessage(call, b"text", 5 + len(gzip.compress(b"text")))
+    ]
 
 
 def test_a_call_that_the_server_ends_first_leaves_nothing_behind() -> None:
@@ -167,6 +169,6 @@ def test_a_large_answer_comes_whole_through_the_windows_that_are_granted(frame_b
         at, window = at + step, window - step
         updates = peer.of(frames.WINDOW_UPDATE, parse(connection.http.take_output()))
         window += sum(one.number for one in updates if one.stream_id == 1)
-    assert events == [ResponseMessage(call, bytes(200_000))]
-    connection.consume(call, 200_000)
+    assert events == [ResponseMessage(call, bytes(200_000), 200_005)]
+    connection.consume(call, 200_005)
     peer.check_accounts(connection.http)

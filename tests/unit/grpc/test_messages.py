@@ -21,6 +21,10 @@ def reader(encoding: str = "") -> MessageReader:
     return MessageReader(encoding, MESSAGE_BYTES_MAX)
 
 
+def fed(taken: MessageReader, piece: bytes) -> list[bytes]:
+    return [message for message, _ in taken.feed(piece)]
+
+
 def refusal(raw: bytes, encoding: str = "gzip") -> RpcCode:
     with pytest.raises(RpcError) as refused:
         reader(encoding).feed(raw)
@@ -34,7 +38,7 @@ def test_messages_are_the_same_however_they_are_cut() -> None:
     for seed in range(20):
         taken, received = reader(), []
         for piece in pieces(raw, Random(seed), size_max=2_000):
-            received += taken.feed(piece)
+            received += fed(taken, piece)
         assert received == sent
         assert taken.is_empty
 
@@ -46,7 +50,7 @@ def test_a_reader_says_how_many_bytes_have_to_come() -> None:
     assert (taken.is_empty, taken.missing_bytes) == (False, 2)
     taken.feed(grpc_message(bytes(1_000))[3:10])
     assert taken.missing_bytes == 995
-    assert taken.feed(bytes(995) + b"\0") == [bytes(1_000)]
+    assert fed(taken, bytes(995) + b"\0") == [bytes(1_000)]
     assert (taken.is_empty, taken.missing_bytes) == (False, 4)
 
 
@@ -57,7 +61,7 @@ def test_small_pieces_cost_little_more_than_their_bytes() -> None:
     for _ in range(25_000):
         taken.feed(b"ab")
     assert len(taken._parts) < 30
-    assert taken.feed(b"ab" * 5_000) == [b"ab" * 30_000]
+    assert fed(taken, b"ab" * 5_000) == [b"ab" * 30_000]
 
 
 def test_the_easy_case_is_exactly_one_message() -> None:
@@ -70,7 +74,7 @@ def test_the_easy_case_is_exactly_one_message() -> None:
 
 def test_a_message_over_the_limit_is_refused_by_its_length_alone() -> None:
     assert refusal(grpc_message(b"", length=MESSAGE_BYTES_MAX + 1)) is RpcCode.RESOURCE_EXHAUSTED
-    assert reader().feed(grpc_message(bytes(MESSAGE_BYTES_MAX))) == [bytes(MESSAGE_BYTES_MAX)]
+    assert fed(reader(), grpc_message(bytes(MESSAGE_BYTES_MAX))) == [bytes(MESSAGE_BYTES_MAX)]
 
 
 # ---------------------------------------------------------------- compression
@@ -78,14 +82,24 @@ def test_a_message_over_the_limit_is_refused_by_its_length_alone() -> None:
 
 def test_a_compressed_message_is_unpacked() -> None:
     raw = grpc_message(gzip.compress(b"text" * 100), compressed=1) + grpc_message(b"plain")
-    assert reader("gzip").feed(raw) == [b"text" * 100, b"plain"]
+    packed = gzip.compress(b"text" * 100)
+    assert reader("gzip").feed(raw) == [(b"text" * 100, 5 + len(packed)), (b"plain", 10)]
 
 
 def test_a_message_may_grow_up_to_the_limit_and_no_further() -> None:
     exact = gzip.compress(bytes(MESSAGE_BYTES_MAX))
-    assert reader("gzip").feed(grpc_message(exact, compressed=1)) == [bytes(MESSAGE_BYTES_MAX)]
+    assert fed(reader("gzip"), grpc_message(exact, compressed=1)) == [bytes(MESSAGE_BYTES_MAX)]
     bomb = gzip.compress(bytes(MESSAGE_BYTES_MAX + 1))
     assert refusal(grpc_message(bomb, compressed=1)) is RpcCode.RESOURCE_EXHAUSTED
+
+
+def test_a_message_of_any_size_does_not_inflate_over_its_own_limit() -> None:
+    """A connection's windows do not bound what comes of a few bytes."""
+    taken = MessageReader("gzip", 130 << 20)
+    bomb = gzip.compress(bytes(messages.INFLATED_BYTES_MAX + 1))
+    with pytest.raises(RpcError, match="inflated") as refused:
+        taken.feed(grpc_message(bomb, compressed=1))
+    assert refused.value.code is RpcCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
@@ -116,6 +130,6 @@ def test_a_message_stays_whole_at_every_single_cut() -> None:
         received = [
             one
             for part in (raw[:first], raw[first:second], raw[second:])
-            for one in taken.feed(part)
+            for one in fed(taken, part)
         ]
         assert received == [b"one", b"two"]

@@ -14,6 +14,7 @@ from tidemill.common.grpc.server_connection import (
     CallEnded,
     CallStarted,
     CallWritable,
+    Held,
     MessageReceived,
     RequestsEnded,
     ServerCall,
@@ -22,14 +23,17 @@ from tidemill.common.grpc.server_connection import (
 )
 from tidemill.common.grpc.status import RpcCode
 from tidemill.common.http2 import frames
+from tidemill.common.http2.frames import ErrorCode
 from tidemill.common.http2.limits import Limit, Limits
 
 MESSAGE_BYTES_MAX = 200_000
 
 
-def served(limits: Limits | None = None, hits: Counter[Limit] | None = None) -> ServerConnection:
+def served(
+    limits: Limits | None = None, hits: Counter[Limit] | None = None, held: Held | None = None
+) -> ServerConnection:
     connection = ServerConnection(
-        limits or Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, hits=hits
+        limits or Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, hits=hits, held=held
     )
     connection.receive(peer.CLIENT_GREETING, 0.0)
     connection.http.take_output()
@@ -56,7 +60,7 @@ def test_a_unary_call_is_a_message_and_its_answer() -> None:
     started, message = connection.receive(peer.request(1, b"question"), 0.0)
     assert isinstance(started, CallStarted)
     assert started.call.path == "/test.Service/Method"
-    assert message == MessageReceived(started.call, b"question", is_last=True)
+    assert message == MessageReceived(started.call, b"question", 13, is_last=True)
     assert started.call.is_complete
     connection.respond(started.call, b"answer")
     headers, data, trailers = output(connection)
@@ -75,9 +79,9 @@ def test_messages_of_a_stream_come_one_by_one_and_then_their_end() -> None:
         events += connection.receive(peer.data(1, cut), 0.0)
     events += connection.receive(peer.data(1, is_last=True), 0.0)
     assert events == [
-        MessageReceived(call, b"one", is_last=False),
-        MessageReceived(call, b"two", is_last=False),
-        MessageReceived(call, b"three", is_last=False),
+        MessageReceived(call, b"one", 8, is_last=False),
+        MessageReceived(call, b"two", 8, is_last=False),
+        MessageReceived(call, b"three", 10, is_last=False),
         RequestsEnded(call),
     ]
 
@@ -87,8 +91,8 @@ def test_the_last_message_tells_that_it_is_the_last() -> None:
     call = called(connection)
     raw = grpc_message(b"one") + grpc_message(b"two")
     assert connection.receive(peer.data(1, raw, is_last=True), 0.0) == [
-        MessageReceived(call, b"one", is_last=False),
-        MessageReceived(call, b"two", is_last=True),
+        MessageReceived(call, b"one", 8, is_last=False),
+        MessageReceived(call, b"two", 8, is_last=True),
     ]
 
 
@@ -135,7 +139,9 @@ def test_a_compressed_request_is_unpacked() -> None:
     connection = served()
     call = called(connection, peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-encoding", "gzip"))))
     raw = peer.data(1, grpc_message(gzip.compress(b"text"), compressed=1), is_last=True)
-    assert connection.receive(raw, 0.0) == [MessageReceived(call, b"text", is_last=True)]
+    assert connection.receive(raw, 0.0) == [
+        MessageReceived(call, b"text", 5 + len(gzip.compress(b"text")), is_last=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -215,15 +221,47 @@ def test_a_slow_reader_makes_messages_wait_and_tells_when_they_are_gone() -> Non
 def test_a_request_that_stands_still_is_ended_and_a_stream_may_take_its_time() -> None:
     hits: Counter[Limit] = Counter()
     connection = served(hits=hits)
-    slow, stream = (
-        called(connection, peer.headers(n) + peer.data(n, b"\0")) for n in (1, 3)
-    )  # fmt: skip
-    stream.is_open_ended = True
+    slow, cut, stream = (
+        called(connection, peer.headers(n) + content)
+        for n, content in ((1, peer.data(1, b"\0")), (3, peer.data(3, b"\0")), (5, b""))
+    )
+    # Between messages, and not in the middle of one.
+    stream.is_open_ended = cut.is_open_ended = True
     assert connection.check(60.0) == []
-    assert connection.check(61.0) == [CallEnded(slow)]
-    assert hits == {Limit.REQUEST: 1}
+    assert connection.check(61.0) == [CallEnded(slow), CallEnded(cut)]
+    assert hits == {Limit.REQUEST: 2}
     assert status_of(output(connection))[0] == "4"
     assert connection.call_count == 1
+
+
+def test_a_request_that_comes_byte_by_byte_is_ended_at_last() -> None:
+    connection = served()
+    call = called(connection, peer.headers(1) + peer.data(1, grpc_message(b"", length=1_000)))
+    for now_s in range(0, 301, 50):
+        connection.receive(peer.data(1, b"x"), float(now_s))
+        assert connection.check(float(now_s)) == []
+    connection.receive(peer.data(1, b"x"), 301.0)
+    assert connection.check(301.0) == [CallEnded(call)]
+
+
+def test_connections_share_what_may_be_on_its_way() -> None:
+    held = Held(1_000)
+    first, second = served(held=held), served(held=held)
+    half = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=800))
+    slow = called(first, half)
+    assert held.bytes == 605
+    [started, ended] = second.receive(half, 0.0)
+    assert isinstance(started, CallStarted)
+    assert ended == CallEnded(started.call)
+    assert status_of(output(second))[0] == "8"
+    # The rest makes it whole, and room for others.
+    first.receive(peer.data(1, b"x" * 200, is_last=True), 0.0)
+    assert held.bytes == 0
+    first.respond(slow, b"")
+    third = served(held=held)
+    called(third, half)
+    third.close(ErrorCode.NO_ERROR, "gone")
+    assert held.bytes == 0
 
 
 def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
@@ -252,7 +290,10 @@ def test_a_large_message_comes_whole_through_the_windows_that_are_granted(
         updates = peer.of(frames.WINDOW_UPDATE, output(connection))
         window += sum(one.number for one in updates if one.stream_id == 1)
     events += connection.receive(peer.data(1, is_last=True), 0.0)
-    assert events == [MessageReceived(call, bytes(size), is_last=False), RequestsEnded(call)]
+    assert events == [
+        MessageReceived(call, bytes(size), size + 5, is_last=False),
+        RequestsEnded(call),
+    ]
     connection.respond(call, b"")
     peer.check_accounts(connection.http)
     assert connection.http._large_left == Limits().large_messages_bytes

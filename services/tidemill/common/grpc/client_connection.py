@@ -43,6 +43,7 @@ class ResponseMessage(NamedTuple):
 
     call: ClientCall
     message: bytes
+    wire_bytes: int  # what it took to send it: less where it was compressed
 
 
 class ResponseEnded(NamedTuple):
@@ -117,9 +118,9 @@ class ClientConnection:
             self._end(call)
             self.http.reset(call.stream, ErrorCode.CANCEL)
 
-    def consume(self, call: ClientCall, message_size: int) -> None:
-        """Let the server send more: a message of this size has been read."""
-        self.http.consume(call.stream, message_size + messages.PREFIX_SIZE)
+    def consume(self, call: ClientCall, wire_bytes: int) -> None:
+        """Let the server send more: a message that took this much has been read."""
+        self.http.consume(call.stream, wire_bytes)
 
     # ------------------------------------------------------------ input
 
@@ -137,6 +138,7 @@ class ClientConnection:
 
     def _translate(self, http_events: list[HttpEvent]) -> list[ClientEvent]:
         events: list[ClientEvent] = []
+        failure = next((event for event in http_events if isinstance(event, Failed)), None)
         for event in http_events:
             if isinstance(event, (GoAwayReceived, Failed)):
                 events.append(event)
@@ -150,8 +152,12 @@ class ClientConnection:
                 self._on_fields(call, event, events)
             elif isinstance(event, StreamReset):
                 self._end(call)
-                code = status.code_of_reset(event.code)
-                events.append(ResponseEnded(call, code, "the server reset the stream"))
+                if failure is not None:
+                    events.append(ResponseEnded(call, RpcCode.UNAVAILABLE, failure.reason))
+                else:
+                    code = status.code_of_reset(event.code)
+                    reason = f"the stream was reset with code {event.code}"
+                    events.append(ResponseEnded(call, code, reason))
             elif isinstance(event, StreamWritable):
                 events.append(RequestWritable(call))
         return events
@@ -174,7 +180,7 @@ class ClientConnection:
         if call.reader is None:
             message = messages.whole_message(event.data)
             if message is not None:
-                events.append(ResponseMessage(call, message))
+                events.append(ResponseMessage(call, message, len(event.data)))
             elif event.data:
                 call.reader = MessageReader(call.encoding, self._message_bytes_max)
         if call.reader is not None:
@@ -183,7 +189,7 @@ class ClientConnection:
             except RpcError as error:
                 self._abandon(call, error.code, error.message, events)
                 return
-            events += [ResponseMessage(call, message) for message in complete]
+            events += [ResponseMessage(call, *one) for one in complete]
             if call.reader.is_empty:
                 call.reader = None
             else:

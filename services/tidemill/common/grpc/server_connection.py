@@ -53,6 +53,7 @@ class ServerCall:
 
     __slots__ = (
         "has_started",
+        "held_bytes",
         "is_complete",
         "is_ended",
         "is_open_ended",
@@ -74,6 +75,7 @@ class ServerCall:
         self.is_ended = False
         self.is_open_ended = False  # the client may take its time between messages
         self.has_started = False  # headers have gone out
+        self.held_bytes = 0  # of a message that has not come as a whole
         self.queued_total_bytes = 0  # of messages given to `send`
 
 
@@ -88,7 +90,19 @@ class MessageReceived(NamedTuple):
 
     call: ServerCall
     message: bytes
+    wire_bytes: int  # what it took to send it: less where it was compressed
     is_last: bool
+
+
+@final
+class Held:
+    """What all connections of a server hold of messages that have not come as a whole."""
+
+    __slots__ = ("bytes", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self.bytes_max = bytes_max
 
 
 class RequestsEnded(NamedTuple):
@@ -123,13 +137,18 @@ class ServerConnection:
         message_bytes_max: int,
         now_s: float,
         hits: Counter[Limit] | None = None,
+        held: Held | None = None,
     ) -> None:
+        """Be one of the connections that share `hits` and `held`, or one alone."""
         assert message_bytes_max + messages.PREFIX_SIZE <= limits.large_messages_bytes, (
             "the budget for large messages holds the largest"
         )
+        hits = Counter() if hits is None else hits
         self.http = Connection(Role.SERVER, limits, now_s=now_s, hits=hits)
         self._limits = limits
-        self._hits = Counter() if hits is None else hits
+        self._hits = hits
+        windows_bytes = limits.streams_max * limits.stream_window_bytes
+        self._held = held or Held(limits.large_messages_bytes + windows_bytes)
         self._message_bytes_max = message_bytes_max
         self._calls: dict[int, ServerCall] = {}
         # Requests that are not gRPC, with their answers, until they are complete.
@@ -151,9 +170,13 @@ class ServerConnection:
         events = self._translate(self.http.check(now_s))
         patience_s = self._limits.stall_timeout_s
         for call in list(self._calls.values()):
-            if call.is_complete or call.is_open_ended or call.stream.wanted_bytes:
+            if call.is_complete or call.stream.wanted_bytes:
                 continue  # The last one waits for us, not we for it.
-            if now_s - call.stream.moved_at_s > patience_s:
+            if call.is_open_ended and call.reader is None:
+                continue  # It may take its time between messages.
+            is_late = now_s - call.stream.opened_at_s > self._limits.request_timeout_s
+            is_slow = now_s - call.stream.moved_at_s > patience_s
+            if is_slow or (is_late and not call.is_open_ended):
                 self._hits[Limit.REQUEST] += 1
                 self.finish(call, RpcCode.DEADLINE_EXCEEDED, "the request did not come in time")
                 events.append(CallEnded(call))
@@ -177,9 +200,9 @@ class ServerConnection:
                 self._on_request(event, events)  # type: ignore[arg-type]
             elif isinstance(event, StreamReset):
                 self._refused.pop(event.stream.id, None)
-                call = self._calls.pop(event.stream.id, None)
+                call = self._calls.get(event.stream.id)
                 if call is not None:
-                    call.is_ended = True
+                    self._end(call)
                     events.append(CallEnded(call))
             elif isinstance(event, StreamWritable):
                 if event.stream.id in self._calls:
@@ -226,7 +249,7 @@ class ServerConnection:
         if call.reader is None:
             message = messages.whole_message(data)
             if message is not None:
-                events.append(MessageReceived(call, message, is_last))
+                events.append(MessageReceived(call, message, len(data), is_last))
                 return
             encoding = call.metadata.get("grpc-encoding", "")
             call.reader = MessageReader(encoding, self._message_bytes_max)
@@ -237,7 +260,10 @@ class ServerConnection:
     ) -> None:
         is_last = call.is_complete
         try:
+            if self._held.bytes + len(data) > self._held.bytes_max:
+                raise RpcError(RpcCode.RESOURCE_EXHAUSTED, "too much is being sent to this server")
             complete = reader.feed(data)
+            self._hold(call, reader.held_bytes)
             if is_last and not reader.is_empty:
                 raise RpcError(RpcCode.INTERNAL, "the request ends in the middle of a message")
         except RpcError as error:
@@ -246,9 +272,9 @@ class ServerConnection:
             self.finish(call, error.code, error.message)
             events.append(CallEnded(call))
             return
-        events += [MessageReceived(call, message, False) for message in complete[:-1]]
+        events += [MessageReceived(call, *one, False) for one in complete[:-1]]
         if complete:
-            events.append(MessageReceived(call, complete[-1], is_last))
+            events.append(MessageReceived(call, *complete[-1], is_last))
         elif is_last:
             events.append(RequestsEnded(call))
         if reader.is_empty:
@@ -305,13 +331,19 @@ class ServerConnection:
             block = status.encode_trailers_only(code, message, trailers)
         self.http.send_headers(call.stream, block, is_last=True)
 
-    def consume(self, call: ServerCall, message_size: int) -> None:
-        """Let the client send more on a stream: a message of this size has been read."""
-        self.http.consume(call.stream, message_size + messages.PREFIX_SIZE)
+    def consume(self, call: ServerCall, wire_bytes: int) -> None:
+        """Let the client send more on a stream: a message that took this much has been read."""
+        self.http.consume(call.stream, wire_bytes)
 
     def _end(self, call: ServerCall) -> None:
         call.is_ended = True
         del self._calls[call.stream.id]
+        if call.held_bytes:
+            self._hold(call, 0)
+
+    def _hold(self, call: ServerCall, held_bytes: int) -> None:
+        self._held.bytes += held_bytes - call.held_bytes
+        call.held_bytes = held_bytes
 
 
 def _is_grpc(content_type: str) -> bool:

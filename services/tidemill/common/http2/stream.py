@@ -22,6 +22,7 @@ class Stream:
         "is_reset",
         "large_bytes",
         "moved_at_s",
+        "opened_at_s",
         "owed_bytes",
         "queue",
         "queued_bytes",
@@ -45,4 +46,5 @@ class Stream:
         self.large_bytes = 0  # granted out of the connection's budget
         self.wanted_bytes = 0  # what it waits for to be granted out of the budget
         self.content_left = -1  # of content-length; -1 where the peer has not told
+        self.opened_at_s = now_s
         self.moved_at_s = now_s  # when something was last received, or sent out of the queue

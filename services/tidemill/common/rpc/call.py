@@ -87,7 +87,7 @@ class RpcCall:
         self.tick = 0
         self.sent_count = 0  # messages that have left us
         # For streams of requests. The window bounds what waits here.
-        self._requests: deque[bytes] | None = None
+        self._requests: deque[tuple[bytes, int]] | None = None
         self._are_requests_ended = False
         self._waiter: asyncio.Future[None] | None = None  # of the reader
         self._writers: list[asyncio.Future[None]] = []  # senders that wait for room
@@ -188,15 +188,15 @@ class RpcCall:
                 raise StopAsyncIteration
             self._waiter = self._protocol.loop.create_future()
             await self._waiter
-        request = self._requests.popleft()
-        self._protocol.consumed(self.call, len(request))
+        request, wire_bytes = self._requests.popleft()
+        self._protocol.consumed(self.call, wire_bytes)
         return request
 
-    def put_request(self, message: bytes) -> None:
+    def put_request(self, message: bytes, wire_bytes: int) -> None:
         """Take a request that has come."""
         if self._requests is None:
             self._requests = deque()
-        self._requests.append(message)
+        self._requests.append((message, wire_bytes))
         self._wake_reader()
 
     def end_requests(self) -> None:

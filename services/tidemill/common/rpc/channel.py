@@ -155,7 +155,7 @@ class ClientProtocol(asyncio.Protocol):
                 stream = self._streams.get(event.call.stream.id)
                 if stream is not None:  # It may have been cancelled by the message before.
                     stream.on_message(event.message)
-                    self._connection.consume(event.call, len(event.message))
+                    self._connection.consume(event.call, event.wire_bytes)
             elif isinstance(event, ResponseEnded):
                 self._end(event)
             elif isinstance(event, Failed):

@@ -22,6 +22,7 @@ from tidemill.common.grpc.server_connection import (
     CallEnded,
     CallStarted,
     CallWritable,
+    Held,
     MessageReceived,
     RequestsEnded,
     ServerCall,
@@ -50,6 +51,8 @@ log = structlog.get_logger()
 
 # The reference takes that much; a body over its own limit gets a code of its own in a response.
 MESSAGE_BYTES_MAX: Final = 130 << 20
+# Of messages on their way, of all connections: some of the largest, or many thousand ordinary ones.
+HELD_BYTES_MAX: Final = 1 << 30
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
@@ -72,6 +75,7 @@ class RpcServer:
         self.limits = limits
         self.message_bytes_max = message_bytes_max
         self.hits: Counter[Limit] = Counter()  # overstepped limits
+        self.held = Held(HELD_BYTES_MAX)
         self.accepted_count = 0
         self.connections: set[ServerProtocol] = set()
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
@@ -183,6 +187,7 @@ class ServerProtocol(asyncio.Protocol):
             message_bytes_max=server.message_bytes_max,
             now_s=time.monotonic(),
             hits=server.hits,
+            held=server.held,
         )
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
@@ -271,12 +276,12 @@ class ServerProtocol(asyncio.Protocol):
             self._start(served, self._run_stream(served))
 
     def _on_message(self, event: MessageReceived) -> None:
-        call, message, is_last = event
+        call, message, wire_bytes, is_last = event
         served = self.calls.get(call.stream.id)
         if served is None:
             return
         if served.method.kind is Kind.BIDIRECTIONAL:
-            served.put_request(message)
+            served.put_request(message, wire_bytes)
             if is_last:
                 served.end_requests()
         elif served.request is not None:
@@ -392,9 +397,9 @@ class ServerProtocol(asyncio.Protocol):
         self._connection.send(call, (message,))
         self._writer.flush_now()
 
-    def consumed(self, call: ServerCall, message_size: int) -> None:
+    def consumed(self, call: ServerCall, wire_bytes: int) -> None:
         """Let the client send more: a request of a stream has been read."""
-        self._connection.consume(call, message_size)
+        self._connection.consume(call, wire_bytes)
         if self._connection.http.has_output:
             self._writer.flush_soon()
 
