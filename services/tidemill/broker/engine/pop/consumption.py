@@ -5,7 +5,7 @@ the way in which a replay of that record changes it. Nothing is decided twice: w
 in its CK, what an ack settles in its ACK, what a revive or dead letter settles in the copy itself.
 
     consumption  which queues a pop looks at          settlement  ack, change-invisible, dead-letter
-    scan         which messages of a queue match      revive      deadlines
+    scan, room   which messages match, how many       revive      deadlines
     ordered      the next batch of an ordered queue   copies      retry and dead-letter copies
     deliveries   the CK of what goes out              state       the fold that all of them share
 """
@@ -21,6 +21,7 @@ from tidemill.broker.engine.pop.messages import MessageStore
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.revive import Revive
+from tidemill.broker.engine.pop.room import Room
 from tidemill.broker.engine.pop.scan import Scan
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
@@ -61,7 +62,7 @@ class Consumption:
         attempt_id: str,
         now_ms: int,
     ) -> list[Batch]:
-        """Take up to `max_messages` for a group and hide them from it.
+        """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
 
         An empty list is a normal answer. Raises TopicNotFound, GroupNotFound, Overloaded.
         """
@@ -75,21 +76,23 @@ class Consumption:
         group = self._catalog.groups[group_id]
         subscription.turn += 1
         visible_at_ms = now_ms + invisible_duration_ms
-        want = max_messages
+        want, taken_bytes = max_messages, 0
         batches: list[Batch] = []
         if group.is_ordered:
             sources = _rotated(subscription.queues, subscription.turn)
         else:
             sources = self._sources(subscription, now_ms)
         for progress in sources:
+            room = Room(want, taken_bytes=taken_bytes, is_untouched=not batches)
             if group.is_ordered:
                 batch = self._ordered.pop(
-                    progress, group, want, visible_at_ms, tags, attempt_id, now_ms
+                    progress, group, room, visible_at_ms, tags, attempt_id, now_ms
                 )
             else:
-                batch = self._pop_any(progress, group, want, visible_at_ms, tags, now_ms)
+                batch = self._pop_any(progress, group, room, visible_at_ms, tags, now_ms)
             if batch is not None:
                 batches.append(batch)
+                taken_bytes += batch.size_bytes
                 want -= len(batch.indexes)
                 if want <= 0:
                     break
@@ -152,20 +155,22 @@ class Consumption:
         self,
         progress: Progress,
         group: Group,
-        want: int,
+        room: Room,
         visible_at_ms: int,
         tags: frozenset[str],
         now_ms: int,
     ) -> Batch | None:
         self._scan.skip_expired(progress)
-        taken = self._scan.take(progress, progress.pop_offset, want, tags)
+        taken = self._scan.take(progress, progress.pop_offset, room, tags)
         if taken is None:
             return None
         offsets, log_offsets, next_offset = taken
         progress.pop_offset = next_offset
         if not offsets:
             return None
-        batch = self._deliveries.deliver(progress, offsets, log_offsets, visible_at_ms, now_ms)
+        batch = self._deliveries.deliver(
+            progress, offsets, log_offsets, visible_at_ms, now_ms, size_bytes=room.taken_bytes
+        )
         if progress.named_topic_id == progress.topic_id:
             return batch
         attempts = [self._store.place(offset).attempts + 1 for offset in log_offsets]

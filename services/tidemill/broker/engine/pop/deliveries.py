@@ -47,6 +47,7 @@ class Batch(NamedTuple):
     queue_offsets: Sequence[int]
     delivery_attempts: Sequence[int]
     log_offsets: Sequence[int]
+    size_bytes: int  # of the records that were taken
 
 
 @final
@@ -65,6 +66,7 @@ class Deliveries:
         visible_at_ms: int,
         now_ms: int,
         *,
+        size_bytes: int,
         ordered: bytes = b"",
     ) -> Batch:
         """Log the CK of a delivery and take it in."""
@@ -104,7 +106,7 @@ class Deliveries:
         )
         return Batch(
             slot, delivery_id, now_ms, visible_at_ms, queue_id, range(count), offsets,
-            _FIRST_ATTEMPTS[count], log_offsets,
+            _FIRST_ATTEMPTS[count], log_offsets, size_bytes,
         )  # fmt: skip
 
 

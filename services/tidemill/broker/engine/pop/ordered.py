@@ -15,6 +15,7 @@ from tidemill.broker.engine.pop.copies import Copies
 from tidemill.broker.engine.pop.deliveries import Batch, Deliveries, encode_ordered
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.room import Room
 from tidemill.broker.engine.pop.scan import Scan
 from tidemill.broker.engine.pop.state import PopState
 
@@ -33,13 +34,13 @@ class OrderedPop:
         self,
         progress: Progress,
         group: Group,
-        want: int,
+        room: Room,
         visible_at_ms: int,
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
     ) -> Batch | None:
-        """Take up to `want` messages of a queue; None where it is blocked or has none."""
+        """Take what fits of a queue; None where it is blocked or has nothing that does."""
         ordered = progress.ordered
         assert ordered is not None, "the progress of an ordered group knows its order"
         table = self._state.table
@@ -47,16 +48,18 @@ class OrderedPop:
         is_repeat = bool(attempt_id) and attempt_id == ordered.attempt_id
         live = self._live_slots(progress)
         if any(table.visible_at_ms[slot] > now_ms for slot in live):
-            return self._same_batch(progress, live, want) if is_repeat else None
+            return self._same_batch(progress, live, room) if is_repeat else None
         if self._state.has_unflushed_acks:
             # A replay meets these acks before the CK that voids what was not acked.
             self._state.flush_acks(now_ms)
         self.dead_letter_exhausted(live, progress, group, now_ms)
         self._scan.skip_expired(progress)
-        offsets = sorted(ordered.pending)[:want]
-        log_offsets = [progress.queue.entry(offset)[0] for offset in offsets]
-        if len(offsets) < want:
-            taken = self._scan.take(progress, progress.pop_offset, want - len(offsets), tags)
+        offsets = sorted(ordered.pending)[: room.messages_left]
+        entries = [progress.queue.entry(offset) for offset in offsets]
+        del offsets[room.take_first([entry[1] for entry in entries]) :]
+        log_offsets = [entry[0] for entry in entries[: len(offsets)]]
+        if len(offsets) == len(ordered.pending) and room.messages_left:
+            taken = self._scan.take(progress, progress.pop_offset, room, tags)
             if taken is not None:
                 offsets += taken.offsets
                 log_offsets += taken.log_offsets
@@ -74,6 +77,7 @@ class OrderedPop:
             log_offsets,
             visible_at_ms,
             now_ms,
+            size_bytes=room.taken_bytes,
             ordered=encode_ordered(attempts, attempt_id),
         )
         ordered.pending.update(zip(offsets, attempts, strict=True))
@@ -110,15 +114,20 @@ class OrderedPop:
         self._state.settle(slot, self._state.table.live[slot], progress)
         progress.ordered.pending = pending
 
-    def _same_batch(self, progress: Progress, live: list[int], want: int) -> Batch | None:
+    def _same_batch(self, progress: Progress, live: list[int], room: Room) -> Batch | None:
         """Return what the repeated attempt already holds, as far as it is not settled."""
         assert progress.ordered is not None
         table = self._state.table
         slot = next((slot for slot in live if table.ids[slot] == progress.ordered.batch_id), None)
         if slot is None:
             return None
-        indexes = table.indexes_of(table.live[slot])[:want]
+        indexes = table.indexes_of(table.live[slot])[: room.messages_left]
         offsets = [table.offset_of(slot, index) for index in indexes]
+        entries = [progress.queue.entry(offset) for offset in offsets]
+        count = room.take_first([entry[1] for entry in entries])
+        if not count:
+            return None
+        indexes, offsets = indexes[:count], offsets[:count]
         return Batch(
             slot,
             table.ids[slot],
@@ -128,7 +137,8 @@ class OrderedPop:
             indexes,
             offsets,
             [progress.ordered.pending[offset] for offset in offsets],
-            [progress.queue.entry(offset)[0] for offset in offsets],
+            [entry[0] for entry in entries[:count]],
+            room.taken_bytes,
         )
 
     def dead_letter_exhausted(

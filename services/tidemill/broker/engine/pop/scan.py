@@ -7,6 +7,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.pop.messages import MessageStore
 from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.room import Room
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common import stored_message
 
@@ -38,33 +39,39 @@ class Scan:
             progress.pop_offset = progress.queue.min_offset
 
     def take(
-        self, progress: Progress, offset: int, want: int, tags: frozenset[str]
+        self, progress: Progress, offset: int, room: Room, tags: frozenset[str]
     ) -> Taken | None:
-        """Choose up to `want` matching messages from `offset` on; None: there are none at all."""
+        """Choose matching messages from `offset` on that fit; None: there are none at all."""
         queue = progress.queue
         if offset >= queue.max_offset:
             return None
         if not tags:
-            entries = queue.entries(offset, want)
-            end = offset + len(entries)
-            return Taken(range(offset, end), [entry[0] for entry in entries], end)
+            entries = queue.entries(offset, room.messages_left)
+            count = room.take_first([entry[1] for entry in entries])
+            end = offset + count
+            return Taken(range(offset, end), [entry[0] for entry in entries[:count]], end)
         hashes = {stored_message.tag_hash(tag) for tag in tags}
         offsets: list[int] = []
         log_offsets: list[int] = []
         scan_end = min(queue.max_offset, offset + SCAN_ENTRIES_MAX)
-        while offset < scan_end and len(offsets) < want:
-            for log_offset, _, tag_hash in queue.entries(
+        is_full = False
+        while offset < scan_end and not is_full:
+            for log_offset, size, tag_hash in queue.entries(
                 offset, min(scan_end - offset, SCAN_ENTRIES_AT_ONCE)
             ):
                 if tag_hash in hashes and self._store.tag(log_offset) in tags:
+                    is_full = not room.take(size)
+                    if is_full:
+                        break
                     offsets.append(offset)
                     log_offsets.append(log_offset)
                 elif progress.named_topic_id != progress.topic_id:
                     self._state.count("filtered_retry", progress, 1)
                 offset += 1
-                if len(offsets) == want:
+                is_full = room.messages_left == 0
+                if is_full:
                     break
-        if offset < queue.max_offset and len(offsets) < want:
+        if offset < queue.max_offset and not is_full:
             # The rest is looked at in the next turn: others must not wait for a sparse filter.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
         return Taken(offsets, log_offsets, offset)

@@ -1,0 +1,46 @@
+"""How much one pop takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+# Of records in one pop, unless its first is larger. 32 messages of 4 MiB would be a reply of 128:
+# what a proxy must hold in one piece, and what waits for a client that reads slowly.
+POP_BYTES_MAX: Final = 16 << 20
+
+
+@final
+class Room:
+    """What a pop may still take from a queue."""
+
+    __slots__ = ("_bytes_left", "_is_untouched", "messages_left", "taken_bytes")
+
+    def __init__(self, messages_left: int, *, taken_bytes: int, is_untouched: bool) -> None:
+        self.messages_left = messages_left
+        self.taken_bytes = 0
+        self._bytes_left = POP_BYTES_MAX - taken_bytes
+        self._is_untouched = is_untouched  # the first message always fits
+
+    def take(self, size_bytes: int) -> bool:
+        """Take a message; False when it does not fit."""
+        is_first = self._is_untouched and not self.taken_bytes
+        if not self.messages_left or (size_bytes > self._bytes_left and not is_first):
+            return False
+        self.messages_left -= 1
+        self.taken_bytes += size_bytes
+        self._bytes_left -= size_bytes
+        return True
+
+    def take_first(self, sizes_bytes: Sequence[int]) -> int:
+        """Take the first messages of some as far as they fit; return how many."""
+        total_bytes, count = sum(sizes_bytes), len(sizes_bytes)
+        if total_bytes <= self._bytes_left and count <= self.messages_left:
+            self.messages_left -= count
+            self.taken_bytes += total_bytes
+            self._bytes_left -= total_bytes
+            return count
+        for n, size_bytes in enumerate(sizes_bytes):
+            if not self.take(size_bytes):
+                return n
+        return count
