@@ -14,10 +14,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tests.support.engine_world import blob
 from tests.support.eventually import eventually
 from tests.support.processes import broker, descendants, is_running
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+from tidemill.proxy.app import running
+from tidemill.proxy.broker_link import BrokerLink
+from tidemill.proxy.metrics import ProxyMetrics
+
+LARGE = blob("large", size=4 << 20)
+TIMEOUT_MS = 30_000
 
 
 def with_channel(address: str, scenario: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
@@ -139,3 +146,44 @@ def test_the_death_of_a_sync_helper_ends_the_broker(tmp_path: Path, which: int) 
         failure = json.loads(log.read_text().splitlines()[-1])
         assert failure["event"] == "process failed"
         assert "sync: the sync process has ended" in failure["reason"]
+
+
+@pytest.mark.parametrize("pops_at_once", [1, 10])
+def test_many_large_messages_are_received_over_one_connection(
+    tmp_path: Path, pops_at_once: int
+) -> None:
+    count = 32
+
+    async def scenario(link: BrokerLink) -> None:
+        await link.configured.wait()
+        await link.ensure(topic="orders", group="billing", timeout_ms=TIMEOUT_MS)
+        topic = link.configuration.topics["orders"].id
+        group = link.configuration.groups["billing"].id
+        await asyncio.gather(
+            *[link.append(topic, 0, LARGE, timeout_ms=TIMEOUT_MS) for _ in range(count)]
+        )
+
+        async def pop() -> int:
+            request = pb.PopRequest(
+                group_id=group, topic_id=topic, max_messages=32, invisible_duration_ms=600_000
+            )
+            reply = await link.pop(request, timeout_ms=TIMEOUT_MS)
+            assert all(blob == LARGE for batch in reply.batches for blob in batch.blobs)
+            return sum(len(batch.blobs) for batch in reply.batches)
+
+        received = 0
+        while received < count:
+            counts = await asyncio.gather(*[pop() for _ in range(pops_at_once)])
+            assert any(counts)
+            received += sum(counts)
+        assert received == count
+
+    async def main(address: str) -> None:
+        link = BrokerLink(address, ProxyMetrics(), pending_max=1_000, pending_bytes_max=1 << 30)
+        async with asyncio.timeout(60), running(link):
+            await scenario(link)
+
+    with broker(tmp_path / "data", "--auto-create") as (_, address, log):
+        asyncio.run(main(address))
+        levels = [json.loads(line)["level"] for line in log.read_text().splitlines()]
+        assert set(levels) == {"info"}

@@ -34,9 +34,8 @@ class GatedSyncs:
 class Proxy:
     """The other end of a link, which reads all that it is sent at once."""
 
-    unsent_bytes = 0
-
     def __init__(self, rounds: Rounds) -> None:
+        self.unsent_bytes = 0
         self.link = Link(rounds, Traffic(), self, auto_create=True)
         self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.ReplyFrame] = asyncio.Queue()

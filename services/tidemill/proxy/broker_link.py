@@ -58,7 +58,9 @@ WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wa
 # answered it already, so most of these are never heard of again and the oldest are dropped.
 ABANDONED_MAX = 10_000
 CONNECT_TIMEOUT_S = 2.0
-REPLY_BYTES_MAX = 64 << 20  # of one frame; a round may have many messages of 4 MiB for us
+# Of one frame: one is closed when it passes 256 KiB, so the largest ends with a pop of 16 MiB
+# (POP_BYTES_MAX in the broker) or is the whole configuration, some 100 bytes a topic.
+REPLY_BYTES_MAX = 64 << 20
 EXCHANGE = "/tidemill.broker.v1.BrokerLink/Exchange"
 LIMITS = Limits(
     stream_window_bytes=16 << 20,

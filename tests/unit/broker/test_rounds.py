@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.server import link
 from tidemill.common import stored_message
 from tidemill.common.errors import Draining, TopicNotFound
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -272,5 +273,41 @@ def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() 
             assert other.replies.empty()
             world.advance(1_001)
             assert bodies((await other.reply()).pops[0]) == ["a"]
+
+    in_world(scenario)
+
+
+def test_a_pop_is_refused_while_its_proxy_does_not_read() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(1, poll_ms=10_000))
+        await idle()
+        proxy.unsent_bytes = link.UNSENT_POPS_BYTES_MAX
+        async with world.proxy() as other:
+            await other.send(world.pop_frame(1, poll_ms=10_000))
+            await other.send(world.append_frame("a", first_id=2))
+            (pop,) = (await other.reply()).pops
+            assert bodies(pop) == ["a"], "another proxy's poll is served"
+        (failure,) = (await proxy.reply()).failures
+        assert (failure.request_id, failure.error) == (1, "Overloaded")
+
+    in_world(scenario)
+
+
+def test_pops_of_one_frame_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a", "b", "c"))
+        await proxy.reply()
+        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 200)
+        frame = world.pop_frame(1, want=1)
+        for request_id in (2, 3):
+            frame.pops.add().CopyFrom(frame.pops[0])
+            frame.pops[-1].request_id = request_id
+        await proxy.send(frame)
+        reply = await proxy.reply()
+        assert [bodies(pop) for pop in reply.pops] == [["a"], ["b"]]
+        assert [failure.request_id for failure in reply.failures] == [3]
+        await proxy.send(world.pop_frame(4))
+        (pop,) = (await proxy.reply()).pops
+        assert bodies(pop) == ["c"], "the next round begins anew"
 
     in_world(scenario)

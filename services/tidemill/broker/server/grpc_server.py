@@ -33,6 +33,8 @@ SERVICES: Final = (LINK.full_name, ADMIN.full_name)
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
     frame_bytes=1 << 20,
+    # A link bounds itself (server/link.py) and has more unread than an unknown client may.
+    unread_bytes_max=1 << 30,
     # Both ends notice a machine that vanished without waiting for TCP.
     keepalive_period_s=20.0,
     idle_timeout_s=3_600.0,  # the admin process keeps its connection for the next click

@@ -2,7 +2,7 @@
 
 A frame in is work of the next round; whatever that round has for the link goes out as one frame. A
 link whose proxy does not read its replies is not read either, so the memory for it is bounded by
-`UNSENT_BYTES_MAX` and one round's replies.
+`UNSENT_BYTES_MAX` and one round's replies, which `UNSENT_POPS_BYTES_MAX` bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.broker.server import config_log
 from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Pop
 from tidemill.broker.server.replies import Replies
-from tidemill.common.errors import ServiceError
+from tidemill.common.errors import Overloaded, ServiceError
 from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tidemill.common.rpc.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
+# With what the round has popped already; beyond it pops are refused. A frame may ask for hundreds,
+# and messages that arrive may answer as many that are parked, of up to POP_BYTES_MAX each.
+UNSENT_POPS_BYTES_MAX = 256 << 20
 FRAME_BYTES_MAX = 256 << 10  # a reply frame is closed when it passes this
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
@@ -226,6 +229,8 @@ class Link:
         if self.is_closed:
             return True  # Its goodbye is queued: nothing may be hidden for nobody.
         try:
+            if self._outlet.unsent_bytes + self._replies.pop_bytes >= UNSENT_POPS_BYTES_MAX:
+                raise Overloaded("the proxy reads too slowly; poll again after a pause")
             batches = turn.engine.pop(
                 pop.group_id,
                 pop.topic_id,
@@ -241,6 +246,7 @@ class Link:
             return True
         if batches:
             self._replies.pops.append((pop, batches))
+            self._replies.pop_bytes += sum([batch.size_bytes for batch in batches])
             turn.touch(self)
         return bool(batches)
 

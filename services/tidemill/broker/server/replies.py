@@ -36,6 +36,7 @@ class Replies:
         "done",
         "ensured",
         "failures",
+        "pop_bytes",
         "pops",
     )
 
@@ -48,6 +49,7 @@ class Replies:
         self.ack_ids: list[int] = []
         self.ack_results: list[AckResult] = []
         self.pops: list[tuple[Pop, list[Batch]]] = []
+        self.pop_bytes = 0
         self.changed: list[tuple[int, Delivery]] = []
         self.done: list[int] = []  # request ids of dead letters
         self.ensured: list[int] = []
