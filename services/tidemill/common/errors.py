@@ -161,7 +161,7 @@ class BrokerUnreachable(UnavailableError):
 
 
 class BrokerTimeout(UnavailableError):
-    """The broker did not answer before the deadline; the outcome is unknown."""
+    """The broker did not answer before the deadline; the outcome is unknown unless it says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import structlog
 
@@ -76,8 +77,12 @@ def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
     """Run a process on uvloop to its end; return its exit status, after logging what went wrong."""
     import uvloop  # Here: only processes that serve need it.
 
+    async def guarded() -> None:
+        asyncio.get_running_loop().set_exception_handler(_log_callback)
+        await serve()
+
     try:
-        uvloop.run(serve())
+        uvloop.run(guarded())
     except BaseExceptionGroup as group:
         for error in _leaves(group):
             _log_end(error)
@@ -86,6 +91,13 @@ def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
         _log_end(error)
         return 1
     return 0
+
+
+def _log_callback(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback raised, such as a connection's, which ends with it; the process goes on."""
+    structlog.get_logger().error(
+        "callback failed", reason=context["message"], exc_info=context.get("exception")
+    )
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -213,7 +213,11 @@ class FrontSettings(ProcessSettings):
 
     @model_validator(mode="after")
     def check_tls(self) -> Self:
-        """Refuse TLS where it cannot be served."""
+        """Refuse TLS where it cannot be served, and files of it where it is off."""
+        if self.tls == "off" and (self.tls_certificate_file or self.tls_key_file):
+            raise ValueError(
+                "files for TLS are set and tls is off: set tls to optional or required"
+            )
         if self.tls != "off":
             if self.grpc_server == "grpcio":
                 raise ValueError("only the native gRPC server serves TLS; leave grpc_server alone")

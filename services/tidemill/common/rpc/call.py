@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tidemill.common.grpc.server_connection import ServerCall
     from tidemill.common.rpc.server import ServerProtocol
 
-# Given to a connection at once; what a slow reader makes us hold beyond its own messages.
+# One batch: a call has no more than this, or one message, unsent.
 SEND_BYTES_MAX: Final = 256 << 10
 
 
@@ -69,7 +70,6 @@ class RpcCall:
         "_waiter",
         "_writers",
         "call",
-        "is_started",
         "method",
         "request",
         "sent_count",
@@ -82,7 +82,6 @@ class RpcCall:
         self.call = call
         self.method = method
         self.request: bytes | None = None  # of a method with one, once it has come
-        self.is_started = False
         self.task: asyncio.Task[None] | None = None
         self.tick = 0
         self.sent_count = 0  # messages that have left us
@@ -99,8 +98,10 @@ class RpcCall:
 
     @property
     def time_remaining_s(self) -> float | None:
-        """Seconds that the client gave the call when it began; None for all the time there is."""
-        return self.call.timeout_s
+        """Seconds until the client's deadline; None where it has set none."""
+        if self.call.timeout_s is None:
+            return None
+        return self.call.timeout_s - (time.monotonic() - self.call.stream.opened_at_s)
 
     def peer(self) -> str:
         """Return the client's address."""
@@ -155,9 +156,13 @@ class RpcCall:
             await self._room()
 
     async def _send_batch(self, batch: Sequence[bytes]) -> None:
+        protocol = self._protocol
+        # Before it takes more: a connection holds what was given to it, read or not.
+        while protocol.is_congested and not self.call.is_ended:
+            protocol.crowd.add(self)
+            await self._room()
         if self.call.is_ended:
             raise ClientGone
-        protocol = self._protocol
         queued_bytes = protocol.send(self.call, batch)
         while queued_bytes or protocol.is_paused:
             await self._room()

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, cast, final
 
 from tidemill.common.grpc.client_connection import (
     ClientCall,
@@ -27,11 +27,13 @@ from tidemill.common.grpc.client_connection import (
 from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.http2.events import Failed
 from tidemill.common.http2.frames import ErrorCode
+from tidemill.common.http2.limits import Limit
 from tidemill.common.rpc.writer import Writer
 
 if TYPE_CHECKING:
     from tidemill.common.http2.limits import Limits
 
+CLOSE_TIMEOUT_S: Final = 1.0  # for the server to read our last words
 CHECK_PERIOD_S: Final = 1.0  # between two looks at whether the server still answers
 
 
@@ -101,7 +103,13 @@ async def connected(
     finally:
         protocol.close()
         transport.close()
-        await protocol.lost.wait()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await protocol.lost.wait()
+        except TimeoutError:
+            pass  # The server does not read our last words.
+        finally:
+            transport.abort()
 
 
 @final
@@ -115,7 +123,7 @@ class ClientProtocol(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.lost = asyncio.Event()
         self._writer = Writer(self._connection.http, self.loop)
-        self._transport: asyncio.BaseTransport
+        self._transport: asyncio.Transport
         self._streams: dict[int, ClientStream] = {}
         self._checking: asyncio.TimerHandle | None = None
 
@@ -123,7 +131,7 @@ class ClientProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the server."""
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._writer.attach(transport)
         self._check_later()
 
@@ -150,6 +158,12 @@ class ClientProtocol(asyncio.Protocol):
 
     def _handle(self, events: list[ClientEvent]) -> None:
         self._writer.hold()
+        try:
+            self._handle_each(events)
+        finally:
+            self._writer.release()
+
+    def _handle_each(self, events: list[ClientEvent]) -> None:
         for event in events:
             if isinstance(event, ResponseMessage):
                 stream = self._streams.get(event.call.stream.id)
@@ -159,9 +173,11 @@ class ClientProtocol(asyncio.Protocol):
             elif isinstance(event, ResponseEnded):
                 self._end(event)
             elif isinstance(event, Failed):
-                self._writer.flush()
-                self._transport.close()
-        self._writer.release()
+                self._writer.flush_last()
+                if event.limit is Limit.KEEPALIVE:
+                    self._transport.abort()  # Nobody is there to read it.
+                else:
+                    self._transport.close()
 
     def _end(self, event: ResponseEnded) -> None:
         stream = self._streams.pop(event.call.stream.id, None)
@@ -177,8 +193,8 @@ class ClientProtocol(asyncio.Protocol):
         self._checking = self.loop.call_later(CHECK_PERIOD_S, self._check)
 
     def _check(self) -> None:
+        self._check_later()  # First: whatever comes of this look, there is another one.
         self._handle(self._connection.check(time.monotonic()))
-        self._check_later()
 
     # ------------------------------------------------------------ for the channel
 
@@ -200,7 +216,10 @@ class ClientProtocol(asyncio.Protocol):
             self._connection.cancel(stream.call)
             self._writer.flush_soon()
             if not stream.outcome.done():
-                stream.outcome.cancel()
+                stream.outcome.set_exception(
+                    RpcError(RpcCode.CANCELLED, "this side has cancelled the call")
+                )
+                stream.outcome.exception()  # Nobody may be waiting for it.
 
     def close(self) -> None:
         """End the connection once its last words are written."""

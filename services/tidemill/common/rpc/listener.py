@@ -30,8 +30,8 @@ BACKLOG: Final = 1_024  # connections the kernel keeps until they are accepted
 ACCEPTS_A_TURN: Final = 64  # so that a crowd of newcomers does not keep others waiting
 _TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS record that begins a handshake
 _NO_FILES_PAUSE_S: Final = 0.1
-# What accept tells of one connection that has gone already, and of no files left.
-_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EAGAIN})
+# What accept tells of one connection that has gone already.
+_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,12 @@ class ListenSettings:
     setting_names: tuple[str, str] = ("grpc_host", "grpc_port")
 
 
+class Accepted(asyncio.Protocol):
+    """What serves a connection. Once it is open, its end is told by `Listener.closed`."""
+
+    is_open = False
+
+
 @final
 class Listener:
     """Accepts connections and hands each to a protocol of its own, made with the client's address.
@@ -63,14 +69,14 @@ class Listener:
     def __init__(
         self,
         settings: ListenSettings,
-        make_protocol: Callable[[str, int], asyncio.Protocol],
+        make_protocol: Callable[[str, int], Accepted],
         hits: Counter[Limit],
     ) -> None:
         self.address = ""
         self._settings = settings
         self._make_protocol = make_protocol
         self._hits = hits
-        self._tls = tls_context(settings)
+        self._tls: ssl.SSLContext | None = None
         self._open: Counter[str] = Counter()  # connections by address of the client
         self._open_count = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -80,6 +86,7 @@ class Listener:
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[Listener]:
         """Accept connections until the block ends or `close`; raise StartRefused."""
+        self._tls = tls_context(self._settings)
         sockets = _bind(self._settings)
         port = sockets[0].getsockname()[1]
         host = self._settings.host
@@ -93,6 +100,8 @@ class Listener:
                 yield self
             finally:
                 self.close()
+                for one in sockets:
+                    one.close()  # Also where accepting was cancelled before it began.
 
     def close(self) -> None:
         """Accept nothing more: who connects now is told so at once, and goes elsewhere."""
@@ -110,6 +119,7 @@ class Listener:
         """Accept connections until cancelled; then the socket is closed."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
+        is_told = False  # that no connection can be accepted
         loop.add_reader(listening, readable.set)
         try:
             while True:
@@ -123,9 +133,16 @@ class Listener:
                     except OSError as error:
                         if error.errno in _GONE:
                             continue
-                        log.warning("cannot accept connections", reason=str(error))
+                        # No files are left. The socket stays readable, and would not let the loop
+                        # sleep.
+                        if not is_told:
+                            log.warning("cannot accept connections", reason=str(error))
+                        is_told = True
+                        loop.remove_reader(listening)
                         await asyncio.sleep(_NO_FILES_PAUSE_S)
+                        loop.add_reader(listening, readable.set)
                         break
+                    is_told = False
                     self._admit(accepted, *peer[:2])
                 await asyncio.sleep(0)
         finally:
@@ -147,13 +164,20 @@ class Listener:
         self._open_count += 1
         self._open[peer_host] += 1
         assert self._tasks is not None, "who accepts has a group for the tasks"
-        task = self._tasks.create_task(
-            self._connect(accepted, peer_host, peer_port), name="connect"
-        )
+        protocol = self._make_protocol(peer_host, peer_port)
+        task = self._tasks.create_task(self._connect(accepted, protocol, peer_host), name="connect")
         self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
+        def connected(_task: asyncio.Task[None]) -> None:
+            self._connecting.discard(task)
+            # However it has ended, and if it never began: who is not open is counted no more.
+            if not protocol.is_open:
+                accepted.close()
+                self.closed(peer_host)
+
+        task.add_done_callback(connected)
+
+    async def _connect(self, accepted: socket.socket, protocol: Accepted, peer_host: str) -> None:
         """Find out what the client speaks, and hand it over."""
         loop = asyncio.get_running_loop()
         settings, tls = self._settings, self._tls
@@ -161,20 +185,14 @@ class Listener:
             async with asyncio.timeout(settings.handshake_timeout_s):
                 if settings.tls == "optional" and not await _begins_tls(accepted):
                     tls = None
-            await loop.connect_accepted_socket(
-                lambda: self._make_protocol(peer_host, peer_port), accepted, ssl=tls,
-                ssl_handshake_timeout=settings.handshake_timeout_s if tls else None,
-            )  # fmt: skip
-        except (TimeoutError, OSError, ssl.SSLError) as error:
-            if isinstance(error, TimeoutError):
-                self._hits[Limit.HANDSHAKE] += 1
+                await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
+        except TimeoutError:
+            self._hits[Limit.HANDSHAKE] += 1
+        except (OSError, ssl.SSLError) as error:
             log.debug("no handshake", peer=peer_host, reason=str(error))
-            self.closed(peer_host)
-            accepted.close()
-        except asyncio.CancelledError:
-            self.closed(peer_host)
-            accepted.close()
-            raise
+        except Exception:
+            # One client does not end the server.
+            log.exception("connection failed in its handshake", peer=peer_host)
 
 
 async def _begins_tls(accepted: socket.socket) -> bool:
@@ -230,6 +248,7 @@ def tls_context(settings: ListenSettings) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # forbidden there
     context.set_alpn_protocols(["h2"])
     for name, file in (
         ("tls_certificate_file", settings.tls_certificate_file),
@@ -238,7 +257,10 @@ def tls_context(settings: ListenSettings) -> ssl.SSLContext | None:
         if not Path(file).is_file():
             raise StartRefused(f"TLS is {settings.tls}: {name} must name a file, not {file!r}")
     try:
-        context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+        # Without a password the library would ask for one at the terminal.
+        context.load_cert_chain(
+            settings.tls_certificate_file, settings.tls_key_file, password=lambda: ""
+        )
         if settings.tls_client_ca_file:
             context.load_verify_locations(settings.tls_client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED

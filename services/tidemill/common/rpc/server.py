@@ -41,7 +41,7 @@ from tidemill.common.rpc.call import (
     UnaryHandler,
 )
 from tidemill.common.rpc.deadlines import Deadlines
-from tidemill.common.rpc.listener import Listener, ListenSettings
+from tidemill.common.rpc.listener import Accepted, Listener, ListenSettings
 from tidemill.common.rpc.writer import Writer
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ MESSAGE_BYTES_MAX: Final = 130 << 20
 # Of messages on their way, of all connections: some of the largest, or many thousand ordinary ones.
 HELD_BYTES_MAX: Final = 1 << 30
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
+# Of a connection, queued behind the windows of its streams, before other streams wait too.
+QUEUED_BYTES_MAX: Final = 16 << 20
 SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
 _NO_CALLS: Final = "the server stops"
@@ -79,11 +81,12 @@ class RpcServer:
         self.accepted_count = 0
         self.connections: set[ServerProtocol] = set()
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
+        self.ending: set[asyncio.Task[None]] = set()  # of calls that were cancelled
         self.is_draining = False
         self.listener = Listener(listen, self._new_connection, self.hits)
         self._sweeping: asyncio.TimerHandle | None = None
         self._unswept: list[ServerProtocol] = []  # of the sweep under way
-        self._quiet: asyncio.Event = asyncio.Event()  # set whenever a call or connection ends
+        self._quiet = asyncio.Event()  # set when a connection ends, and while draining a call
 
     @property
     def address(self) -> str:
@@ -108,7 +111,7 @@ class RpcServer:
                 await self._until(lambda: not self.connections, CLOSE_TIMEOUT_S)
                 for connection in list(self.connections):
                     connection.abort()
-                await self._until(lambda: not self.connections, CLOSE_TIMEOUT_S)
+                await self._until(lambda: not (self.connections or self.ending), CLOSE_TIMEOUT_S)
                 if self._sweeping is not None:
                     self._sweeping.cancel()
 
@@ -118,7 +121,7 @@ class RpcServer:
         self.listener.close()
         for connection in self.connections:
             connection.drain()
-        await self._until(lambda: not self.call_count, timeout_s)
+        await self._until(lambda: not (self.call_count or self.ending), timeout_s)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -149,6 +152,11 @@ class RpcServer:
         """Let those look again who wait for calls to end."""
         self._quiet.set()
 
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Forget the task of a call that was cancelled."""
+        self.ending.discard(task)
+        self._quiet.set()
+
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()
         self._sweeping = loop.call_later(SWEEP_PERIOD_S, self._sweep)
@@ -158,15 +166,16 @@ class RpcServer:
         now_s = time.monotonic()
         left = self._unswept or list(self.connections)
         self._unswept = left[SWEPT_A_TURN:]
-        for connection in left[:SWEPT_A_TURN]:
-            if connection in self.connections:
-                connection.check(now_s)
+        # First: whatever comes of this look, there is another one.
         if self._unswept:
             self._sweeping = asyncio.get_running_loop().call_later(0, self._sweep)
         elif self.connections:
             self._sweep_later()
         else:
             self._sweeping = None
+        for connection in left[:SWEPT_A_TURN]:
+            if connection in self.connections:
+                connection.check(now_s)
 
 
 def _expire(call: RpcCall) -> None:
@@ -174,7 +183,7 @@ def _expire(call: RpcCall) -> None:
 
 
 @final
-class ServerProtocol(asyncio.Protocol):
+class ServerProtocol(Accepted):
     """One client's connection."""
 
     def __init__(self, server: RpcServer, peer_host: str, peer_port: int) -> None:
@@ -191,15 +200,18 @@ class ServerProtocol(asyncio.Protocol):
         )
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
+        self.crowd: set[RpcCall] = set()  # calls that wait until the connection is not congested
         self._writer = Writer(self._connection.http, self.loop)
         self._transport: asyncio.Transport
-        self._paused_at_s = 0.0
+        self._unread_bytes = 0  # while paused: what the transport held at the last look
+        self._moved_at_s = 0.0  # and when that had changed
         self._closed_at_s: float | None = None
 
     # ------------------------------------------------------------ the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the client."""
+        self.is_open = True
         self._transport = cast("asyncio.Transport", transport)
         self._server.opened(self)
         if self._server.is_draining:
@@ -209,9 +221,15 @@ class ServerProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
         self._writer.hold()
-        for event in self._connection.receive(data, time.monotonic()):
-            self._on_event(event)
-        self._writer.release()
+        try:
+            for event in self._connection.receive(data, time.monotonic()):
+                self._on_event(event)
+        finally:
+            self._writer.release()
+        if self.crowd and not self.is_congested:
+            crowd, self.crowd = self.crowd, set()
+            for call in crowd:
+                call.wake_writers()
 
     def eof_received(self) -> bool:
         """Close: HTTP/2 knows no half of a connection."""
@@ -226,7 +244,7 @@ class ServerProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Let the calls wait, and read no more: whoever does not read need not ask."""
         self._writer.is_paused = True
-        self._paused_at_s = time.monotonic()
+        self._unread_bytes, self._moved_at_s = self._writer.buffered_bytes, time.monotonic()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -310,7 +328,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def _on_failed(self, event: Failed) -> None:
         log.debug("connection failed", peer=self.peer, code=event.code.name, reason=event.reason)
-        self._writer.flush()
+        self._writer.flush_last()
         self._closed_at_s = time.monotonic()
         self._transport.close()
 
@@ -369,8 +387,10 @@ class ServerProtocol(asyncio.Protocol):
         """End a call that nobody waits for any more, or that has been answered without it."""
         # Here, and not only when the task ends: one that has never had a turn runs no `finally`.
         self._forget(served)
-        if served.task is not None:
+        if served.task is not None and not served.task.done():
             served.task.cancel()
+            self._server.ending.add(served.task)
+            served.task.add_done_callback(self._server.ended)
 
     def _forget(self, served: RpcCall) -> None:
         if served.call.timeout_s is not None:
@@ -385,6 +405,11 @@ class ServerProtocol(asyncio.Protocol):
     def is_paused(self) -> bool:
         """Whether the client does not read what we send."""
         return self._writer.is_paused
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether nothing more should be given to the connection for now."""
+        return self._writer.is_paused or self._connection.http.queued_bytes > QUEUED_BYTES_MAX
 
     def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
         """Send messages; return how many bytes wait for the client's window."""
@@ -417,9 +442,12 @@ class ServerProtocol(asyncio.Protocol):
             if now_s - self._closed_at_s > CLOSE_TIMEOUT_S:
                 self._transport.abort()
             return
-        if self._writer.is_paused:
+        if self._writer.is_paused and not self._connection.http.is_closed:
             # Not read, the client cannot answer a ping; it is to read.
-            if now_s - self._paused_at_s > self._server.limits.stall_timeout_s:
+            unread_bytes = self._writer.buffered_bytes
+            if unread_bytes != self._unread_bytes:
+                self._unread_bytes, self._moved_at_s = unread_bytes, now_s
+            elif now_s - self._moved_at_s > self._server.limits.stall_timeout_s:
                 self._server.hits[Limit.STALLED] += 1
                 self._transport.abort()
             return

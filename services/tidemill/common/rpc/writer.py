@@ -1,4 +1,10 @@
-"""What a connection has to send, written to its transport once a turn of the loop."""
+"""What a connection has to send, written to its transport once a turn of the loop.
+
+flush_soon    answers of calls, and all that becomes ready in the same turn
+flush_now     a frame of the link, a batch by itself
+hold, release around the events of what was received: what answers them leaves together, at once
+flush_last    before the transport is closed
+"""
 
 from __future__ import annotations
 
@@ -30,6 +36,11 @@ class Writer:
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self.flush()
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What the transport holds and the peer has not read."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def flush_soon(self) -> None:
         """Write at the end of this turn of the loop, with all that becomes ready until then."""
         if not self._is_scheduled and not self._is_held:
@@ -40,6 +51,11 @@ class Writer:
         """Write at once what is a batch by itself; only a `hold` keeps it back."""
         if not self._is_held:
             self.flush()
+
+    def flush_last(self) -> None:
+        """Write the last words, also to a transport that is full; it closes when it has them."""
+        self.is_paused = False
+        self.flush()
 
     def hold(self) -> None:
         """Let `flush_soon` leave it to the `release` that follows in this turn of the loop."""
