@@ -58,6 +58,8 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
         self.failures: dict[str, pb.Failure] = {}  # kind of request -> what it is answered with
         self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
         self.holds: set[str] = set()  # kinds of request that are never answered
+        self.is_reading = asyncio.Event()  # clear: frames stay unanswered
+        self.is_reading.set()
         self.address = ""
         self._ids = 0
         self._parked: dict[int, pb.PopRequest] = {}
@@ -154,6 +156,7 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
         link: asyncio.Queue[pb.ReplyFrame | None],
     ) -> None:
         async for frame in frames:
+            await self.is_reading.wait()
             link.put_nowait(self._apply(frame))
             async with self.arrived:
                 self.frames.append(frame)

@@ -7,7 +7,8 @@ many requests do, so it passes no task: frames go out and come in by plain calls
 
 Every request ends in exactly one of four ways: its reply, its failure as the broker tells it,
 BrokerTimeout, or BrokerUnreachable when the stream breaks. After the last two the outcome is
-unknown. What a pop brings after its caller has gone is given back at once.
+unknown, save for a send or ack that had not left when its time was up: it never leaves. What a pop
+brings after its caller has gone is given back at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import random
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -47,6 +48,8 @@ BUSY_REQUESTS = 16  # under way on a link that is busy
 BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
 SECOND_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
 FRAME_BYTES_MAX = 8 << 20  # of blobs in one frame: a stall of some ms, far below gRPC's own limits
+ACKS_A_FRAME_MAX = 4_096  # and the rest of the last request: some 20 ms of the broker's time
+ACK_BYTES = 200  # about what an ack that waits takes in memory
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 RECONNECT_MIN_MS = 50
 # Low, since a broker that was restarted is back within half a second, and one attempt is cheap.
@@ -69,6 +72,8 @@ LIMITS = Limits(
     keepalive_period_s=10.0,
     keepalive_timeout_s=10.0,
 )
+_UNKNOWN = "the broker did not answer in time; the outcome is unknown"
+_NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
 
 
 class _Pending(NamedTuple):
@@ -77,7 +82,7 @@ class _Pending(NamedTuple):
     kind: str
     future: asyncio.Future[Any]
     started_at: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
-    blob_bytes: int
+    size_bytes: int
 
 
 class _Abandoned(NamedTuple):
@@ -137,13 +142,13 @@ class BrokerLink:
         self,
         group_id: int,
         topic_id: int,
-        deliveries: Iterable[HandleFields],
+        deliveries: Collection[HandleFields],
         *,
         timeout_ms: int,
     ) -> asyncio.Future[list[int]]:
         """Settle deliveries; the future brings an AckResult for each, in order."""
         future: asyncio.Future[list[int]]
-        request_id, future = self._begin("ack", timeout_ms)
+        request_id, future = self._begin("ack", timeout_ms, ACK_BYTES * len(deliveries))
         # All under one id: they travel in one frame, and so do their results.
         self._acks += [
             (request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms)
@@ -237,14 +242,14 @@ class BrokerLink:
                     pending.future.set_result(link_pb2.PopReply(request_id=request_id))
 
     def _begin(
-        self, kind: str, timeout_ms: int, blob_bytes: int = 0
+        self, kind: str, timeout_ms: int, size_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Any]]:
         if not self.is_connected:
             raise BrokerUnreachable(f"there is no connection to the broker at {self.address}")
         # Beyond the limits a request is refused: what waits here is memory of the proxy.
         if (
             len(self._pending) >= self._pending_max
-            or self._pending_bytes + blob_bytes > self._pending_bytes_max
+            or self._pending_bytes + size_bytes > self._pending_bytes_max
         ):
             self._metrics.throttled += 1
             raise Overloaded(
@@ -262,8 +267,8 @@ class BrokerLink:
             expiring = self._expiries[tick] = []
             loop.call_at(tick * EXPIRY_TICK_S, self._expire, tick)
         expiring.append(request_id)
-        self._pending[request_id] = _Pending(kind, future, time.monotonic(), blob_bytes)
-        self._pending_bytes += blob_bytes
+        self._pending[request_id] = _Pending(kind, future, time.monotonic(), size_bytes)
+        self._pending_bytes += size_bytes
         if not self._is_gathering:
             self._wake()
         return request_id, future
@@ -278,17 +283,32 @@ class BrokerLink:
             self._wake()
 
     def _expire(self, tick: int) -> None:
-        for request_id in self._expiries.pop(tick):
+        expired = [
+            request_id for request_id in self._expiries.pop(tick) if request_id in self._pending
+        ]
+        unsent = self._withdraw(expired) if expired else ()
+        for request_id in expired:
             pending = self._forget(request_id, result="timeout")
             if pending and not pending.future.done():
-                pending.future.set_exception(
-                    BrokerTimeout("the broker did not answer in time; the outcome is unknown")
-                )
+                outcome = _NOT_SENT if request_id in unsent else _UNKNOWN
+                pending.future.set_exception(BrokerTimeout(outcome))
+
+    def _withdraw(self, request_ids: Collection[int]) -> set[int]:
+        """Keep sends and acks that have not left from leaving; return which those are.
+
+        They would be memory that nobody counts, and surprise those who were told to try again.
+        """
+        waiting = {append[0] for append in self._appends} | {ack[0] for ack in self._acks}
+        unsent = waiting.intersection(request_ids)
+        if unsent:
+            self._appends = [append for append in self._appends if append[0] not in unsent]
+            self._acks = [ack for ack in self._acks if ack[0] not in unsent]
+        return unsent
 
     def _forget(self, request_id: int, result: str = "") -> _Pending | None:
         pending = self._pending.pop(request_id, None)
         if pending:
-            self._pending_bytes -= pending.blob_bytes
+            self._pending_bytes -= pending.size_bytes
             if result:
                 elapsed_s = time.monotonic() - pending.started_at
                 self._metrics.observe_backend(pending.kind, result, elapsed_s * 1000)
@@ -378,7 +398,7 @@ class BrokerLink:
 
     def _take_frame(self) -> link_pb2.RequestFrame:
         frame, self._frame = self._frame, link_pb2.RequestFrame()
-        acks, self._acks = self._acks, []
+        acks = self._take_acks()
         if acks:
             ids, groups, topics, slots, deliveries, indexes, instants = zip(*acks, strict=True)
             batch = frame.acks
@@ -399,6 +419,17 @@ class BrokerLink:
             columns.crcs.extend(crcs)
             columns.blobs.extend(blobs)
         return frame
+
+    def _take_acks(self) -> list[tuple[int, int, int, int, int, int, int]]:
+        acks, end = self._acks, ACKS_A_FRAME_MAX
+        if len(acks) <= end:
+            self._acks = []
+            return acks
+        # Those of one request travel together.
+        while end < len(acks) and acks[end][0] == acks[end - 1][0]:
+            end += 1
+        taken, self._acks = acks[:end], acks[end:]
+        return taken
 
     def _take_appends(self) -> list[tuple[int, int, int, int, bytes]]:
         frame_bytes = 0
@@ -460,7 +491,7 @@ class BrokerLink:
         for request_id, queue_offset in zip(request_ids, offsets, strict=True):
             append = pending.pop(request_id, None)
             if append is not None:
-                self._pending_bytes -= append.blob_bytes
+                self._pending_bytes -= append.size_bytes
                 observe("append", "success", (now_s - append.started_at) * 1000)
                 if not append.future.done():
                     append.future.set_result(queue_offset)

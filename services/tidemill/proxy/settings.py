@@ -68,8 +68,8 @@ class ProxySettings(FrontSettings):
     link_pending_bytes_max: int = Field(
         256 << 20,
         ge=8 << 20,
-        description="Bytes of messages on their way to a broker; beyond it sends are refused with"
-        " TOO_MANY_REQUESTS.",
+        description="Bytes of messages and acks on their way to a broker; beyond it they are"
+        " refused with TOO_MANY_REQUESTS.",
     )
     clients_max: int = Field(
         100_000,
