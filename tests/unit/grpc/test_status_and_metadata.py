@@ -27,18 +27,6 @@ def test_what_is_no_timeout_is_refused(text: str) -> None:
     assert refused.value.code is RpcCode.INTERNAL
 
 
-@pytest.mark.parametrize("seconds", [0, 1e-9, 0.05, 1, 30, 99.9, 3_600, 1e6, 3e9, 1e20])
-def test_a_timeout_is_sent_in_the_finest_unit_that_fits(seconds: float) -> None:
-    text = metadata.encode_timeout(seconds)
-    parsed = metadata.parse_timeout(text)
-    assert parsed <= seconds * (1 + 1e-9)
-    assert parsed == pytest.approx(min(seconds, (10**8 - 1) * 3600), rel=1e-5, abs=1e-9)
-
-
-def test_a_timeout_that_has_passed_is_sent_as_none_left() -> None:
-    assert metadata.encode_timeout(-1.0) == "0n"
-
-
 def test_bytes_in_fields_are_base64_padded_or_not() -> None:
     for size in range(10):
         raw = bytes(range(250, 250 + min(size, 6))) + b"x" * max(0, size - 6)

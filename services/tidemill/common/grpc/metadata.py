@@ -21,15 +21,6 @@ def parse_timeout(text: str) -> float:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def encode_timeout(timeout_s: float) -> str:
-    """Return the `grpc-timeout` field of a timeout, in the finest unit that fits."""
-    for unit in ("n", "u", "m", "S", "M"):
-        count = int(timeout_s / _SECONDS[unit])
-        if count < 10**8:
-            return f"{max(count, 0)}{unit}"
-    return f"{min(int(timeout_s / _SECONDS['H']), 10**8 - 1)}H"
-
-
 def decode_binary(value: str) -> bytes:
     """Return the bytes of a field whose name ends in `-bin`, padded or not.
 

@@ -187,12 +187,19 @@ class RpcCall:
         return self
 
     async def __anext__(self) -> bytes:
-        """Return the next request of a stream, until the client or the server ends it."""
+        """Return the next request of a stream, until the client or the server ends it.
+
+        For one task only.
+        """
+        assert self._waiter is None, "one task reads the requests"
         while not self._requests:
             if self._are_requests_ended:
                 raise StopAsyncIteration
             self._waiter = self._protocol.loop.create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         request, wire_bytes = self._requests.popleft()
         self._protocol.consumed(self.call, wire_bytes)
         return request

@@ -339,19 +339,15 @@ class ServerProtocol(Accepted):
     # ------------------------------------------------------------ calls
 
     def _start(self, served: RpcCall, run: Coroutine[None, None, None]) -> None:
-        # The call is the task's parent: it ends the task, and hears of its end in `_end`.
+        # The call is the task's parent: it cancels the task, and hears of its end in `_end`.
         served.task = self.loop.create_task(run)
 
     async def _run_unary(self, served: RpcCall, request: bytes) -> None:
         handle = cast("UnaryHandler", served.method.handle)
         try:
             response = await handle(served, request)
-        except RpcError as error:
-            self._connection.finish(served.call, error.code, error.message, error.trailers)
-        except ClientGone:
-            pass
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
-            self._fail(served, error)
+            self._answer_error(served, error)
         else:
             self._connection.respond(served.call, response)
         finally:
@@ -361,20 +357,20 @@ class ServerProtocol(Accepted):
         handle = cast("Callable[..., Awaitable[None]]", served.method.handle)
         try:
             await handle(served, *request)
-        except RpcError as error:
-            self._connection.finish(served.call, error.code, error.message, error.trailers)
-        except ClientGone:
-            pass
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
-            self._fail(served, error)
+            self._answer_error(served, error)
         else:
             self._connection.finish(served.call, RpcCode.OK)
         finally:
             self._end(served)
 
-    def _fail(self, served: RpcCall, error: Exception) -> None:
-        log.error("call failed unexpectedly", path=served.call.path, exc_info=error)
-        self._connection.finish(served.call, RpcCode.UNKNOWN, "the server failed")
+    def _answer_error(self, served: RpcCall, error: Exception) -> None:
+        if isinstance(error, RpcError):
+            self._connection.finish(served.call, error.code, error.message, error.trailers)
+        elif not isinstance(error, ClientGone):
+            log.error("call failed unexpectedly", path=served.call.path, exc_info=error)
+            # UNKNOWN, as grpcio says it; methods of ours have a boundary of their own.
+            self._connection.finish(served.call, RpcCode.UNKNOWN, "the server failed")
 
     def _end(self, served: RpcCall) -> None:
         """Forget a call whose handler has ended."""

@@ -129,7 +129,7 @@ def status_of(error: ServiceError) -> Status:
 class Boundary:
     """Where errors end: each becomes the status of a response, the unexpected ones a log line too.
 
-    It also measures every call.
+    It also measures every call but telemetry, which lasts as long as its client.
     """
 
     def __init__(self, metrics: ProxyMetrics, clock: Clock) -> None:
