@@ -94,7 +94,7 @@ def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
 
 
 def _log_callback(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback raised, such as a connection's, which ends with it; the process goes on."""
+    """Log what a callback raised, such as that of a connection, which ends; the process goes on."""
     structlog.get_logger().error(
         "callback failed", reason=context["message"], exc_info=context.get("exception")
     )
