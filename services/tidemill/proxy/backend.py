@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.call import Call
     from tidemill.proxy.settings import ProxySettings
 
+# A client may name a deadline of years; what waits for one would stay for as long. Long polls have
+# a time of their own.
+TIMEOUT_MAX_MS = 60_000
+
 
 class Backend:
     """The broker behind this proxy."""
@@ -36,7 +40,7 @@ class Backend:
         timeout_ms = remaining_ms - min(self._reserve_ms, remaining_ms // 4)
         if timeout_ms <= 0:
             raise BrokerTimeout("the deadline of the call has passed")
-        return timeout_ms
+        return min(timeout_ms, TIMEOUT_MAX_MS)
 
     def known_topic(self, name: str) -> link_pb2.TopicConfig | None:
         """Return a topic that exists, which is what nearly every call names."""

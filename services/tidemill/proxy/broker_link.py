@@ -115,6 +115,7 @@ class BrokerLink:
         self._abandoned: dict[int, _Abandoned] = {}
         self._request_id = 0
         self.is_connected = False
+        self._loop: asyncio.AbstractEventLoop  # from `run` on
         self._stream: ClientStream | None = None
         self._sequence = 0  # of the frame sent last on this stream
         self._answered_sequence = 0  # of the last frame that is answered
@@ -256,7 +257,7 @@ class BrokerLink:
                 f"{len(self._pending)} requests with {self._pending_bytes} bytes wait for the"
                 " broker already; repeat after a pause"
             )
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._request_id = request_id = self._request_id + 1
         future: asyncio.Future[Any] = loop.create_future()
         now = loop.time()
@@ -318,6 +319,7 @@ class BrokerLink:
 
     async def run(self) -> None:
         """Keep the stream open until cancelled; while there is none, requests are refused."""
+        self._loop = asyncio.get_running_loop()
         attempt = 0
         warn_at_s = time.monotonic() + WAITING_WARN_FIRST_S
         while True:
@@ -371,7 +373,7 @@ class BrokerLink:
             return
         self._is_gathering = True
         self._turns_left = BUSY_TURNS if len(self._pending) >= BUSY_REQUESTS else 1
-        asyncio.get_running_loop().call_soon(self._gather)
+        self._loop.call_soon(self._gather)
 
     @property
     def _may_send(self) -> bool:
@@ -384,7 +386,7 @@ class BrokerLink:
     def _gather(self) -> None:
         self._turns_left -= 1
         if self._turns_left > 0:
-            asyncio.get_running_loop().call_soon(self._gather)
+            self._loop.call_soon(self._gather)
             return
         self._is_gathering = False
         if self._stream is not None and self._has_work:

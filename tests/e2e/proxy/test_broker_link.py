@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from tests.support.proxy_world import ProxyWorld, eventually, message, run
+from tests.support.proxy_world import ProxyWorld, eventually, message, receive_request, run
 from tidemill.common.errors import BrokerTimeout, Overloaded
 from tidemill.common.receipt_handle import HandleFields
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.proxy import broker_link
+from tidemill.proxy.backend import TIMEOUT_MAX_MS
 
 SOON_MS = 100
 LATER_MS = 10_000
@@ -90,5 +91,16 @@ def test_a_frame_carries_a_bounded_number_of_acks(monkeypatch: pytest.MonkeyPatc
         assert [len(results) for results in await asyncio.gather(*requests)] == [3] * 5
         counts = [len(frame.acks.request_ids) for frame in world.broker.frames]
         assert [count for count in counts if count] == [6, 6, 3]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("deadline_s", [3_600.0, 1e12])
+def test_a_deadline_far_away_does_not_keep_a_timer_until_then(deadline_s: float) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(), deadline_s=deadline_s)
+        await world.receive(receive_request(poll_ms=0), deadline_s=deadline_s)
+        latest_s = max(world.link._expiries) * broker_link.EXPIRY_TICK_S
+        assert latest_s - asyncio.get_running_loop().time() <= TIMEOUT_MAX_MS / 1000 + 1
 
     run(scenario)
