@@ -114,6 +114,7 @@ class BrokerLink:
         self._parked: dict[int, _Abandoned] = {}  # pops under way, should they be abandoned
         self._abandoned: dict[int, _Abandoned] = {}
         self._request_id = 0
+        self._are_polls_released = False
         self.is_connected = False
         self._loop: asyncio.AbstractEventLoop  # from `run` on
         self._stream: ClientStream | None = None
@@ -162,6 +163,8 @@ class BrokerLink:
         future: asyncio.Future[link_pb2.PopReply]
         request_id, future = self._begin("pop", timeout_ms)
         request.request_id = request_id
+        if self._are_polls_released:
+            request.poll_duration_ms = 0
         self._frame.pops.append(request)
         self._parked[request_id] = _Abandoned(request.group_id, request.topic_id)
         try:
@@ -235,7 +238,8 @@ class BrokerLink:
             self._wake()
 
     def release_polls(self) -> None:
-        """Answer every parked pop empty: the process is about to stop."""
+        """Answer every parked pop empty, and every later one at once: the process is to stop."""
+        self._are_polls_released = True
         for request_id in list(self._parked):
             if pending := self._forget(request_id):
                 self._abandon(request_id)

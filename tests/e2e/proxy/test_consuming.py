@@ -295,6 +295,19 @@ def test_polls_are_answered_empty_when_the_proxy_is_about_to_stop() -> None:
     run(scenario)
 
 
+def test_polls_that_come_while_the_proxy_is_about_to_stop_ask_once() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        world.link.release_polls()
+        async with asyncio.timeout(5):
+            items = await world.receive(receive_request(poll_ms=20_000))
+        assert items[0].status.code == v2.MESSAGE_NOT_FOUND
+        await world.send(message())
+        items = await world.receive(receive_request(poll_ms=20_000))
+        assert kinds(items) == ["status", "message", "delivery_timestamp"]
+
+    run(scenario)
+
+
 def test_a_receive_that_the_broker_does_not_answer_ends_before_its_deadline() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_group()
