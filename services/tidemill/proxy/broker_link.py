@@ -47,7 +47,7 @@ EXPIRY_TICK_S = 0.05  # a request times out this much late at most
 BUSY_REQUESTS = 16  # under way on a link that is busy
 BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
 SECOND_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
-FRAME_BYTES_MAX = 8 << 20  # of blobs in one frame: a stall of some ms, far below gRPC's own limits
+BLOBS_A_FRAME_BYTES = 8 << 20  # a stall of some ms, far below what the broker takes
 ACKS_A_FRAME_MAX = 4_096  # and the rest of the last request: some 20 ms of the broker's time
 ACK_BYTES = 200  # about what an ack that waits takes in memory
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
@@ -81,7 +81,7 @@ class _Pending(NamedTuple):
 
     kind: str
     future: asyncio.Future[Any]
-    started_at: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
+    started_s: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
     size_bytes: int
 
 
@@ -264,8 +264,8 @@ class BrokerLink:
         loop = self._loop
         self._request_id = request_id = self._request_id + 1
         future: asyncio.Future[Any] = loop.create_future()
-        now = loop.time()
-        tick = int((now + timeout_ms / 1000) / EXPIRY_TICK_S) + 1
+        now_s = loop.time()
+        tick = int((now_s + timeout_ms / 1000) / EXPIRY_TICK_S) + 1
         expiring = self._expiries.get(tick)
         if expiring is None:
             # One timer for all that time out together: one each would cost more than the request.
@@ -315,7 +315,7 @@ class BrokerLink:
         if pending:
             self._pending_bytes -= pending.size_bytes
             if result:
-                elapsed_s = time.monotonic() - pending.started_at
+                elapsed_s = time.monotonic() - pending.started_s
                 self._metrics.observe_backend(pending.kind, result, elapsed_s * 1000)
         return pending
 
@@ -441,7 +441,7 @@ class BrokerLink:
         frame_bytes = 0
         for count, append in enumerate(self._appends):
             frame_bytes += len(append[4])
-            if frame_bytes > FRAME_BYTES_MAX and count:
+            if frame_bytes > BLOBS_A_FRAME_BYTES and count:
                 taken, self._appends = self._appends[:count], self._appends[count:]
                 return taken
         taken, self._appends = self._appends, []
@@ -498,7 +498,7 @@ class BrokerLink:
             append = pending.pop(request_id, None)
             if append is not None:
                 self._pending_bytes -= append.size_bytes
-                observe("append", "success", (now_s - append.started_at) * 1000)
+                observe("append", "success", (now_s - append.started_s) * 1000)
                 if not append.future.done():
                     append.future.set_result(queue_offset)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
 
-FRAME_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB
+REQUEST_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB
 LINK: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerLink"]
 ADMIN: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerAdmin"]
 SERVICES: Final = (LINK.full_name, ADMIN.full_name)
@@ -80,6 +80,6 @@ async def broker_server(
     listen = ListenSettings(
         host=settings.grpc_host, port=settings.grpc_port, reuse_port=settings.grpc_reuse_port
     )
-    server = RpcServer(methods, LIMITS, listen, message_bytes_max=FRAME_BYTES_MAX)
+    server = RpcServer(methods, LIMITS, listen, message_bytes_max=REQUEST_BYTES_MAX)
     async with server.serving():
         yield BrokerServer(server, serving)

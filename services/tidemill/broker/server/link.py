@@ -33,7 +33,7 @@ UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its 
 # With what the round has popped already; beyond it pops are refused. A frame may ask for hundreds,
 # and messages that arrive may answer as many that are parked, of up to POP_BYTES_MAX each.
 UNSENT_POPS_BYTES_MAX = 256 << 20
-FRAME_BYTES_MAX = 256 << 10  # a reply frame is closed when it passes this
+REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
 
@@ -262,7 +262,7 @@ class Link:
         if self.is_closed:
             self._give_back(replies)
             return
-        for frame in replies.frames(self._rounds.engine, self._traffic, FRAME_BYTES_MAX):
+        for frame in replies.frames(self._rounds.engine, self._traffic, REPLY_FRAME_BYTES):
             encoded = frame.SerializeToString()
             if encoded and not self.is_closed:
                 self._outlet.write(encoded)
