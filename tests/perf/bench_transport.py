@@ -44,7 +44,10 @@ def echo_server(kind: str) -> Iterator[tuple[str, int]]:
     try:
         assert process.stdout is not None
         with process.stdout:
-            yield f"127.0.0.1:{process.stdout.readline().strip()}", process.pid
+            port = process.stdout.readline().strip()
+            if not port:
+                raise SystemExit(f"the {kind} echo server did not start; its error is above")
+            yield f"127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
         process.wait()
