@@ -24,6 +24,7 @@ import errno
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -81,6 +82,7 @@ def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
         asyncio.get_running_loop().set_exception_handler(_log_callback)
         await serve()
 
+    raise_file_limit()
     try:
         uvloop.run(guarded())
     except BaseExceptionGroup as group:
@@ -91,6 +93,16 @@ def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
         _log_end(error)
         return 1
     return 0
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each connection is one.
+
+    The lower limit that shells set is for programs that pass descriptors to `select`.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # Some systems allow less than they say.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _log_callback(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -214,9 +214,14 @@ class FrontSettings(ProcessSettings):
     @model_validator(mode="after")
     def check_tls(self) -> Self:
         """Refuse TLS where it cannot be served, and files of it where it is off."""
-        if self.tls == "off" and (self.tls_certificate_file or self.tls_key_file):
+        files = self.tls_certificate_file or self.tls_key_file or self.tls_client_ca_file
+        if self.tls == "off" and files:
             raise ValueError(
                 "files for TLS are set and tls is off: set tls to optional or required"
+            )
+        if self.tls == "optional" and self.tls_client_ca_file:
+            raise ValueError(
+                "tls_client_ca_file keeps nobody out while tls is optional: set tls to required"
             )
         if self.tls != "off":
             if self.grpc_server == "grpcio":

@@ -58,6 +58,7 @@ async def serve(settings: ProxySettings) -> None:
     )
     clock = SystemClock()
     server = grpc_server(settings, wire(settings, link, clients, clock), Boundary(metrics, clock))
+    server.check(settings)  # Now: waiting for the broker should not hide it.
     registry.register(server.collect)
     with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
         async with (
@@ -70,7 +71,7 @@ async def serve(settings: ProxySettings) -> None:
                 async with server.serving(settings):
                     metrics.is_serving = endpoint.is_ready = True
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
-                    log.info("proxy serving", **addresses)
+                    log.info("proxy serving", tls=settings.tls, **addresses)
                     settle_memory()
                     announce_ready(settings.supervisor_fd, **addresses)
                     await stop.wait()

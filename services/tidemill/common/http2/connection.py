@@ -55,6 +55,7 @@ CONNECTION_WINDOW_BYTES: Final = 16 << 20
 RESETS_REMEMBERED: Final = 4_096  # more than a peer's allowance of resets and all its streams
 _KEEPALIVE_PING: Final = b"tidemill"
 _DRAIN_PING: Final = b"draining"
+_TLS: Final = b"\x16"  # a handshake begins with it
 _HTTP1: Final = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS|CONNECT) ")
 _HTTP1_ANSWER: Final = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\nconnection: close\r\n"
@@ -227,7 +228,12 @@ class Connection:
             if preface.startswith(buffer):
                 return 0
             self._speaks_http1 = _HTTP1.match(buffer) is not None
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+            if self._speaks_http1:
+                raise ConnectionFailure(ErrorCode.HTTP_1_1_REQUIRED, "the client speaks HTTP/1.1")
+            reason = "this is not HTTP/2"
+            if buffer[:1] == _TLS:
+                reason = "the client uses TLS, and it is off here"
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, reason)
         self._needs_preface = False
         self._greet()
         if self._wants_drain:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import resource
 import socket
 import ssl
 from collections import Counter
@@ -21,6 +22,7 @@ import structlog
 
 from tidemill.common.http2.limits import Limit
 from tidemill.common.lifecycle import StartRefused, cannot_listen
+from tidemill.common.rpc.notices import Notices
 
 log = structlog.get_logger()
 
@@ -28,6 +30,8 @@ TlsMode = Literal["off", "optional", "required"]
 
 BACKLOG: Final = 1_024  # connections the kernel keeps until they are accepted
 ACCEPTS_A_TURN: Final = 64  # so that a crowd of newcomers does not keep others waiting
+# Open files that clients do not get: metrics and health, the broker's link, logs, segments.
+FILES_RESERVED: Final = 128
 _TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS record that begins a handshake
 _NO_FILES_PAUSE_S: Final = 0.1
 # What accept tells of one connection that has gone already.
@@ -70,12 +74,13 @@ class Listener:
         self,
         settings: ListenSettings,
         make_protocol: Callable[[str, int], Accepted],
-        hits: Counter[Limit],
+        notices: Notices,
     ) -> None:
         self.address = ""
         self._settings = settings
         self._make_protocol = make_protocol
-        self._hits = hits
+        self._notices = notices
+        self._connections_max = settings.connections_max
         self._tls: ssl.SSLContext | None = None
         self._open: Counter[str] = Counter()  # connections by address of the client
         self._open_count = 0
@@ -87,6 +92,7 @@ class Listener:
     async def listening(self) -> AsyncIterator[Listener]:
         """Accept connections until the block ends or `close`; raise StartRefused."""
         self._tls = tls_context(self._settings)
+        self._connections_max = _affordable(self._settings.connections_max)
         sockets = _bind(self._settings)
         port = sockets[0].getsockname()[1]
         host = self._settings.host
@@ -136,7 +142,12 @@ class Listener:
                         # No files are left. The socket stays readable, and would not let the loop
                         # sleep.
                         if not is_told:
-                            log.warning("cannot accept connections", reason=str(error))
+                            log.warning(
+                                "cannot accept connections",
+                                reason=str(error),
+                                connections=self._open_count,
+                                advice="raise the limit of open files (ulimit -n)",
+                            )
                         is_told = True
                         loop.remove_reader(listening)
                         await asyncio.sleep(_NO_FILES_PAUSE_S)
@@ -152,12 +163,13 @@ class Listener:
     def _admit(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
         settings = self._settings
         over = None
-        if self._open_count >= settings.connections_max:
+        if self._open_count >= self._connections_max:
             over = Limit.CONNECTIONS
         elif self._open[peer_host] >= settings.connections_per_address_max:
             over = Limit.CONNECTIONS_PER_ADDRESS
         if over is not None:
-            self._hits[over] += 1
+            reason = f"{self._open_count} connections, {self._open[peer_host]} of this address"
+            self._notices.refuse(over, peer=peer_host, reason=reason)
             accepted.close()
             return
         accepted.setblocking(False)
@@ -187,8 +199,11 @@ class Listener:
                     tls = None
                 await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
         except TimeoutError:
-            self._hits[Limit.HANDSHAKE] += 1
-        except (OSError, ssl.SSLError) as error:
+            reason = f"no handshake within {settings.handshake_timeout_s:g} s"
+            self._notices.refuse(Limit.HANDSHAKE, peer=peer_host, reason=reason)
+        except ssl.SSLError as error:
+            self._notices.fail("tls_handshake", peer=peer_host, reason=str(error))
+        except OSError as error:
             log.debug("no handshake", peer=peer_host, reason=str(error))
         except Exception:
             # One client does not end the server.
@@ -210,6 +225,21 @@ async def _begins_tls(accepted: socket.socket) -> bool:
 def _set(readable: asyncio.Future[None]) -> None:
     if not readable.done():
         readable.set_result(None)
+
+
+def _affordable(connections_max: int) -> int:
+    """Return how many connections the files of this process allow, at most `connections_max`."""
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    affordable = max(files_max - FILES_RESERVED, 1)
+    if affordable < connections_max:
+        log.warning(
+            "fewer connections than configured",
+            connections_max=affordable,
+            configured=connections_max,
+            open_files_max=files_max,
+            advice="raise the limit of open files (ulimit -n), or lower connections_max",
+        )
+    return min(affordable, connections_max)
 
 
 def _bind(settings: ListenSettings) -> list[socket.socket]:
@@ -250,20 +280,37 @@ def tls_context(settings: ListenSettings) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
     context.options |= ssl.OP_NO_RENEGOTIATION  # forbidden there
     context.set_alpn_protocols(["h2"])
-    for name, file in (
+    files = [
         ("tls_certificate_file", settings.tls_certificate_file),
         ("tls_key_file", settings.tls_key_file),
-    ):
+    ]
+    if settings.tls_client_ca_file:
+        files.append(("tls_client_ca_file", settings.tls_client_ca_file))
+    for name, file in files:
         if not Path(file).is_file():
             raise StartRefused(f"TLS is {settings.tls}: {name} must name a file, not {file!r}")
-    try:
-        # Without a password the library would ask for one at the terminal.
-        context.load_cert_chain(
-            settings.tls_certificate_file, settings.tls_key_file, password=lambda: ""
+
+    def no_password() -> str:
+        # The library would ask for one at the terminal.
+        raise StartRefused(
+            f"tls_key_file {settings.tls_key_file} is encrypted; give one without a passphrase"
         )
-        if settings.tls_client_ca_file:
-            context.load_verify_locations(settings.tls_client_ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
+
+    try:
+        context.load_cert_chain(
+            settings.tls_certificate_file, settings.tls_key_file, password=no_password
+        )
     except (OSError, ssl.SSLError) as error:
-        raise StartRefused(f"the TLS files cannot be used: {error}") from error
+        raise StartRefused(
+            f"tls_certificate_file {settings.tls_certificate_file} and tls_key_file"
+            f" {settings.tls_key_file} are no certificate with its key: {error}"
+        ) from error
+    if settings.tls_client_ca_file:
+        try:
+            context.load_verify_locations(settings.tls_client_ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise StartRefused(
+                f"tls_client_ca_file {settings.tls_client_ca_file} holds no certificates: {error}"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
     return context

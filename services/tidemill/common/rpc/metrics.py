@@ -21,7 +21,8 @@ def collect(server: RpcServer) -> Iterator[Metric]:
     connections.add_metric((), len(server.connections))
     yield connections
     accepted = CounterMetricFamily(
-        "rocketmq_grpc_connections_accepted_total", "Connections that got through their handshake."
+        "rocketmq_grpc_connections_accepted_total",
+        "Connections that were let in, after their handshake where there is TLS.",
     )
     accepted.add_metric((), server.accepted_count)
     yield accepted
@@ -34,5 +35,13 @@ def collect(server: RpcServer) -> Iterator[Metric]:
         labels=("limit",),
     )
     for limit in Limit:
-        hits.add_metric((limit,), server.hits[limit])
+        hits.add_metric((limit,), server.notices.hits[limit])
     yield hits
+    failures = CounterMetricFamily(
+        "rocketmq_grpc_connections_failed_total",
+        "Connections whose client broke the protocol, by the error, or failed its TLS handshake.",
+        labels=("reason",),
+    )
+    for reason, count in server.notices.failures.items():
+        failures.add_metric((reason,), count)
+    yield failures

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast, final
 
@@ -42,6 +41,7 @@ from tidemill.common.rpc.call import (
 )
 from tidemill.common.rpc.deadlines import Deadlines
 from tidemill.common.rpc.listener import Accepted, Listener, ListenSettings
+from tidemill.common.rpc.notices import Notices
 from tidemill.common.rpc.writer import Writer
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 QUEUED_BYTES_MAX: Final = 16 << 20
 SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
+# Ends of connections that are no client's fault.
+_ORDINARY: Final = frozenset({Limit.IDLE, Limit.KEEPALIVE})
+_ORDINARY_CODES: Final = frozenset({ErrorCode.NO_ERROR, ErrorCode.CANCEL})
 _NO_CALLS: Final = "the server stops"
 
 
@@ -76,14 +79,14 @@ class RpcServer:
         self.methods = methods
         self.limits = limits
         self.message_bytes_max = message_bytes_max
-        self.hits: Counter[Limit] = Counter()  # overstepped limits
+        self.notices = Notices()
         self.held = Held(HELD_BYTES_MAX)
         self.accepted_count = 0
         self.connections: set[ServerProtocol] = set()
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
         self.ending: set[asyncio.Task[None]] = set()  # of calls that were cancelled
         self.is_draining = False
-        self.listener = Listener(listen, self._new_connection, self.hits)
+        self.listener = Listener(listen, self._new_connection, self.notices)
         self._sweeping: asyncio.TimerHandle | None = None
         self._unswept: list[ServerProtocol] = []  # of the sweep under way
         self._quiet = asyncio.Event()  # set when a connection ends, and while draining a call
@@ -195,7 +198,7 @@ class ServerProtocol(Accepted):
             server.limits,
             message_bytes_max=server.message_bytes_max,
             now_s=time.monotonic(),
-            hits=server.hits,
+            hits=server.notices.hits,
             held=server.held,
         )
         self.loop = asyncio.get_running_loop()
@@ -327,7 +330,11 @@ class ServerProtocol(Accepted):
             self._start(served, self._run_stream(served, request))
 
     def _on_failed(self, event: Failed) -> None:
-        log.debug("connection failed", peer=self.peer, code=event.code.name, reason=event.reason)
+        if event.limit is not None and event.limit not in _ORDINARY:
+            self._server.notices.note(event.limit, peer=self.peer_host, reason=event.reason)
+        elif event.limit is None and event.code not in _ORDINARY_CODES:
+            kind = event.code.name.lower()
+            self._server.notices.fail(kind, peer=self.peer_host, reason=event.reason)
         self._writer.flush_last()
         self._closed_at_s = time.monotonic()
         self._transport.close()
@@ -444,7 +451,7 @@ class ServerProtocol(Accepted):
             if unread_bytes != self._unread_bytes:
                 self._unread_bytes, self._moved_at_s = unread_bytes, now_s
             elif now_s - self._moved_at_s > self._server.limits.stall_timeout_s:
-                self._server.hits[Limit.STALLED] += 1
+                self._server.notices.hits[Limit.STALLED] += 1
                 self._transport.abort()
             return
         for event in self._connection.check(now_s):

@@ -61,6 +61,9 @@ class GrpcioServer:
         self._is_draining = False
         self._streams: set[asyncio.Future[None]] = set()  # one for each open telemetry stream
 
+    def check(self, _settings: ProxySettings) -> None:
+        """Find nothing wrong: the settings have no TLS for this server."""
+
     @contextlib.asynccontextmanager
     async def serving(self, settings: ProxySettings) -> AsyncIterator[GrpcioServer]:
         """Accept calls until the block ends; raise StartRefused when the port is taken."""

@@ -13,7 +13,7 @@ from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.http2.limits import Limits
 from tidemill.common.rpc import health, metrics
 from tidemill.common.rpc.call import Method, RpcCall, bidirectional, server_streaming, unary
-from tidemill.common.rpc.listener import ListenSettings
+from tidemill.common.rpc.listener import ListenSettings, tls_context
 from tidemill.common.rpc.reflection import reflection_methods
 from tidemill.common.rpc.server import RpcServer
 from tidemill.proxy.server.call import Boundary, Call
@@ -41,26 +41,19 @@ class NativeServer:
         self._server: RpcServer | None = None
         self._health = health.Health((SERVICE,))
 
+    def check(self, settings: ProxySettings) -> None:
+        """Raise StartRefused for files that TLS cannot be served with."""
+        tls_context(_listen_settings(settings))
+
     @contextlib.asynccontextmanager
     async def serving(self, settings: ProxySettings) -> AsyncIterator[NativeServer]:
         """Accept calls until the block ends; raise StartRefused when the port is taken."""
-        listen = ListenSettings(
-            host=settings.grpc_host,
-            port=settings.grpc_port,
-            reuse_port=settings.reuse_port,
-            tls=settings.tls,
-            tls_certificate_file=settings.tls_certificate_file,
-            tls_key_file=settings.tls_key_file,
-            tls_client_ca_file=settings.tls_client_ca_file,
-            connections_max=settings.connections_max,
-            connections_per_address_max=settings.connections_per_address_max,
-        )
         table = {
             **self._table(),
             **self._health.methods(),
             **reflection_methods((SERVICE, health.SERVICE)),
         }
-        self._server = RpcServer(table, Limits(), listen)
+        self._server = RpcServer(table, Limits(), _listen_settings(settings))
         async with self._server.serving():
             self.address = self._server.address
             yield self
@@ -112,6 +105,20 @@ class NativeServer:
             return answer(code, method, _call(rpc), rpc, rpc)
 
         return bidirectional(handle)
+
+
+def _listen_settings(settings: ProxySettings) -> ListenSettings:
+    return ListenSettings(
+        host=settings.grpc_host,
+        port=settings.grpc_port,
+        reuse_port=settings.reuse_port,
+        tls=settings.tls,
+        tls_certificate_file=settings.tls_certificate_file,
+        tls_key_file=settings.tls_key_file,
+        tls_client_ca_file=settings.tls_client_ca_file,
+        connections_max=settings.connections_max,
+        connections_per_address_max=settings.connections_per_address_max,
+    )
 
 
 def _call(rpc: RpcCall) -> Call:

@@ -1,0 +1,117 @@
+"""What an operator sees of a gRPC server: bad files, too few files, clients that misbehave."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.e2e.conftest import Certificates
+from tests.support.eventually import eventually
+from tests.support.rpc_server import rpc_server
+from tidemill.common.lifecycle import StartRefused, raise_file_limit
+from tidemill.common.rpc.listener import FILES_RESERVED, ListenSettings, tls_context
+from tidemill.common.rpc.notices import Notices
+
+
+def refusal(**files: str) -> str:
+    with pytest.raises(StartRefused) as refused:
+        tls_context(ListenSettings(host="127.0.0.1", port=0, tls="required", **files))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["tls_certificate_file", "tls_key_file", "tls_client_ca_file"])
+def test_a_file_of_tls_that_is_not_there_or_no_such_file_is_named(
+    certificates: Certificates, tmp_path: Path, name: str
+) -> None:
+    files = {**certificates.served, "tls_client_ca_file": certificates.authority}
+    assert f"{name} must name a file" in refusal(**{**files, name: str(tmp_path / "none")})
+    (tmp_path / "garbage").write_text("garbage")
+    told = refusal(**{**files, name: str(tmp_path / "garbage")})
+    assert f"{name} {tmp_path / 'garbage'}" in told
+
+
+def test_an_encrypted_key_is_refused_without_a_question(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    key = str(tmp_path / "encrypted.key")
+    subprocess.run(
+        ["openssl", "ec", "-aes128", "-passout", "pass:x", "-in",
+         certificates.served["tls_key_file"], "-out", key],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    assert "is encrypted" in refusal(**{**certificates.served, "tls_key_file": key})
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """Leave this process files for ten connections."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_RESERVED + 10, before[1]))
+    yield 10
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_clients_do_not_get_the_last_files_of_a_process(few_files: int) -> None:
+    with capture_logs() as logs, rpc_server() as running:
+        clients = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(20)]
+        refused = [one for one in clients if not readable_and_open(one)]
+        assert len(refused) == 20 - few_files
+        for one in clients:
+            one.close()
+    [told] = [line for line in logs if line["event"] == "fewer connections than configured"]
+    assert told["connections_max"] == few_files
+
+
+def readable_and_open(client: socket.socket) -> bool:
+    """Whether the server keeps a connection: it greets nobody who has not spoken."""
+    client.settimeout(0.3)
+    try:
+        return client.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def test_a_process_opens_as_many_files_as_it_may(few_files: int) -> None:
+    raise_file_limit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == hard > few_files
+
+
+def test_a_tls_client_at_a_plain_port_is_told_of(certificates: Certificates) -> None:
+    with capture_logs() as logs, rpc_server() as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as client:
+            client.sendall(b"\x16\x03\x01\x02\x00\x01")
+            while client.recv(1_000):
+                pass
+        eventually(lambda: running.server.notices.failures["protocol_error"] == 1)
+    [told] = [line for line in logs if line["event"] == "clients were refused"]
+    assert told["reason"] == "the client uses TLS, and it is off here"
+    assert told["last_peer"] == "127.0.0.1"
+
+
+def test_a_client_without_its_certificate_is_told_of(certificates: Certificates) -> None:
+    files = {**certificates.served, "tls_client_ca_file": certificates.authority}
+    with capture_logs() as logs, rpc_server(tls="required", **files) as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while client.recv(1_000):
+                pass
+        eventually(lambda: running.server.notices.failures["tls_handshake"] == 1)
+    assert "clients were refused" in {line["event"] for line in logs}
+
+
+def test_misuse_is_told_once_and_counted_always() -> None:
+    notices = Notices()
+    with capture_logs() as logs:
+        for number in range(100):
+            notices.fail("protocol_error", peer=f"10.0.0.{number}", reason="why")
+    assert [(line["count"], line["last_peer"]) for line in logs] == [(1, "10.0.0.0")]
+    assert notices.failures == {"protocol_error": 100}
