@@ -11,6 +11,7 @@ merges two of them.
 from __future__ import annotations
 
 import struct
+from binascii import hexlify
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import md5
@@ -118,11 +119,11 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
     for key in keys:
         encoded_key = key.encode()
         parts += (_KEY, varint(len(encoded_key)), encoded_key)
-    checksum = md5(body, usedforsecurity=False).hexdigest().upper()
+    checksum = hexlify(md5(body, usedforsecurity=False).digest()).upper()
     born = seconds_and_nanos(born_seconds, born_nanos)
     parts += (
         _MD5_DIGEST,
-        checksum.encode(),
+        checksum,
         _kind_fields(encoding, message_type),
         _BORN_TIMESTAMP,
         varint(len(born)),

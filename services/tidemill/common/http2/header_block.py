@@ -29,7 +29,7 @@ _INTEGER_BYTES_MAX: Final = 5  # beyond them a number is larger than any block
 
 # Names are lower case tokens (RFC 9113 section 8.2.1).
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_CONTENT_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_CONTENT_LENGTH_DIGITS_MAX: Final = 18
 _CONNECTION_FIELDS: Final = frozenset(
     {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 )
@@ -204,7 +204,7 @@ def content_length(fields: Fields) -> int:
     text = fields.get("content-length")
     if text is None:
         return -1
-    if _CONTENT_LENGTH.fullmatch(text) is None:
+    if not (text.isdecimal() and text.isascii() and len(text) <= _CONTENT_LENGTH_DIGITS_MAX):
         raise Malformed("content-length is one number")
     return int(text)
 

@@ -45,6 +45,7 @@ BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], "Responses"], Awai
 _Outcome = TypeVar("_Outcome")
 
 # Codes of calls that did what they should; an empty poll is one of them.
+_CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
 _GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
 
 CLIENT_ID = "x-mq-client-id"
@@ -232,7 +233,7 @@ class Boundary:
             (
                 "grpc",
                 name,
-                str(call.response_code),
+                _CODE_TEXTS.get(call.response_code) or str(call.response_code),
                 result,
                 call.is_long_polling,
                 call.is_short_polling_hit,
