@@ -151,6 +151,8 @@ class ServerConnection:
         self._held = held or Held(limits.large_messages_bytes + windows_bytes)
         self._message_bytes_max = message_bytes_max
         self._calls: dict[int, ServerCall] = {}
+        # Those whose request has not come as a whole: few, where many polls are parked.
+        self._incomplete: dict[int, ServerCall] = {}
         # Requests that are not gRPC, with their answers, until they are complete.
         self._refused: dict[int, tuple[Stream, bytes, bytes]] = {}
 
@@ -169,9 +171,9 @@ class ServerConnection:
         """End what has stood still for too long; to be called every second or so."""
         events = self._translate(self.http.check(now_s))
         patience_s = self._limits.stall_timeout_s
-        for call in list(self._calls.values()):
-            if call.is_complete or call.stream.wanted_bytes:
-                continue  # The last one waits for us, not we for it.
+        for call in list(self._incomplete.values()):
+            if call.stream.wanted_bytes:
+                continue  # It waits for us, not we for it.
             if call.is_open_ended and call.reader is None:
                 continue  # It may take its time between messages.
             is_late = now_s - call.stream.opened_at_s > self._limits.request_timeout_s
@@ -235,6 +237,8 @@ class ServerConnection:
         if is_last:
             call.is_complete = True
             events.append(RequestsEnded(call))
+        else:
+            self._incomplete[stream.id] = call
 
     def _on_data(self, event: DataReceived, events: list[ServerEvent]) -> None:
         stream, data, is_last = event
@@ -245,7 +249,9 @@ class ServerConnection:
                 if is_last:
                     self._refuse(stream)
             return
-        call.is_complete = is_last
+        if is_last:
+            call.is_complete = True
+            del self._incomplete[stream.id]
         if call.reader is None:
             message = messages.whole_message(data)
             if message is not None:
@@ -338,6 +344,8 @@ class ServerConnection:
     def _end(self, call: ServerCall) -> None:
         call.is_ended = True
         del self._calls[call.stream.id]
+        if not call.is_complete:
+            self._incomplete.pop(call.stream.id, None)
         if call.held_bytes:
             self._hold(call, 0)
 
