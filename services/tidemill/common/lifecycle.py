@@ -34,7 +34,7 @@ from typing import Any
 import structlog
 
 _PR_SET_PDEATHSIG = 1  # prctl option: the signal this process gets when its parent ends (Linux)
-_OBJECTS_A_COLLECTION = 20_000  # a few ms to look through; cycles of that many are some MiB
+_OBJECTS_A_COLLECTION = 20_000  # half a ms to look through; cycles of that many are some MiB
 _SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
 
 

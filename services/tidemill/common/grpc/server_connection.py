@@ -195,11 +195,10 @@ class ServerConnection:
     def _translate(self, http_events: list[HttpEvent]) -> list[ServerEvent]:
         events: list[ServerEvent] = []
         for event in http_events:
-            kind = type(event)
-            if kind is DataReceived:
-                self._on_data(event, events)  # type: ignore[arg-type]  # its exact type is known
-            elif kind is RequestReceived:
-                self._on_request(event, events)  # type: ignore[arg-type]
+            if isinstance(event, DataReceived):
+                self._on_data(event, events)
+            elif isinstance(event, RequestReceived):
+                self._on_request(event, events)
             elif isinstance(event, StreamReset):
                 self._refused.pop(event.stream.id, None)
                 call = self._calls.get(event.stream.id)

@@ -32,8 +32,10 @@ class Stream:
         "wanted_bytes",
     )
 
-    def __init__(self, id: int, *, send_window: int, receive_window: int, now_s: float) -> None:  # noqa: A002
-        self.id = id
+    def __init__(
+        self, stream_id: int, *, send_window: int, receive_window: int, now_s: float
+    ) -> None:
+        self.id = stream_id
         self.send_window = send_window  # negative when the peer has lowered it
         self.receive_window = receive_window
         self.is_local_closed = False

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, assert_never, cast, final
 
 import structlog
 
@@ -261,11 +261,10 @@ class ServerProtocol(Accepted):
     # ------------------------------------------------------------ events
 
     def _on_event(self, event: ServerEvent) -> None:
-        kind = type(event)
-        if kind is MessageReceived:
-            self._on_message(event)  # type: ignore[arg-type]  # its exact type is known
-        elif kind is CallStarted:
-            self._on_call(event.call)  # type: ignore[union-attr]
+        if isinstance(event, MessageReceived):
+            self._on_message(event)
+        elif isinstance(event, CallStarted):
+            self._on_call(event.call)
         elif isinstance(event, RequestsEnded):
             self._on_requests_ended(event.call)
         elif isinstance(event, CallEnded):
@@ -278,6 +277,8 @@ class ServerProtocol(Accepted):
                 writable.wake_writers()
         elif isinstance(event, Failed):
             self._on_failed(event)
+        else:
+            assert_never(event)
 
     def _on_call(self, call: ServerCall) -> None:
         method = self._server.methods.get(call.path)
