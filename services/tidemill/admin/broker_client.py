@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import grpc
@@ -17,59 +17,72 @@ from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an error by its class
 RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second
 RECONNECT_MS_MAX = 5_000
+CONNECT_PATIENCE_S = 2.0  # gRPC waits up to a second between its first attempts
 WAITING_WARN_FIRST_S = 1.0  # until then a missing broker is one that starts beside us
 WAITING_WARN_EVERY_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class BrokerClient:
     """The admin calls of one broker."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_ms: int) -> None:
+        self._channel = channel
         self._stub: broker_pb2_grpc.BrokerAdminAsyncStub = broker_pb2_grpc.BrokerAdminStub(channel)
         self._timeout_s = timeout_ms / 1000
 
     async def put_topic(self, request: pb.PutTopicRequest) -> pb.TopicConfig:
         """Create or change a topic."""
-        return await _checked(self._stub.PutTopic(request, timeout=self._timeout_s))
+        return await self._call(self._stub.PutTopic, request)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages."""
-        await _checked(self._stub.DeleteTopic(pb.NamedRequest(name=name), timeout=self._timeout_s))
+        await self._call(self._stub.DeleteTopic, pb.NamedRequest(name=name))
 
     async def topic_status(self, name: str) -> pb.TopicStatus:
         """Return a topic and what its queues hold."""
         request = pb.NamedRequest(name=name)
-        return await _checked(self._stub.GetTopicStatus(request, timeout=self._timeout_s))
+        return await self._call(self._stub.GetTopicStatus, request)
 
     async def put_group(self, request: pb.PutGroupRequest) -> pb.GroupConfig:
         """Create or change a consumer group."""
-        return await _checked(self._stub.PutGroup(request, timeout=self._timeout_s))
+        return await self._call(self._stub.PutGroup, request)
 
     async def delete_group(self, name: str) -> None:
         """Delete a consumer group with its progress."""
-        await _checked(self._stub.DeleteGroup(pb.NamedRequest(name=name), timeout=self._timeout_s))
+        await self._call(self._stub.DeleteGroup, pb.NamedRequest(name=name))
 
     async def group_progress(self, name: str) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
         request = pb.NamedRequest(name=name)
-        return await _checked(self._stub.GetGroupProgress(request, timeout=self._timeout_s))
+        return await self._call(self._stub.GetGroupProgress, request)
 
     async def config(self) -> pb.ConfigUpdate:
         """Return all topics and groups."""
-        return await _checked(self._stub.GetConfig(pb.Empty(), timeout=self._timeout_s))
+        return await self._call(self._stub.GetConfig, pb.Empty())
 
     async def reset_offset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""
-        return await _checked(self._stub.ResetOffset(request, timeout=self._timeout_s))
+        return await self._call(self._stub.ResetOffset, request)
 
     async def find_messages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
         """Find messages by id or by key."""
-        return await _checked(self._stub.FindMessages(request, timeout=self._timeout_s))
+        return await self._call(self._stub.FindMessages, request)
+
+    async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q) -> A:
+        # Between two attempts to connect gRPC refuses at once, even when the broker is back.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT_PATIENCE_S):
+                await self._channel.channel_ready()
+        try:
+            return await method(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error) from error
 
 
 @contextlib.asynccontextmanager
@@ -108,13 +121,6 @@ async def _report(channel: grpc.aio.Channel, address: str) -> None:
         is_told, patience_s = True, WAITING_WARN_FIRST_S
         # An idle channel leaves this state too, so leaving it is no news by itself.
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
-
-
-async def _checked(call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise _error_of(error) from error
 
 
 def _error_of(error: grpc.aio.AioRpcError) -> Exception:
