@@ -26,6 +26,7 @@ from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.message_store import MessageRecord, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import (
     QUEUES_MAX,
     Catalog,
@@ -37,7 +38,6 @@ from tidemill.broker.engine.metadata.catalog import (
 )
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
 from tidemill.broker.engine.pop.delivery_table import NIL
-from tidemill.broker.engine.pop.messages import MessageRecord, MessageStore, cause_of
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.commit_log import CommitLog

@@ -33,8 +33,8 @@ from tidemill.broker.engine.layout import block_file, message, pop_checkpoint, s
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Place
 from tidemill.broker.engine.layout.record import Kind, UnknownRecord
+from tidemill.broker.engine.message_store import cause_of
 from tidemill.broker.engine.metadata.catalog import decode_config
-from tidemill.broker.engine.pop.messages import cause_of
 from tidemill.broker.engine.store.block_file import BlockFile, open_chain
 from tidemill.broker.engine.store.commit_log import CorruptStore, Record
 from tidemill.broker.engine.store.disk import Disk

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import final
 
+from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.copies import Copies
 from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, Delivery
-from tidemill.broker.engine.pop.messages import MessageStore
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.revive import Revive

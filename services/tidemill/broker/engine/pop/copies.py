@@ -11,9 +11,9 @@ from typing import final
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import Cause, Place, Reason
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND
+from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.deliveries import Batch
-from tidemill.broker.engine.pop.messages import MessageStore
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common.resource_names import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX

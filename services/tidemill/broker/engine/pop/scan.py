@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.pop.messages import MessageStore
+from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.room import Room
 from tidemill.broker.engine.pop.state import PopState

@@ -1,0 +1,1 @@
+"""Delayed messages: a state table and a timer wheel, both caches of the one log."""

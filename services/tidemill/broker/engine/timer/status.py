@@ -1,0 +1,49 @@
+"""What the engine says of timers, and what it is asked."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class TimerState(IntEnum):
+    """Where a timer is in its life; all but PENDING are final."""
+
+    UNUSED = 0  # the id was never given out
+    PENDING = 1
+    DELIVERED = 2
+    CANCELLED = 3
+    DROPPED = 4
+
+
+class Scheduled(NamedTuple):
+    """What became of a delayed message that was sent."""
+
+    queue_offset: int  # the timer id, or the queue offset of a message that was due already
+    due_at_ms: int  # 0: stored at once
+
+
+class TimerStatus(NamedTuple):
+    """One timer, for inspection."""
+
+    timer_id: int
+    state: TimerState
+    is_quarantined: bool
+    topic_id: int
+    topic: str  # "" when the topic is gone
+    queue_id: int
+    due_at_ms: int
+    scheduled_at_ms: int
+    size: int  # bytes of the stored message
+    head: bytes  # the stored message without user properties and body; b"" when it is gone
+
+
+class TimerQuery(NamedTuple):
+    """Which pending timers are wanted; those due first come first."""
+
+    page_size: int
+    topic_id: int = 0  # 0: all
+    due_from_ms: int = 0
+    due_to_ms: int = 0  # exclusive; 0: no limit
+    key: str = ""
+    after: tuple[int, int] = (-1, -1)  # (due_at_ms, timer_id) of the last one of the page before
