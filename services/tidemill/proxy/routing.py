@@ -1,4 +1,4 @@
-"""Where a message goes, and what clients are told about where things are.
+"""What clients are told about where things are.
 
 Clients see one thing only: their own access point, which leads to some proxy. So every route names
 the endpoints that the client itself was configured with, and network address translation, port
@@ -8,52 +8,14 @@ mapping and load balancers between the two work unnoticed.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
-from hashlib import blake2b
-from itertools import count
 
 from tidemill.common.errors import IllegalAccessPoint
+from tidemill.common.message_rules import accepted_types
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 MASTER_ID = 0  # clients send to and receive from nothing else
 ANY_QUEUE = -1  # id in the assignments of a group that is not ordered
-
-_ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
-    link_pb2.TOPIC_TYPE_UNSPECIFIED: [v2.NORMAL],
-    link_pb2.NORMAL: [v2.NORMAL],
-    link_pb2.FIFO: [v2.FIFO],
-    link_pb2.DELAY: [v2.DELAY],
-    link_pb2.TRANSACTION: [v2.TRANSACTION],
-    link_pb2.LITE: [v2.LITE],
-    link_pb2.PRIORITY: [v2.PRIORITY],
-    link_pb2.MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
-}
-
-
-def accepted_types(topic: link_pb2.TopicConfig) -> list[v2.MessageType.ValueType]:
-    """Return the message types that `topic` takes."""
-    return _ACCEPTED_TYPES[topic.type]
-
-
-class RoundRobin:
-    """Spreads messages without a group over the queues of their topic."""
-
-    def __init__(self) -> None:
-        self._turns: Iterator[int] = count()
-
-    def choose_queue(self, topic: link_pb2.TopicConfig) -> int:
-        """Return the queue of the next message of `topic`."""
-        return next(self._turns) % topic.queues
-
-
-def queue_of_group(topic: link_pb2.TopicConfig, message_group: str) -> int:
-    """Return the queue of every message of a message group.
-
-    Invariant: the same on every proxy, in every release; two answers would break the group's order.
-    """
-    digest = blake2b(message_group.encode(), digest_size=8, person=b"queue").digest()
-    return int.from_bytes(digest, "big") % topic.queues
 
 
 def access_point(endpoints: v2.Endpoints, advertised: v2.Endpoints | None) -> v2.Endpoints:
@@ -98,7 +60,7 @@ def message_queues(
             id=queue_id,
             permission=permission,
             broker=broker,
-            accept_message_types=accepted_types(topic),
+            accept_message_types=accepted_types(topic.type),
         )
         for queue_id in range(topic.queues)
     ]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tidemill.common import stored_message
 from tidemill.common.errors import BadRequest, PropertiesTooLarge
+from tidemill.common.message_encoding import encode_stored
 from tidemill.common.receipt_handle import HandleSigner
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -59,7 +60,7 @@ def sample(**properties: object) -> v2.Message:
 
 
 def encode(message: v2.Message, kind: v2.MessageType.ValueType = v2.NORMAL) -> bytes:
-    return message_codec.encode_stored(message, message_type=kind, now_ms=NOW_MS)
+    return encode_stored(message, message_type=kind, now_ms=NOW_MS)
 
 
 def receive(batch: link_pb2.Batch, *, namespace: str = "") -> list[v2.Message]:

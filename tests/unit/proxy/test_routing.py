@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tidemill.common.errors import IllegalAccessPoint
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -66,33 +64,6 @@ def test_a_consumer_of_an_ordinary_group_polls_the_broker_as_a_whole() -> None:
 def test_a_consumer_of_an_ordered_group_polls_each_queue() -> None:
     assignments = routing.assignments(queues(), link_pb2.ORDERED)
     assert [assignment.message_queue.id for assignment in assignments] == list(range(8))
-
-
-def test_messages_without_a_group_go_round_the_queues() -> None:
-    turns = routing.RoundRobin()
-    assert sorted(turns.choose_queue(TOPIC) for _ in range(16)) == sorted([*range(8), *range(8)])
-
-
-@given(st.text(min_size=1, max_size=63), st.integers(1, 64))
-def test_a_message_group_always_goes_to_the_same_queue(group: str, count: int) -> None:
-    topic = link_pb2.TopicConfig(id=1, name="topic", queues=count)
-    queue = routing.queue_of_group(topic, group)
-    assert 0 <= queue < count
-    assert routing.queue_of_group(topic, group) == queue
-
-
-def test_the_queue_of_a_message_group_is_the_same_in_every_release() -> None:
-    """Golden: another answer would break the order of groups that are under way."""
-    assert [routing.queue_of_group(TOPIC, f"order-{n}") for n in range(8)] == [
-        2,
-        1,
-        4,
-        6,
-        7,
-        1,
-        4,
-        2,
-    ]
 
 
 def test_the_clients_access_point_is_echoed() -> None:

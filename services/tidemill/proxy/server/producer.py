@@ -9,18 +9,17 @@ from tidemill.common.errors import (
     BadRequest,
     Forbidden,
     MessageCorrupted,
-    MessageTypeConflict,
-    NotBuilt,
     Overloaded,
     ServiceError,
 )
+from tidemill.common.message_encoding import encode_stored
+from tidemill.common.message_rules import check_message, check_type, message_type
+from tidemill.common.queue_choice import RoundRobin, queue_of_group
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.proxy.message_codec import OK_STATUS, encode_stored
-from tidemill.proxy.names import check_message
-from tidemill.proxy.routing import RoundRobin, accepted_types, queue_of_group
+from tidemill.common.wire import bytes_header, varint, varint_field
+from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import Status, status_of
-from tidemill.proxy.wire import bytes_header, varint, varint_field
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from tidemill.proxy.backend import Backend
     from tidemill.proxy.server.call import Call
 
-_SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO})
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
 _OK = Status(v2.OK, "OK")
 # Headers of SendMessageResponse.entries and SendResultEntry.message_id.
@@ -131,8 +129,8 @@ class Producer:
         """Choose the queue; the client's own choice is not a promise that clients keep alike."""
         message_group = message.system_properties.message_group
         if message_group:
-            return queue_of_group(topic, message_group)
-        return self._queues.choose_queue(topic)
+            return queue_of_group(message_group, queues=topic.queues)
+        return self._queues.choose_queue(topic.queues)
 
 
 def _refused(error: ServiceError) -> asyncio.Future[int]:
@@ -142,56 +140,14 @@ def _refused(error: ServiceError) -> asyncio.Future[int]:
     return refused
 
 
-def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
-    """Return the type that the properties of a message give it.
-
-    Raises MessageTypeConflict when they contradict each other, or the type that it declares.
-    """
-    declared = properties.message_type
-    found: list[v2.MessageType.ValueType] = []
-    if properties.HasField("delivery_timestamp"):
-        found.append(v2.DELAY)
-    if properties.HasField("message_group"):
-        found.append(v2.FIFO)
-    if properties.HasField("lite_topic"):
-        found.append(v2.LITE)
-    if properties.HasField("priority"):
-        found.append(v2.PRIORITY)
-    if declared == v2.TRANSACTION:
-        found.append(v2.TRANSACTION)
-    if len(found) > 1:
-        names = " and ".join(v2.MessageType.Name(kind) for kind in found)
-        raise MessageTypeConflict(f"a message is of one type; this one has the marks of {names}")
-    derived = found[0] if found else v2.NORMAL
-    if declared == derived:
-        return derived
-    if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
-        raise MessageTypeConflict(
-            f"the message declares type {_type_name(declared)}, and its properties make it"
-            f" {_type_name(derived)}"
-        )
-    return derived
-
-
 def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:
     check_message(message)
     properties = message.system_properties
     kind = message_type(properties)
-    if kind not in accepted_types(topic):
-        accepted = ", ".join(_type_name(accepted) for accepted in accepted_types(topic))
-        raise MessageTypeConflict(
-            f"the topic {topic.name} takes messages of type {accepted}, not {_type_name(kind)}"
-        )
-    if kind not in _SERVED_TYPES:
-        raise NotBuilt(f"messages of type {_type_name(kind)} are not served yet")
+    check_type(kind, topic.name, topic.type)
     if properties.body_encoding not in _ENCODINGS:
         raise BadRequest(f"the body encoding {properties.body_encoding} is unknown")
     return encode_stored(message, message_type=kind, now_ms=now_ms)
-
-
-def _type_name(kind: v2.MessageType.ValueType) -> str:
-    # A newer client may declare a type that has no name here.
-    return v2.MessageType.Name(kind) if kind in v2.MessageType.values() else str(kind)
 
 
 def _outcome(append: asyncio.Future[int]) -> tuple[Status, int]:

@@ -1,4 +1,4 @@
-"""What may be called what, and how large it may be: the rules for all that clients name.
+"""What a message may hold, how large it may be, and which topic takes it.
 
 The limits are those of the public protocol, so that an application behaves here as elsewhere.
 """
@@ -15,9 +15,12 @@ from tidemill.common.errors import (
     IllegalTag,
     MessageBodyEmpty,
     MessageBodyTooLarge,
+    MessageTypeConflict,
+    NotBuilt,
     PropertiesTooLarge,
 )
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 MESSAGE_GROUP_BYTES_MAX = 63
 MESSAGE_ID_BYTES_MAX = (
@@ -46,6 +49,18 @@ RESERVED_PROPERTY_KEYS = _words(
     __CRC32#
     """
 )
+
+_ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
+    link_pb2.TOPIC_TYPE_UNSPECIFIED: [v2.NORMAL],
+    link_pb2.NORMAL: [v2.NORMAL],
+    link_pb2.FIFO: [v2.FIFO],
+    link_pb2.DELAY: [v2.DELAY],
+    link_pb2.TRANSACTION: [v2.TRANSACTION],
+    link_pb2.LITE: [v2.LITE],
+    link_pb2.PRIORITY: [v2.PRIORITY],
+    link_pb2.MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
+}
+SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO})
 
 
 def check_message(message: v2.Message) -> None:
@@ -137,3 +152,58 @@ def check_body(body: bytes) -> None:
         raise MessageBodyTooLarge(
             f"a message body has at most {BODY_BYTES_MAX} bytes, not {len(body)}"
         )
+
+
+def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
+    """Return the type that the properties of a message give it.
+
+    Raises MessageTypeConflict when they contradict each other, or the type that it declares.
+    """
+    declared = properties.message_type
+    found: list[v2.MessageType.ValueType] = []
+    if properties.HasField("delivery_timestamp"):
+        found.append(v2.DELAY)
+    if properties.HasField("message_group"):
+        found.append(v2.FIFO)
+    if properties.HasField("lite_topic"):
+        found.append(v2.LITE)
+    if properties.HasField("priority"):
+        found.append(v2.PRIORITY)
+    if declared == v2.TRANSACTION:
+        found.append(v2.TRANSACTION)
+    if len(found) > 1:
+        names = " and ".join(v2.MessageType.Name(kind) for kind in found)
+        raise MessageTypeConflict(f"a message is of one type; this one has the marks of {names}")
+    derived = found[0] if found else v2.NORMAL
+    if declared == derived:
+        return derived
+    if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
+        raise MessageTypeConflict(
+            f"the message declares type {type_name(declared)}, and its properties make it"
+            f" {type_name(derived)}"
+        )
+    return derived
+
+
+def accepted_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.MessageType.ValueType]:
+    """Return the message types that a topic of this type takes."""
+    return _ACCEPTED_TYPES[topic_type]
+
+
+def check_type(
+    kind: v2.MessageType.ValueType, topic: str, topic_type: link_pb2.TopicType.ValueType
+) -> None:
+    """Raise MessageTypeConflict or NotBuilt unless `topic` takes messages of this type."""
+    if kind not in accepted_types(topic_type):
+        accepted = ", ".join(type_name(accepted) for accepted in accepted_types(topic_type))
+        raise MessageTypeConflict(
+            f"the topic {topic} takes messages of type {accepted}, not {type_name(kind)}"
+        )
+    if kind not in SERVED_TYPES:
+        raise NotBuilt(f"messages of type {type_name(kind)} are not served yet")
+
+
+def type_name(kind: v2.MessageType.ValueType) -> str:
+    """Return how a message type is shown."""
+    # A newer client may declare a type that has no name here.
+    return v2.MessageType.Name(kind) if kind in v2.MessageType.values() else str(kind)

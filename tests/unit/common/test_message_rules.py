@@ -17,9 +17,9 @@ from tidemill.common.errors import (
     PropertiesTooLarge,
     RequestError,
 )
+from tidemill.common.message_rules import RESERVED_PROPERTY_KEYS, check_message
 from tidemill.common.resource_names import check_group, check_topic
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.proxy.names import RESERVED_PROPERTY_KEYS, check_message
 
 SYSTEM_TOPICS = [
     "TBW102",
