@@ -50,7 +50,7 @@ HOUR_MS = 3_600_000
 
 SERVICE = service.DESCRIPTOR.services_by_name["MessagingService"]
 UNSERVED = {
-    "EndTransaction", "RecallMessage", "SyncLiteSubscription", "UpdateOffset", "GetOffset",
+    "EndTransaction", "SyncLiteSubscription", "UpdateOffset", "GetOffset",
     "QueryOffset", "PullMessage",
 }  # fmt: skip
 ENDPOINTS = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])

@@ -507,7 +507,7 @@ def test_a_proxy_at_its_limit_says_too_many_requests(tmp_path: Path) -> None:
 def test_a_code_of_the_library_comes_only_for_methods_that_are_not_served(endpoint: str) -> None:
     async def scenario(client: Api) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await client.stub.RecallMessage(service.RecallMessageRequest(), metadata=METADATA)
+            await client.stub.EndTransaction(service.EndTransactionRequest(), metadata=METADATA)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert "not served yet" in (refused.value.details() or "")
 

@@ -73,6 +73,13 @@ class FaultyFile:
         now[offset : offset + len(data)] = data
         self._disk.written_bytes += len(data)
 
+    def read_at(self, offset: int, size: int) -> bytes:
+        return bytes(self._content.now[offset : offset + size])
+
+    def advise(self, offset: int, size: int) -> None:
+        assert 0 <= offset < offset + size <= self.size(), "advice about what is in the file"
+        self._disk.advised.append((self.name, offset, size))
+
     def view(self) -> memoryview:
         return memoryview(self._content.now).toreadonly()
 
@@ -110,6 +117,7 @@ class FaultyDisk:
         self.operations: list[str] = []
         self.cut_at: int | None = None  # index of the operation at which the power goes
         self.fails_writes = False
+        self.advised: list[tuple[str, int, int]] = []
         self._files: dict[str, Content] = {}
         self._durable: dict[str, Content] = {}
         self._folder_changes: list[dict[str, Content]] = []
@@ -155,7 +163,7 @@ class FaultyDisk:
     # ------------------------------------------------------------ the protocol
 
     def names(self, folder: str) -> list[str]:
-        return sorted(name for name in self._files if name.startswith(f"{folder}/"))
+        return sorted(name for name in self._files if name.rpartition("/")[0] == folder)
 
     def open(self, name: str, *, create: bool = False) -> FaultyFile:
         if create:
@@ -186,6 +194,9 @@ class FaultyDisk:
 
     def free_bytes(self) -> int:
         return self.capacity_bytes - sum(len(content.now) for content in self._files.values())
+
+    def total_bytes(self) -> int:
+        return self.capacity_bytes
 
     def damage(self, name: str, position: int, *, bits: int = 1) -> None:
         """Flip bits of a byte, durably."""

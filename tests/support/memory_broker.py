@@ -1,8 +1,8 @@
 """A broker in memory: a real BrokerLink server for tests of the proxy, without a store.
 
 It answers like the broker: appends by queue, pops that park, acks with their three results,
-deliveries replaced by change-invisible, dead letters, creation by use. Invisible durations never
-end by themselves here; a test that wants a message back says so.
+deliveries replaced by change-invisible, dead letters, delayed messages and their cancel, creation
+by use. No time passes here: a test that wants a message back, or a delayed one delivered, says so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from tidemill.common import stored_message
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
@@ -54,6 +55,8 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
         self.log: list[Message] = []
         self.taken: set[tuple[int, int]] = set()  # (group id, position in the log)
         self.deliveries: dict[int, Delivery] = {}
+        self.timers: list[Message | None] = []  # by timer id; None: delivered
+        self.cancelled: set[int] = set()  # timer ids
         self.frames: list[pb.RequestFrame] = []
         self.failures: dict[str, pb.Failure] = {}  # kind of request -> what it is answered with
         self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
@@ -181,8 +184,7 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
             if queue_id in self.refused_queues:
                 reply.failures.add(request_id=request_id, error="Overloaded", message="full")
             elif not self._refused("append", request_id, reply):
-                reply.appends.request_ids.append(request_id)
-                reply.appends.queue_offsets.append(self.store(topic_id, queue_id, blob))
+                self._append(reply.appends, request_id, Message(topic_id, queue_id, 0, blob))
         acks = frame.acks
         for request_id, delivery_id, index in zip(
             acks.request_ids, acks.delivery_ids, acks.indexes, strict=True
@@ -204,6 +206,9 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
                 reply.dead_letters.add(request_id=request.request_id)
             else:
                 self._gone(request.request_id, reply)
+        for cancel in frame.timer_cancels:
+            if not self._refused("cancel_timer", cancel.request_id, reply):
+                self._cancel(cancel, reply)
         for pop in frame.pops:
             if not self._refused("pop", pop.request_id, reply):
                 self._parked[pop.request_id] = pop
@@ -211,6 +216,41 @@ class MemoryBroker(broker_pb2_grpc.BrokerLinkServicer):
             self._parked.pop(request_id, None)
         self._serve_pops(reply)
         return reply
+
+    def _append(self, results: pb.AppendResults, request_id: int, message: Message) -> None:
+        results.request_ids.append(request_id)
+        # Tests of the link alone append bytes that are no message.
+        is_message = stored_message.is_well_formed(message.blob)
+        due_at_ms = stored_message.decode(message.blob).due_at_ms if is_message else 0
+        if due_at_ms > NOW_MS:
+            results.queue_offsets.append(len(self.timers))
+            self.timers.append(message)
+        else:
+            due_at_ms = 0
+            results.queue_offsets.append(
+                self.store(message.topic_id, message.queue_id, message.blob)
+            )
+        if due_at_ms or results.due_at_ms:
+            missing = len(results.request_ids) - 1 - len(results.due_at_ms)
+            results.due_at_ms.extend([0] * missing + [due_at_ms])
+
+    def _cancel(self, cancel: pb.CancelTimerRequest, reply: pb.ReplyFrame) -> None:
+        timer = self.timers[cancel.timer_id] if cancel.timer_id < len(self.timers) else None
+        if timer is None or timer.topic_id != cancel.topic_id:
+            reply.failures.add(
+                request_id=cancel.request_id, error="MessageNotFound", message="no such timer"
+            )
+            return
+        self.cancelled.add(cancel.timer_id)
+        reply.cancelled_timers.append(cancel.request_id)
+
+    def deliver_timer(self, timer_id: int) -> None:
+        """Store a delayed message as if it were due."""
+        timer = self.timers[timer_id]
+        assert timer is not None, "delivered before"
+        assert timer_id not in self.cancelled
+        self.timers[timer_id] = None
+        self.store(timer.topic_id, timer.queue_id, timer.blob)
 
     def store(self, topic_id: int, queue_id: int, blob: bytes, origin_topic: str = "") -> int:
         queue_offset = sum(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import md5
 
 from tidemill.common import stored_message
-from tidemill.common.errors import BadRequest, PropertiesTooLarge
+from tidemill.common.errors import BadRequest, IllegalDeliveryTime, PropertiesTooLarge
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.wire import bytes_field, bytes_header, seconds_and_nanos, varint, varint_header
 
@@ -54,7 +54,11 @@ def _kind_fields(encoding: int, message_type: int) -> bytes:
 
 
 def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> bytes:
-    """Build the stored message of a message whose names and sizes have been checked."""
+    """Build the stored message of a message whose names and sizes have been checked.
+
+    A message of type DELAY without a delivery timestamp is due in 1970, until somebody who knows
+    its delay says otherwise. Raises IllegalDeliveryTime, BadRequest, PropertiesTooLarge.
+    """
     properties = message.system_properties
     message_id = properties.message_id.encode()
     tag = properties.tag.encode()
@@ -124,7 +128,7 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
         len(body),
         _cached_tag_hash(properties.tag) if tag else 0,
         born_seconds * 1000 + born_nanos // 1_000_000,
-        0,
+        _due_at_ms(properties) if message_type == v2.DELAY else 0,
     )
     return b"".join((fixed, key_hashes, system_wire, user_wire, _BODY, varint(len(body)), body))
 
@@ -140,6 +144,18 @@ def _born(properties: v2.SystemProperties, now_ms: int) -> tuple[int, int]:
     ):
         raise BadRequest("born_timestamp is outside the years 1 to 9999")
     return seconds, nanos
+
+
+def _due_at_ms(properties: v2.SystemProperties) -> int:
+    """Return the delivery timestamp in whole milliseconds, never an earlier instant."""
+    due = properties.delivery_timestamp
+    seconds, nanos = due.seconds, due.nanos
+    if not (0 <= seconds <= TIMESTAMP_SECONDS_MAX and 0 <= nanos < 1_000_000_000):
+        raise IllegalDeliveryTime(
+            f"a delivery timestamp has 0 to {TIMESTAMP_SECONDS_MAX} seconds, the years 1970 to"
+            f" 9999, and 0 to 999999999 nanos, not {seconds} and {nanos}"
+        )
+    return seconds * 1000 + -(-nanos // 1_000_000)
 
 
 def _user_wire(message: v2.Message) -> bytes:

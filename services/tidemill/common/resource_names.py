@@ -15,6 +15,8 @@ GROUP_CHARS_MAX = 120
 # Topics that the broker makes for a group; clients may read the second kind.
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
+# Topics of the broker for itself; nobody else sees them.
+HIDDEN_TOPIC_PREFIX = "%SYS%"
 
 _RESOURCE_NAME = re.compile(r"[A-Za-z0-9_\-%|]+")
 _SYSTEM_PREFIX = "rmq_sys_"
@@ -48,6 +50,7 @@ _SYSTEM_GROUPS = frozenset(
         "CID_ONSAPI_OWNER",
         "CID_ONSAPI_PULL",
         "CID_RMQ_SYS_TRANS",
+        "TIMER",  # Its dead-letter topic is that of the timers.
     ]
 )
 
@@ -62,7 +65,7 @@ def check_topic(name: str) -> None:
         )
     if not _RESOURCE_NAME.fullmatch(name):
         raise IllegalTopic("a topic name consists of A-Z a-z 0-9 _ - % |")
-    if name in _SYSTEM_NAMES or name.startswith(_SYSTEM_PREFIX):
+    if name in _SYSTEM_NAMES or name.startswith((_SYSTEM_PREFIX, HIDDEN_TOPIC_PREFIX)):
         raise IllegalTopic(f"the topic name {name} belongs to the system")
 
 

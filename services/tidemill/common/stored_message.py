@@ -7,7 +7,8 @@
 The three wires are protobuf bytes of `apache.rocketmq.v2.Message`, as consumers will get them:
 system wire holds the stable fields of `SystemProperties` (message id, tag, keys, digest, encoding,
 type, born time and host, message group, trace context) without the submessage's own header, because
-a delivery joins its own fields to them; user wire holds the `user_properties` entries and body wire
+a delivery joins its own fields to them, and the delivery timestamp of a message of type DELAY,
+which the fixed fields hold; user wire holds the `user_properties` entries and body wire
 the `body` field, both with their headers. The fixed fields repeat what the engine needs, so that it
 never parses protobuf.
 

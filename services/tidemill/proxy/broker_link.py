@@ -18,7 +18,8 @@ import random
 import time
 import zlib
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -72,6 +73,9 @@ LIMITS = Limits(
     keepalive_period_s=10.0,
     keepalive_timeout_s=10.0,
 )
+# What became of an append: its queue offset and 0, or its timer id and when it will be delivered.
+# A plain tuple, since every send makes one.
+Appended: TypeAlias = tuple[int, int]
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
 _NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
 
@@ -133,9 +137,9 @@ class BrokerLink:
 
     def append(
         self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int
-    ) -> asyncio.Future[int]:
-        """Store a message; the future brings its queue offset, once it is durable."""
-        future: asyncio.Future[int]
+    ) -> asyncio.Future[Appended]:
+        """Store or schedule a message; the future says where, once it is durable."""
+        future: asyncio.Future[Appended]
         request_id, future = self._begin("append", timeout_ms, len(blob))
         self._appends.append((request_id, topic_id, queue_id, zlib.crc32(blob), blob))
         return future
@@ -193,6 +197,13 @@ class BrokerLink:
         future: asyncio.Future[link_pb2.DeadLetterReply]
         request.request_id, future = self._begin("dead_letter", timeout_ms)
         self._frame.dead_letters.append(request)
+        await future
+
+    async def cancel_timer(self, timer_id: int, topic_id: int, *, timeout_ms: int) -> None:
+        """Cancel the delivery of a delayed message. Raises MessageNotFound when it is too late."""
+        future: asyncio.Future[int]
+        request_id, future = self._begin("cancel_timer", timeout_ms)
+        self._frame.timer_cancels.add(request_id=request_id, timer_id=timer_id, topic_id=topic_id)
         await future
 
     async def ensure(self, *, topic: str = "", group: str = "", timeout_ms: int) -> None:
@@ -470,7 +481,9 @@ class BrokerLink:
         resolve = self._resolve
         if reply.HasField("appends"):
             appends = reply.appends
-            self._resolve_appends(appends.request_ids, appends.queue_offsets)
+            offsets = appends.queue_offsets
+            dues = appends.due_at_ms or repeat(0, len(offsets))
+            self._resolve_appends(appends.request_ids, zip(offsets, dues, strict=True))
         if reply.HasField("acks"):
             results: dict[int, list[int]] = {}
             for request_id, result in zip(reply.acks.request_ids, reply.acks.results, strict=True):
@@ -486,21 +499,23 @@ class BrokerLink:
             resolve(dead_letter.request_id, dead_letter)
         for ensure in reply.ensures:
             resolve(ensure.request_id, ensure)
+        for request_id in reply.cancelled_timers:
+            resolve(request_id, request_id)
         for failure in reply.failures:
             self._abandoned.pop(failure.request_id, None)
             self._fail(failure.request_id, _error_of(failure))
 
-    def _resolve_appends(self, request_ids: Iterable[int], offsets: Iterable[int]) -> None:
+    def _resolve_appends(self, request_ids: Iterable[int], results: Iterable[Appended]) -> None:
         """Do what `_resolve` does, for the many of a frame."""
         pending, now_s = self._pending, time.monotonic()
         observe = self._metrics.observe_backend
-        for request_id, queue_offset in zip(request_ids, offsets, strict=True):
+        for request_id, appended in zip(request_ids, results, strict=True):
             append = pending.pop(request_id, None)
             if append is not None:
                 self._pending_bytes -= append.size_bytes
                 observe("append", "success", (now_s - append.started_s) * 1000)
                 if not append.future.done():
-                    append.future.set_result(queue_offset)
+                    append.future.set_result(appended)
 
     def _resolve(self, request_id: int, result: object) -> bool:
         """Hand a result to whoever waits; say whether somebody did."""

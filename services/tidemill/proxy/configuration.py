@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.common.recall_handle import RecallSigner
 from tidemill.common.receipt_handle import HandleSigner
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -15,6 +16,7 @@ class Configuration:
         self.broker_name = ""
         self.auto_create = False
         self._signer: HandleSigner | None = None
+        self._recall_signer: RecallSigner | None = None
 
     @property
     def is_known(self) -> bool:
@@ -27,6 +29,12 @@ class Configuration:
         assert self._signer is not None, "nothing is served before the first configuration"
         return self._signer
 
+    @property
+    def recall_signer(self) -> RecallSigner:
+        """Signer of this broker's recall handles."""
+        assert self._recall_signer is not None, "nothing is served before the first configuration"
+        return self._recall_signer
+
     def apply(self, update: link_pb2.ConfigUpdate) -> None:
         """Fold one update."""
         if update.is_complete:
@@ -34,6 +42,7 @@ class Configuration:
             self.broker_name = update.broker_name
             self.auto_create = update.auto_create
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
+            self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)
         # What was deleted goes first: the same update may carry the next incarnation of its name.
         for topic_id in update.deleted_topic_ids:
             self._forget_topic(topic_id)

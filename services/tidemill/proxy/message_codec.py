@@ -32,12 +32,15 @@ _ENTRY_STATUS = bytes_header(3)
 # ReceiveMessageResponse.message.
 _MESSAGE = bytes_header(2)
 
-# What a delivery needs of the fixed fields: key count, size of the system and of the user wire.
-_SIZES = struct.Struct(">4xH14xII")
-assert _SIZES.unpack_from(stored_message.FIXED.pack(1, 0, 0, 7, *[0] * 6, 8, 9, 0, *[0] * 3)) == (
+# What a delivery needs of the fixed fields: type, key count, size of the system and of the user
+# wire, due time.
+_FIELDS = struct.Struct(">xBxxH14xII20xq")
+assert _FIELDS.unpack_from(stored_message.FIXED.pack(1, 3, 0, 7, *[0] * 6, 8, 9, 0, 0, 0, 6)) == (
+    3,
     7,
     8,
     9,
+    6,
 ), "the codec reads the layout it was written for"
 
 
@@ -74,7 +77,7 @@ def encode_received(
         origins,
         strict=True,
     ):
-        key_count, system_size, user_size = _SIZES.unpack_from(blob)
+        message_type, key_count, system_size, user_size, due_at_ms = _FIELDS.unpack_from(blob)
         system_at = stored_message.FIXED_SIZE + key_count * stored_message.KEY_HASH_SIZE
         user_at = system_at + system_size
         body_wire_at = user_at + user_size
@@ -94,6 +97,8 @@ def encode_received(
                 varint(attempt),
             )
         )
+        if message_type == v2.DELAY:
+            of_delivery += bytes_field(11, milliseconds(due_at_ms))
         if origin:
             of_delivery += _dead_letter_queue(blob, origin)
         added_size = of_batch_size + len(of_delivery)

@@ -174,7 +174,6 @@ def test_heartbeat_and_termination_are_noted() -> None:
     ("method", "request_message"),
     [
         ("EndTransaction", service.EndTransactionRequest()),
-        ("RecallMessage", service.RecallMessageRequest()),
         ("SyncLiteSubscription", service.SyncLiteSubscriptionRequest()),
         ("UpdateOffset", service.UpdateOffsetRequest()),
         ("GetOffset", service.GetOffsetRequest()),

@@ -107,7 +107,17 @@ def test_messages_of_a_group_share_a_queue_and_others_go_round() -> None:
         (message(message_type=99), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
         (message(priority=1), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
         (message(lite_topic="lite"), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
-        (message(delivery_timestamp=Timestamp(seconds=1)), v2.NOT_IMPLEMENTED),
+        (
+            message(delivery_timestamp=Timestamp(seconds=1), message_group="g"),
+            v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        ),
+        (message(delivery_timestamp=Timestamp(seconds=-1)), v2.ILLEGAL_DELIVERY_TIME),
+        (message(delivery_timestamp=Timestamp(nanos=-1)), v2.ILLEGAL_DELIVERY_TIME),
+        (message(delivery_timestamp=Timestamp(nanos=10**9)), v2.ILLEGAL_DELIVERY_TIME),
+        (
+            message(delivery_timestamp=Timestamp(seconds=253_402_300_800)),
+            v2.ILLEGAL_DELIVERY_TIME,
+        ),
         (message(message_type=v2.TRANSACTION), v2.NOT_IMPLEMENTED),
     ],
 )

@@ -33,6 +33,7 @@ SYSTEM_TOPICS = [
     "OFFSET_MOVED_EVENT",
     "CHECKPOINT_TOPIC",
     "rmq_sys_anything",
+    "%SYS%TIMER",
 ]
 
 
@@ -133,6 +134,7 @@ def test_a_reserved_property_is_refused(name: str) -> None:
         check_message(message(user_properties={name: "v"}))
 
 
-def test_the_reserved_properties_are_those_of_the_protocol() -> None:
-    assert len(RESERVED_PROPERTY_KEYS) == 51
+def test_the_reserved_properties_are_those_of_the_protocol_and_two_of_timers() -> None:
+    assert len(RESERVED_PROPERTY_KEYS) == 51 + 2
+    assert {"TIMER_ROLL_LABEL", "__STARTDELIVERTIME"} <= RESERVED_PROPERTY_KEYS
     assert {"KEYS", "TAGS", "1ST_POP_TIME", "__BORNHOST", "__CRC32#"} <= RESERVED_PROPERTY_KEYS

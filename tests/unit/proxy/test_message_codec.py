@@ -5,11 +5,12 @@ from __future__ import annotations
 from hashlib import md5
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.common import stored_message
-from tidemill.common.errors import BadRequest, PropertiesTooLarge
+from tidemill.common.errors import BadRequest, IllegalDeliveryTime, PropertiesTooLarge
 from tidemill.common.message_encoding import encode_stored
 from tidemill.common.receipt_handle import HandleSigner
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -43,6 +44,7 @@ def messages(draw: st.DrawFn) -> v2.Message:
     properties.born_timestamp.seconds = draw(st.integers(-62_135_596_800, 253_402_300_799))
     properties.born_timestamp.nanos = draw(st.integers(0, 999_999_999))
     properties.born_host = draw(texts)
+    properties.delivery_timestamp.FromMilliseconds(draw(instants_ms))
     # Some clients send garbage here; none of it may come back.
     properties.delivery_attempt = draw(st.integers(-5, 5))
     properties.receipt_handle = draw(texts)
@@ -100,7 +102,7 @@ def batch_of(*blobs: bytes, **fields: object) -> link_pb2.Batch:
 
 @given(
     messages(),
-    st.sampled_from([v2.NORMAL, v2.FIFO]),
+    st.sampled_from([v2.NORMAL, v2.FIFO, v2.DELAY]),
     st.integers(0, 31),
     st.integers(0, 2**63 - 1),
     instants_ms,
@@ -152,6 +154,8 @@ def test_a_message_is_delivered_as_it_was_sent_with_the_fields_of_the_delivery(
     properties.queue_offset = queue_offset
     properties.invisible_duration.FromMilliseconds(invisible_ms)
     properties.delivery_attempt = attempt
+    if kind == v2.DELAY:
+        properties.delivery_timestamp.CopyFrom(source.delivery_timestamp)
     assert received == expected
     opened = SIGNER.open(received.system_properties.receipt_handle, "group", "topic")
     assert opened == (1, 2, NOW_MS + invisible_ms, index)
@@ -179,6 +183,37 @@ def test_the_fixed_fields_repeat_what_the_engine_needs(sent: v2.Message) -> None
     ] == expected
     born = source.born_timestamp
     assert stored.born_at_ms == born.seconds * 1000 + born.nanos // 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "due_at_ms"),
+    [
+        (0, 0, 0),
+        (0, 1, 1),
+        (5, 1_000_000, 5_001),
+        (5, 1_000_001, 5_002),
+        (253_402_300_799, 999_000_000, 253_402_300_799_999),
+    ],
+)
+def test_a_delivery_timestamp_is_kept_in_milliseconds_and_never_earlier(
+    seconds: int, nanos: int, due_at_ms: int
+) -> None:
+    sent = sample(delivery_timestamp=Timestamp(seconds=seconds, nanos=nanos))
+    blob = encode(sent, v2.DELAY)
+    assert stored_message.decode(blob).due_at_ms == due_at_ms
+    [received] = receive(batch_of(blob))
+    assert received.system_properties.HasField("delivery_timestamp")
+    assert received.system_properties.delivery_timestamp.ToMilliseconds() == due_at_ms
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos"),
+    [(-1, 0), (253_402_300_800, 0), (1, -1), (1, 1_000_000_000), (2**63 - 1, 0)],
+)
+def test_a_delivery_timestamp_outside_the_calendar_is_refused(seconds: int, nanos: int) -> None:
+    sent = sample(delivery_timestamp=Timestamp(seconds=seconds, nanos=nanos))
+    with pytest.raises(IllegalDeliveryTime, match="253402300799"):
+        encode(sent, v2.DELAY)
 
 
 def test_the_messages_of_a_batch_differ_in_their_own_fields_only() -> None:

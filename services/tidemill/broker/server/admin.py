@@ -14,7 +14,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.resource_names import check_group, check_own_topic
+from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX, check_group, check_own_topic
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class BrokerAdminService:
         """Delete a topic with its messages."""
 
         def delete(engine: Engine, now_ms: int) -> pb.Empty:
+            find_topic(engine, request.name)
             engine.delete_topic(request.name, now_ms)
             config_log.topic_deleted(request.name)
             return pb.Empty()
@@ -127,6 +128,7 @@ class BrokerAdminService:
 
         def reset(engine: Engine, now_ms: int) -> pb.ResetOffsetReply:
             target = config_frames.reset_target(request)
+            find_topic(engine, request.topic)
             statuses = engine.reset_offset(request.group, request.topic, target, now_ms)
             config_log.offsets_reset(request.group, request.topic)
             return pb.ResetOffsetReply(queues=[config_frames.queue_status(q) for q in statuses])
@@ -163,7 +165,7 @@ def refusal(error: ServiceError) -> RpcError:
 def find_topic(engine: Engine, name: str) -> Topic:
     """Return the topic of that name; raise TopicNotFound."""
     topic = engine.catalog.find_topic(name)
-    if topic is None:
+    if topic is None or name.startswith(HIDDEN_TOPIC_PREFIX):
         raise TopicNotFound(f"there is no topic {name!r}")
     return topic
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypedDict
 
 from tidemill.broker.engine.engine import (
@@ -19,6 +20,7 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.common.errors import BadRequest
+from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -53,11 +55,17 @@ def group_config(group: Group) -> pb.GroupConfig:
     return config
 
 
+def _visible(topics: Iterable[Topic]) -> list[pb.TopicConfig]:
+    return [
+        topic_config(topic) for topic in topics if not topic.name.startswith(HIDDEN_TOPIC_PREFIX)
+    ]
+
+
 def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
     """Render all that a proxy needs to know before it serves."""
     return pb.ConfigUpdate(
         is_complete=True,
-        topics=[topic_config(topic) for topic in engine.catalog.topics.values()],
+        topics=_visible(engine.catalog.topics.values()),
         groups=[group_config(group) for group in engine.catalog.groups.values()],
         handle_secret=engine.handle_secret,
         broker_name=engine.broker_name,
@@ -68,7 +76,7 @@ def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
 def changed_config(changes: ConfigChanges) -> pb.ConfigUpdate:
     """Render what changed."""
     return pb.ConfigUpdate(
-        topics=[topic_config(topic) for topic in changes.topics.values()],
+        topics=_visible(changes.topics.values()),
         groups=[group_config(group) for group in changes.groups.values()],
         deleted_topic_ids=sorted(changes.deleted_topic_ids),
         deleted_group_ids=sorted(changes.deleted_group_ids),

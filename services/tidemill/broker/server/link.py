@@ -19,8 +19,10 @@ from tidemill.broker.server import config_log
 from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Pop
 from tidemill.broker.server.replies import Replies
+from tidemill.common import stored_message
 from tidemill.common.errors import Overloaded, ServiceError
 from tidemill.common.grpc.status import RpcCode, RpcError
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ UNSENT_POPS_BYTES_MAX = 256 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
+# How the stored message of a delayed one begins.
+_DELAYED = bytes((stored_message.VERSION, v2.DELAY))
+assert stored_message.MESSAGE_TYPE_AT == 1, "the type stands behind the version"
 
 
 class Outlet(Protocol):
@@ -120,6 +125,8 @@ class Link:
             self._apply_dead_letter(dead_letter, turn)
         for ensure in frame.ensures:
             self._apply_ensure(ensure, turn)
+        for cancel in frame.timer_cancels:
+            self._apply_timer_cancel(cancel, turn)
         for pop in frame.pops:
             self._apply_pop(pop, turn)
             yield
@@ -135,7 +142,12 @@ class Link:
         )  # fmt: skip
         for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(columns, 1):
             try:
-                offset = append(topic_id, queue_id, blob, crc, now_ms)
+                if blob.startswith(_DELAYED):
+                    offset, due_at_ms = turn.engine.schedule(topic_id, queue_id, blob, crc, now_ms)
+                    if due_at_ms:
+                        replies.append_dues[len(replies.append_ids)] = due_at_ms
+                else:
+                    offset = append(topic_id, queue_id, blob, crc, now_ms)
             except ServiceError as error:
                 replies.failures.append((request_id, error))
             else:
@@ -197,6 +209,16 @@ class Link:
                 config_log.topic_put(None, made, auto_create=True)
             if group is None and (joined := catalog.find_group(request.group)):
                 config_log.group_put(None, joined, auto_create=True)
+
+    def _apply_timer_cancel(self, request: pb.CancelTimerRequest, turn: Turn) -> None:
+        try:
+            turn.engine.timers.cancel(
+                request.timer_id, topic_id=request.topic_id, now_ms=turn.now_ms
+            )
+        except ServiceError as error:
+            self._replies.failures.append((request.request_id, error))
+        else:
+            self._replies.cancelled.append(request.request_id)
 
     # ------------------------------------------------------------ pops
 

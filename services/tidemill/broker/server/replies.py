@@ -28,9 +28,11 @@ class Replies:
         "ack_ids",
         "ack_results",
         "answered_sequence",
+        "append_dues",
         "append_ids",
         "append_offsets",
         "arrived_s",
+        "cancelled",
         "changed",
         "configs",
         "done",
@@ -46,6 +48,7 @@ class Replies:
         self.configs: list[pb.ConfigUpdate] = []
         self.append_ids: list[int] = []
         self.append_offsets: list[int] = []
+        self.append_dues: dict[int, int] = {}  # place in append_ids -> when it will be delivered
         self.ack_ids: list[int] = []
         self.ack_results: list[AckResult] = []
         self.pops: list[tuple[Pop, list[Batch]]] = []
@@ -53,6 +56,7 @@ class Replies:
         self.changed: list[tuple[int, Delivery]] = []
         self.done: list[int] = []  # request ids of dead letters
         self.ensured: list[int] = []
+        self.cancelled: list[int] = []  # request ids of timer cancels
         self.failures: list[tuple[int, ServiceError]] = []
 
     def frames(self, engine: Engine, traffic: Traffic, size_max: int) -> Iterator[pb.ReplyFrame]:
@@ -67,6 +71,8 @@ class Replies:
         if self.append_ids:
             frame.appends.request_ids.extend(self.append_ids)
             frame.appends.queue_offsets.extend(self.append_offsets)
+            if dues := self.append_dues:
+                frame.appends.due_at_ms.extend(dues.get(n, 0) for n in range(len(self.append_ids)))
         if self.ack_ids:
             frame.acks.request_ids.extend(self.ack_ids)
             # Any enum value is a number of broker.proto.
@@ -82,6 +88,7 @@ class Replies:
             frame.dead_letters.add(request_id=request_id)
         for request_id in self.ensured:
             frame.ensures.add(request_id=request_id)
+        frame.cancelled_timers.extend(self.cancelled)
         for request_id, error in self.failures:
             frame.failures.add(
                 request_id=request_id, error=type(error).__name__, message=error.message
@@ -107,6 +114,7 @@ class Replies:
             ("change_invisible", len(self.changed)),
             ("dead_letter", len(self.done)),
             ("ensure", len(self.ensured)),
+            ("cancel_timer", len(self.cancelled)),
         ):
             if count:
                 latencies.observe(("grpc", code, _OK, "false", "success"), elapsed_ms, count)

@@ -20,7 +20,6 @@ SERVICE = "apache.rocketmq.v2.MessagingService"
 # Method -> what a client is told that calls it.
 UNSERVED_UNARY = {
     "EndTransaction": "transactional messages are not served yet",
-    "RecallMessage": "delayed messages are not served yet, so there is none to recall",
     "SyncLiteSubscription": "lite topics are not served yet",
     "UpdateOffset": "consumers here are stateless: pop messages and ack them",
     "GetOffset": "consumers here are stateless: pop messages and ack them",
@@ -54,6 +53,7 @@ def methods(
             "QueryRoute": routes.query_route,
             "Heartbeat": client_life.heartbeat,
             "SendMessage": producer.send_message,
+            "RecallMessage": producer.recall_message,
             "QueryAssignment": routes.query_assignment,
             "AckMessage": consumer.ack_message,
             "ForwardMessageToDeadLetterQueue": consumer.forward_to_dead_letter_queue,

@@ -1,0 +1,103 @@
+"""The recall handle: what a producer holds of a delayed message, and any process knows again.
+
+    ┌────────────┬────────────┬──────────────┬───────────────┬────────────────────────┬──────────┐
+    │ version u8 │ broker u16 │ timer_id u64 │ due_at_ms i64 │ message id: u16, bytes │ MAC, 16  │
+    └────────────┴────────────┴──────────────┴───────────────┴────────────────────────┴──────────┘
+
+URL-safe base64 without padding, of which one text only is accepted for each value. `broker` is a
+check of the broker's name, not the name. The MAC is a keyed hash over all before it and the topic's
+name; the message id's size keeps the two apart. Its key is that of the receipt handles, and its
+personalisation keeps the one kind from passing for the other.
+
+`due_at_ms` is when the message was due when the handle was made: a timer that was moved since is
+recalled by it all the same. The broker's state decides about every handle.
+"""
+
+from __future__ import annotations
+
+import struct
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+from hashlib import blake2b, blake2s
+from hmac import compare_digest
+from typing import NamedTuple
+
+from tidemill.common.errors import BadRequest
+
+VERSION = 2  # 1 is the reference's text
+SECRET_SIZE = 32  # bytes
+HANDLE_CHARS_MAX = 2048  # more than one with the longest message id, of 1,024 bytes, has
+
+_FIELDS = struct.Struct(">BHQqH")
+_FIELDS_SIZE = 21  # bytes
+assert _FIELDS.size == _FIELDS_SIZE, "recall handles outlive the process that made them"
+_MAC_SIZE = 16  # bytes
+
+_TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+# The standard alphabet's own characters become illegal ones, which strict decoding refuses.
+_FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
+
+_BROKEN = "the recall handle is none that was given out here"
+
+
+class Recall(NamedTuple):
+    """What a recall handle names."""
+
+    timer_id: int
+    due_at_ms: int
+    message_id: str
+
+
+class RecallSigner:
+    """Makes and opens the recall handles of one broker."""
+
+    def __init__(self, secret: bytes, broker_name: str) -> None:
+        assert len(secret) == SECRET_SIZE, "the handle secret is 32 bytes"
+        self._secret = secret
+        name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
+        self._broker = int.from_bytes(name_hash, "big")
+
+    def sign(self, topic: str, recall: Recall) -> str:
+        """Return the handle of a delayed message of `topic`."""
+        message_id = recall.message_id.encode()
+        signed = (
+            _FIELDS.pack(VERSION, self._broker, recall.timer_id, recall.due_at_ms, len(message_id))
+            + message_id
+        )
+        return _encode(signed + self._mac(signed, topic))
+
+    def open(self, text: str, topic: str) -> Recall:
+        """Return what `text` names; raise BadRequest unless every character is right."""
+        decoded = _decode(text)
+        signed, mac = decoded[:-_MAC_SIZE], decoded[-_MAC_SIZE:]
+        if len(signed) < _FIELDS_SIZE or signed[0] != VERSION:
+            raise BadRequest(_BROKEN)
+        _, broker, timer_id, due_at_ms, id_size = _FIELDS.unpack_from(signed)
+        if broker != self._broker:
+            raise BadRequest("the recall handle belongs to another broker")
+        if not compare_digest(self._mac(signed, topic), mac):
+            raise BadRequest(f"the recall handle was changed, or is not one of the topic {topic}")
+        assert len(signed) == _FIELDS_SIZE + id_size, "what was signed here is well-formed"
+        return Recall(timer_id, due_at_ms, signed[_FIELDS_SIZE:].decode())
+
+    def _mac(self, signed: bytes, topic: str) -> bytes:
+        content = signed + topic.encode()
+        return blake2s(content, key=self._secret, digest_size=_MAC_SIZE, person=b"recall").digest()
+
+
+def _encode(data: bytes) -> str:
+    return b2a_base64(data, newline=False).rstrip(b"=").translate(_TO_URL_SAFE).decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    if not text.isascii() or len(text) > HANDLE_CHARS_MAX:
+        raise BadRequest(_BROKEN)
+    padded = text.encode("ascii").translate(_FROM_URL_SAFE) + b"=" * (-len(text) % 4)
+    try:
+        decoded = a2b_base64(padded, strict_mode=True)
+    except Base64Error:
+        raise BadRequest(_BROKEN) from None
+    # The bits of the last character that no byte holds could else be anything.
+    if _encode(decoded) != text:
+        raise BadRequest(_BROKEN)
+    return decoded
