@@ -11,6 +11,7 @@ import grpc
 import structlog
 
 from tidemill.common import errors
+from tidemill.common.recall_handle import RecallSigner
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
@@ -35,6 +36,7 @@ class BrokerClient:
         self._channel = channel
         self._stub: broker_pb2_grpc.BrokerAdminAsyncStub = broker_pb2_grpc.BrokerAdminStub(channel)
         self._timeout_s = timeout_ms / 1000
+        self._recall_signer: RecallSigner | None = None
 
     async def put_topic(self, request: pb.PutTopicRequest) -> pb.TopicConfig:
         """Create or change a topic."""
@@ -74,6 +76,41 @@ class BrokerClient:
         """Find messages by id or by key."""
         return await self._call(self._stub.FindMessages, request)
 
+    async def store_message(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
+        """Store or schedule a message."""
+        return await self._call(self._stub.StoreMessage, request)
+
+    async def list_timers(self, request: pb.ListTimersRequest) -> pb.ListTimersReply:
+        """Return some pending timers, those due first first."""
+        return await self._call(self._stub.ListTimers, request)
+
+    async def timer(self, timer_id: int) -> pb.Timer:
+        """Return a timer in any state."""
+        return await self._call(self._stub.GetTimer, pb.TimerRequest(timer_id=timer_id))
+
+    async def cancel_timer(self, timer_id: int) -> pb.Timer:
+        """Cancel a pending timer."""
+        return await self._call(self._stub.CancelTimer, pb.TimerRequest(timer_id=timer_id))
+
+    async def reschedule_timer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
+        """Let a pending timer be due at another time."""
+        return await self._call(self._stub.RescheduleTimer, request)
+
+    async def fire_timer(self, timer_id: int) -> pb.Timer:
+        """Deliver the message of a pending timer now."""
+        return await self._call(self._stub.FireTimer, pb.TimerRequest(timer_id=timer_id))
+
+    async def recall_signer(self) -> RecallSigner:
+        """Return what signs recall handles; asked for once a connection."""
+        if self._recall_signer is None:
+            config = await self.config()
+            self._recall_signer = RecallSigner(config.handle_secret, config.broker_name)
+        return self._recall_signer
+
+    def reconnected(self) -> None:
+        """Forget what another broker at this address would tell otherwise."""
+        self._recall_signer = None
+
     async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q) -> A:
         # Between two attempts to connect gRPC refuses at once, even when the broker is back.
         with contextlib.suppress(TimeoutError):
@@ -98,14 +135,15 @@ async def broker_client(address: str, *, timeout_ms: int) -> AsyncIterator[Broke
         grpc.aio.insecure_channel(address, options=options) as channel,
         asyncio.TaskGroup() as tasks,
     ):
-        watch = tasks.create_task(_report(channel, address), name="broker connection")
+        client = BrokerClient(channel, timeout_ms=timeout_ms)
+        watch = tasks.create_task(_report(channel, address, client), name="broker connection")
         try:
-            yield BrokerClient(channel, timeout_ms=timeout_ms)
+            yield client
         finally:
             watch.cancel()
 
 
-async def _report(channel: grpc.aio.Channel, address: str) -> None:
+async def _report(channel: grpc.aio.Channel, address: str, client: BrokerClient) -> None:
     """Say in the log while the broker cannot be reached, and when it can again."""
     is_told, patience_s = False, WAITING_WARN_FIRST_S
     while True:
@@ -121,6 +159,7 @@ async def _report(channel: grpc.aio.Channel, address: str) -> None:
         is_told, patience_s = True, WAITING_WARN_FIRST_S
         # An idle channel leaves this state too, so leaving it is no news by itself.
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        client.reconnected()
 
 
 def _error_of(error: grpc.aio.AioRpcError) -> Exception:

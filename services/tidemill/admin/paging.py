@@ -1,4 +1,4 @@
-"""Pages of a list sorted by name: a token names the last item of the page before."""
+"""Pages of a sorted list: a token names the last item of the page before."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ T = TypeVar("T", bound=Named)
 
 def page_of(items: Sequence[T], size: int, token: str | None) -> tuple[list[T], str | None]:
     """Return the items after `token`, and the token of the next page unless this is the last."""
-    after = "" if token is None else _decode(token)
+    after = "" if token is None else decode_token(token)
     rest = sorted((item for item in items if item.name > after), key=lambda item: item.name)
     page = rest[:size]
-    return page, _encode(page[-1].name) if len(rest) > size else None
+    return page, encode_token(page[-1].name) if len(rest) > size else None
 
 
-def _encode(name: str) -> str:
+def encode_token(name: str) -> str:
+    """Return the token of the page after what `name` says."""
     return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
 
 
-def _decode(token: str) -> str:
+def decode_token(token: str) -> str:
+    """Return what `encode_token` was given; raise BadRequest for anything else."""
     try:
         padded = token + "=" * (-len(token) % 4)
         return base64.b64decode(padded, altchars=b"-_", validate=True).decode()

@@ -1,10 +1,10 @@
-"""Showing a stored message: the wires that consumers get, parsed for human eyes."""
+"""Showing stored messages and timers: the wires that consumers get, parsed for human eyes."""
 
 from __future__ import annotations
 
 import base64
 
-from tidemill.admin.schemas import Message
+from tidemill.admin.schemas import Message, Timer, TimerState
 from tidemill.common import stored_message
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -41,6 +41,29 @@ def message_of(found: pb.FoundMessage, *, topic: str) -> Message:
         body_base64=base64.b64encode(body).decode(),
         body_text=_text(body),
     )
+
+
+def timer_of(timer: pb.Timer) -> Timer:
+    """Parse a timer with what is left of its message."""
+    shown = Timer(
+        timer_id=timer.timer_id,
+        state=TimerState(pb.TimerState.Name(timer.state)),
+        topic=timer.topic or None,
+        queue_id=timer.queue_id,
+        due_at_ms=timer.due_at_ms,
+        scheduled_at_ms=timer.scheduled_at_ms,
+        size=timer.size,
+    )
+    if timer.head:
+        # Its sizes speak of the whole message, so it is not one to decode.
+        fields = stored_message.StoredMessage._make(stored_message.FIXED.unpack_from(timer.head))
+        system = v2.SystemProperties.FromString(timer.head[fields.system_at : fields.user_at])
+        shown.message_id = system.message_id
+        shown.tag = system.tag if system.HasField("tag") else None
+        shown.keys = list(system.keys)
+        shown.born_at_ms = fields.born_at_ms
+        shown.born_host = system.born_host
+    return shown
 
 
 def _text(body: bytes) -> str | None:

@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
+EXACT_MAX = 2**53  # above it a number of JSON need not be what was written
 Millis = Annotated[int, Field(ge=1, le=366 * 24 * 3600 * 1000)]
 
 
@@ -174,6 +175,103 @@ class OffsetResetDone(Schema):
     group: str
     topic: str
     queues: list[Queue]
+
+
+class NewMessage(Schema):
+    """A message to send: one kind of body, and at most one way to say when it is delivered."""
+
+    body: str | None = Field(None, description="The body as text, stored as UTF-8.")
+    body_base64: str | None = Field(None, description="The body as bytes.")
+    tag: str | None = None
+    keys: list[str] = Field([], max_length=1000)
+    properties: dict[str, str] = {}
+    message_group: str | None = Field(None, description="Messages of one group stay in order.")
+    deliver_at_ms: int | None = Field(
+        None, ge=-EXACT_MAX, le=EXACT_MAX, description="Deliver not before this time (Unix, ms)."
+    )
+    delay_ms: int | None = Field(
+        None, ge=0, le=EXACT_MAX, description="Deliver so long after the broker has it."
+    )
+    delay_level: int | None = Field(
+        None, ge=1, description="One of 18 delays from 1 s to 2 h; a higher level is the 18th."
+    )
+
+    @model_validator(mode="after")
+    def one_body_and_time(self) -> Self:
+        """Accept exactly one body and at most one time."""
+        if (self.body is None) == (self.body_base64 is None):
+            raise ValueError("give either body or bodyBase64")
+        times = (self.deliver_at_ms, self.delay_ms, self.delay_level)
+        if sum(time is not None for time in times) > 1:
+            raise ValueError("give at most one of deliverAtMs, delayMs and delayLevel")
+        return self
+
+
+class SentMessage(Schema):
+    """Where a message went: into a queue, or to the timers until it is due."""
+
+    message_id: str
+    queue_id: int
+    queue_offset: int | None = None
+    timer_id: int | None = None
+    deliver_at_ms: int | None = None
+    recall_handle: str | None = Field(
+        None, description="What a producer's client recalls the message with."
+    )
+
+
+class TimerState(StrEnum):
+    """What became of a delayed message."""
+
+    PENDING = "PENDING"
+    DELIVERED = "DELIVERED"
+    CANCELLED = "CANCELLED"
+    DROPPED = "DROPPED"
+    QUARANTINED = "QUARANTINED"
+
+
+class Timer(Schema):
+    """A delayed message; what it says of itself is missing when its record is gone."""
+
+    timer_id: int
+    state: TimerState
+    topic: str | None = None
+    queue_id: int
+    due_at_ms: int
+    scheduled_at_ms: int
+    size: int
+    message_id: str | None = None
+    tag: str | None = None
+    keys: list[str] = []
+    born_at_ms: int | None = None
+    born_host: str | None = None
+
+
+class TimerPage(Schema):
+    """Some pending timers, those due first first; `nextPageToken` asks for those after them."""
+
+    timers: list[Timer]
+    next_page_token: str | None = None
+
+
+class Reschedule(Schema):
+    """When a timer is to be due instead: exactly one of `dueAtMs` and `delayMs` (from now)."""
+
+    due_at_ms: int | None = Field(None, ge=-EXACT_MAX, le=EXACT_MAX)
+    delay_ms: int | None = Field(None, ge=0, le=EXACT_MAX)
+    expected_due_at_ms: int | None = Field(
+        None,
+        ge=-EXACT_MAX,
+        le=EXACT_MAX,
+        description="Refuse with a conflict when it is due at another time by now.",
+    )
+
+    @model_validator(mode="after")
+    def one_time(self) -> Self:
+        """Accept exactly one time."""
+        if (self.due_at_ms is None) == (self.delay_ms is None):
+            raise ValueError("give either dueAtMs or delayMs")
+        return self
 
 
 class Message(Schema):

@@ -40,6 +40,7 @@ SYSTEM_WIRE_SIZE_MAX = 65_535  # bytes: positions inside it are 16 bits wide
 MESSAGE_TYPE_AT = 1  # position of message_type among the fixed fields
 TAG_HASH_AT = 32  # position of tag_hash
 KEY_COUNT_AT = 4  # position of key_count
+DUE_AT = 48  # position of due_at_ms
 _KINDS = {"id": b"id", "key": b"key"}  # of what the index finds
 _KEY_COUNT = struct.Struct(">H")
 

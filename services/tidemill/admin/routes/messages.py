@@ -1,4 +1,4 @@
-"""Messages: looking at them without consuming them."""
+"""Messages: sending them, and looking at them without consuming them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from fastapi import APIRouter, Query
 
 from tidemill.admin import schemas
 from tidemill.admin.peek import message_of
-from tidemill.admin.routes import Broker
+from tidemill.admin.routes import Broker, MessageComposer
 from tidemill.common.errors import MessageNotFound
+from tidemill.common.recall_handle import Recall
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["messages"])
@@ -17,6 +18,27 @@ router = APIRouter(tags=["messages"])
 COPIES_MAX = 64  # of one message id: the original, its retries, its dead letter
 Key = Annotated[str, Query(min_length=1, description="One of the keys set by the producer.")]
 Limit = Annotated[int, Query(ge=1, le=256)]
+
+
+@router.post("/topics/{topic}/messages", response_model_exclude_none=True)
+async def send_message(
+    topic: str, message: schemas.NewMessage, broker: Broker, composer: MessageComposer
+) -> schemas.SentMessage:
+    """Send a message, at once or for a later time.
+
+    An answer says that the message is durable. Without one it may be stored or not.
+    """
+    composed = composer.compose(topic, message)
+    request = pb.StoreMessageRequest(topic=topic, blob=composed.blob, delay_ms=composed.delay_ms)
+    reply = await broker.store_message(request)
+    sent = schemas.SentMessage(message_id=composed.message_id, queue_id=reply.queue_id)
+    if not reply.due_at_ms:
+        sent.queue_offset = reply.queue_offset
+        return sent
+    sent.timer_id, sent.deliver_at_ms = reply.queue_offset, reply.due_at_ms
+    recall = Recall(reply.queue_offset, reply.due_at_ms, composed.message_id)
+    sent.recall_handle = (await broker.recall_signer()).sign(topic, recall)
+    return sent
 
 
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)

@@ -93,9 +93,7 @@ class BrokerAdminService:
         """Return all topics and groups."""
 
         def get(engine: Engine, _now_ms: int) -> pb.ConfigUpdate:
-            config = config_frames.complete_config(engine, auto_create=self._auto_create)
-            config.ClearField("handle_secret")  # Only proxies need it.
-            return config
+            return config_frames.complete_config(engine, auto_create=self._auto_create)
 
         return await self._call(get)
 
@@ -150,10 +148,15 @@ class BrokerAdminService:
         return await self._call(find)
 
     async def _call(self, function: Callable[[Engine, int], T]) -> T:
-        try:
-            return await self._rounds.call(function)
-        except ServiceError as error:
-            raise refusal(error) from error
+        return await in_round(self._rounds, function)
+
+
+async def in_round(rounds: Rounds, function: Callable[[Engine, int], T]) -> T:
+    """Run `function` in a round; its refusal ends the call."""
+    try:
+        return await rounds.call(function)
+    except ServiceError as error:
+        raise refusal(error) from error
 
 
 def refusal(error: ServiceError) -> RpcError:

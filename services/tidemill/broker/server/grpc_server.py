@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server.admin import BrokerAdminService
 from tidemill.broker.server.link import BrokerLinkService
+from tidemill.broker.server.message_admin import MessageAdmin
+from tidemill.broker.server.timer_admin import TimerAdmin
 from tidemill.common.http2.limits import Limits
 from tidemill.common.rpc import health, metrics
 from tidemill.common.rpc.call import bidirectional
@@ -70,10 +72,11 @@ async def broker_server(
     """Serve until the block ends; raise StartRefused when the port is taken."""
     links = BrokerLinkService(rounds, traffic, auto_create=settings.auto_create)
     admin = BrokerAdminService(rounds, auto_create=settings.auto_create)
+    messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
     serving = health.Health(SERVICES)
     methods = {
         f"/{LINK.full_name}/Exchange": bidirectional(links.exchange),
-        **unary_methods(ADMIN, admin),
+        **unary_methods(ADMIN, admin, messages, timers),
         **serving.methods(),
         **reflection_methods((*SERVICES, health.SERVICE)),
     }

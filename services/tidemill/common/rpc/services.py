@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError, Message
@@ -15,16 +15,21 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 
-def unary_methods(service: ServiceDescriptor, implementation: object) -> Mapping[str, Method]:
+def unary_methods(service: ServiceDescriptor, *implementations: object) -> Mapping[str, Method]:
     """Return all methods of a service whose calls are unary, by path.
 
-    `implementation` has a method of each name, which takes the parsed request and returns the
-    response.
+    Of each name one of the `implementations` has a method, which takes the parsed request and
+    returns the response.
     """
     return {
-        f"/{service.full_name}/{method.name}": _unary(method, getattr(implementation, method.name))
+        f"/{service.full_name}/{method.name}": _unary(method, _find(method.name, implementations))
         for method in service.methods
     }
+
+
+def _find(name: str, implementations: Sequence[object]) -> Callable[[Any], Awaitable[Message]]:
+    [found] = [getattr(each, name) for each in implementations if hasattr(each, name)]
+    return cast("Callable[[Any], Awaitable[Message]]", found)
 
 
 def _unary(method: MethodDescriptor, answer: Callable[[Any], Awaitable[Message]]) -> Method:

@@ -1,0 +1,89 @@
+"""Making a message out of what the REST API is asked to send."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import socket
+from typing import NamedTuple
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tidemill.admin.message_ids import MessageIds
+from tidemill.admin.schemas import NewMessage
+from tidemill.common.clock import Clock
+from tidemill.common.errors import BadRequest
+from tidemill.common.message_encoding import encode_stored
+from tidemill.common.message_rules import check_message, message_type
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+_SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
+# The delays of the levels 1 to 18 that older clients know.
+DELAY_LEVELS_MS = (
+    *(n * _SECOND_MS for n in (1, 5, 10, 30)),
+    *(n * _MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+    *(n * _HOUR_MS for n in (1, 2)),
+)
+
+
+class Composed(NamedTuple):
+    """A message that can be stored."""
+
+    message_id: str
+    blob: bytes
+    delay_ms: int | None  # None: not delayed, or until the instant that the blob says
+
+
+class Composer:
+    """Makes messages, each with an id of its own."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ids = MessageIds(clock.wall_ms())
+        self._host = socket.gethostname()
+
+    def compose(self, topic: str, new: NewMessage) -> Composed:
+        """Make a message under the rules for those of clients. Raises what is wrong with it."""
+        message_id = self._ids.make()
+        properties = v2.SystemProperties(
+            message_id=message_id,
+            tag=new.tag,
+            keys=new.keys,
+            message_group=new.message_group,
+            body_encoding=v2.IDENTITY,
+            born_host=self._host,
+        )
+        delay_ms = _delay_ms(new)
+        if delay_ms is not None or new.deliver_at_ms is not None:
+            # A relative one begins when the broker has the message: until then it says nothing.
+            properties.delivery_timestamp.CopyFrom(_timestamp(new.deliver_at_ms or 0))
+        message = v2.Message(
+            topic=v2.Resource(name=topic),
+            user_properties=new.properties,
+            system_properties=properties,
+            body=_body(new),
+        )
+        check_message(message)
+        kind = message_type(properties)
+        blob = encode_stored(message, message_type=kind, now_ms=self._clock.wall_ms())
+        return Composed(message_id, blob, delay_ms)
+
+
+def _delay_ms(new: NewMessage) -> int | None:
+    if new.delay_level is not None:
+        return DELAY_LEVELS_MS[min(new.delay_level, len(DELAY_LEVELS_MS)) - 1]
+    return new.delay_ms
+
+
+def _timestamp(at_ms: int) -> Timestamp:
+    seconds, fraction_ms = divmod(at_ms, 1000)
+    return Timestamp(seconds=seconds, nanos=fraction_ms * 1_000_000)
+
+
+def _body(new: NewMessage) -> bytes:
+    if new.body_base64 is None:
+        return (new.body or "").encode()
+    try:
+        return base64.b64decode(new.body_base64, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"bodyBase64 is not base64: {error}") from None

@@ -1,0 +1,95 @@
+"""Timers: delayed messages that wait for their time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query
+
+from tidemill.admin import schemas
+from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
+from tidemill.admin.peek import timer_of
+from tidemill.admin.routes import Broker, NowMs, refuse_foreign_pages
+from tidemill.common.errors import BadRequest
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+router = APIRouter(tags=["timers"])
+
+BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
+
+PLACE_CHARS_MAX = 64  # of a token; two numbers of 64 bits have fewer
+TimerId = Annotated[int, Path(ge=0, le=2**63 - 1)]
+Topic = Annotated[str, Query(description="Only of this topic.")]
+Key = Annotated[str, Query(description="Only messages with this key.")]
+DueFrom = Annotated[
+    int, Query(alias="dueFrom", ge=0, le=schemas.EXACT_MAX, description="Due not before, in ms.")
+]
+DueTo = Annotated[
+    int, Query(alias="dueTo", ge=0, le=schemas.EXACT_MAX, description="Due before, in ms.")
+]
+
+
+@router.get("/timers", response_model_exclude_none=True)
+async def list_timers(
+    broker: Broker,
+    topic: Topic = "",
+    due_from: DueFrom = 0,
+    due_to: DueTo = 0,
+    key: Key = "",
+    page_size: PageSize = PAGE_SIZE,
+    page_token: PageToken = None,
+) -> schemas.TimerPage:
+    """List pending timers, those due first first."""
+    request = pb.ListTimersRequest(
+        topic=topic, due_from_ms=due_from, due_to_ms=due_to, key=key, page_size=page_size
+    )
+    if page_token is not None:
+        request.after_due_ms, request.after_timer_id = _place_of(page_token)
+    reply = await broker.list_timers(request)
+    token = None
+    if reply.has_more and reply.timers:
+        last = reply.timers[-1]
+        token = encode_token(f"{last.due_at_ms}:{last.timer_id}")
+    return schemas.TimerPage(
+        timers=[timer_of(timer) for timer in reply.timers], next_page_token=token
+    )
+
+
+@router.get("/timers/{timer_id}", response_model_exclude_none=True)
+async def get_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
+    """Show a timer, also one that was delivered or cancelled not long ago."""
+    return timer_of(await broker.timer(timer_id))
+
+
+@router.post("/timers/{timer_id}:cancel", response_model_exclude_none=True, dependencies=BODILESS)
+async def cancel_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
+    """Cancel a timer: its message is never delivered. Doing so again is no error."""
+    return timer_of(await broker.cancel_timer(timer_id))
+
+
+@router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
+async def reschedule_timer(
+    timer_id: TimerId, change: schemas.Reschedule, broker: Broker, now_ms: NowMs
+) -> schemas.Timer:
+    """Let a timer be due at another time, earlier or later."""
+    due_at_ms = change.due_at_ms
+    if due_at_ms is None:
+        due_at_ms = now_ms + (change.delay_ms or 0)
+    request = pb.RescheduleTimerRequest(
+        timer_id=timer_id, due_at_ms=due_at_ms, expected_due_at_ms=change.expected_due_at_ms
+    )
+    return timer_of(await broker.reschedule_timer(request))
+
+
+@router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
+async def fire_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
+    """Deliver a timer's message now."""
+    return timer_of(await broker.fire_timer(timer_id))
+
+
+def _place_of(token: str) -> tuple[int, int]:
+    due_at_ms, _, timer_id = decode_token(token).partition(":")
+    # isdecimal() takes other scripts' digits too, and int() reads those as well.
+    if not (due_at_ms.isdecimal() and timer_id.isdecimal() and len(token) <= PLACE_CHARS_MAX):
+        raise BadRequest("pageToken is not one that this API gave out")
+    return min(int(due_at_ms), schemas.EXACT_MAX), min(int(timer_id), 2**63 - 1)

@@ -1,0 +1,101 @@
+"""BrokerAdmin's sends: messages of those who are no clients of the public protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from tidemill.broker.server import config_log
+from tidemill.broker.server.admin import in_round
+from tidemill.common import stored_message
+from tidemill.common.errors import BadRequest, Forbidden, MessageCorrupted
+from tidemill.common.message_rules import check_type
+from tidemill.common.queue_choice import RoundRobin, queue_of_group
+from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
+from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.metadata.catalog import Topic
+    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.server.rounds import Rounds
+
+
+class MessageAdmin:
+    """Stores messages under the rules that the proxies apply to theirs."""
+
+    def __init__(self, rounds: Rounds, traffic: Traffic) -> None:
+        self._rounds = rounds
+        self._traffic = traffic
+        self._queues = RoundRobin()
+
+    async def StoreMessage(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
+        """Store a message, or schedule it when its type is DELAY."""
+
+        def store(engine: Engine, now_ms: int) -> pb.StoreMessageReply:
+            fields = _decode(request.blob)
+            kind = v2.MessageType.ValueType(fields.message_type)
+            topic = _use_topic(engine, request.topic, now_ms)
+            check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
+            queue_id = self._queue(request, fields, topic)
+            if kind == v2.DELAY:
+                reply = _schedule(engine, request, topic.id, queue_id, now_ms)
+            elif request.HasField("delay_ms"):
+                raise BadRequest("only messages of type DELAY have a delay")
+            else:
+                blob = request.blob
+                offset = engine.append(topic.id, queue_id, blob, crc32(blob), now_ms)
+                reply = pb.StoreMessageReply(queue_id=queue_id, queue_offset=offset)
+            self._traffic.appended(topic.id, request.blob)
+            return reply
+
+        return await in_round(self._rounds, store)
+
+    def _queue(
+        self, request: pb.StoreMessageRequest, fields: stored_message.StoredMessage, topic: Topic
+    ) -> int:
+        if request.HasField("queue_id"):
+            return request.queue_id
+        if fields.group_size:
+            group_at = fields.system_at + fields.group_at
+            group = request.blob[group_at : group_at + fields.group_size].decode()
+            return queue_of_group(group, queues=topic.queues)
+        return self._queues.choose_queue(topic.queues)
+
+
+def _decode(blob: bytes) -> stored_message.StoredMessage:
+    try:
+        return stored_message.decode(blob)
+    except ValueError as error:
+        raise MessageCorrupted(str(error)) from None
+
+
+def _use_topic(engine: Engine, name: str, now_ms: int) -> Topic:
+    """Return a topic for sending, created by this first use where that is allowed."""
+    topic = engine.catalog.find_topic(name)
+    if topic is None or name.startswith(HIDDEN_TOPIC_PREFIX):
+        check_own_topic(name)
+        engine.ensure(name, "", now_ms)
+        topic = engine.catalog.find_topic(name)
+        assert topic is not None, "what was ensured is there"
+        config_log.topic_put(None, topic, auto_create=True)
+    if topic.is_system:
+        raise Forbidden(f"messages get to {name} by the broker only")
+    return topic
+
+
+def _schedule(
+    engine: Engine, request: pb.StoreMessageRequest, topic_id: int, queue_id: int, now_ms: int
+) -> pb.StoreMessageReply:
+    scheduled = engine.schedule(
+        topic_id,
+        queue_id,
+        request.blob,
+        crc32(request.blob),
+        now_ms,
+        delay_ms=request.delay_ms if request.HasField("delay_ms") else None,
+    )
+    return pb.StoreMessageReply(
+        queue_id=queue_id, queue_offset=scheduled.queue_offset, due_at_ms=scheduled.due_at_ms
+    )

@@ -1,0 +1,116 @@
+"""BrokerAdmin's timers: delayed messages that are looked at, moved, cancelled or fired by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
+from tidemill.broker.server.admin import find_topic, in_round, refusal
+from tidemill.common.errors import BadRequest
+from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.server.rounds import Rounds
+
+log = structlog.get_logger()
+
+PAGE_SIZE_MAX = 1_000  # timers of one answer, whose heads are read from the log
+
+
+class TimerAdmin:
+    """The gRPC face of the engine's timers."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+
+    async def ListTimers(self, request: pb.ListTimersRequest) -> pb.ListTimersReply:
+        """Return a page of pending timers, those due first first.
+
+        The search takes a round a slice, so that nobody waits for it.
+        """
+        if not 1 <= request.page_size <= PAGE_SIZE_MAX:
+            raise refusal(BadRequest(f"a page has 1 to {PAGE_SIZE_MAX} timers"))
+        search = await in_round(
+            self._rounds, lambda engine, _now_ms: engine.timers.search(_query(engine, request))
+        )
+        while await in_round(self._rounds, lambda _engine, _now_ms: search.step()):
+            pass
+        return pb.ListTimersReply(
+            timers=[_timer(status) for status in search.found], has_more=search.has_more
+        )
+
+    async def GetTimer(self, request: pb.TimerRequest) -> pb.Timer:
+        """Return one timer, also one that was delivered, cancelled or dropped."""
+        return _timer(
+            await in_round(
+                self._rounds, lambda engine, _now_ms: engine.timers.status(request.timer_id)
+            )
+        )
+
+    async def CancelTimer(self, request: pb.TimerRequest) -> pb.Timer:
+        """Cancel a pending timer; cancelling it again is no error."""
+        status = await in_round(
+            self._rounds,
+            lambda engine, now_ms: engine.timers.cancel(request.timer_id, now_ms=now_ms),
+        )
+        log.info("timer cancelled", timer_id=status.timer_id, topic=status.topic)
+        return _timer(status)
+
+    async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
+        """Let a pending timer be due at another time."""
+        expected = request.expected_due_at_ms if request.HasField("expected_due_at_ms") else None
+        status = await in_round(
+            self._rounds,
+            lambda engine, now_ms: engine.timers.reschedule(
+                request.timer_id,
+                due_at_ms=request.due_at_ms,
+                expected_due_at_ms=expected,
+                now_ms=now_ms,
+            ),
+        )
+        log.info(
+            "timer rescheduled",
+            timer_id=status.timer_id, topic=status.topic, due_at_ms=status.due_at_ms,
+        )  # fmt: skip
+        return _timer(status)
+
+    async def FireTimer(self, request: pb.TimerRequest) -> pb.Timer:
+        """Deliver the message of a pending timer now."""
+        status = await in_round(
+            self._rounds, lambda engine, now_ms: engine.timers.fire(request.timer_id, now_ms=now_ms)
+        )
+        log.info("timer fired", timer_id=status.timer_id, topic=status.topic)
+        return _timer(status)
+
+
+def _query(engine: Engine, request: pb.ListTimersRequest) -> TimerQuery:
+    if request.HasField("after_due_ms") != request.HasField("after_timer_id"):
+        raise BadRequest("a page begins behind a due time and a timer id")
+    query = TimerQuery(
+        page_size=request.page_size,
+        topic_id=find_topic(engine, request.topic).id if request.topic else 0,
+        due_from_ms=request.due_from_ms,
+        due_to_ms=request.due_to_ms,
+        key=request.key,
+    )
+    if request.HasField("after_due_ms"):
+        query = query._replace(after=(request.after_due_ms, request.after_timer_id))
+    return query
+
+
+def _timer(status: TimerStatus) -> pb.Timer:
+    return pb.Timer(
+        timer_id=status.timer_id,
+        state=pb.QUARANTINED
+        if status.is_quarantined
+        else pb.TimerState.ValueType(status.state.value),
+        topic=status.topic,
+        queue_id=status.queue_id,
+        due_at_ms=status.due_at_ms,
+        scheduled_at_ms=status.scheduled_at_ms,
+        size=status.size,
+        head=status.head,
+    )
