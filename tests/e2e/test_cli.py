@@ -64,7 +64,9 @@ def test_an_api_that_cannot_be_reached_has_a_status_of_its_own() -> None:
     assert "tidemill standalone" in refused.stderr
 
 
-@pytest.mark.parametrize("noun", ["", "topic", "group", "message", "standalone", "broker", "proxy"])
+@pytest.mark.parametrize(
+    "noun", ["", "topic", "group", "message", "timer", "standalone", "broker", "proxy"]
+)
 def test_help_is_there_for_all(noun: str) -> None:
     shown = tidemill(*([noun] if noun else []), "--help")
     assert shown.returncode == 0
@@ -120,11 +122,11 @@ def test_create_says_what_it_changed(running: Standalone) -> None:
 
     assert create("--type=normal", "--queues=3").stdout == "topic live: NORMAL, 3 queues\n"
     assert create().stdout == "topic live: is there, unchanged: NORMAL, 3 queues\n"
-    warned = create("--type=delay", "--queues=4")
-    assert warned.stdout == "topic live: changed: NORMAL -> DELAY, 3 -> 4 queues\n"
-    assert "DELAY messages are not served yet" in warned.stderr
+    warned = create("--type=transaction", "--queues=4")
+    assert warned.stdout == "topic live: changed: NORMAL -> TRANSACTION, 3 -> 4 queues\n"
+    assert "TRANSACTION messages are not served yet" in warned.stderr
     assert warned.returncode == 0
-    assert create("--type=fifo").stdout == "topic live: changed: DELAY -> FIFO, 4 queues\n"
+    assert create("--type=fifo").stdout == "topic live: changed: TRANSACTION -> FIFO, 4 queues\n"
 
 
 def test_topics_of_the_broker_are_listed_when_asked_for(running: Standalone) -> None:

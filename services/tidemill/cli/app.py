@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import groups, messages, topics
+from tidemill.cli import groups, messages, timers, topics
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url
 from tidemill.common.metrics import version
@@ -26,11 +26,14 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill topic create orders --type FIFO --queues 4`
 * `tidemill group create billing --order FIFO`
 * `tidemill group progress billing -o json`
+* `tidemill message send reminders "call back" --delay 1h30m`
+* `tidemill timer ls`
 """,
 )
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
 app.add_typer(messages.app, name="message")
+app.add_typer(timers.app, name="timer")
 
 
 # Options of the root that may also stand behind a command, where most people write them.

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import Json, call, call_pages, say, segment, show
+from tidemill.cli.times import age
 from tidemill.common.clock import SystemClock
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, reset and delete groups.")
@@ -149,21 +150,6 @@ def delete_group(
         typer.confirm(f"Delete group {name} and its progress?", abort=True, err=True)
     call(context, "DELETE", f"/groups/{segment(name)}")
     say(context, {}, f"group {name} is deleted")
-
-
-def age(at_ms: int | None, now_ms: int) -> str | None:
-    """Return how long ago something was, in its two largest units: "3 m 20 s"."""
-    if at_ms is None:
-        return None
-    seconds = max(now_ms - at_ms, 0) // 1000
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} m"
-    if minutes:
-        return f"{minutes} m {seconds % 60} s"
-    return f"{seconds} s"
 
 
 def _retry(retry: Json) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import base64
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import Json, call, segment, show
+from tidemill.cli.rest import Json, call, say, segment, show
+from tidemill.cli.times import DURATION, INSTANT, duration_ms, instant_ms, utc
 
-app = typer.Typer(no_args_is_help=True, help="Look at messages without consuming them.")
+app = typer.Typer(
+    no_args_is_help=True, help="Send messages, and look at them without consuming them."
+)
 
 Topic = Annotated[str, typer.Argument(help="Topic of the message.")]
 
@@ -18,6 +23,75 @@ COLUMNS = (
     "BODY",
 )  # fmt: skip
 BODY_SHOWN_MAX = 80  # characters of a table's cell
+
+
+@app.command("send")
+def send_message(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="Topic to send to.")],
+    body: Annotated[str | None, typer.Argument(help="The body, as text.")] = None,
+    body_file: Annotated[
+        Path | None,
+        typer.Option(help="Take the body from this file instead; - is standard input."),
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar=DURATION, help="Deliver so long from now, as 1h30m.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar=INSTANT, help="Deliver at this time, not earlier.")
+    ] = None,
+    level: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Deliver after one of 18 delays: 1s 5s 10s 30s 1m ... 10m 20m 30m 1h 2h."
+        ),
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag, by which consumers filter.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", help="Key to find it by; repeat for more.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="Property; repeat for more."),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Message group: those of one group stay in order.")
+    ] = None,
+) -> None:
+    """Send a message, at once or for a later time.
+
+    The topic takes it if it is of type NORMAL or MIXED; with a delay DELAY or MIXED, with a group
+    FIFO or MIXED. What is delayed can be cancelled or moved until then: see `tidemill timer`.
+
+    Examples:
+    * `tidemill message send orders "hello" --tag new --key order-17`
+    * `tidemill message send orders "pay up" --delay 1h30m`
+    * `tidemill message send orders "happy new year" --at 2027-01-01T00:00:00+01:00`
+    * `date | tidemill message send orders --body-file -`
+    """
+    if (body is None) == (body_file is None):
+        raise typer.BadParameter("give either a body or --body-file")
+    if sum(time is not None for time in (delay, at, level)) > 1:
+        raise typer.BadParameter("give at most one of --delay, --at and --level")
+    fields = {
+        "body": body,
+        "bodyBase64": None if body_file is None else _read_base64(body_file),
+        "delayMs": None if delay is None else duration_ms(delay),
+        "deliverAtMs": None if at is None else instant_ms(at),
+        "delayLevel": level,
+        "tag": tag,
+        "keys": keys,
+        "properties": _properties(properties or []),
+        "messageGroup": group,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    sent = call(context, "POST", f"/topics/{segment(topic)}/messages", body=given)
+    if "timerId" in sent:
+        when = f"will be delivered at {utc(sent['deliverAtMs'])}, as timer {sent['timerId']}"
+        say(context, sent, f"message {sent['messageId']} {when}")
+    else:
+        place = f"queue {sent['queueId']}, offset {sent['queueOffset']}"
+        say(context, sent, f"message {sent['messageId']} is stored: {place}")
 
 
 @app.command("show")
@@ -53,13 +127,28 @@ def find_messages(
         typer.echo(f"nothing found: topic {topic} holds no message with the key {key}", err=True)
 
 
+def _read_base64(path: Path) -> str:
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read the body: {error}") from error
+    return base64.b64encode(data).decode()
+
+
+def _properties(given: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if wrong := [name for name, separator, _ in pairs if not separator]:
+        raise typer.BadParameter(f"a property is given as NAME=VALUE, not {wrong[0]!r}")
+    return {name: value for name, _, value in pairs}
+
+
 def _row(message: Json) -> tuple[object, ...]:
     body = message.get("bodyText")
     if body is None:
         body = f"({message['bodySize']} bytes)"
     return (
         message["messageId"],
-        _utc(message["storedAtMs"]),
+        utc(message["storedAtMs"]),
         message["storedTopic"],
         message["queueId"],
         message["queueOffset"],
@@ -73,8 +162,3 @@ def _row(message: Json) -> tuple[object, ...]:
 def printable(text: str) -> str:
     """Return `text` with escapes for what would move the cursor or colour the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _utc(at_ms: int) -> str:
-    at = datetime.fromtimestamp(at_ms / 1000, tz=UTC)
-    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")

@@ -35,11 +35,11 @@ Type = Annotated[
     typer.Option(
         "--type",
         case_sensitive=False,
-        help="Messages it takes; MIXED, which a new topic is by default, takes NORMAL and FIFO.",
+        help="Messages it takes; a new topic is MIXED by default: NORMAL, FIFO and DELAY.",
     ),
 ]
 
-UNSERVED = {TopicType.DELAY, TopicType.TRANSACTION, TopicType.PRIORITY, TopicType.LITE}
+UNSERVED = {TopicType.TRANSACTION, TopicType.PRIORITY, TopicType.LITE}
 
 
 @app.command("list")

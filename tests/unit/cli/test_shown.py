@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.cli.groups import age
 from tidemill.cli.messages import printable
+from tidemill.cli.times import age
 
 
 @pytest.mark.parametrize(

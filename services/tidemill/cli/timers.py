@@ -1,0 +1,159 @@
+"""`tidemill timer ...`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.rest import PAGE_SIZE, Json, call, say, show
+from tidemill.cli.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
+from tidemill.common.clock import SystemClock
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, show, cancel, reschedule and fire delayed messages before they are due.",
+)
+
+TimerId = Annotated[
+    int, typer.Argument(min=0, metavar="TIMER", help="Its number, as sending or `ls` shows it.")
+]
+
+COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS")
+
+
+@app.command("ls")
+def list_timers(
+    context: typer.Context,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    due_from: Annotated[
+        str | None, typer.Option(metavar=INSTANT, help="Only what is due then or later.")
+    ] = None,
+    due_to: Annotated[
+        str | None, typer.Option(metavar=INSTANT, help="Only what is due before.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+) -> None:
+    """List what waits for its time, those due first first.
+
+    Examples:
+    * `tidemill timer ls --topic orders`
+    * `tidemill timer ls --due-to 2027-01-01T00:00:00Z --limit 1000 -o json`
+    """
+    query = {
+        "topic": topic,
+        "dueFrom": None if due_from is None else str(instant_ms(due_from)),
+        "dueTo": None if due_to is None else str(instant_ms(due_to)),
+        "key": key,
+    }
+    timers, has_more = _pages(context, {k: v for k, v in query.items() if v is not None}, limit)
+    now_ms = SystemClock().wall_ms()
+    show(context, timers, COLUMNS, [_row(timer, now_ms) for timer in timers])
+    if has_more:
+        typer.echo(f"there are more than these {limit}; see --limit", err=True)
+
+
+@app.command("show")
+def show_timer(context: typer.Context, timer: TimerId) -> None:
+    """Show a delayed message, also one that was delivered or cancelled not long ago.
+
+    Example: tidemill timer show 17
+    """
+    shown = call(context, "GET", f"/timers/{timer}")
+    now_ms = SystemClock().wall_ms()
+    rows = [
+        ("state", shown["state"]),
+        ("topic", shown.get("topic", "(deleted)")),
+        ("queue", shown["queueId"]),
+        ("due", f"{utc(shown['dueAtMs'])} ({from_now(shown['dueAtMs'], now_ms)})"),
+        ("scheduled", utc(shown["scheduledAtMs"])),
+        ("bytes", shown["size"]),
+        ("message id", shown.get("messageId")),
+        ("tag", shown.get("tag")),
+        ("keys", " ".join(shown["keys"])),
+        ("sent by", shown.get("bornHost")),
+    ]
+    show(context, shown, ("TIMER", str(timer)), rows)
+
+
+@app.command("cancel")
+def cancel_timer(context: typer.Context, timer: TimerId) -> None:
+    """Cancel a delayed message: it is never delivered.
+
+    Doing so again is no error; when it was delivered already, it is.
+
+    Example: tidemill timer cancel 17
+    """
+    cancelled = call(context, "POST", f"/timers/{timer}:cancel")
+    say(context, cancelled, f"timer {timer} is cancelled")
+
+
+@app.command("reschedule")
+def reschedule_timer(
+    context: typer.Context,
+    timer: TimerId,
+    at: Annotated[
+        str | None, typer.Option(metavar=INSTANT, help="Deliver at this time, not earlier.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar=DURATION, help="Deliver so long from now, as 1h30m.")
+    ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar=INSTANT, help="Only if it is due then; someone may have been faster."),
+    ] = None,
+) -> None:
+    """Deliver a delayed message at another time, earlier or later.
+
+    Examples:
+    * `tidemill timer reschedule 17 --delay 10m`
+    * `tidemill timer reschedule 17 --at 2027-01-01T08:00:00Z --expect 2026-12-31T08:00:00Z`
+    """
+    if (at is None) == (delay is None):
+        raise typer.BadParameter("give either --at or --delay")
+    fields = {
+        "dueAtMs": None if at is None else instant_ms(at),
+        "delayMs": None if delay is None else duration_ms(delay),
+        "expectedDueAtMs": None if expect is None else instant_ms(expect),
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    moved = call(context, "POST", f"/timers/{timer}:reschedule", body=given)
+    say(context, moved, f"timer {timer} is due at {utc(moved['dueAtMs'])}")
+
+
+@app.command("fire")
+def fire_timer(context: typer.Context, timer: TimerId) -> None:
+    """Deliver a delayed message now.
+
+    Example: tidemill timer fire 17
+    """
+    fired = call(context, "POST", f"/timers/{timer}:fire")
+    say(context, fired, f"timer {timer} is fired")
+
+
+def _pages(context: typer.Context, query: dict[str, str], limit: int) -> tuple[list[Json], bool]:
+    """Collect up to `limit` timers; say whether there are more."""
+    timers: list[Json] = []
+    while True:
+        query["pageSize"] = str(min(limit - len(timers), PAGE_SIZE))
+        page = call(context, "GET", "/timers", query=query)
+        timers.extend(page["timers"])
+        token = page.get("nextPageToken")
+        if not token or len(timers) >= limit:
+            return timers, bool(token)
+        query["pageToken"] = token
+
+
+def _row(timer: Json, now_ms: int) -> tuple[object, ...]:
+    state = "" if timer["state"] == "PENDING" else f" ({timer['state'].lower()})"
+    return (
+        timer["timerId"],
+        utc(timer["dueAtMs"]),
+        from_now(timer["dueAtMs"], now_ms).removeprefix("in ") + state,
+        timer.get("topic", "(deleted)"),
+        timer["queueId"],
+        timer.get("messageId"),
+        timer.get("tag"),
+        " ".join(timer["keys"]),
+    )
