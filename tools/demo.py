@@ -1,9 +1,9 @@
 """Show Tidemill at work through the official Python client, for `make demo`.
 
 Starts `tidemill standalone` on free ports in a folder of its own and drives the unmodified client
-in a process of its own: sends and acks a thousand messages, lets some expire, gives one back, and
-refuses one until it is a dead letter. Prints what happened as a table, and ends with
-status 0 only if all of it did.
+in a process of its own: sends and acks a thousand messages, lets some expire, gives one back,
+refuses one until it is a dead letter, and delays some, of which one is moved and one is recalled.
+Prints what happened as a table, and ends with status 0 only if all of it did.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ FORGOTTEN = 5  # of them more, that are received and not acked
 EXPIRY_S = 3  # invisible duration of those
 LONG_S = 60  # invisible duration of all others: longer than the demonstration
 MAX_ATTEMPTS = 2  # of the group whose message dies
+DAY_S = 24 * 3600
 WAIT_S = 30.0  # for any step, on a slow machine
 START_S = 30.0
 CLIENT_S = 120.0
 POLL_S = 3  # a poll's least time for this client; a message ends it at once
 TOPIC, GROUP, STRICT_TOPIC, STRICT_GROUP = "demo", "demo", "demo-strict", "demo-strict"
+DELAYED_TOPIC, DELAYED_GROUP = "demo-delayed", "demo-delayed"
 
 
 class DemoFailed(Exception):
@@ -135,7 +137,7 @@ def client(ready: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str
     """Run the client for the block, and to its end."""
     with (folder / "client.log").open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, __file__, ready["grpc"]],
+            [sys.executable, __file__, ready["grpc"], ready["admin"]],
             # The client logs below its home folder; it shall leave nothing behind.
             env={**os.environ, "HOME": str(folder)},
             stdout=subprocess.PIPE,
@@ -156,7 +158,7 @@ def client(ready: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str
 # ------------------------------------------------------------ the process of the client
 
 
-def run_client(endpoint: str) -> int:
+def run_client(endpoint: str, admin: str) -> int:
     """Be the client; return the exit status."""
     try:
         from rocketmq import ClientConfiguration, Credentials, Producer, SimpleConsumer
@@ -165,7 +167,7 @@ def run_client(endpoint: str) -> int:
         return 1
 
     configuration = ClientConfiguration(endpoint, Credentials())
-    producer = Producer(configuration, (TOPIC, STRICT_TOPIC))
+    producer = Producer(configuration, (TOPIC, STRICT_TOPIC, DELAYED_TOPIC))
     producer.startup()
     consumers = []
 
@@ -184,6 +186,7 @@ def run_client(endpoint: str) -> int:
         give_back(producer, consumer)
         die(producer, consumer_of(STRICT_GROUP, STRICT_TOPIC))
         read_dead_letter(consumer_of("demo-dead-letters", f"%DLQ%{STRICT_GROUP}"))
+        delay(producer, consumer_of(DELAYED_GROUP, DELAYED_TOPIC), admin)
     except DemoFailed as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
@@ -268,6 +271,63 @@ def read_dead_letter(consumer: SimpleConsumer) -> None:
         seen(f"in {dead.topic}")
 
 
+def delay(producer: Producer, consumer: SimpleConsumer, admin: str) -> None:
+    """Delay some messages; move one, recall one, and receive the others when they are due."""
+    # The client counts in whole seconds.
+    now_s = int(time.time())
+    due_at_s = {
+        "first": now_s + 3,
+        "second": now_s + 4,
+        "recalled": now_s + 4,
+        "moved": now_s + DAY_S,
+    }
+    with step("delayed", len(due_at_s)) as seen:
+        receipts = {}
+        for body, at_s in due_at_s.items():
+            made = message(DELAYED_TOPIC, body)
+            made.delivery_timestamp = at_s
+            receipts[body] = producer.send(made)
+        seen("three by seconds, one by a day")
+    due_at_ms = {body: at_s * 1000 for body, at_s in due_at_s.items()}
+    with step("moved over REST", 1) as seen:
+        due_at_ms["moved"] = move(admin, receipts["moved"].message_id, (now_s + 5) * 1000)
+        seen("from a day to 5 s")
+    with step("recalled", 1) as seen:
+        recalled = receipts["recalled"]
+        told = producer.recall_message(DELAYED_TOPIC, recalled.recall_handle)
+        expect(told == recalled.message_id, f"{told} was recalled, not {recalled.message_id}")
+        seen("it will not come")
+    del due_at_ms["recalled"]
+    with step("came when due, acked", len(due_at_ms)) as seen:
+        late_ms: dict[str, int] = {}
+        for batch in receiving(consumer, len(due_at_ms), LONG_S):
+            at_ms = int(time.time() * 1000)
+            for each in batch:
+                body = each.body.decode()
+                expect(body in due_at_ms, f"the message {body!r} came, which was recalled")
+                late_ms[body] = at_ms - due_at_ms[body]
+                consumer.ack(each)
+        expect(min(late_ms.values()) >= 0, f"a message came early: {late_ms}")
+        seen("late: " + ", ".join(f"{body} {late} ms" for body, late in late_ms.items()))
+
+
+def move(admin: str, message_id: str, due_at_ms: int) -> int:
+    """Let a delayed message be due at another time; return when it is."""
+    import httpx
+
+    try:
+        with httpx.Client(base_url=f"{admin}/api/v1", trust_env=False) as client:
+            waiting = client.get("/timers", params={"topic": DELAYED_TOPIC}).raise_for_status()
+            [timer] = [each for each in waiting.json()["timers"] if each["messageId"] == message_id]
+            answer = client.post(
+                f"/timers/{timer['timerId']}:reschedule", json={"dueAtMs": due_at_ms}
+            ).raise_for_status()
+    except httpx.HTTPError as error:
+        raise DemoFailed(f"the admin API did not move a message: {error}") from error
+    moved: int = answer.json()["dueAtMs"]
+    return moved
+
+
 @contextlib.contextmanager
 def step(what: str, messages: int) -> Iterator[Callable[[str], None]]:
     """Time a step and tell it to the process that shows."""
@@ -316,4 +376,4 @@ def message(topic: str, body: str) -> Message:
 
 
 if __name__ == "__main__":
-    sys.exit(run_client(sys.argv[1]) if len(sys.argv) > 1 else main())
+    sys.exit(run_client(*sys.argv[1:3]) if len(sys.argv) > 1 else main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -22,10 +23,13 @@ def test_the_demonstration_shows_every_step() -> None:
     for what in (
         "sent", "received and acked", "received and forgotten", "came back, acked",
         "given back, came again, acked", "refused 2 times", "read as a dead letter",
+        "delayed", "moved over REST", "recalled", "came when due, acked",
     ):  # fmt: skip
         assert any(line.strip().startswith(f"{what}  ") for line in lines), what
     assert "1,000" in shown.stdout
     assert "%DLQ%demo-strict" in shown.stdout
+    late_ms = re.search(r"late: first (\d+) ms, second (\d+) ms, moved (\d+) ms", shown.stdout)
+    assert late_ms, shown.stdout
     assert lines[-1].strip() == "All of it happened as it should."
     assert shown.stderr == ""
 

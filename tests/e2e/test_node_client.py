@@ -12,6 +12,8 @@ from tests.support.client_process import NODE_PACKAGES, needs, run_node_client
 from tests.support.processes import Standalone, standalone
 
 INVALID_RECEIPT_HANDLE = 40013
+MESSAGE_NOT_FOUND = 40401
+LATE_MS_MAX = 1_500  # on the slowest machine, the client's own time included
 
 pytestmark = needs("node", NODE_PACKAGES)
 
@@ -137,3 +139,18 @@ def test_a_message_whose_type_does_not_fit_its_topic_is_refused(
     )
     assert all("message type not match" in error["text"] for error in facts.of("error"))
     assert len(facts.of("error")) == 2
+
+
+def test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("topics/delayed", messageType="DELAY")
+    facts = run_node_client(tmp_path, "delayed", running.grpc, topic="delayed", group="delayed")
+    sent, recalled = facts.of("sent")
+    assert [fact["id"] for fact in facts.of("recalled")] == [recalled["id"]] * 2
+    received = facts.the("received")
+    assert (received["id"], received["body"]) == (sent["id"], "delivered")
+    assert received["dueMs"] == sent["dueMs"]
+    assert 0 <= received["atMs"] - sent["dueMs"] < LATE_MS_MAX
+    assert str(MESSAGE_NOT_FOUND) in facts.the("error")["text"]
+    assert facts.the("left")["count"] == 0

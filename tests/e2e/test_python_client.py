@@ -13,7 +13,9 @@ from tests.support.client_process import Facts, run_python_client
 from tests.support.processes import Standalone, standalone
 
 INVALID_RECEIPT_HANDLE = 40013
-NORMAL, FIFO = 1, 2
+BAD_REQUEST, MESSAGE_NOT_FOUND = 40000, 40401
+NORMAL, FIFO, DELAY = 1, 2, 3
+LATE_MS_MAX = 1_500  # on the slowest machine, the client's own time included
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +193,20 @@ def test_a_message_whose_type_does_not_fit_its_topic_is_refused(
     errors = facts.of("error")
     assert len(errors) == 3
     assert all("message type not match" in error["text"] for error in errors)
+
+
+def test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled(
+    tmp_path: Path, running: Standalone
+) -> None:
+    running.put("topics/delayed", messageType="DELAY")
+    facts = run_python_client(tmp_path, "delayed", running.grpc, topic="delayed", group="delayed")
+    sent, recalled = facts.of("sent")
+    assert [fact["id"] for fact in facts.of("recalled")] == [recalled["id"]] * 2
+    received = facts.the("received")
+    assert (received["id"], received["body"]) == (sent["id"], "delivered")
+    assert (received["type"], received["attempt"]) == (DELAY, 1)
+    assert received["due_ms"] == sent["due_ms"]
+    assert 0 <= received["at_ms"] - sent["due_ms"] < LATE_MS_MAX
+    errors = {fact["during"]: fact["code"] for fact in facts.of("error")}
+    assert errors == {"too late": MESSAGE_NOT_FOUND, "forged": BAD_REQUEST}
+    assert facts.the("left")["count"] == 0

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,14 @@ def dead_letter(topic: str = TOPIC, group: str = GROUP, handle: str = NO_HANDLE)
     )
 
 
+def recall(topic: str = TOPIC, handle: str = NO_HANDLE) -> Message:
+    return service.RecallMessageRequest(topic=resource(topic), recall_handle=handle)
+
+
+def in_days(days: int) -> Timestamp:
+    return Timestamp(seconds=int(time.time()) + days * 24 * 3600)
+
+
 def route(topic: str = TOPIC, endpoints: v2.Endpoints | None = ENDPOINTS) -> Message:
     return service.QueryRouteRequest(topic=resource(topic), endpoints=endpoints)
 
@@ -107,6 +116,7 @@ METHODS = {
     service.AckMessageRequest: "AckMessage",
     service.ChangeInvisibleDurationRequest: "ChangeInvisibleDuration",
     service.ForwardMessageToDeadLetterQueueRequest: "ForwardMessageToDeadLetterQueue",
+    service.RecallMessageRequest: "RecallMessage",
     service.QueryRouteRequest: "QueryRoute",
     service.QueryAssignmentRequest: "QueryAssignment",
     service.HeartbeatRequest: "Heartbeat",
@@ -275,6 +285,35 @@ def test_an_illegal_group_is_told_by_every_method(
             v2.BAD_REQUEST,
         ),
         ("unknown encoding", send(body_encoding=9), v2.BAD_REQUEST),
+        ("delivery in the past", send(delivery_timestamp=Timestamp(seconds=1)), v2.OK),
+        ("delivery in 399 days", send(delivery_timestamp=in_days(399)), v2.OK),
+        ("delivery in 401 days", send(delivery_timestamp=in_days(401)), v2.ILLEGAL_DELIVERY_TIME),
+        (
+            "delivery before 1970",
+            send(delivery_timestamp=Timestamp(seconds=-1)),
+            v2.ILLEGAL_DELIVERY_TIME,
+        ),
+        (
+            "delivery in the year 10000",
+            send(delivery_timestamp=Timestamp(seconds=253_402_300_800)),
+            v2.ILLEGAL_DELIVERY_TIME,
+        ),
+        (
+            "delivery at the end of all numbers",
+            send(delivery_timestamp=Timestamp(seconds=2**63 - 1)),
+            v2.ILLEGAL_DELIVERY_TIME,
+        ),
+        (
+            "delivery with negative nanoseconds",
+            send(delivery_timestamp=Timestamp(seconds=1, nanos=-1)),
+            v2.ILLEGAL_DELIVERY_TIME,
+        ),
+        (
+            "property of the broker's timers",
+            send_with({"TIMER_DELIVER_MS": "1"}),
+            v2.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        ),
+        ("the timers' own topic", send(topic="%SYS%TIMER"), v2.ILLEGAL_TOPIC),
     ]
 )
 def test_a_send_is_answered_with_its_code(endpoint: str, request_: Message, code: Code) -> None:
@@ -325,6 +364,11 @@ def test_a_send_is_answered_with_its_code(endpoint: str, request_: Message, code
             receive("empty", filter_expression=v2.FilterExpression()),
             v2.MESSAGE_NOT_FOUND,
         ),
+        ("the timers' own topic", receive("%SYS%TIMER"), v2.ILLEGAL_TOPIC),
+        ("route of the timers' own topic", route("%SYS%TIMER"), v2.ILLEGAL_TOPIC),
+        ("recall of nothing we know", recall(), v2.BAD_REQUEST),
+        ("recall without a handle", recall(handle=""), v2.BAD_REQUEST),
+        ("recall of the timers' own topic", recall("%SYS%TIMER"), v2.ILLEGAL_TOPIC),
         ("route without endpoints", route(endpoints=None), v2.ILLEGAL_ACCESS_POINT),
         ("route of a new topic", route("new"), v2.OK),
         ("assignment of a new topic", assignment("new", "new"), v2.OK),
@@ -371,6 +415,7 @@ def test_a_call_is_answered_with_its_code(endpoint: str, request_: Message, code
         ("ack", ack_request("none", "none", [NO_HANDLE]), v2.TOPIC_NOT_FOUND),
         ("change", change_request("none", "none", NO_HANDLE, 0), v2.TOPIC_NOT_FOUND),
         ("dead letter", dead_letter("none", "none"), v2.TOPIC_NOT_FOUND),
+        ("recall", recall("none"), v2.TOPIC_NOT_FOUND),
     ]
 )
 def test_what_does_not_exist_is_not_found_where_use_does_not_create_it(

@@ -5,13 +5,25 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 EXACT_MAX = 2**53  # above it a number of JSON need not be what was written
 Millis = Annotated[int, Field(ge=1, le=366 * 24 * 3600 * 1000)]
+
+
+def _whole(text: str) -> str:
+    """Refuse halves of characters, which JSON can write and nothing else can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 
 
 class Schema(BaseModel):
@@ -156,7 +168,7 @@ class GroupProgress(Schema):
 class OffsetReset(Schema):
     """Where a group goes on: exactly one of `timestampMs`, `to`, `offset`."""
 
-    topic: str = Field(min_length=1)
+    topic: Text = Field(min_length=1)
     timestamp_ms: int | None = Field(None, ge=0, le=2**62)
     to: Literal["earliest", "latest"] | None = None
     offset: int | None = Field(None, ge=0, le=2**62)
@@ -180,12 +192,12 @@ class OffsetResetDone(Schema):
 class NewMessage(Schema):
     """A message to send: one kind of body, and at most one way to say when it is delivered."""
 
-    body: str | None = Field(None, description="The body as text, stored as UTF-8.")
+    body: Text | None = Field(None, description="The body as text, stored as UTF-8.")
     body_base64: str | None = Field(None, description="The body as bytes.")
-    tag: str | None = None
-    keys: list[str] = Field([], max_length=1000)
-    properties: dict[str, str] = {}
-    message_group: str | None = Field(None, description="Messages of one group stay in order.")
+    tag: Text | None = None
+    keys: list[Text] = Field([], max_length=1000)
+    properties: dict[Text, Text] = {}
+    message_group: Text | None = Field(None, description="Messages of one group stay in order.")
     deliver_at_ms: int | None = Field(
         None, ge=-EXACT_MAX, le=EXACT_MAX, description="Deliver not before this time (Unix, ms)."
     )

@@ -9,6 +9,7 @@ const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = client;
 
 const AWAIT_MS = 3000; // a poll's least time, with the request timeout of 3 s on top
 const INVISIBLE_MS = 30_000; // longer than any scenario
+const DELAY_MS = 4000; // of a message that is scheduled
 const WAIT_MS = 40_000; // for anything, on the slowest machine
 
 const logger = { info() {}, warn() {}, error() {}, debug() {}, close() {} };
@@ -272,6 +273,32 @@ const scenarios = {
       }
     });
     await scenarios.read({ endpoints: [ endpoint ], topic: `%DLQ%${group}`, group: `${group}-reader` });
+  },
+
+  async delayed({ endpoints: [ endpoint ], topic, group }) {
+    await producing(endpoint, [ topic ], async producer => {
+      const due = new Date(Date.now() + DELAY_MS);
+      const receipts = [];
+      for (const body of [ 'delivered', 'recalled' ]) {
+        const receipt = await producer.send({
+          topic, body: Buffer.from(body), deliveryTimestamp: due,
+        });
+        receipts.push(receipt);
+        tell('sent', { id: receipt.messageId, body, dueMs: due.getTime() });
+      }
+      for (let n = 0; n < 2; n++) {
+        const { messageId } = await producer.recallMessage(topic, receipts[1].recallHandle);
+        tell('recalled', { id: messageId });
+      }
+      await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
+        const [ message ] = await receive(consumer, 1);
+        const atMs = Date.now();
+        tellReceived(message, { atMs, dueMs: message.deliveryTimestamp?.getTime() ?? null });
+        await consumer.ack(message);
+        await tellError('too late', () => producer.recallMessage(topic, receipts[0].recallHandle));
+        tell('left', { count: (await receiveOnce(consumer)).length });
+      });
+    });
   },
 
   async wrongType({ endpoints: [ endpoint ], normal, fifo }) {

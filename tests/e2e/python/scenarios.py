@@ -30,6 +30,7 @@ from rocketmq import (
 
 AWAIT_S = 3  # a poll's least time, with the request timeout of 3 s on top
 INVISIBLE_S = 30  # longer than any scenario
+DELAY_S = 4  # of a message that is scheduled
 WAIT_S = 40.0  # for anything, on the slowest machine
 
 _out = threading.Lock()
@@ -367,6 +368,30 @@ def unknown_topic(endpoints: list[str], topic: str, group: str) -> None:
     consumer.startup()
     tell_error("subscribe", lambda: consumer.subscribe(topic))
     consumer.shutdown()
+
+
+def delayed(endpoints: list[str], topic: str, group: str) -> None:
+    """Schedule two messages, recall one, receive the other, and try to recall that too late."""
+    [endpoint] = endpoints
+    with producing(endpoint, topic) as producer:
+        due_s = int(time.time()) + DELAY_S  # The client sends whole seconds.
+        handles = []
+        for body in (b"delivered", b"recalled"):
+            made = message(topic, body)
+            made.delivery_timestamp = due_s
+            receipt = producer.send(made)
+            handles.append(receipt.recall_handle)
+            tell("sent", id=receipt.message_id, body=body.decode(), due_ms=due_s * 1000)
+        for _ in range(2):
+            tell("recalled", id=producer.recall_message(topic, handles[1]))
+        with consuming(endpoint, group, topic) as consumer:
+            [received] = receive(consumer, 1)
+            at_ms = time.time() * 1000
+            tell_received(received, at_ms=at_ms, due_ms=received.delivery_timestamp)
+            consumer.ack(received)
+            tell_error("too late", lambda: producer.recall_message(topic, handles[0]))
+            tell_error("forged", lambda: producer.recall_message(topic, handles[0][:-1] + "!"))
+            tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
 
 
 def wrong_type(endpoints: list[str], normal: str, fifo: str) -> None:
