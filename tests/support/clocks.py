@@ -12,6 +12,9 @@ class ManualClock:
     def wall_ms(self) -> int:
         return self.now_ms
 
+    def unsteady_wall_ms(self) -> int:
+        return self.wall_ms()
+
     def monotonic_ms(self) -> int:
         return self.now_ms
 

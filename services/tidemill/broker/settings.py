@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.common.settings import Flag, Folder, Port, ProcessSettings
 
 MIB = 1 << 20
+DAY_MS = 24 * 3600 * 1000
 
 
 class BrokerSettings(ProcessSettings):
@@ -53,6 +55,51 @@ class BrokerSettings(ProcessSettings):
     deliveries_max: int = Field(
         4_000_000, ge=1, description="Live pop checkpoints; beyond it a pop is refused."
     )
+
+    timer_max_delay_ms: int = Field(
+        400 * DAY_MS, ge=60_000, le=400 * DAY_MS,
+        description="How far ahead a message may be scheduled.",
+    )  # fmt: skip
+    timer_load_horizon_ms: int = Field(
+        10_000, ge=2_000, le=600_000,
+        description="How long before they are due delayed messages are loaded into memory.",
+    )  # fmt: skip
+    timer_flush_period_ms: int = Field(
+        10_000, ge=1_000, le=600_000,
+        description="How often the files of the timer wheel are written.",
+    )  # fmt: skip
+    timer_max_rate: int = Field(
+        0, ge=0, description="Delayed messages delivered a second at most; 0: no limit."
+    )
+    timer_soft_limit_per_second: int = Field(
+        20_000, ge=0,
+        description="Messages due in one second beyond which the policy below is asked; 0: never.",
+    )  # fmt: skip
+    timer_overload_policy: OverloadPolicy = Field(
+        OverloadPolicy.ACCEPT,
+        description="What becomes of a message whose second is full: accept, reject, or spread.",
+    )
+    timer_spread_ms: int = Field(
+        1_000, ge=1, le=3_600_000, description="By how much the policy spread delays at most."
+    )
+    timer_max_pending: int = Field(
+        50_000_000, ge=1, description="Delayed messages that wait; beyond it they are refused."
+    )
+    timer_max_pinned_part: float = Field(
+        0.25, gt=0, le=1,
+        description="Part of the volume that delayed messages may hold; beyond it: refused.",
+    )  # fmt: skip
+    timer_evacuation_lead_ms: int = Field(
+        6 * 3600 * 1000, ge=0,
+        description="How long before retention delayed messages are copied out of a segment.",
+    )  # fmt: skip
+    timer_evacuation_rate_bytes: int = Field(
+        8 * MIB, ge=64 << 10, description="Bytes a second of such copies at most."
+    )
+    timer_expire_backlog_after_ms: int = Field(
+        0, ge=0,
+        description="Lateness at which a message is dead-lettered instead; 0: never.",
+    )  # fmt: skip
 
     pending_bytes_max: int = Field(
         64 * MIB, ge=MIB, description="Requests that wait for a round; beyond it proxies wait."

@@ -14,6 +14,7 @@ from tidemill.broker.engine.engine import Engine, EngineConfig
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.engine.store.posix_disk import PosixDisk
+from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.lifecycle import StartRefused
 
@@ -36,6 +37,20 @@ def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
         auto_create=settings.auto_create,
         default_queues=settings.default_queues,
         broker_name=settings.name,
+        timer=TimerConfig(
+            max_delay_ms=settings.timer_max_delay_ms,
+            load_horizon_ms=settings.timer_load_horizon_ms,
+            flush_period_ms=settings.timer_flush_period_ms,
+            max_rate=settings.timer_max_rate,
+            soft_limit_per_second=settings.timer_soft_limit_per_second,
+            overload_policy=settings.timer_overload_policy,
+            spread_ms=settings.timer_spread_ms,
+            max_pending=settings.timer_max_pending,
+            max_pinned_part=settings.timer_max_pinned_part,
+            evacuation_lead_ms=settings.timer_evacuation_lead_ms,
+            evacuation_rate_bytes=settings.timer_evacuation_rate_bytes,
+            expire_backlog_after_ms=settings.timer_expire_backlog_after_ms,
+        ),
     )
     disk = PosixDisk(settings.data_dir)
     try:

@@ -17,6 +17,10 @@ class Clock(Protocol):
         """Return milliseconds since the Unix epoch; never less than an earlier answer."""
         ...
 
+    def unsteady_wall_ms(self) -> int:
+        """Return milliseconds since the Unix epoch as the machine has it, jumps and all."""
+        ...
+
     def monotonic_ms(self) -> int:
         """Return milliseconds since some instant in the past, unmoved by clock changes."""
         ...
@@ -36,12 +40,16 @@ class SystemClock:
 
     def wall_ms(self) -> int:
         """Return milliseconds since the Unix epoch; never less than an earlier answer."""
-        wall_ms, monotonic_ms = time.time_ns() // 1_000_000, self.monotonic_ms()
+        wall_ms, monotonic_ms = self.unsteady_wall_ms(), self.monotonic_ms()
         elapsed_ms = self._wall_ms + monotonic_ms - self._answered_at_ms
         if wall_ms < self._wall_ms:
             wall_ms = elapsed_ms
         self._wall_ms, self._answered_at_ms = wall_ms, monotonic_ms
         return wall_ms
+
+    def unsteady_wall_ms(self) -> int:
+        """Return milliseconds since the Unix epoch as the machine has it, jumps and all."""
+        return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
         """Return milliseconds since some instant in the past, unmoved by clock changes."""

@@ -60,6 +60,8 @@ def run_background(engine: Engine) -> Iterator[list[File] | None]:
             yield from engine.log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
         elif _is_checkpoint_due(engine):
             yield from write_checkpoint(engine)
+        elif steps := engine.timers.find_background(engine.now_ms, lambda: _quiet(engine)):
+            yield from steps
         elif is_oldest_retired(engine):
             yield from retire_oldest(engine)
         else:
@@ -206,13 +208,10 @@ def write_checkpoint_file(engine: Engine, derived_offset: int, *, min_offset: in
 
 def is_oldest_retired(engine: Engine) -> bool:
     """Whether the oldest segment has served its time and all it states is in a checkpoint."""
-    log, config = engine.log, engine.config
-    if len(log.segments) < 2 or log.segments[0].end > engine.derived_offset:
+    segments = engine.log.segments
+    if len(segments) < 2 or segments[0].end > engine.derived_offset:
         return False
-    # What follows it was stored at that time, so everything in it is at least as old.
-    is_old = log.first_stored_at_ms(1) + config.retention_ms <= engine.now_ms
-    is_over = 0 < config.retention_bytes < log.log_end - log.min_offset
-    return is_old or is_over
+    return engine.is_retirement_near(engine.now_ms, 0) and engine.timers.may_drop(segments[0])
 
 
 def retire_oldest(engine: Engine) -> Steps:

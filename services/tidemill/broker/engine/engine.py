@@ -17,13 +17,13 @@ A round of the owner:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.background import run_background
 from tidemill.broker.engine.layout import message
-from tidemill.broker.engine.layout.message import Reason
+from tidemill.broker.engine.layout.message import Reason, TimerReason
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore, cause_of
@@ -40,10 +40,14 @@ from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.commit_log import CommitLog, Record
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.message_index import MessageIndex
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, Scheduled
+from tidemill.broker.engine.timer.timers import Timers
 from tidemill.common import stored_message
 from tidemill.common.errors import (
     BadRequest,
@@ -80,6 +84,7 @@ class EngineConfig:
     auto_create: bool = False
     default_queues: int = 8
     broker_name: str = "broker-0"  # only used when the store is new
+    timer: TimerConfig = field(default_factory=TimerConfig)
 
 
 class QueueStatus(NamedTuple):
@@ -145,6 +150,16 @@ class Engine:
         self.consumption = Consumption(
             self.state, self.store, self.catalog, deliveries_max=config.deliveries_max
         )
+        self.timers = Timers(
+            disk,
+            config.timer,
+            self.log,
+            self.store,
+            self.catalog,
+            ready=self._make_ready,
+            may_append=lambda: not self.is_disk_full,
+            is_retirement_near=self.is_retirement_near,
+        )
         self.free_bytes = disk.free_bytes()
         self.derived_offset = 0  # queue and index files state everything before
         self.records_at_checkpoint = 0
@@ -158,6 +173,39 @@ class Engine:
 
         Raises TopicNotFound, BadRequest, MessageCorrupted, MessageBodyTooLarge, DiskFull.
         """
+        self._check_append(topic_id, queue_id, blob, blob_crc)
+        self.now_ms = now_ms
+        queue_offset = self.store.append_message(topic_id, queue_id, blob, blob_crc, now_ms)
+        self.state.ready_topics.add(topic_id)
+        return queue_offset
+
+    def schedule(
+        self,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        blob_crc: int,
+        now_ms: int,
+        *,
+        delay_ms: int | None = None,
+    ) -> Scheduled:
+        """Keep a message until it is due: when it says itself, or `delay_ms` from now.
+
+        One that is due already is stored at once. Raises as `append`, and IllegalDeliveryTime,
+        Overloaded.
+        """
+        self._check_append(topic_id, queue_id, blob, blob_crc)
+        self.now_ms = now_ms
+        due_at_ms = self.timers.due_of(blob, delay_ms, now_ms)
+        if due_at_ms <= now_ms:
+            data, crc = with_due_time(blob, blob_crc, due_at_ms)
+            queue_offset = self.store.append_message(topic_id, queue_id, data, crc, now_ms)
+            self.state.ready_topics.add(topic_id)
+            return Scheduled(queue_offset, 0)
+        topic = self.catalog.topics[topic_id]
+        return self.timers.schedule(topic, queue_id, blob, blob_crc, now_ms, due_at_ms=due_at_ms)
+
+    def _check_append(self, topic_id: int, queue_id: int, blob: bytes, blob_crc: int) -> None:
         queues = self.catalog.open_queues.get(topic_id)
         if queues is None:
             raise self._no_such_topic(topic_id)
@@ -169,10 +217,10 @@ class Engine:
             raise MessageCorrupted(
                 "the message was damaged on its way to the broker; send it again"
             )
-        self.now_ms = now_ms
-        queue_offset = self.store.append_message(topic_id, queue_id, blob, blob_crc, now_ms)
+
+    def _make_ready(self, topic_id: int) -> None:
+        # The set is another one after each `take_ready`.
         self.state.ready_topics.add(topic_id)
-        return queue_offset
 
     @property
     def is_disk_full(self) -> bool:
@@ -254,7 +302,9 @@ class Engine:
         """
         if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A group's dead-letter topic may be watched before the first message gets there.
-            if self.catalog.find_group(topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)) is None:
+            group_name = topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
+            is_known = self.catalog.find_group(group_name) is not None
+            if not is_known and topic != TIMER_DEAD_LETTER_TOPIC:
                 raise TopicNotFound(f"there is no consumer group to the topic {topic!r}")
             self.now_ms = now_ms
             self.store.ensure_system_topic(topic, None, now_ms)
@@ -505,6 +555,7 @@ class Engine:
         stored_topic = self.catalog.topics.get(place.topic_id)
         if stored_topic is None:
             return None
+        origin, reason = _origin_of(found)
         cause = cause_of(found)
         group = self.catalog.groups.get(cause.group_id) if cause else None
         return FoundMessage(
@@ -516,8 +567,8 @@ class Engine:
             bytes(found.tail),
             stored_topic.name,
             group.name if group else "",
-            cause.origin if cause else "",
-            Reason(cause.reason).name.lower() if cause else "",
+            origin,
+            reason,
         )
 
     # ------------------------------------------------------------ the round
@@ -559,6 +610,7 @@ class Engine:
 
     def close(self) -> None:
         """Close the files. Nothing is written: a stop and a crash recover alike."""
+        self.timers.close()
         self.log.close()
 
     # ------------------------------------------------------------ time and wake-ups
@@ -568,12 +620,16 @@ class Engine:
         if self.state.ready or self.state.ready_topics:
             # Made by a pop for those who wait: it left the rest of a long scan for the next turn.
             return self.now_ms
-        return self.consumption.revive.next_due_ms()
+        return _earlier(self.consumption.revive.next_due_ms(), self.timers.next_due_ms())
 
-    def run_due(self, now_ms: int) -> bool:
-        """Revive one bounded slice of what is due; True: call again soon."""
+    def run_due(self, now_ms: int, firing_ms: int | None = None) -> bool:
+        """Revive, and deliver, one bounded slice of what is due; True: call again soon.
+
+        `firing_ms` is by which time delayed messages are due; without it `now_ms`.
+        """
         self.now_ms = now_ms
-        return self.consumption.revive.run_due(now_ms)
+        has_more = self.consumption.revive.run_due(now_ms)
+        return self.timers.run_due(now_ms, now_ms if firing_ms is None else firing_ms) or has_more
 
     def take_ready(self) -> tuple[set[int], set[tuple[int, int]]]:
         """Return and clear what became available: topic ids, and (group id, topic id) pairs."""
@@ -594,6 +650,23 @@ class Engine:
         """
         return run_background(self)
 
+    @property
+    def wants_background(self) -> bool:
+        """Whether background work is due by the clock alone."""
+        return self.timers.wants_background(self.now_ms)
+
+    def is_retirement_near(self, now_ms: int, lead_ms: int) -> bool:
+        """Whether the oldest segment will have to go within `lead_ms`, timers aside."""
+        log, config = self.log, self.config
+        if len(log.segments) < 2:
+            return False
+        # What follows it was stored at that time, so everything in it is at least as old.
+        if log.first_stored_at_ms(1) + config.retention_ms - lead_ms <= now_ms:
+            return True
+        # Messages that wait for their time are not what a limit by size is there to bound.
+        size = log.log_end - log.min_offset - self.timers.index.pinned_bytes
+        return 0 < config.retention_bytes < size
+
     def refresh(self, now_ms: int) -> None:
         """Look again how much room the disk has, and what time it is for retention."""
         self.now_ms = max(self.now_ms, now_ms)
@@ -613,6 +686,24 @@ class Engine:
         """Forget queues of topics that a replay has met and that do not exist."""
         for key in [key for key in self.catalog.queues if key[0] not in self.catalog.topics]:
             del self.catalog.queues[key]
+
+
+def _origin_of(found: Record) -> tuple[str, str]:
+    """Return the topic that a copy came from or waits for, and why it is one; "" for neither."""
+    flags = found.header.flags
+    if flags & message.FLAG_SCHEDULE:
+        return message.decode_target(found.body).origin, "scheduled"
+    if flags & message.FLAG_TIMER:
+        timer_cause = message.decode_timer_cause(found.body)
+        return timer_cause.origin, TimerReason(timer_cause.reason).name.lower()
+    cause = cause_of(found)
+    return (cause.origin, Reason(cause.reason).name.lower()) if cause else ("", "")
+
+
+def _earlier(first: int | None, second: int | None) -> int | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
 
 
 def _has_key(blob: bytes, message_id: str, key: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import message, record
-from tidemill.broker.engine.layout.message import FLAG_CAUSE, Cause, Place
+from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Place
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic, TopicType, encode_config
 from tidemill.broker.engine.store.commit_log import CommitLog, Record
@@ -47,6 +47,7 @@ class MessageStore:
         # Records before this offset were written by an earlier process and not walked over by the
         # recovery of this one: their checksums are verified when they are read.
         self.verified_from = 0
+        self.last_log_offset = 0  # of the message appended last
 
     def append_message(
         self,
@@ -57,17 +58,17 @@ class MessageStore:
         now_ms: int,
         *,
         attempts: int = 0,
+        flags: int = 0,
         cause: bytes = b"",
     ) -> int:
-        """Append a message to a queue and return its queue offset."""
+        """Append a message to a queue and return its queue offset.
+
+        `cause` is what stands behind the place, and `flags` say what that is.
+        """
         queue = self._catalog.queues[topic_id, queue_id]
         queue_offset = queue.max_offset
-        body = message.PLACE.pack(topic_id, queue_id, attempts, queue_offset)
-        flags = 0
-        if cause:
-            body += cause
-            flags = FLAG_CAUSE
-        log_offset = self.log.append(
+        body = message.PLACE.pack(topic_id, queue_id, attempts, queue_offset) + cause
+        self.last_log_offset = log_offset = self.log.append(
             Kind.MESSAGE, body, now_ms, flags=flags, tail=blob, tail_crc=crc
         )
         size = record.HEADER_SIZE + len(body) + len(blob)
@@ -111,9 +112,9 @@ class MessageStore:
         return self.log.append(Kind.CONFIG, encode_config(config), now_ms)
 
     def ensure_system_topic(
-        self, name: str, retry_of: tuple[int, int] | None, now_ms: int
+        self, name: str, retry_of: tuple[int, int] | None, now_ms: int, *, queues: int = 1
     ) -> Topic:
-        """Return a retry or dead-letter topic, made when it is new."""
+        """Return a topic of the broker's own, made when it is new."""
         topic = self._catalog.find_topic(name)
         if topic is None:
             topic = Topic(
@@ -121,7 +122,7 @@ class MessageStore:
                 version=1,
                 name=name,
                 type=TopicType.NORMAL,
-                queues=1,
+                queues=queues,
                 retry_of=retry_of,
                 is_system=True,
             )
@@ -143,9 +144,13 @@ class MessageStore:
         head, blob = self.log.read(log_offset)
         origin = ""
         if len(head) > record.HEADER_SIZE + message.PLACE_SIZE:
-            cause = message.decode_cause(head[record.HEADER_SIZE :])
-            if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
-                origin = cause.origin
+            flags = record.HEADER.unpack_from(head)[record.FLAGS]
+            if flags & FLAG_CAUSE:
+                cause = message.decode_cause(head[record.HEADER_SIZE :])
+                if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
+                    origin = cause.origin
+            elif flags & FLAG_TIMER:
+                origin = message.decode_timer_cause(head[record.HEADER_SIZE :]).origin
         return MessageRecord(
             _STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0], blob, origin
         )

@@ -38,6 +38,7 @@ from tidemill.broker.engine.metadata.catalog import decode_config
 from tidemill.broker.engine.store.block_file import BlockFile, open_chain
 from tidemill.broker.engine.store.commit_log import CorruptStore, Record
 from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.timer.status import TIMER_TOPIC
 
 SECRET_SIZE = 32  # bytes
 
@@ -78,6 +79,7 @@ def open_engine(
             "Restore the folder from a backup, and start again."
         )
     report = _Replay(engine, checkpoint).run(now_ms) if not is_new else {}
+    engine.timers.end_replay(now_ms)
     engine.log.epoch += 1
     engine.begin_epoch(entropy[:SECRET_SIZE], now_ms)
     engine.commit()
@@ -108,6 +110,7 @@ class _Replay:
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
         self._min_offset = checkpoint.min_offset if checkpoint else None
         self._catalog_covered = 0
+        self._timers_from = 0
         engine.log.epoch = checkpoint.epoch if checkpoint else 0
 
     def run(self, now_ms: int) -> dict[str, Any]:
@@ -120,7 +123,11 @@ class _Replay:
             )
         self._open_derived()
         snapshot, covered = self._load_snapshot()
-        replay_from = max(min(self._derived_offset, covered), log.min_offset)
+        # Without their topic there was no timer before the snapshot.
+        has_timers = not snapshot or engine.catalog.find_topic(TIMER_TOPIC) is not None
+        self._timers_from = engine.timers.open() if has_timers else covered
+        replay_from = min(self._derived_offset, covered, self._timers_from)
+        replay_from = max(replay_from, log.min_offset)
         records = 0
         try:
             for found in log.scan(replay_from):
@@ -207,6 +214,8 @@ class _Replay:
     def _fold(self, found: Record) -> None:
         engine, header = self._engine, found.header
         log_offset = header.log_offset
+        if log_offset >= self._timers_from:
+            engine.timers.replay(found)
         match header.kind:
             case Kind.MESSAGE:
                 place = Place._make(message.PLACE.unpack_from(found.body))
@@ -227,6 +236,8 @@ class _Replay:
                 self._fold_state(found)
             case Kind.EPOCH_START:
                 pass  # Its epoch is in every header.
+            case Kind.TIMER | Kind.FRONTIER:
+                pass  # All of it is the timers'.
             case kind:
                 raise AssertionError(f"unknown kind {kind}")
 

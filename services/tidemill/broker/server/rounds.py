@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
+from tidemill.broker.engine.timer.firing_clock import FiringClock
 from tidemill.broker.server.long_polling import LongPolling
 from tidemill.common.errors import Draining, Overloaded, ServiceError
 from tidemill.common.latencies import Latencies
@@ -128,6 +129,7 @@ class Rounds:
         self._is_draining = False
         self._is_stopped = False
         self._background = engine.background()
+        self._firing_clock = FiringClock()
         self._is_background_idle = False
         self._background_idle_at_ms = 0
         self._refresh_at_ms = 0
@@ -141,6 +143,11 @@ class Rounds:
     def engine(self) -> Engine:
         """The engine, for reading what a scrape needs; never for a command."""
         return self._engine
+
+    @property
+    def firing_clock(self) -> FiringClock:
+        """The clock by which delayed messages are due."""
+        return self._firing_clock
 
     @property
     def pending_count(self) -> int:
@@ -236,7 +243,8 @@ class Rounds:
         for item in work:
             await _in_turns(item.apply(turn))
         begin_s = time.monotonic()
-        has_more = engine.run_due(turn.now_ms)
+        firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
+        has_more = engine.run_due(turn.now_ms, min(firing_ms, turn.now_ms))
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
@@ -274,6 +282,7 @@ class Rounds:
         now_ms = self.turn.monotonic_ms
         # Retention is a matter of time alone: nothing need happen for it to have work.
         is_idle = self._is_background_idle and now_ms < self._background_idle_at_ms + SLEEP_MS_MAX
+        is_idle = is_idle and not self._engine.wants_background
         if is_idle or self._background_files or self._is_stopped:
             return False
         files = next(self._background)

@@ -1,4 +1,4 @@
-"""The body of a message record: where the message stands, and what delivery it settles.
+"""The body of a message record: where the message stands, and what it settles or waits for.
 
      0              4              6             8                  16
     ┌──────────────┬──────────────┬─────────────┬──────────────────┐
@@ -14,10 +14,26 @@
     │ root_topic_id u32 │ root_queue_id u16│ root_offset i64  │ origin_size u8     │ origin     │
     └───────────────────┴──────────────────┴──────────────────┴────────────────────┴────────────┘
 
+    with flag SCHEDULE (a delayed message, on the hidden topic):
+     16             24             32             36             38               39
+    ┌──────────────┬──────────────┬──────────────┬──────────────┬────────────────┬──────────────┐
+    │ timer_id i64 │ due_at_ms i64│ topic_id u32 │ queue_id u16 │ origin_size u8 │ origin       │
+    └──────────────┴──────────────┴──────────────┴──────────────┴────────────────┴──────────────┘
+
+    with flag TIMER (what became of a delayed message):
+     16             24             32          33               34
+    ┌──────────────┬──────────────┬───────────┬────────────────┬────────┐
+    │ timer_id i64 │ due_at_ms i64│ reason u8 │ origin_size u8 │ origin │
+    └──────────────┴──────────────┴───────────┴────────────────┴────────┘
+
 The record's tail is the stored message (`tidemill.common.stored_message`). `attempts` counts the
 deliveries that came before: 0 for an original. A copy on a retry or dead-letter topic names as its
 cause the delivery it settles (slot, identity, index), so copy and settlement are one record; root
 is the original's place, and origin the name of its topic, which may be gone when somebody reads.
+
+A delayed message names where it goes, and when; a later record of the same timer id (flag SCHEDULE
+again, on queue 1) is its evacuated copy. The message that is delivered in the end, or dead-lettered
+with a reason other than DELIVERED, names the timer that it settles.
 """
 
 from __future__ import annotations
@@ -27,12 +43,20 @@ from enum import IntEnum
 from typing import NamedTuple
 
 FLAG_CAUSE = 1
+FLAG_SCHEDULE = 2
+FLAG_TIMER = 4
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
 CAUSE = struct.Struct(">IIqBBqIHqB")
 CAUSE_SIZE = 41
 assert PLACE.size == PLACE_SIZE, "part of the disk format"
+TARGET = struct.Struct(">qqIHB")
+TARGET_SIZE = 23
+TIMER_CAUSE = struct.Struct(">qqBB")
+TIMER_CAUSE_SIZE = 18
 assert CAUSE.size == CAUSE_SIZE, "part of the disk format"
+assert TARGET.size == TARGET_SIZE, "part of the disk format"
+assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
 
 
 class Reason(IntEnum):
@@ -41,6 +65,14 @@ class Reason(IntEnum):
     INVISIBLE_DURATION_ENDED = 1
     ATTEMPTS_EXHAUSTED = 2
     FORWARDED_BY_CLIENT = 3
+
+
+class TimerReason(IntEnum):
+    """What became of a delayed message."""
+
+    DELIVERED = 0
+    TOPIC_DELETED = 1
+    EXPIRED = 2
 
 
 class Place(NamedTuple):
@@ -78,3 +110,48 @@ def decode_cause(body: bytes | memoryview) -> Cause:
     *fields, origin_size = CAUSE.unpack_from(body, PLACE_SIZE)
     begin = PLACE_SIZE + CAUSE_SIZE
     return Cause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
+
+
+class Target(NamedTuple):
+    """Where a delayed message goes, and when."""
+
+    timer_id: int
+    due_at_ms: int
+    topic_id: int
+    queue_id: int
+    origin: str
+
+
+class TimerCause(NamedTuple):
+    """The timer that a message settles."""
+
+    timer_id: int
+    due_at_ms: int
+    reason: int
+    origin: str  # "" for what was delivered
+
+
+def encode_target(target: Target) -> bytes:
+    """Encode `target` as it stands behind the place."""
+    origin = target.origin.encode()
+    return TARGET.pack(*target[:-1], len(origin)) + origin
+
+
+def decode_target(body: bytes | memoryview) -> Target:
+    """Decode the target in a delayed message's body."""
+    *fields, origin_size = TARGET.unpack_from(body, PLACE_SIZE)
+    begin = PLACE_SIZE + TARGET_SIZE
+    return Target._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
+
+
+def encode_timer_cause(cause: TimerCause) -> bytes:
+    """Encode `cause` as it stands behind the place."""
+    origin = cause.origin.encode()
+    return TIMER_CAUSE.pack(*cause[:-1], len(origin)) + origin
+
+
+def decode_timer_cause(body: bytes | memoryview) -> TimerCause:
+    """Decode the timer that a message settles."""
+    *fields, origin_size = TIMER_CAUSE.unpack_from(body, PLACE_SIZE)
+    begin = PLACE_SIZE + TIMER_CAUSE_SIZE
+    return TimerCause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))

@@ -42,7 +42,7 @@ assert HEADER.size == PREFIX.size + COVERED.size == HEADER_SIZE, "part of the di
 CRC_FROM = PREFIX.size
 UNSYNCED_MAX = 0xFFFFFFFF
 # Where the fields stand in the tuple that HEADER unpacks to, for paths too hot for a `Header`.
-SIZE, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 8, 9, 10, 11
+SIZE, TAIL_CRC, FLAGS, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 3, 6, 8, 9, 10, 11
 STORED_AT_MS_POSITION = 24  # byte at which stored_at_ms begins
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
@@ -56,6 +56,8 @@ class Kind(IntEnum):
     ACK = 4
     CONFIG = 5
     STATE = 6
+    TIMER = 7
+    FRONTIER = 8
 
 
 KINDS = frozenset(int(kind) for kind in Kind)

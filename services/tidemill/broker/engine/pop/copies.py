@@ -159,6 +159,7 @@ class Copies:
             original.header.tail_crc,
             now_ms,
             attempts=attempts,
+            flags=message.FLAG_CAUSE,
             cause=message.encode_cause(cause),
         )
         self._state.settle(slot, 1 << index, progress)

@@ -250,6 +250,32 @@ class CommitLog:
         header = Header._make(record.HEADER.unpack_from(head))
         return Record(header, memoryview(head)[record.HEADER_SIZE :], memoryview(tail))
 
+    def walk(self, segment: Segment) -> Iterator[Record]:
+        """Yield the records of a segment that is no longer active, their checksums unchecked."""
+        at, size, view = 0, segment.end - segment.start, segment.view
+        while size - at >= record.HEADER_SIZE:
+            header = Header._make(record.HEADER.unpack_from(view, at))
+            if header.magic == record.PAD_MAGIC:
+                return
+            if header.magic != record.MAGIC or header.log_offset != segment.start + at:
+                raise damaged(segment, segment.start + at, "no record begins here")
+            body = view[at + record.HEADER_SIZE : at + header.head_size]
+            yield Record(header, body, view[at + header.head_size : at + header.size])
+            at += header.size
+
+    def segment_start(self, log_offset: int) -> int:
+        """Return where the segment of `log_offset` begins; of one that is gone, the oldest does."""
+        segments = self._segments
+        if segments and log_offset >= segments[-1].start:
+            return segments[-1].start
+        return self._segment_of(max(log_offset, self.min_offset)).start if segments else 0
+
+    def advise(self, log_offset: int, size: int) -> None:
+        """Say that `size` bytes from `log_offset` will be read soon; a hint."""
+        segment = self._segment_of(log_offset)
+        at = log_offset - segment.start
+        segment.file.advise(at, min(size, segment.end - segment.start - at))
+
     def _segment_of(self, log_offset: int) -> Segment:
         segments = self._segments
         if segments and log_offset >= segments[-1].start:

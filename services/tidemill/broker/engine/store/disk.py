@@ -29,6 +29,12 @@ class File(Protocol):
     def write_at(self, offset: int, buffers: Sequence[bytes | memoryview | bytearray]) -> None:
         """Write all `buffers` one after the other from `offset`. Raises DiskFailed."""
 
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset`, fewer where the file ends. Raises DiskFailed."""
+
+    def advise(self, offset: int, size: int) -> None:
+        """Say that `size` bytes from `offset` will be read soon; a hint."""
+
     def view(self) -> memoryview:
         """Return a read-only view of the whole file as it is now and as it will be overwritten."""
 
@@ -47,7 +53,7 @@ _DROP_SLICE_BYTES = 4 << 20  # freeing more at once takes the file system over a
 
 
 class Disk(Protocol):
-    """A folder of files with flat names, in sub-folders one level deep ("log/0000")."""
+    """A folder of files in sub-folders ("log/0000"), which are made when they are needed."""
 
     def names(self, folder: str) -> list[str]:
         """Return the names in `folder`, sorted, each with the folder in front."""
@@ -72,6 +78,9 @@ class Disk(Protocol):
 
     def free_bytes(self) -> int:
         """Return how many bytes can still be written."""
+
+    def total_bytes(self) -> int:
+        """Return how many bytes the whole volume holds, used or free."""
 
 
 def drop_file(disk: Disk, name: str) -> Iterator[list[File]]:

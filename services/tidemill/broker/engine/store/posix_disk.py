@@ -47,6 +47,17 @@ class PosixFile:
             written = os.pwrite(self._fd, rest, offset)
             rest, offset = rest[written:], offset + written
 
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read without moving a position."""
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError as error:
+            raise DiskFailed(f"reading {self.name}: {error}") from error
+
+    def advise(self, offset: int, size: int) -> None:
+        """Let the kernel read ahead."""
+        os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
+
     def view(self) -> memoryview:
         """Map the file, read-only."""
         size = self.size()
@@ -109,11 +120,17 @@ class PosixDisk:
     def open(self, name: str, *, create: bool = False) -> PosixFile:
         """Open a file; a new one may need its folder made first."""
         path = self._folder / name
-        if create and not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.folder(".").sync()
+        if create:
+            self._make_folder(name.rpartition("/")[0])
         extra = os.O_CREAT | os.O_EXCL if create else 0
         return PosixFile(name, path, os.O_RDWR | os.O_CLOEXEC | extra)
+
+    def _make_folder(self, folder: str) -> None:
+        if folder and not (self._folder / folder).is_dir():
+            above = folder.rpartition("/")[0]
+            self._make_folder(above)
+            (self._folder / folder).mkdir()
+            self.folder(above or ".").sync()
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file."""
@@ -140,3 +157,8 @@ class PosixDisk:
         """Return what the file system gives to processes like this one."""
         stat = os.statvfs(self._folder)
         return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self) -> int:
+        """Return the size of the file system."""
+        stat = os.statvfs(self._folder)
+        return stat.f_blocks * stat.f_frsize

@@ -1,0 +1,67 @@
+"""The timer checkpoint: from where the timers' files are folded on, in two alternating copies.
+
+   0   "TMRCKPT2"
+   8   generation                i64   the copy with the highest one that is intact counts
+  16   lastReadTimeMs            i64   the hand: every timer linked up to it is settled or linked
+                                       again later
+  24   lastTimerLogFlushPos      i64   timer log position that is durable and in the durable wheel
+  32   lastTimerQueueOffset      i64   every timer id below it is in the timer log below that
+  40   masterTimerQueueOffset    i64   the same as of the last FRONTIER record; for information
+  48   replay_pos                i64   commit log offset from which to fold
+  56   state version             i64   epoch at the write
+  64   timestamp                 i64   ms
+  72   counter                   i64   checkpoints written in this epoch
+  80   pending count             i64
+  88   oldest pinned log offset  i64   -1: none
+  96   flags                     u32   bit 0: written by a clean stop
+ 100   store uuid                16 bytes
+ 116   zeros
+4092   CRC-32 over the bytes before   u32      big-endian, 4,096 bytes
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+SIZE = 4096  # bytes: one page, and one sector of most disks
+MAGIC = b"TMRCKPT2"
+UUID_SIZE = 16  # bytes
+FLAG_CLEAN = 1
+_FIELDS = struct.Struct(">8s11qI16s")
+FIELDS_SIZE = 116
+assert _FIELDS.size == FIELDS_SIZE, "the timer checkpoint is part of the disk format"
+
+
+class TimerCheckpoint(NamedTuple):
+    """A checkpoint, decoded."""
+
+    generation: int
+    hand_ms: int
+    timer_log_position: int
+    queue_offset: int
+    master_queue_offset: int
+    replay_from: int
+    epoch: int
+    written_at_ms: int
+    counter: int
+    pending_count: int
+    oldest_pinned_offset: int
+    flags: int
+    store_uuid: bytes
+
+
+def encode(checkpoint: TimerCheckpoint) -> bytes:
+    """Encode a checkpoint."""
+    page = _FIELDS.pack(MAGIC, *checkpoint).ljust(SIZE - 4, b"\0")
+    return page + crc32(page).to_bytes(4, "big")
+
+
+def find(data: bytes | None) -> TimerCheckpoint | None:
+    """Decode a checkpoint, None where it is missing or damaged: the other copy is taken then."""
+    if data is None or len(data) != SIZE:
+        return None
+    if crc32(data[:-4]) != int.from_bytes(data[-4:], "big") or not data.startswith(MAGIC):
+        return None
+    return TimerCheckpoint._make(_FIELDS.unpack_from(data)[1:])

@@ -1,0 +1,61 @@
+"""Bodies of TIMER and FRONTIER records: transitions of timers that carry no message.
+
+    TIMER     0        1              9                  17
+             ┌────────┬──────────────┬──────────────────┬──────────────────────┐
+             │ op  u8 │ timer_id i64 │ due_at_ms    i64 │ new_due_at_ms    i64 │
+             └────────┴──────────────┴──────────────────┴──────────────────────┘
+    FRONTIER  0                 8
+             ┌─────────────────┐
+             │ frontier_ms i64 │   big-endian
+             └─────────────────┘
+
+due_at_ms is when the timer was due until now; new_due_at_ms is 0 in a cancel. Every timer that was
+to be delivered up to frontier_ms is settled by an earlier record.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+_CONTROL = struct.Struct(">Bqqq")
+CONTROL_SIZE = 25  # bytes
+_FRONTIER = struct.Struct(">q")
+assert _CONTROL.size == CONTROL_SIZE, "part of the disk format"
+
+
+class Operation(IntEnum):
+    """What happens to a timer."""
+
+    CANCEL = 1
+    RESCHEDULE = 2
+
+
+class TimerControl(NamedTuple):
+    """A TIMER record's body, decoded."""
+
+    operation: int
+    timer_id: int
+    due_at_ms: int
+    new_due_at_ms: int
+
+
+def encode(control: TimerControl) -> bytes:
+    """Encode the body of a TIMER record."""
+    return _CONTROL.pack(*control)
+
+
+def decode(body: bytes | memoryview) -> TimerControl:
+    """Decode the body of a TIMER record."""
+    return TimerControl._make(_CONTROL.unpack(body))
+
+
+def encode_frontier(frontier_ms: int) -> bytes:
+    """Encode the body of a FRONTIER record."""
+    return _FRONTIER.pack(frontier_ms)
+
+
+def decode_frontier(body: bytes | memoryview) -> int:
+    """Decode the body of a FRONTIER record."""
+    return int(_FRONTIER.unpack(body)[0])

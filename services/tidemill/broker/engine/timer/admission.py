@@ -1,0 +1,110 @@
+"""Admission: whether a delayed message is taken, and for when.
+
+One function for every way in. Due times are kept to the millisecond; a relative delay is resolved
+by the broker's clock. Chance is handed in with the message: its checksum decides who is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import final
+
+from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.common.errors import IllegalDeliveryTime, Overloaded
+
+VALUE_MAX = 1 << 53  # beyond it clients that count in floating point are off
+CLIENT_SKEW_MS_MAX = 2_000
+_HASH_FACTOR = 0x9E3779B1  # spreads neighbouring checksums over 32 bits
+
+
+@final
+class Admission:
+    """The rules for what is scheduled."""
+
+    def __init__(self, index: TimerIndex, config: TimerConfig, *, volume_bytes: int) -> None:
+        self._index = index
+        self._config = config
+        self._pinned_max = int(volume_bytes * config.max_pinned_part)
+        self.refused: Counter[str] = Counter()  # by reason
+        self.skewed_count = 0
+        self.spread: Counter[int] = Counter()  # by topic id
+
+    def check_due(self, due_at_ms: int, now_ms: int) -> None:
+        """Raise IllegalDeliveryTime unless a message may be due then."""
+        if not 0 <= due_at_ms <= VALUE_MAX:
+            raise IllegalDeliveryTime(
+                f"a delivery time is between 0 and {VALUE_MAX} ms since 1970, not {due_at_ms}"
+            )
+        if due_at_ms - now_ms > self._config.max_delay_ms:
+            self.refused["horizon"] += 1
+            limit_ms = self._config.max_delay_ms
+            raise IllegalDeliveryTime(
+                f"a message may be delayed by at most {_span(limit_ms)} ({limit_ms} ms): until "
+                f"{_utc(now_ms + limit_ms)}, and not until {_utc(due_at_ms)}"
+            )
+
+    def due_after(self, delay_ms: int, now_ms: int) -> int:
+        """Return when a relative delay ends. Raises IllegalDeliveryTime."""
+        if not 0 <= delay_ms <= VALUE_MAX:
+            raise IllegalDeliveryTime(f"a delay is between 0 and {VALUE_MAX} ms, not {delay_ms}")
+        self.check_due(now_ms + delay_ms, now_ms)
+        return now_ms + delay_ms
+
+    def admit(self, due_at_ms: int, topic_id: int, size: int, chance: int, now_ms: int) -> int:
+        """Return when the message will be due; `chance` is any 32-bit number of the message.
+
+        Raises Overloaded when the second, or the store, has no room for another timer.
+        """
+        index, config = self._index, self._config
+        if index.pending_count >= config.max_pending:
+            self.refused["backlog"] += 1
+            raise Overloaded(
+                f"{index.pending_count} delayed messages wait, the broker's limit "
+                f"(timer_max_pending); try again when some of them have been delivered"
+            )
+        if index.pinned_bytes + size > self._pinned_max:
+            self.refused["backlog"] += 1
+            raise Overloaded(
+                f"delayed messages hold {index.pinned_bytes >> 20} MiB of the broker's disk, its "
+                f"limit (timer_max_pinned_part); enlarge the volume, or try again later"
+            )
+        soft_limit = config.soft_limit_per_second
+        if not soft_limit or config.overload_policy is OverloadPolicy.ACCEPT:
+            return due_at_ms
+        second = due_at_ms // 1000
+        count = index.wheel.count(second) if second < index.ring_end_s else 0
+        if count <= soft_limit:
+            return due_at_ms
+        chance = chance * _HASH_FACTOR & 0xFFFFFFFF
+        if config.overload_policy is OverloadPolicy.SPREAD:
+            self.spread[topic_id] += 1
+            later_ms = due_at_ms + chance % (config.spread_ms + 1)
+            return min(later_ms, now_ms + config.max_delay_ms)
+        if count >= 2 * soft_limit or chance < (count - soft_limit) / soft_limit * (1 << 32):
+            self.refused["slot_full"] += 1
+            raise Overloaded(
+                f"the second {_utc(second * 1000)} is full: about {count} messages are due in it, "
+                f"and the limit is {soft_limit} (timer_soft_limit_per_second); choose another "
+                f"second, or try again in 1 s"
+            )
+        return due_at_ms
+
+    def note_skew(self, born_at_ms: int, now_ms: int) -> None:
+        """Count a message whose sender's clock is off."""
+        if abs(born_at_ms - now_ms) > CLIENT_SKEW_MS_MAX:
+            self.skewed_count += 1
+
+
+def _utc(at_ms: int) -> str:
+    try:
+        at = datetime.fromtimestamp(at_ms / 1000, tz=UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _span(duration_ms: int) -> str:
+    days, rest_ms = divmod(duration_ms, 24 * 3600 * 1000)
+    return f"{days} days" if not rest_ms else f"{duration_ms / 1000:g} s"

@@ -1,0 +1,86 @@
+"""Stage B, body (the reference's get-message): messages are asked for early, and checked.
+
+Of what is loaded the places of the messages are sorted, joined where they lie close together, and
+the kernel is asked to read them: when they are due, seconds later, they are in its cache. What was
+written lately is there anyway.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import message, record
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Target
+from tidemill.broker.engine.layout.timer_entry import TimerEntry
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
+
+GAP_BYTES_MAX = 64 << 10  # places this close together are read in one go
+READ_BYTES_MAX = 1 << 20
+WARM_BYTES = 256 << 20  # of the log's end: written lately, and still in the kernel's cache
+READS_A_SLICE = 128  # 1-2 us each
+READS_WAITING_MAX = 65_536  # a hint may be dropped
+
+
+class BodyDamaged(Exception):
+    """The message of a timer is not what its entry says."""
+
+
+class Body(NamedTuple):
+    """The message of a timer."""
+
+    target: Target
+    crc: int
+    stored_at_ms: int
+    blob: memoryview
+
+
+@final
+class Bodies:
+    """Messages of timers, in the commit log."""
+
+    def __init__(self, log: CommitLog, store: MessageStore) -> None:
+        self._log = log
+        self._store = store
+        self._reads: deque[tuple[int, int]] = deque()
+        self.read_count = 0
+
+    def expect(self, places: np.ndarray) -> None:
+        """Plan to read messages; rows of (log offset, size)."""
+        cold = places[places[:, 0] < self._log.log_end - WARM_BYTES]
+        if not len(cold) or len(self._reads) >= READS_WAITING_MAX:
+            return
+        cold = cold[np.argsort(cold[:, 0])]
+        begins, ends = cold[:, 0], cold[:, 0] + cold[:, 1]
+        is_apart = begins[1:] - ends[:-1] > GAP_BYTES_MAX
+        firsts = np.append(0, np.flatnonzero(is_apart) + 1)
+        lasts = np.append(firsts[1:], len(cold)) - 1
+        for begin, end in zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True):
+            for at in range(begin, end, READ_BYTES_MAX):
+                self._reads.append((at, min(READ_BYTES_MAX, end - at)))
+
+    def read_ahead(self) -> bool:
+        """Ask for one slice of what is planned; True when there is more."""
+        for _ in range(min(READS_A_SLICE, len(self._reads))):
+            log_offset, size = self._reads.popleft()
+            if log_offset >= self._log.min_offset:
+                self._log.advise(log_offset, size)
+                self.read_count += 1
+        return bool(self._reads)
+
+    def read(self, timer_id: int, entry: TimerEntry) -> Body:
+        """Return the message of a timer. Raises BodyDamaged when it is not intact, or another's."""
+        try:
+            found = self._store.record(entry.log_offset)
+        except (CorruptStore, LookupError) as error:
+            raise BodyDamaged(f"timer {timer_id}: {error}") from error
+        header = found.header
+        if header.kind != record.Kind.MESSAGE or not header.flags & FLAG_SCHEDULE:
+            raise BodyDamaged(f"timer {timer_id}: no delayed message at its log offset")
+        target = message.decode_target(found.body)
+        if target.timer_id != timer_id or target.topic_id != entry.topic_id:
+            raise BodyDamaged(f"timer {timer_id}: its log offset has timer {target.timer_id}")
+        return Body(target, header.tail_crc, header.stored_at_ms, found.tail)

@@ -1,0 +1,273 @@
+"""Stage D, deliver (the reference's put-message): what is due goes to its topic.
+
+Two lanes: ON-TIME for what is at most a second late, LATE for a backlog or the overflow of a burst.
+While both have work ON-TIME gets seven turns of ten. Inside a lane the topics take turns of one
+quantum (64 KiB), and a topic's messages go in order of their due time: a burst of one topic delays
+another topic by one round, never by the burst.
+
+The delivered message is the transition: appending it, naming the timer as its cause, and settling
+the timer are one step of the owner, so a cancel comes before it or after it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerCause, TimerReason
+from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.near_wheel import NearWheel
+from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, TimerState
+from tidemill.common.latencies import Latencies
+
+ON_TIME_MS = 1000  # later than that is LATE
+TURNS = 10
+ON_TIME_TURNS = 7  # of TURNS, while both lanes have work
+QUANTUM_BYTES = 64 << 10
+QUANTUM_MESSAGES = 64
+DELIVERIES_A_SLICE = 128  # about 1.5 ms
+BYTES_A_SLICE = 1 << 20
+BACK_OFF_MS_MIN = 50
+BACK_OFF_MS_MAX = 5_000
+LATENESS_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 60_000)
+
+
+@final
+class _Lane:
+    """The topics of one lane, in the order of their turns."""
+
+    def __init__(self) -> None:
+        self.topics: dict[int, deque[np.ndarray]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.topics)
+
+    def add(self, topic_id: int, items: np.ndarray) -> None:
+        self.topics.setdefault(topic_id, deque()).append(items)
+
+
+@final
+class Deliverer:
+    """What is due and not yet in its topic."""
+
+    def __init__(
+        self,
+        index: TimerIndex,
+        near: NearWheel,
+        bodies: Bodies,
+        store: MessageStore,
+        catalog: Catalog,
+        *,
+        ready: Callable[[int], None],
+        may_append: Callable[[], bool],
+        rate_max: int,
+        expire_after_ms: int,
+    ) -> None:
+        self._index = index
+        self._near = near
+        self._bodies = bodies
+        self._store = store
+        self._catalog = catalog
+        self._ready = ready
+        self._may_append = may_append  # whether the disk has room
+        self._rate_max = rate_max
+        self._expire_after_ms = expire_after_ms
+        self._on_time = _Lane()
+        self._late = _Lane()
+        self._turn = 0
+        self._tokens = 0.0
+        self._refilled_at_ms = 0
+        self._back_off_ms = 0
+        self.retry_at_ms = 0  # 0: nothing stands in the way
+        self.quarantined: dict[int, int] = {}  # timer id -> topic id
+        self.early_count = 0
+        self.moved_queue_count = 0  # the queue chosen at send time was gone
+        self.delivered: Counter[int] = Counter()
+        self.dropped: Counter[tuple[int, TimerReason]] = Counter()
+        self.lateness = Latencies(LATENESS_BUCKETS_MS)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something due waits."""
+        return bool(self._on_time or self._late)
+
+    def clear(self) -> None:
+        """Forget what waits: it is loaded again."""
+        self._on_time, self._late = _Lane(), _Lane()
+
+    # ------------------------------------------------------------ lanes
+
+    def take_due(self, firing_ms: int) -> None:
+        """Take over from the near wheel what is due."""
+        for items in self._near.release(firing_ms):
+            is_late = items["due"][0] < firing_ms - ON_TIME_MS
+            lane = self._late if is_late else self._on_time
+            for topic_id, part in _by_topic(items):
+                lane.add(topic_id, part)
+
+    def step(self, now_ms: int, firing_ms: int) -> bool:
+        """Deliver one slice; True when there is more to deliver at once."""
+        if now_ms < self.retry_at_ms:
+            return False
+        room = self._room(now_ms)
+        left_bytes = BYTES_A_SLICE
+        while room > 0 and left_bytes > 0:
+            lane = self._choose(firing_ms)
+            if lane is None:
+                return False
+            count, size = self._take_turn(lane, room, left_bytes, now_ms, firing_ms)
+            room -= count
+            left_bytes -= size
+            if self._rate_max:
+                self._tokens -= count
+        return self.has_work and (not self._rate_max or self._tokens >= 1)
+
+    def _room(self, now_ms: int) -> int:
+        if not self._rate_max:
+            return DELIVERIES_A_SLICE
+        elapsed_ms = min(now_ms - self._refilled_at_ms, 1000)
+        self._refilled_at_ms = now_ms
+        self._tokens = min(self._tokens + elapsed_ms * self._rate_max / 1000, self._rate_max)
+        return min(DELIVERIES_A_SLICE, int(self._tokens))
+
+    def _choose(self, firing_ms: int) -> _Lane | None:
+        """Choose the lane that has the next turn."""
+        self._age(firing_ms)
+        if not self._late:
+            return self._on_time or None
+        if not self._on_time:
+            return self._late
+        self._turn = (self._turn + 1) % TURNS
+        return self._on_time if self._turn < ON_TIME_TURNS else self._late
+
+    def _age(self, firing_ms: int) -> None:
+        """Move what was on time and has waited too long."""
+        limit = firing_ms - ON_TIME_MS
+        topic_id = next(iter(self._on_time.topics), None)
+        while topic_id is not None:
+            waiting = self._on_time.topics[topic_id]
+            while waiting and waiting[0]["due"][0] < limit:
+                self._late.add(topic_id, waiting.popleft())
+            if waiting:
+                return
+            del self._on_time.topics[topic_id]
+            topic_id = next(iter(self._on_time.topics), None)
+
+    def _take_turn(
+        self, lane: _Lane, room: int, left_bytes: int, now_ms: int, firing_ms: int
+    ) -> tuple[int, int]:
+        """Deliver one quantum of the topic whose turn it is; return how much that was."""
+        topic_id = next(iter(lane.topics))
+        waiting = lane.topics.pop(topic_id)
+        items = waiting[0]
+        part = items[: min(QUANTUM_MESSAGES, room)]
+        sizes = np.cumsum(part["size"])
+        count = max(int(np.searchsorted(sizes, min(QUANTUM_BYTES, left_bytes), side="right")), 1)
+        part = part[:count]
+        done = self._deliver_all(part, now_ms, firing_ms)
+        if done == len(items):
+            waiting.popleft()
+        else:
+            waiting[0] = items[done:]
+        if waiting:
+            lane.topics[topic_id] = waiting  # Behind the other topics.
+        if done < count:
+            self._hold(now_ms)
+            return room, 0
+        return count, int(sizes[count - 1])
+
+    def _hold(self, now_ms: int) -> None:
+        """Nothing can be delivered now: try again later, for ever."""
+        self._back_off_ms = min(max(self._back_off_ms * 2, BACK_OFF_MS_MIN), BACK_OFF_MS_MAX)
+        self.retry_at_ms = now_ms + self._back_off_ms
+
+    # ------------------------------------------------------------ one message
+
+    def _deliver_all(self, items: np.ndarray, now_ms: int, firing_ms: int) -> int:
+        """Deliver `items`; return how many are done with."""
+        for n, (due_at_ms, timer_id, _, _, slot_s) in enumerate(items.tolist()):
+            if not self._may_append():
+                return n
+            if due_at_ms > firing_ms:
+                self.early_count += 1  # A defect: nothing is taken from the near wheel before due.
+                return n
+            try:
+                entry = self._index.get(timer_id)
+            except EntryDamaged:
+                self.quarantined[timer_id] = 0
+            else:
+                # Settled, or due at another time by now: what was loaded no longer holds.
+                if entry.state == TimerState.PENDING and entry.due_at_ms == due_at_ms:
+                    self._deliver(timer_id, entry, now_ms, firing_ms)
+            self._near.settled(slot_s)
+        self._back_off_ms = self.retry_at_ms = 0
+        return len(items)
+
+    def _deliver(self, timer_id: int, entry: TimerEntry, now_ms: int, firing_ms: int) -> None:
+        try:
+            body = self._bodies.read(timer_id, entry)
+        except BodyDamaged:
+            # It stays pending: its body is pinned until somebody repairs it.
+            self.quarantined[timer_id] = entry.topic_id
+            return
+        self.quarantined.pop(timer_id, None)
+        is_expired = 0 < self._expire_after_ms < firing_ms - entry.due_at_ms
+        queues = self._catalog.open_queues.get(entry.topic_id)
+        if queues is None:
+            self._drop(timer_id, entry, body, TimerReason.TOPIC_DELETED, now_ms)
+        elif is_expired:
+            self._drop(timer_id, entry, body, TimerReason.EXPIRED, now_ms)
+        else:
+            queue_id = body.target.queue_id
+            if queue_id >= len(queues):
+                self.moved_queue_count += 1
+                queue_id = timer_id % len(queues)
+            self._append(timer_id, entry, body, entry.topic_id, queue_id, now_ms)
+            self._index.finish(timer_id, entry, TimerState.DELIVERED)
+            self.delivered[entry.topic_id] += 1
+            topic = self._catalog.topics[entry.topic_id]
+            self.lateness.observe((topic.name,), now_ms - entry.due_at_ms)
+
+    def _drop(
+        self, timer_id: int, entry: TimerEntry, body: Body, reason: TimerReason, now_ms: int
+    ) -> None:
+        """Move a message that can never be delivered to the timers' dead-letter topic."""
+        target = self._store.ensure_system_topic(TIMER_DEAD_LETTER_TOPIC, None, now_ms)
+        self._append(timer_id, entry, body, target.id, 0, now_ms, reason)
+        self._index.finish(timer_id, entry, TimerState.DROPPED)
+        self.dropped[entry.topic_id, reason] += 1
+
+    def _append(
+        self,
+        timer_id: int,
+        entry: TimerEntry,
+        body: Body,
+        topic_id: int,
+        queue_id: int,
+        now_ms: int,
+        reason: TimerReason = TimerReason.DELIVERED,
+    ) -> None:
+        blob, crc = with_due_time(body.blob, body.crc, entry.due_at_ms)
+        origin = body.target.origin if reason != TimerReason.DELIVERED else ""
+        cause = TimerCause(timer_id, entry.due_at_ms, reason, origin)
+        self._store.append_message(
+            topic_id, queue_id, blob, crc, now_ms,
+            flags=FLAG_TIMER, cause=message.encode_timer_cause(cause),
+        )  # fmt: skip
+        self._ready(topic_id)
+
+
+def _by_topic(items: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+    topics = items["topic_id"]
+    if (topics == topics[0]).all():
+        return [(int(topics[0]), items)]
+    return [(topic_id, items[topics == topic_id]) for topic_id in np.unique(topics).tolist()]

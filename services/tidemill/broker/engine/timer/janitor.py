@@ -1,0 +1,167 @@
+"""The janitor and the auditor: files that nobody needs, and counts that must be right.
+
+A timer log file goes when the latest slot linked from it is final. When the log is large for what
+waits, the oldest file's survivors are linked again, so that it can go after the next flush. A table
+file goes when all its timers are final; the newest of those are kept, so that a late cancel is told
+what became of its timer.
+
+Invariant: nothing goes by the hand in memory, only by that of a durable checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import timer_record
+from tidemill.broker.engine.layout.timer_record import SIZE
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.timer.flush import Flusher
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.status import TimerState
+
+ROWS_A_SLICE = 8_192  # records looked at as arrays: well under a millisecond
+LINKS_A_SLICE = 256
+TABLE_FILES_KEPT = 32  # final ones: two million timers, 64 MiB
+OVERDUE_S = 60  # a timer that waits so long after the hand passed it was lost by the wheel
+RECORDS_A_TIMER_MAX = 3  # of the timer log, beyond two files
+_LINKS = timer_record.SCHEDULE | timer_record.RESCHEDULED_IN | timer_record.EVACUATED
+
+
+@final
+class Janitor:
+    """What may go, and what must be corrected."""
+
+    def __init__(self, index: TimerIndex, flusher: Flusher, config: TimerConfig) -> None:
+        self._index = index
+        self._flusher = flusher
+        self._config = config
+        self._compacted: dict[int, int] = {}  # file number -> checkpoint generation at that time
+        self._audited_at_ms = 0
+        self._passed = 0  # ids that the audit under way has counted
+        self._recount: Counter[int] = Counter()
+        self.drift: Counter[int] = Counter()  # corrections, by topic id
+
+    def find_work(self, now_ms: int) -> Iterator[list[File]] | None:
+        """Return the steps of what is to be done now."""
+        if not self._audited_at_ms:
+            self._audited_at_ms = now_ms
+        timer_log = self._index.timer_log
+        numbers = timer_log.numbers
+        if len(numbers) > 1:
+            oldest = numbers[0]
+            if oldest not in self._index.latest_s:
+                return self._measure(oldest)
+            if self._index.latest_s[oldest] <= self._flusher.durable_hand_s:
+                return self._drop_log_file(oldest)
+            if oldest in self._compacted:
+                if self._compacted[oldest] < self._flusher.generation:
+                    return self._drop_log_file(oldest)
+            elif timer_log.size_bytes > self._log_bytes_max():
+                return self._compact(oldest, now_ms)
+        number = self._find_final_table_file()
+        if number is not None:
+            return self._index.table.drop_file(number)
+        if now_ms - self._audited_at_ms >= self._config.audit_period_ms:
+            self._audited_at_ms = now_ms
+            return self.audit(now_ms)
+        return None
+
+    # ------------------------------------------------------------ timer log
+
+    def _log_bytes_max(self) -> int:
+        room = 2 * self._config.timer_log_file_bytes
+        return RECORDS_A_TIMER_MAX * SIZE * self._index.pending_count + room
+
+    def _measure(self, number: int) -> Iterator[list[File]]:
+        """Find the latest slot that is linked from a file of an earlier life."""
+        rows = self._index.timer_log.rows(number)
+        latest = 0
+        for begin in range(0, len(rows), ROWS_A_SLICE):
+            part = rows[begin : begin + ROWS_A_SLICE]
+            latest = max(latest, int((part["enqueued"] // 1000 + part["delay"]).max()))
+            yield []
+        self._index.latest_s[number] = max(latest, self._index.latest_s.get(number, 0))
+
+    def _drop_log_file(self, number: int) -> Iterator[list[File]]:
+        self._index.latest_s.pop(number, None)
+        self._compacted.pop(number, None)
+        yield from self._index.timer_log.drop_oldest()
+
+    def _compact(self, number: int, now_ms: int) -> Iterator[list[File]]:
+        """Link the survivors of a file again at the end of the log."""
+        index = self._index
+        rows = index.timer_log.rows(number)
+        linked = 0
+        for begin in range(0, len(rows), ROWS_A_SLICE):
+            part = rows[begin : begin + ROWS_A_SLICE]
+            slots = part["enqueued"] // 1000 + part["delay"]
+            alive = ((part["magic"] & _LINKS) != 0) & (slots > index.hand_s)
+            for at in np.flatnonzero(alive).tolist():
+                timer_id, due_at_ms = int(part["timer_id"][at]), int(part["due"][at])
+                entry = index.find_pending(timer_id)
+                if entry is not None and entry.due_at_ms == due_at_ms:
+                    index.relink(timer_id, entry, int(part["magic"][at]) & _LINKS, now_ms, change=0)
+                    linked += 1
+                    if linked % LINKS_A_SLICE == 0:
+                        yield []
+            yield []
+        # It may go once a checkpoint of a later moment is durable: that one has the new links.
+        self._compacted[number] = self._flusher.generation
+        index.event_count += 1
+
+    # ------------------------------------------------------------ table
+
+    def _find_final_table_file(self) -> int | None:
+        index = self._index
+        final_files = [
+            number
+            for number in index.table.stems
+            if not index.file_live[number]
+            and index.table.file_end(number) <= index.next_id
+            and index.table.is_flushed(number)
+        ]
+        return final_files[0] if len(final_files) > TABLE_FILES_KEPT else None
+
+    # ------------------------------------------------------------ audit
+
+    def audit(self, now_ms: int) -> Iterator[list[File]]:
+        """Count all pending timers again, and link again what the wheel has lost."""
+        index = self._index
+        self._passed, self._recount = 0, Counter()
+        index.counted = self._counted
+        for number in index.table.page_numbers():
+            rows = index.table.rows(number)
+            waiting = rows["state"] == TimerState.PENDING
+            topics, counts = np.unique(rows["topic_id"][waiting], return_counts=True)
+            for topic_id, count in zip(topics.tolist(), counts.tolist(), strict=True):
+                self._recount[topic_id] += count
+            self._passed = (number + 1) * len(rows)
+            overdue = waiting & (rows["due"] < (index.hand_s - OVERDUE_S) * 1000)
+            for at in np.flatnonzero(overdue).tolist():
+                timer_id = number * len(rows) + at
+                entry = index.find_pending(timer_id)
+                if entry is not None:
+                    index.relink(timer_id, entry, timer_record.SCHEDULE, now_ms)
+                    self.drift[entry.topic_id] += 1
+            yield []
+        for topic_id in self._recount.keys() | index.pending.keys():
+            difference = self._recount[topic_id] - index.pending[topic_id]
+            if difference:
+                self.drift[topic_id] += abs(difference)
+                index.pending[topic_id] += difference
+                index.pending_count += difference
+        index.counted = _nothing
+
+    def _counted(self, timer_id: int, topic_id: int, change: int) -> None:
+        """Follow what changes among the ids that were counted already."""
+        if timer_id < self._passed:
+            self._recount[topic_id] += change
+
+
+def _nothing(_timer_id: int, _topic_id: int, _change: int) -> None:
+    pass

@@ -1,0 +1,229 @@
+"""Stage L, load (the reference's dequeue-get): slots come from the timer log into the near wheel.
+
+Two positions: one for slots that are due within the horizon, one for the backlog of a downtime, so
+that a backlog never holds up what is due now. A chain is walked from its newest record to its
+oldest in slices. Of a slot with more than `chunk` timers the rest is walked once its second has
+ended, portion by portion: memory stays bounded, and only there due order is given up inside a
+second.
+
+A record is taken at its word here; stage D asks the table whether it still holds.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from typing import NamedTuple, final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import timer_record
+from tidemill.broker.engine.layout.timer_record import NO_POSITION
+from tidemill.broker.engine.timer.body import Bodies
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.near_wheel import FIELDS, ITEM, NearWheel
+from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
+from tidemill.broker.engine.timer.wheel import WheelDamaged
+
+RECORDS_A_SLICE = 512  # about 1 ms
+SLOTS_A_SCAN = 65_536  # slots of the wheel looked through at once: 0.3 ms
+_ALIVE = timer_record.SCHEDULE | timer_record.RESCHEDULED_IN | timer_record.EVACUATED
+
+
+class _Walk(NamedTuple):
+    """A chain that is being walked: from `position` down to above `stop`."""
+
+    slot_s: int
+    position: int
+    stop: int
+
+
+@final
+class Loader:
+    """What is loaded, and what comes next."""
+
+    def __init__(
+        self, index: TimerIndex, near: NearWheel, bodies: Bodies, *, horizon_ms: int, chunk: int
+    ) -> None:
+        self._index = index
+        self._near = near
+        self._bodies = bodies
+        self._horizon_ms = horizon_ms
+        self._chunk = chunk
+        self._backlog_next_s = 0  # the first slot of the backlog that is not loaded
+        self._on_time_first_s = 0  # where the backlog ends
+        self._on_time_next_s = 0  # the first slot ahead that is not loaded
+        self._on_time: deque[int] = deque()  # filled slots that were scanned, to be walked
+        self._backlog: deque[int] = deque()
+        self._walk: _Walk | None = None
+        self._suspended: dict[int, _Walk] = {}  # by slot: the rest of chains longer than a chunk
+        self._walked: dict[int, int] = {}  # by slot: where its chain began when it was walked
+        self._again: set[int] = set()  # slots with records that were neither loaded nor walked
+        self._now_ms = 0
+
+    def begin(self, now_ms: int) -> None:
+        """Start behind the hand."""
+        hand_s = self._index.hand_s
+        self._now_ms = now_ms
+        self._backlog_next_s = hand_s + 1
+        self._on_time_first_s = self._on_time_next_s = max(now_ms // 1000, hand_s + 1)
+        self._on_time.clear()
+        self._backlog.clear()
+        self._suspended.clear()
+        self._walked.clear()
+        self._again.clear()
+        self._walk = None
+
+    # ------------------------------------------------------------ arrivals
+
+    def arrived(self, due_at_ms: int, timer_id: int, topic_id: int, size: int, slot_s: int) -> None:
+        """Load a timer that was linked just now if it is due within the horizon."""
+        now_ms = self._now_ms
+        if due_at_ms >= now_ms + self._horizon_ms and not self._is_loaded(slot_s):
+            return
+        if self._near.outstanding[slot_s] < self._chunk:
+            self._near.add(due_at_ms, timer_id, topic_id, size, slot_s, now_ms)
+        elif self._is_loaded(slot_s):
+            self._again.add(slot_s)
+
+    def _is_loaded(self, slot_s: int) -> bool:
+        if slot_s < self._on_time_first_s:
+            return slot_s < self._backlog_next_s
+        return slot_s < self._on_time_next_s
+
+    # ------------------------------------------------------------ slices
+
+    def step(self, now_ms: int) -> bool:
+        """Load one slice; True when there is more to load at once."""
+        self._now_ms = now_ms
+        try:
+            if self._walk is None and not self._choose(now_ms):
+                return False
+            self._continue()
+        except (TimerLogDamaged, WheelDamaged):
+            self._index.is_damaged = True
+            return False
+        return True
+
+    def _choose(self, now_ms: int) -> bool:
+        """Choose the next chain to walk; False when nothing is to be loaded now."""
+        now_s = now_ms // 1000
+        if self._walk_again(now_s):
+            return True
+        if self._next_on_time(now_ms):
+            return True
+        if self._near.outstanding_count >= self._chunk:
+            return False
+        return self._next_backlog()
+
+    def _walk_again(self, now_s: int) -> bool:
+        """Go on with a chain that was too long, or with what came to it since."""
+        outstanding = self._near.outstanding
+        for slot_s in [s for s in self._suspended if s < now_s]:
+            if outstanding[slot_s] < self._chunk // 2:
+                self._walk = self._suspended.pop(slot_s)
+                return True
+        for slot_s in [s for s in self._again if s < now_s and s not in self._suspended]:
+            if outstanding[slot_s] < self._chunk // 2:
+                self._again.discard(slot_s)
+                self._begin_walk(slot_s)
+                return True
+        return False
+
+    def _next_on_time(self, now_ms: int) -> bool:
+        if not self._on_time:
+            first_s = self._on_time_next_s
+            # What is due within the horizon, and the whole second in which that ends.
+            end_s = min((now_ms + self._horizon_ms) // 1000 + 1, self._index.ring_end_s)
+            end_s = min(end_s, first_s + SLOTS_A_SCAN)
+            if end_s <= first_s:
+                return False
+            self._on_time.extend(self._index.wheel.filled(first_s, end_s))
+            self._on_time_next_s = end_s
+        if not self._on_time:
+            return self._on_time_next_s <= now_ms // 1000
+        self._begin_walk(self._on_time.popleft())
+        return True
+
+    def _next_backlog(self) -> bool:
+        if not self._backlog:
+            first_s = self._backlog_next_s
+            end_s = min(self._on_time_first_s, first_s + SLOTS_A_SCAN)
+            if end_s <= first_s:
+                return False
+            self._backlog.extend(self._index.wheel.filled(first_s, end_s))
+            self._backlog_next_s = end_s
+        if self._backlog:
+            self._begin_walk(self._backlog.popleft())
+        return True
+
+    def _begin_walk(self, slot_s: int) -> None:
+        newest = self._index.wheel.last(slot_s)
+        stop = self._walked.get(slot_s, NO_POSITION)
+        self._walked[slot_s] = newest
+        self._walk = _Walk(slot_s, newest, stop)
+
+    def _continue(self) -> None:
+        walk = self._walk
+        if walk is None:
+            return
+        slot_s, position, stop = walk
+        index, items, bodies = self._index, array("q"), array("q")
+        read, begin = index.timer_log.read, index.timer_log.begin
+        stop = max(stop, begin - 1)
+        for _ in range(RECORDS_A_SLICE):
+            if position <= stop:
+                break
+            record = read(position)
+            if record.slot_s != slot_s or record.previous >= position:
+                raise TimerLogDamaged(f"the record at {position} is in the chain of {slot_s}")
+            if record.magic & timer_record.PARKED:
+                self._move_on(record)
+            elif record.magic & _ALIVE:
+                items.extend(
+                    (record.due_at_ms, record.timer_id, record.topic_id, record.body_size, slot_s)
+                )
+                bodies.extend((record.log_offset, record.body_size))
+            position = record.previous
+        if items:
+            self._near.add_run(np.frombuffer(items, ITEM, len(items) // FIELDS))
+            self._bodies.expect(np.frombuffer(bodies, np.int64).reshape(-1, 2))
+        self._walk = None
+        if position > stop:
+            walk = _Walk(slot_s, position, stop)
+            if self._near.outstanding[slot_s] < self._chunk:
+                self._walk = walk
+            else:
+                self._suspended[slot_s] = walk
+
+    def _move_on(self, record: timer_record.TimerRecord) -> None:
+        """Link a parked timer again, nearer to its due time."""
+        entry = self._index.find_pending(record.timer_id)
+        if entry is not None and entry.due_at_ms == record.due_at_ms:
+            kind = record.magic & ~timer_record.PARKED & 0xFFFFFF
+            self._index.relink(record.timer_id, entry, kind, self._now_ms)
+
+    # ------------------------------------------------------------ the hand
+
+    def advance_hand(self, now_ms: int) -> None:
+        """Move the hand up to before the first slot that is not final."""
+        if self._backlog_next_s < self._on_time_first_s or self._backlog:
+            loaded_to_s = self._backlog[0] if self._backlog else self._backlog_next_s
+        else:
+            loaded_to_s = self._on_time[0] if self._on_time else self._on_time_next_s
+        open_s = min(
+            loaded_to_s,
+            now_ms // 1000,
+            min(self._near.outstanding, default=loaded_to_s),
+            min(self._suspended, default=loaded_to_s),
+            min(self._again, default=loaded_to_s),
+            loaded_to_s if self._walk is None else self._walk.slot_s,
+        )
+        if open_s - 1 > self._index.hand_s:
+            self._index.hand_s = open_s - 1
+            for slot_s in [s for s in self._walked if s < open_s]:
+                del self._walked[slot_s]
+
+    def next_step_ms(self) -> int:
+        """Return when the next slot comes within the horizon, half of it in one go."""
+        return self._on_time_next_s * 1000 - self._horizon_ms // 2

@@ -1,0 +1,26 @@
+"""Writing another due time into a stored message; all else of it is copied."""
+
+from __future__ import annotations
+
+import struct
+from zlib import crc32
+
+from tidemill.common import stored_message
+
+_DUE = struct.Struct(">q")
+
+
+def due_time(blob: bytes | memoryview) -> int:
+    """Return the due time in a stored message, 0 for none."""
+    return int(_DUE.unpack_from(blob, stored_message.DUE_AT)[0])
+
+
+def with_due_time(
+    blob: bytes | memoryview, crc: int, due_at_ms: int
+) -> tuple[bytes | memoryview, int]:
+    """Return a stored message that is due at `due_at_ms`, and its CRC."""
+    if due_time(blob) == due_at_ms:
+        return blob, crc
+    changed = bytearray(blob)
+    _DUE.pack_into(changed, stored_message.DUE_AT, due_at_ms)
+    return bytes(changed), crc32(changed)

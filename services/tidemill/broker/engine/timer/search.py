@@ -1,0 +1,127 @@
+"""Looking for pending timers: a walk over the whole table in slices, keeping the first page.
+
+The answer is sorted by due time, which no file is; so each page of answers costs a look at every
+entry, 512 at a time, and holds only `page_size` of them. Timers that change during the walk are
+shown as they are at its end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
+from tidemill.common import stored_message
+from tidemill.common.errors import BadRequest
+
+PAGE_SIZE_MAX = 1000
+TABLE_PAGES_A_STEP = 32  # 16,384 entries, 1 to 2 ms
+OFFSETS_A_STEP = 256  # records that have a key
+STATUSES_A_STEP = 128
+
+
+@final
+class TimerSearch:
+    """One search under way: call `step` until it returns False, then read `found`."""
+
+    def __init__(
+        self,
+        index: TimerIndex,
+        store: MessageStore,
+        query: TimerQuery,
+        status: Callable[[int], TimerStatus],
+    ) -> None:
+        if not 1 <= query.page_size <= PAGE_SIZE_MAX:
+            raise BadRequest(f"a page has 1 to {PAGE_SIZE_MAX} timers, not {query.page_size}")
+        self._index = index
+        self._store = store
+        self._query = query
+        self._status = status
+        self._kept: list[tuple[int, int]] = []  # (-due, -id): the heap's top is the last one
+        self._page: list[int] | None = None  # the ids of the answer, once they are known
+        self._pages = [] if query.key else index.table.page_numbers()
+        self._offsets: list[int] = []
+        if query.key:
+            self._offsets = list(store.index.find(stored_message.key_hash("key", query.key)))
+        self._seen: set[int] = set()
+        self.found: list[TimerStatus] = []  # the page, the timer due first first
+        self.has_more = False  # whether there are timers behind it
+
+    def step(self) -> bool:
+        """Do one slice; True while there is more to do."""
+        pages, self._pages = self._pages[:TABLE_PAGES_A_STEP], self._pages[TABLE_PAGES_A_STEP:]
+        for number in pages:
+            self._look_at_page(number)
+        offsets = self._offsets[:OFFSETS_A_STEP]
+        self._offsets = self._offsets[OFFSETS_A_STEP:]
+        for log_offset in offsets:
+            self._look_at_record(log_offset)
+        return bool(self._pages or self._offsets) or self._describe()
+
+    def _describe(self) -> bool:
+        """Describe a slice of what was found; True while there is more."""
+        size = self._query.page_size
+        if self._page is None:
+            places = sorted((-due, -timer_id) for due, timer_id in self._kept)
+            self._page = [timer_id for _, timer_id in places[:size]]
+            self.has_more = len(places) > size
+        done = len(self.found)
+        self.found += map(self._status, self._page[done : done + STATUSES_A_STEP])
+        return len(self.found) < len(self._page)
+
+    def _look_at_page(self, number: int) -> None:
+        query = self._query
+        rows = self._index.table.rows(number)
+        due = rows["due"].astype(np.int64)
+        ids = number * len(rows) + np.arange(len(rows), dtype=np.int64)
+        wanted = (rows["state"] == TimerState.PENDING) & (due >= query.due_from_ms)
+        if query.topic_id:
+            wanted &= rows["topic_id"] == query.topic_id
+        if query.due_to_ms:
+            wanted &= due < query.due_to_ms
+        after_due, after_id = query.after
+        wanted &= (due > after_due) | ((due == after_due) & (ids > after_id))
+        for at in np.flatnonzero(wanted).tolist():
+            self._keep(int(due[at]), int(ids[at]))
+
+    def _look_at_record(self, log_offset: int) -> None:
+        if log_offset < self._store.log.min_offset:
+            return
+        found = self._store.record(log_offset)
+        if found.header.kind != Kind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
+            return
+        timer_id = message.decode_target(found.body).timer_id
+        entry = self._index.find_pending(timer_id)
+        query = self._query
+        if entry is None or timer_id in self._seen or not _has_key(found.tail, query.key):
+            return
+        self._seen.add(timer_id)
+        due_at_ms = entry.due_at_ms
+        if (
+            query.topic_id in (0, entry.topic_id)
+            and due_at_ms >= query.due_from_ms
+            and (not query.due_to_ms or due_at_ms < query.due_to_ms)
+            and (due_at_ms, timer_id) > query.after
+        ):
+            self._keep(due_at_ms, timer_id)
+
+    def _keep(self, due_at_ms: int, timer_id: int) -> None:
+        place = (-due_at_ms, -timer_id)
+        if len(self._kept) <= self._query.page_size:
+            heapq.heappush(self._kept, place)
+        elif place > self._kept[0]:
+            heapq.heapreplace(self._kept, place)
+
+
+def _has_key(blob: memoryview, key: str) -> bool:
+    fields = stored_message.decode(blob)
+    # Keys stand in the system wire; the hash has matched already.
+    return key.encode() in bytes(blob[fields.system_at : fields.user_at])

@@ -1,0 +1,193 @@
+"""The timer state table: what is true of each timer, by id.
+
+Owned by the engine's one owner; the authority on timers while the process runs. Entries are read
+and written in pages, through a cache bounded by `pages_max`; a page that changed stays until a
+flush has written it. A cache of the log: when a file is missing or damaged, all are made again by a
+replay from the log's minimum offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import timer_entry
+from tidemill.broker.engine.layout.timer_entry import CRC_AT, DTYPE, SIZE, TimerEntry
+from tidemill.broker.engine.store.array_crc import crc32_of_rows
+from tidemill.broker.engine.store.disk import Disk, File, drop_file
+from tidemill.broker.engine.timer.pages import DirtyPages
+
+FOLDER = "timer/state"
+PAGE_ENTRIES = 512  # 16 KiB: a cold cancel reads one page
+PAGE_BYTES = PAGE_ENTRIES * SIZE
+PAGES_A_SLICE = 16  # 256 KiB
+OPEN_FILES_MAX = 64
+_NO_PAGE = bytes(PAGE_BYTES)
+
+
+@final
+class TimerTable:
+    """The entries of all timers whose files are kept."""
+
+    def __init__(self, disk: Disk, *, file_entries: int, pages_max: int) -> None:
+        assert file_entries % PAGE_ENTRIES == 0, "a file is made of whole pages"
+        self._disk = disk
+        self._file_entries = file_entries
+        self._pages_a_file = file_entries // PAGE_ENTRIES
+        self._pages_max = pages_max
+        self._pages: dict[int, bytearray] = {}  # the one used longest ago first
+        self._changes = DirtyPages(lambda number: bytes(self._pages[number]))
+        self._open: dict[int, File] = {}
+        self._stems: set[int] = set()  # numbers of the files that exist
+
+    # ------------------------------------------------------------ entries
+
+    def get(self, timer_id: int) -> TimerEntry:
+        """Return an entry; one that was never written has state 0. Raises EntryDamaged."""
+        number, index = divmod(timer_id, PAGE_ENTRIES)
+        page = self._pages.get(number) or self._page(number)
+        return timer_entry.read(page, index * SIZE)
+
+    def put(self, timer_id: int, entry: TimerEntry) -> None:
+        """Write an entry."""
+        number, index = divmod(timer_id, PAGE_ENTRIES)
+        page = self._pages.get(number) or self._page(number)
+        self._changes.touch(number)
+        timer_entry.write(page, index * SIZE, entry)
+
+    def _page(self, number: int) -> bytearray:
+        page = bytearray(self._read(number))
+        self._pages[number] = page
+        if len(self._pages) > self._pages_max:
+            self._evict()
+        return page
+
+    def _evict(self) -> None:
+        """Give up clean pages, the ones that came first first, down to seven eighths."""
+        surplus = len(self._pages) - self._pages_max * 7 // 8
+        clean = [number for number in self._pages if not self._changes.is_held(number)]
+        for number in clean[: min(surplus, len(clean) - 1)]:
+            del self._pages[number]
+
+    def _read(self, number: int) -> bytes:
+        file_number, index = divmod(number, self._pages_a_file)
+        if file_number not in self._stems:
+            return _NO_PAGE
+        data = self._file(file_number).read_at(index * PAGE_BYTES, PAGE_BYTES)
+        return data.ljust(PAGE_BYTES, b"\0")
+
+    def _file(self, number: int) -> File:
+        file = self._open.get(number)
+        if file is None:
+            name = self._name(number)
+            file = self._disk.open(name, create=number not in self._stems)
+            self._stems.add(number)
+            self._open[number] = file
+            if len(self._open) > OPEN_FILES_MAX:
+                self._open.pop(next(iter(self._open))).close()
+        return file
+
+    def _name(self, number: int) -> str:
+        return f"{FOLDER}/{number * self._file_entries:020d}"
+
+    # ------------------------------------------------------------ walking
+
+    def page_numbers(self) -> list[int]:
+        """Return the numbers of all pages that can hold an entry, in order."""
+        held = set(self._pages)
+        for stem in self._stems:
+            held.update(range(stem * self._pages_a_file, (stem + 1) * self._pages_a_file))
+        return sorted(held)
+
+    def rows(self, number: int) -> np.ndarray:
+        """Return a page's entries as an array, without taking it into the cache."""
+        page = self._pages.get(number)
+        return np.frombuffer(bytes(page) if page is not None else self._read(number), DTYPE)
+
+    @staticmethod
+    def is_intact(rows: np.ndarray) -> bool:
+        """Return whether all checksums of a page are right."""
+        raw = rows.view(np.uint8).reshape(-1, SIZE)
+        is_right = crc32_of_rows(raw[:, :CRC_AT]) == rows["crc"]
+        return bool((is_right | ~raw.any(axis=1)).all())
+
+    # ------------------------------------------------------------ files
+
+    def file_number(self, timer_id: int) -> int:
+        """Return the number of the file that holds a timer."""
+        return timer_id // self._file_entries
+
+    def file_end(self, number: int) -> int:
+        """Return the first id behind a file."""
+        return (number + 1) * self._file_entries
+
+    @property
+    def stems(self) -> list[int]:
+        """The numbers of the files that exist, the oldest first."""
+        return sorted(self._stems)
+
+    def load(self) -> None:
+        """Find the files."""
+        for name in self._disk.names(FOLDER):
+            stem = name.rpartition("/")[2]
+            if stem.isdigit():
+                self._stems.add(int(stem) // self._file_entries)
+            else:
+                self._disk.delete(name)  # It was being dropped.
+
+    def clear(self) -> None:
+        """Forget and delete everything."""
+        for file in self._open.values():
+            file.close()
+        for name in self._disk.names(FOLDER):
+            self._disk.delete(name)
+        self._open.clear()
+        self._stems.clear()
+        self._pages.clear()
+        self._changes = DirtyPages(lambda number: bytes(self._pages[number]))
+
+    def is_flushed(self, number: int) -> bool:
+        """Return whether the disk has all that is known of a file's timers."""
+        first = number * self._pages_a_file
+        return not any(map(self._changes.is_held, range(first, first + self._pages_a_file)))
+
+    @property
+    def dirty_count(self) -> int:
+        """Pages that changed since the last flush began."""
+        return len(self._changes.dirty)
+
+    def freeze(self) -> None:
+        """Begin a flush of the entries as they are now."""
+        self._changes.freeze()
+
+    def write_frozen(self) -> Iterator[list[File]]:
+        """Write the pages of the flush in slices; the last one names the files to sync."""
+        written: dict[int, File] = {}
+        for n, (number, data) in enumerate(self._changes.frozen(), 1):
+            file_number, index = divmod(number, self._pages_a_file)
+            file = self._file(file_number)
+            file.write_at(index * PAGE_BYTES, [data])
+            written[file_number] = file
+            if len(written) == OPEN_FILES_MAX // 2:
+                yield list(written.values())
+                written.clear()
+            elif n % PAGES_A_SLICE == 0:
+                yield []
+        yield [*written.values(), self._disk.folder(FOLDER)] if self._stems else []
+
+    def drop_file(self, number: int) -> Iterator[list[File]]:
+        """Delete one file, whose timers are all final."""
+        if number in self._open:
+            self._open.pop(number).close()
+        self._stems.discard(number)
+        for page in range(number * self._pages_a_file, (number + 1) * self._pages_a_file):
+            if not self._changes.is_held(page):
+                self._pages.pop(page, None)
+        yield from drop_file(self._disk, self._name(number))
+
+    def close(self) -> None:
+        """Close the files; nothing is written."""
+        for file in self._open.values():
+            file.close()

@@ -1,0 +1,488 @@
+"""Delayed messages: all commands, the five stages, and opening their files.
+
+    admission   whether a message is taken            index    I: transitions into table and wheel
+    load        L: slots into the near wheel          body     B: messages asked for early, checked
+    deliver     D: what is due into its topic         flush    files, never ahead of the log
+    evacuation  copies out of old segments            janitor  files nobody needs, and the audit
+
+Owned by the engine's one owner; each command appends one record and folds it in at once, in the way
+in which a replay folds it. Every answer leaves after the sync.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import final
+
+from tidemill.broker.engine.layout import message, timer_control, timer_record
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, Target, TimerReason
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE
+from tidemill.broker.engine.layout.timer_control import Operation, TimerControl
+from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import Catalog, Topic
+from tidemill.broker.engine.store.commit_log import CommitLog, Record, Segment
+from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.timer.admission import Admission
+from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.timer.deliver import Deliverer
+from tidemill.broker.engine.timer.evacuation import Evacuation
+from tidemill.broker.engine.timer.flush import Flusher
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.janitor import Janitor
+from tidemill.broker.engine.timer.load import Loader
+from tidemill.broker.engine.timer.near_wheel import NearWheel
+from tidemill.broker.engine.timer.patch import due_time, with_due_time
+from tidemill.broker.engine.timer.search import TimerSearch
+from tidemill.broker.engine.timer.status import (
+    SCHEDULE_QUEUE,
+    TIMER_TOPIC,
+    Scheduled,
+    TimerQuery,
+    TimerState,
+    TimerStatus,
+)
+from tidemill.broker.engine.timer.table import TimerTable
+from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
+from tidemill.broker.engine.timer.wheel import Wheel, WheelDamaged
+from tidemill.common import stored_message
+from tidemill.common.errors import Conflict, MessageNotFound
+
+FRONTIER_PERIOD_MS = 1_000  # at most one record in it
+FRONTIER_IDLE_MS = 60_000  # at least one in it, while timers wait
+
+
+@final
+class Timers:
+    """All timers of a broker group."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: TimerConfig,
+        log: CommitLog,
+        store: MessageStore,
+        catalog: Catalog,
+        *,
+        ready: Callable[[int], None],
+        may_append: Callable[[], bool],
+        is_retirement_near: Callable[[int, int], bool],
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._catalog = catalog
+        self._may_append = may_append
+        table = TimerTable(
+            disk, file_entries=config.table_file_entries, pages_max=config.table_pages_max
+        )
+        wheel = Wheel(disk, slot_count=config.wheel_slots)
+        timer_log = TimerLog(disk, file_bytes=config.timer_log_file_bytes)
+        self.index = TimerIndex(table, wheel, timer_log, log)
+        self.near = NearWheel()
+        self.bodies = Bodies(log, store)
+        self.admission = Admission(self.index, config, volume_bytes=disk.total_bytes())
+        self.loader = Loader(
+            self.index, self.near, self.bodies,
+            horizon_ms=config.load_horizon_ms, chunk=config.load_chunk_records,
+        )  # fmt: skip
+        self.deliverer = Deliverer(
+            self.index, self.near, self.bodies, store, catalog,
+            ready=ready, may_append=may_append,
+            rate_max=config.max_rate, expire_after_ms=config.expire_backlog_after_ms,
+        )  # fmt: skip
+        self.evacuation = Evacuation(
+            self.index, log, store, self.bodies,
+            rate_bytes=config.evacuation_rate_bytes,
+            is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
+            hidden_topic_id=lambda: self._hidden_topic(self._now_ms).id,
+        )  # fmt: skip
+        self.flusher = Flusher(disk, self.index, log, config)
+        self.janitor = Janitor(self.index, self.flusher, config)
+        self.scheduled: Counter[int] = Counter()  # by topic id
+        self.recalled: Counter[tuple[int, str]] = Counter()  # by topic id and result
+        self.rescheduled: Counter[tuple[int, str]] = Counter()
+        self.frontier_ms = 0  # of the newest FRONTIER record
+        self._frontier_at_ms = 0  # when that was written
+        self._frontier_events = 0  # transitions by then
+        self._now_ms = 0
+        self._firing_lag_ms = 0  # by how much firing time is behind wall time
+        self._advanced_s = 0
+        self._is_loaders_turn = False
+        self._needs_relink = False
+        self.is_rebuilding = False
+
+    # ------------------------------------------------------------ commands
+
+    def schedule(
+        self,
+        topic: Topic,
+        queue_id: int,
+        blob: bytes,
+        crc: int,
+        now_ms: int,
+        *,
+        due_at_ms: int,
+    ) -> Scheduled:
+        """Keep a message until it is due; that is later than now. Raises Overloaded."""
+        self._now_ms = now_ms
+        if not self.index.pending_count:
+            self._begin(now_ms - self._firing_lag_ms)
+        due_at_ms = self.admission.admit(due_at_ms, topic.id, len(blob), crc, now_ms)
+        data, crc = with_due_time(blob, crc, due_at_ms)
+        hidden_id = self._hidden_topic(now_ms).id
+        timer_id = self._catalog.queues[hidden_id, SCHEDULE_QUEUE].max_offset
+        target = Target(timer_id, due_at_ms, topic.id, queue_id, topic.name)
+        self._store.append_message(
+            hidden_id, SCHEDULE_QUEUE, data, crc, now_ms,
+            flags=FLAG_SCHEDULE, cause=message.encode_target(target),
+        )  # fmt: skip
+        log_offset = self._store.last_log_offset
+        size = self._log.log_end - log_offset
+        self.index.schedule(timer_id, due_at_ms, topic.id, log_offset, size, now_ms)
+        self.scheduled[topic.id] += 1
+        return Scheduled(timer_id, due_at_ms)
+
+    def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
+        """Return when a message wants to be delivered. Raises IllegalDeliveryTime."""
+        self.admission.note_skew(stored_message.born_at_ms_of(blob), now_ms)
+        if delay_ms is not None:
+            return self.admission.due_after(delay_ms, now_ms)
+        due_at_ms = due_time(blob)
+        self.admission.check_due(due_at_ms, now_ms)
+        return due_at_ms
+
+    def cancel(self, timer_id: int, *, topic_id: int = 0, now_ms: int) -> TimerStatus:
+        """Cancel a pending timer; OK again when it was cancelled. Raises MessageNotFound."""
+        entry = self._entry(timer_id, topic_id, self.recalled)
+        if entry.state == TimerState.CANCELLED:
+            self.recalled[entry.topic_id, "duplicate"] += 1
+            return self.status(timer_id)
+        if entry.state != TimerState.PENDING:
+            self.recalled[entry.topic_id, "already_fired"] += 1
+            raise MessageNotFound(f"the message has been {_name(entry)} already")
+        self._append(Operation.CANCEL, timer_id, entry.due_at_ms, 0, now_ms)
+        self.index.cancel(timer_id, now_ms)
+        self.deliverer.quarantined.pop(timer_id, None)
+        self.recalled[entry.topic_id, "recalled"] += 1
+        return self.status(timer_id)
+
+    def reschedule(
+        self,
+        timer_id: int,
+        *,
+        due_at_ms: int,
+        expected_due_at_ms: int | None = None,
+        now_ms: int,
+    ) -> TimerStatus:
+        """Let a pending timer be due at another time; a time in the past means now.
+
+        Raises MessageNotFound, IllegalDeliveryTime, and Conflict when it is not due at
+        `expected_due_at_ms` any more.
+        """
+        self.admission.check_due(due_at_ms, now_ms)
+        entry = self._entry(timer_id, 0, self.rescheduled)
+        if entry.state != TimerState.PENDING:
+            self.rescheduled[entry.topic_id, "already_fired"] += 1
+            raise MessageNotFound(f"the message has been {_name(entry)} already")
+        if expected_due_at_ms not in (None, entry.due_at_ms):
+            self.rescheduled[entry.topic_id, "conflict"] += 1
+            raise Conflict(f"the timer is due at {entry.due_at_ms} by now; look again")
+        due_at_ms = max(due_at_ms, now_ms)
+        if due_at_ms != entry.due_at_ms:
+            self._append(Operation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms, now_ms)
+            self.index.reschedule(timer_id, entry.due_at_ms, due_at_ms, now_ms)
+        self.rescheduled[entry.topic_id, "rescheduled"] += 1
+        return self.status(timer_id)
+
+    def fire(self, timer_id: int, *, now_ms: int) -> TimerStatus:
+        """Let a pending timer be due now. Raises MessageNotFound."""
+        return self.reschedule(timer_id, due_at_ms=now_ms, now_ms=now_ms)
+
+    def _append(
+        self, operation: Operation, timer_id: int, due_at_ms: int, new_due_ms: int, now_ms: int
+    ) -> None:
+        self._now_ms = now_ms
+        control = TimerControl(operation, timer_id, due_at_ms, new_due_ms)
+        self._log.append(Kind.TIMER, timer_control.encode(control), now_ms)
+
+    def _entry(self, timer_id: int, topic_id: int, results: Counter[tuple[int, str]]) -> TimerEntry:
+        if not 0 <= timer_id < self.index.next_id:
+            results[0, "not_found"] += 1
+            raise MessageNotFound(f"there is no timer {timer_id}")
+        try:
+            entry = self.index.get(timer_id)
+        except EntryDamaged:
+            raise Conflict(
+                f"the entry of timer {timer_id} is damaged; the next start of the broker makes it "
+                f"again from the log"
+            ) from None
+        if entry.state == TimerState.UNUSED:
+            results[0, "not_found"] += 1
+            raise MessageNotFound("the message was delivered or cancelled long ago")
+        if topic_id not in (0, entry.topic_id):
+            results[0, "not_found"] += 1
+            raise MessageNotFound(f"there is no timer {timer_id} of this topic")
+        return entry
+
+    # ------------------------------------------------------------ inspection
+
+    def status(self, timer_id: int) -> TimerStatus:
+        """Return what is known of a timer. Raises MessageNotFound."""
+        entry = self._entry(timer_id, 0, Counter())
+        topic = self._catalog.topics.get(entry.topic_id)
+        queue_id, scheduled_at_ms, head = 0, 0, b""
+        try:
+            body = self.bodies.read(timer_id, entry)
+        except BodyDamaged:
+            pass
+        else:
+            fields = stored_message.decode(body.blob)
+            queue_id, scheduled_at_ms = body.target.queue_id, body.stored_at_ms
+            head = bytes(body.blob[: fields.user_at])
+        return TimerStatus(
+            timer_id,
+            TimerState(entry.state),
+            timer_id in self.deliverer.quarantined,
+            entry.topic_id,
+            topic.name if topic is not None else "",
+            queue_id,
+            entry.due_at_ms,
+            scheduled_at_ms,
+            entry.size,
+            head,
+        )
+
+    def search(self, query: TimerQuery) -> TimerSearch:
+        """Begin a search of pending timers."""
+        return TimerSearch(self.index, self._store, query, self.status)
+
+    @property
+    def store_uuid(self) -> bytes:
+        """Which store the files belong to, b"" before that is known."""
+        secret = self._catalog.handle_secret
+        return blake2b(secret, digest_size=UUID_SIZE, person=b"store").digest() if secret else b""
+
+    # ------------------------------------------------------------ time
+
+    def run_due(self, now_ms: int, firing_ms: int) -> bool:
+        """Do one slice of each stage; True when there is more to do at once."""
+        self._now_ms = now_ms
+        self._firing_lag_ms = now_ms - firing_ms
+        if not self.index.next_id:
+            return False
+        self.deliverer.take_due(firing_ms)
+        has_more = self.deliverer.step(now_ms, firing_ms)
+        # Delivering and loading take turns, so that one call stays short.
+        self._is_loaders_turn = not (has_more and self._is_loaders_turn)
+        if self._is_loaders_turn and not self.is_rebuilding:
+            has_more |= self.loader.step(firing_ms)
+            has_more |= self.bodies.read_ahead()
+        has_more |= self.evacuation.step(now_ms)
+        if firing_ms // 1000 > self._advanced_s and not self.is_rebuilding:
+            self._advanced_s = firing_ms // 1000
+            self.loader.advance_hand(firing_ms)
+            self._write_frontier(now_ms)
+        return has_more
+
+    def _write_frontier(self, now_ms: int) -> None:
+        """Say in the log how far the hand is: when that is news, or has not been said for long."""
+        frontier_ms = self.index.hand_s * 1000
+        if frontier_ms <= self.frontier_ms or not self._may_append():
+            return
+        was_active = self.index.event_count != self._frontier_events
+        idle_ms = now_ms - self._frontier_at_ms
+        is_news = was_active and idle_ms >= FRONTIER_PERIOD_MS
+        if is_news or (self.index.pending_count and idle_ms >= FRONTIER_IDLE_MS):
+            self._log.append(Kind.FRONTIER, timer_control.encode_frontier(frontier_ms), now_ms)
+            self.frontier_ms, self._frontier_at_ms = frontier_ms, now_ms
+            self._frontier_events = self.index.event_count
+
+    def next_due_ms(self) -> int | None:
+        """Return when `run_due` has something to do next, None: never."""
+        index = self.index
+        if not index.next_id:
+            return None
+        deliverer, lag_ms = self.deliverer, self._firing_lag_ms
+        if deliverer.has_work:
+            return max(deliverer.retry_at_ms, self._now_ms)
+        times = [self.near.next_due_ms()]
+        if index.pending_count:
+            times.append(self.loader.next_step_ms())
+        wanted = [at_ms + lag_ms for at_ms in times if at_ms is not None]
+        others = (self.flusher.next_ms(), self.evacuation.next_step_ms())
+        wanted += [at_ms for at_ms in others if at_ms is not None]
+        return min(wanted, default=None)
+
+    # ------------------------------------------------------------ background
+
+    def wants_background(self, now_ms: int) -> bool:
+        """Whether files are to be written now."""
+        return self.flusher.is_log_due(now_ms) or (
+            bool(self.index.next_id) and self.flusher.is_due(now_ms)
+        )
+
+    def find_background(
+        self, now_ms: int, quiet: Callable[[], Iterator[list[File]]]
+    ) -> Iterator[list[File]] | None:
+        """Return the steps of the most urgent background work, None when there is none."""
+        if not self.index.next_id:
+            return None
+        if self.index.is_damaged:
+            return self.rebuild(now_ms, hand_s=self.index.hand_s)
+        if self.flusher.is_due(now_ms):
+            return self.flusher.flush(now_ms, self.store_uuid, quiet)
+        if self.flusher.is_log_due(now_ms):
+            return self.flusher.flush_log(now_ms)
+        return self.janitor.find_work(now_ms)
+
+    def may_drop(self, segment: Segment) -> bool:
+        """Return whether no timer needs the oldest segment, in memory or after a restart."""
+        if not self.index.next_id:
+            return True
+        return not self.index.pins[segment.start] and segment.end <= self.flusher.replay_from
+
+    # ------------------------------------------------------------ opening
+
+    def open(self) -> int:
+        """Load the files; return the log offset from which the log must be folded in."""
+        checkpoint = self.flusher.find_checkpoint()
+        is_usable = (
+            checkpoint is not None
+            and checkpoint.store_uuid == self.store_uuid
+            and checkpoint.replay_from >= self._log.min_offset
+        )
+        if checkpoint is None or not is_usable or not self._load_table():
+            self._reset()
+            return self._log.min_offset
+        index = self.index
+        index.next_id = max(index.next_id, checkpoint.queue_offset)
+        index.hand_s = checkpoint.hand_ms // 1000
+        self.flusher.use(checkpoint)
+        try:
+            self._load_wheel(checkpoint.timer_log_position)
+        except (TimerLogDamaged, WheelDamaged):
+            self._needs_relink = True
+        return checkpoint.replay_from
+
+    def _load_table(self) -> bool:
+        """Count what the table has; False when an entry is damaged."""
+        table = self.index.table
+        table.load()
+        for number in table.page_numbers():
+            rows = table.rows(number)
+            if not table.is_intact(rows):
+                return False
+            self.index.count_rows(number, rows)
+        return True
+
+    def _load_wheel(self, position: int) -> None:
+        index = self.index
+        newer = [(record.slot_s, record.magic) for record in index.timer_log.load(position)]
+        index.wheel.load(position_max=index.timer_log.end)
+        for number, (slot_s, magic) in enumerate(newer):
+            if slot_s > index.hand_s:
+                is_gone = magic & (timer_record.CANCEL | timer_record.RESCHEDULED_OUT)
+                at = position + number * timer_record.SIZE
+                index.wheel.revise(slot_s, at, change=-1 if is_gone else 1)
+
+    def _reset(self) -> None:
+        """Begin with no files: everything is folded in again from the log's first record."""
+        for files in self.flusher.drop_checkpoints():
+            for file in files:
+                file.sync()
+        self.index.clear()
+        self._needs_relink = True
+
+    def replay(self, found: Record) -> None:
+        """Fold in a record of the log, from the offset on that `open` returned."""
+        index, header = self.index, found.header
+        now_ms = header.stored_at_ms
+        index.is_linking = not self._needs_relink
+        match header.kind:
+            case Kind.MESSAGE if header.flags & FLAG_SCHEDULE:
+                target = message.decode_target(found.body)
+                index.replay_schedule(
+                    target.timer_id, target.due_at_ms, target.topic_id, found.log_offset,
+                    header.size, now_ms,
+                )  # fmt: skip
+            case Kind.MESSAGE if header.flags & FLAG_TIMER:
+                cause = message.decode_timer_cause(found.body)
+                is_delivered = cause.reason == TimerReason.DELIVERED
+                state = TimerState.DELIVERED if is_delivered else TimerState.DROPPED
+                index.settle(cause.timer_id, state)
+            case Kind.TIMER:
+                control = timer_control.decode(found.body)
+                if control.operation == Operation.CANCEL:
+                    index.cancel(control.timer_id, now_ms)
+                else:
+                    index.reschedule(
+                        control.timer_id, control.due_at_ms, control.new_due_at_ms, now_ms
+                    )
+            case Kind.FRONTIER:
+                self.frontier_ms = timer_control.decode_frontier(found.body)
+                self._frontier_at_ms = now_ms
+
+    def end_replay(self, now_ms: int) -> None:
+        """Link what must be linked again, and start behind the hand."""
+        index = self.index
+        index.is_linking = True
+        outage_s = now_ms // 1000 - index.hand_s
+        if index.next_id and (self._needs_relink or outage_s > index.wheel.slot_count // 2):
+            for _ in self.rebuild(now_ms, hand_s=self._first_hand_s(now_ms)):
+                pass
+        self._needs_relink = False
+        index.arrived = self.loader.arrived
+        self.flusher.begin(now_ms)
+        self._begin(now_ms)
+
+    def _begin(self, firing_ms: int) -> None:
+        """Start loading behind the hand; where nothing waits the hand is at the present."""
+        if not self.index.pending_count:
+            self.index.hand_s = max(self.index.hand_s, firing_ms // 1000 - 1)
+        self.loader.begin(firing_ms)
+
+    def rebuild(self, now_ms: int, *, hand_s: int) -> Iterator[list[File]]:
+        """Make wheel and timer log again from the table, in slices of a page."""
+        index = self.index
+        self.is_rebuilding = True
+        index.wheel.clear()
+        index.timer_log.clear()
+        index.latest_s.clear()
+        index.hand_s = hand_s
+        for number in index.table.page_numbers():
+            index.link_rows(number, index.table.rows(number), now_ms)
+            yield []
+        index.event_count += 1
+        self._begin(now_ms - self._firing_lag_ms)
+        self.is_rebuilding = index.is_damaged = False
+
+    def _first_hand_s(self, now_ms: int) -> int:
+        """Return a hand before all that waits, and at most half a revolution behind the clock."""
+        index = self.index
+        now_s = now_ms // 1000
+        first_s = now_s
+        for number in index.table.page_numbers():
+            rows = index.table.rows(number)
+            waiting = rows["due"][rows["state"] == TimerState.PENDING]
+            if len(waiting):
+                first_s = min(first_s, int(waiting.min()) // 1000)
+        return max(first_s - 1, now_s - index.wheel.slot_count // 2, index.hand_s)
+
+    def close(self) -> None:
+        """Close the files; nothing is written."""
+        self.index.table.close()
+        self.index.wheel.close()
+        self.index.timer_log.close()
+
+    def _hidden_topic(self, now_ms: int) -> Topic:
+        return self._catalog.find_topic(TIMER_TOPIC) or self._store.ensure_system_topic(
+            TIMER_TOPIC, None, now_ms, queues=2
+        )
+
+
+def _name(entry: TimerEntry) -> str:
+    return TimerState(entry.state).name.lower()

@@ -1,0 +1,171 @@
+"""The timer wheel: a ring of one-second slots in memory, and its file.
+
+Owned by the engine's one owner. A private buffer and not a shared mapping: what is on disk is what
+a flush wrote, and a flush writes the timer log first, so that no slot on disk points beyond it.
+Rebuilt from the state table when the file is missing, torn or damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import timer_slot
+from tidemill.broker.engine.layout.timer_record import NO_POSITION
+from tidemill.broker.engine.layout.timer_slot import DTYPE, NUM_MAX, SIZE
+from tidemill.broker.engine.store.array_crc import crc32_of_rows
+from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.timer.pages import DirtyPages
+
+FOLDER = "timer"
+FILE = f"{FOLDER}/wheel"
+PAGE_BYTES = 4096
+PAGES_A_SLICE = 64  # 256 KiB, written in well under a millisecond
+
+
+class WheelDamaged(Exception):
+    """The wheel contradicts itself or the timer log, and is made again."""
+
+
+@final
+class Wheel:
+    """The slots."""
+
+    def __init__(self, disk: Disk, *, slot_count: int) -> None:
+        assert slot_count * SIZE % PAGE_BYTES == 0, "the wheel is made of whole pages"
+        self._disk = disk
+        self._file: File | None = None
+        self.slot_count = slot_count
+        # Zeros cost no memory until they are written over.
+        self._slots = bytearray(slot_count * SIZE)
+        self._pages = DirtyPages(self._page)
+
+    def _page(self, page: int) -> bytes:
+        return bytes(self._slots[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
+
+    # ------------------------------------------------------------ slots
+
+    def last(self, slot_s: int) -> int:
+        """Return the newest position of the chain of a second, NO_POSITION for none.
+
+        Raises WheelDamaged.
+        """
+        at = slot_s % self.slot_count * SIZE
+        slot = timer_slot.read(self._slots, at)
+        if slot.time_ms != slot_s * 1000:
+            return NO_POSITION
+        if not timer_slot.is_intact(self._slots, at):
+            raise WheelDamaged(f"checksum mismatch in the slot of second {slot_s}")
+        return slot.last
+
+    def first(self, slot_s: int) -> int:
+        """Return the oldest position of the chain of a second, NO_POSITION for none."""
+        slot = timer_slot.read(self._slots, slot_s % self.slot_count * SIZE)
+        return slot.first if slot.time_ms == slot_s * 1000 else NO_POSITION
+
+    def count(self, slot_s: int) -> int:
+        """Return about how many timers are linked at a second: a hint."""
+        slot = timer_slot.read(self._slots, slot_s % self.slot_count * SIZE)
+        return slot.num if slot.time_ms == slot_s * 1000 else 0
+
+    def link(self, slot_s: int, position: int, *, change: int) -> None:
+        """Let the chain of a second begin at `position`; `change` is added to the count."""
+        at = slot_s % self.slot_count * SIZE
+        self._pages.touch(at // PAGE_BYTES)
+        time_ms, first, _, num, _ = timer_slot.read(self._slots, at)
+        if time_ms != slot_s * 1000:
+            first, num = position, 0
+        num = min(max(num + change, 0), NUM_MAX)
+        timer_slot.write(self._slots, at, slot_s * 1000, first, position, num)
+
+    def revise(self, slot_s: int, position: int, *, change: int) -> None:
+        """Link a record of the timer log that the file of the wheel may know or not."""
+        slot = timer_slot.read(self._slots, slot_s % self.slot_count * SIZE)
+        if slot.time_ms != slot_s * 1000 or slot.last < position:
+            self.link(slot_s, position, change=change)
+
+    def filled(self, first_s: int, end_s: int) -> list[int]:
+        """Return the seconds from `first_s` to before `end_s` whose slots hold a chain."""
+        assert end_s - first_s <= self.slot_count, "one revolution at most"
+        found: list[int] = []
+        while first_s < end_s:
+            begin = first_s % self.slot_count
+            count = min(end_s - first_s, self.slot_count - begin)
+            times = np.frombuffer(self._slots, DTYPE, count, begin * SIZE)["time"]
+            wanted = np.arange(first_s, first_s + count, dtype=np.int64) * 1000
+            found += (np.flatnonzero(times == wanted) + first_s).tolist()
+            del times
+            first_s += count
+        return found
+
+    def place_rows(self, rows: np.ndarray) -> None:
+        """Fill slots from rows of the slot's form, their checksums still to be made."""
+        raw = rows.view(np.uint8).reshape(-1, SIZE)
+        crcs = crc32_of_rows(raw[:, :28]) & np.uint32(timer_slot.CRC_MASK)
+        rows["magic"] = np.uint32(timer_slot.VERSION << 24) | crcs
+        slots = np.frombuffer(self._slots, DTYPE)
+        numbers = rows["time"] // 1000 % self.slot_count
+        slots[numbers] = rows
+        for page in np.unique(numbers * SIZE // PAGE_BYTES).tolist():
+            self._pages.touch(page)
+
+    # ------------------------------------------------------------ file
+
+    def load(self, *, position_max: int) -> None:
+        """Read the file. Raises WheelDamaged when it is missing, or a slot is impossible."""
+        data = self._disk.read(FILE)
+        if data is None or len(data) != len(self._slots):
+            raise WheelDamaged("the wheel's file is missing")
+        slots = np.frombuffer(data, DTYPE)
+        used = np.flatnonzero(slots["magic"])
+        found = slots[used]
+        raw = found.view(np.uint8).reshape(-1, SIZE)
+        crcs = crc32_of_rows(raw[:, :28]) & np.uint32(timer_slot.CRC_MASK)
+        is_right = (
+            (found["magic"] == (np.uint32(timer_slot.VERSION << 24) | crcs))
+            & (found["time"] % 1000 == 0)
+            & (found["time"] // 1000 % self.slot_count == used)
+            & (found["last"] < position_max)
+        )
+        empty = np.flatnonzero(slots["magic"] == 0)
+        is_empty = (slots["time"][empty] == 0).all() and (slots["last"][empty] == 0).all()
+        if not is_right.all() or not is_empty:
+            raise WheelDamaged("a slot is impossible")
+        self._slots[:] = data
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        self._slots = bytearray(self.slot_count * SIZE)
+        self._pages.dirty = set(range(len(self._slots) // PAGE_BYTES))
+
+    @property
+    def dirty_count(self) -> int:
+        """Pages that changed since the last flush began."""
+        return len(self._pages.dirty)
+
+    def freeze(self) -> None:
+        """Begin a flush of the slots as they are now."""
+        self._pages.freeze()
+
+    def write_frozen(self) -> Iterator[list[File]]:
+        """Write the pages of the flush in slices; the last one names the file to sync."""
+        file = self._open()
+        for n, (page, data) in enumerate(self._pages.frozen(), 1):
+            file.write_at(page * PAGE_BYTES, [data])
+            if n % PAGES_A_SLICE == 0:
+                yield []
+        yield [file, self._disk.folder(FOLDER)]
+
+    def _open(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(FILE, create=FILE not in self._disk.names(FOLDER))
+            if self._file.size() != len(self._slots):
+                self._file.resize(len(self._slots))
+        return self._file
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
