@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,6 +243,8 @@ def valid_requests() -> dict[str, list[Message]]:
         ),
     )  # fmt: skip
     handle = "A" * 55
+    delayed = message(FUZZ, b"3")
+    delayed.system_properties.delivery_timestamp.seconds = int(time.time()) + HOUR_MS // 1000
     settings = v2.Settings(
         client_type=v2.SIMPLE_CONSUMER,
         access_point=ENDPOINTS,
@@ -261,7 +264,9 @@ def valid_requests() -> dict[str, list[Message]]:
         "SendMessage": [
             service.SendMessageRequest(messages=[full]),
             service.SendMessageRequest(messages=[full, full, message(FUZZ, b"2")]),
+            service.SendMessageRequest(messages=[delayed]),
         ],
+        "RecallMessage": [recall_request(FUZZ, handle)],
         "QueryAssignment": [
             service.QueryAssignmentRequest(topic=fuzz, group=fuzz, endpoints=ENDPOINTS)
         ],
@@ -275,6 +280,10 @@ def valid_requests() -> dict[str, list[Message]]:
             service.TelemetryCommand(settings=publishing),
         ],
     }
+
+
+def recall_request(topic: str, handle: str) -> service.RecallMessageRequest:
+    return service.RecallMessageRequest(topic=v2.Resource(name=topic), recall_handle=handle)
 
 
 def dead_letter_request(
@@ -315,10 +324,9 @@ def test_valid_requests_are_what_the_mutations_start_from(world: World) -> None:
     calls = [(m, r.SerializeToString()) for m, each in valid_requests().items() for r in each]
     by_method = {answer.method: answer.code for answer in bombard(world, calls)}
     handles = ("AckMessage", "ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration")
-    assert by_method == {
-        method: v2.INVALID_RECEIPT_HANDLE if method in handles else v2.OK
-        for method in valid_requests()
-    }
+    expected: dict[str, int] = dict.fromkeys(valid_requests(), v2.OK)
+    expected |= dict.fromkeys(handles, v2.INVALID_RECEIPT_HANDLE)
+    assert by_method == expected | {"RecallMessage": v2.BAD_REQUEST}
 
 
 def test_mutated_receipt_handles_are_refused_and_change_nothing(world: World) -> None:
@@ -340,6 +348,27 @@ def test_mutated_receipt_handles_are_refused_and_change_nothing(world: World) ->
             calls.append((method, request.SerializeToString()))
     answers = bombard(world, calls)
     assert [str(a) for a in answers if a.code != v2.INVALID_RECEIPT_HANDLE] == []
+
+
+def test_mutated_recall_handles_are_refused_and_cancel_nothing(world: World) -> None:
+    rng = random.Random(SEED)
+    handles: list[str] = []
+
+    async def send(client: Api) -> None:
+        for n in range(HELD):
+            delayed = message(FUZZ, str(n).encode())
+            due_s = int(time.time()) + HOUR_MS // 1000
+            delayed.system_properties.delivery_timestamp.seconds = due_s
+            handles.append((await client.send(delayed)).entries[0].recall_handle)
+
+    with_client(world, send)
+    calls = [recall_request(FUZZ, mutated_handle(rng, rng.choice(handles))) for _ in range(HANDLES)]
+    calls += [recall_request(KEPT, handle) for handle in handles]
+    answers = bombard(world, [("RecallMessage", call.SerializeToString()) for call in calls])
+    assert [str(answer) for answer in answers if answer.code != v2.BAD_REQUEST] == []
+    calls = [recall_request(FUZZ, handle) for handle in handles]
+    answers = bombard(world, [("RecallMessage", call.SerializeToString()) for call in calls])
+    assert {answer.code for answer in answers} == {v2.OK}
 
 
 def test_every_entry_of_an_ack_with_bad_handles_has_its_own_status(world: World) -> None:
