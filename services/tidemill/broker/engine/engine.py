@@ -658,7 +658,7 @@ class Engine:
     def is_retirement_near(self, now_ms: int, lead_ms: int) -> bool:
         """Whether the oldest segment will have to go within `lead_ms`, timers aside."""
         log, config = self.log, self.config
-        if len(log.segments) < 2:
+        if len(log.segments) < 2 or log.committed_offset <= log.segments[1].start:
             return False
         # What follows it was stored at that time, so everything in it is at least as old.
         if log.first_stored_at_ms(1) + config.retention_ms - lead_ms <= now_ms:

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout import message, record
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Target
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
@@ -32,10 +32,16 @@ class BodyDamaged(Exception):
 class Body(NamedTuple):
     """The message of a timer."""
 
-    target: Target
+    queue_id: int  # of its topic, as chosen when it was sent
     crc: int
     stored_at_ms: int
     blob: memoryview
+    head: memoryview  # the body of the record, which names the topic
+
+    @property
+    def origin(self) -> str:
+        """The name of its topic, which may be gone."""
+        return message.decode_target(self.head).origin
 
 
 @final
@@ -80,7 +86,9 @@ class Bodies:
         header = found.header
         if header.kind != record.Kind.MESSAGE or not header.flags & FLAG_SCHEDULE:
             raise BodyDamaged(f"timer {timer_id}: no delayed message at its log offset")
-        target = message.decode_target(found.body)
-        if target.timer_id != timer_id or target.topic_id != entry.topic_id:
-            raise BodyDamaged(f"timer {timer_id}: its log offset has timer {target.timer_id}")
-        return Body(target, header.tail_crc, header.stored_at_ms, found.tail)
+        other_id, _, topic_id, queue_id, _ = message.TARGET.unpack_from(
+            found.body, message.PLACE_SIZE
+        )
+        if other_id != timer_id or topic_id != entry.topic_id:
+            raise BodyDamaged(f"timer {timer_id}: its log offset has timer {other_id}")
+        return Body(queue_id, header.tail_crc, header.stored_at_ms, found.tail, found.body)

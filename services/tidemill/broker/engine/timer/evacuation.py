@@ -95,9 +95,7 @@ class Evacuation:
         except BodyDamaged:
             self.quarantined[timer_id] = entry.topic_id  # Its segment stays.
             return
-        target = Target(
-            timer_id, entry.due_at_ms, entry.topic_id, body.target.queue_id, body.target.origin
-        )
+        target = Target(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
         self._store.append_message(
             self._hidden_topic_id(), COPY_QUEUE, body.blob, body.crc, now_ms,
             flags=FLAG_SCHEDULE, cause=message.encode_target(target),

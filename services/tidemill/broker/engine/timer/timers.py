@@ -241,7 +241,7 @@ class Timers:
             pass
         else:
             fields = stored_message.decode(body.blob)
-            queue_id, scheduled_at_ms = body.target.queue_id, body.stored_at_ms
+            queue_id, scheduled_at_ms = body.queue_id, body.stored_at_ms
             head = bytes(body.blob[: fields.user_at])
         return TimerStatus(
             timer_id,
