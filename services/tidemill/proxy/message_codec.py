@@ -26,6 +26,7 @@ _RECEIPT_HANDLE = bytes_header(12)
 _QUEUE_ID = varint_header(13)
 _QUEUE_OFFSET = varint_header(14)
 _DELIVERY_ATTEMPT = varint_header(16)
+_DELAY = int(v2.DELAY)
 # AckMessageResponse.entries, AckMessageResultEntry.status.
 _ENTRY = bytes_header(2)
 _ENTRY_STATUS = bytes_header(3)
@@ -97,7 +98,7 @@ def encode_received(
                 varint(attempt),
             )
         )
-        if message_type == v2.DELAY:
+        if message_type == _DELAY:
             of_delivery += bytes_field(11, milliseconds(due_at_ms))
         if origin:
             of_delivery += _dead_letter_queue(blob, origin)

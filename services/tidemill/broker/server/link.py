@@ -19,11 +19,11 @@ from tidemill.broker.server import config_log
 from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Pop
 from tidemill.broker.server.replies import Replies
-from tidemill.common import stored_message
 from tidemill.common.errors import Overloaded, ServiceError
 from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.common.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
@@ -38,9 +38,8 @@ UNSENT_POPS_BYTES_MAX = 256 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
-# How the stored message of a delayed one begins.
-_DELAYED = bytes((stored_message.VERSION, v2.DELAY))
-assert stored_message.MESSAGE_TYPE_AT == 1, "the type stands behind the version"
+# Where the type of a stored message is, and what it is in a delayed one.
+_TYPE_AT, _DELAY = MESSAGE_TYPE_AT, int(v2.DELAY)
 
 
 class Outlet(Protocol):
@@ -142,7 +141,7 @@ class Link:
         )  # fmt: skip
         for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(columns, 1):
             try:
-                if blob.startswith(_DELAYED):
+                if len(blob) > _TYPE_AT and blob[_TYPE_AT] == _DELAY:
                     offset, due_at_ms = turn.engine.schedule(topic_id, queue_id, blob, crc, now_ms)
                     if due_at_ms:
                         replies.append_dues[len(replies.append_ids)] = due_at_ms
