@@ -49,6 +49,7 @@ async def serve(
     from tidemill.broker.server.long_polling import LongPolling
     from tidemill.broker.server.rounds import Rounds
     from tidemill.broker.store import open_engine
+    from tidemill.broker.timer_metrics import TimerMetrics
     from tidemill.common.clock import SystemClock
     from tidemill.common.metrics import MetricsServer, Registry
 
@@ -69,6 +70,7 @@ async def serve(
             pending_bytes_max=settings.pending_bytes_max,
         )
         BrokerMetrics(registry, traffic, lag, rounds)
+        TimerMetrics(registry, rounds)
         async with (
             log_syncs.attached(),
             background_syncs.attached(),

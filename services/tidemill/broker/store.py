@@ -65,6 +65,7 @@ def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
             f"the store in {settings.data_dir} cannot be opened: {error.filename}: {reason}"
         ) from error
     took_ms = (time.monotonic_ns() - began_ns) // 1_000_000
+    engine.opened_in_ms = took_ms
     log.info("store recovered", **report.as_fields(), took_ms=took_ms)
     try:
         yield engine

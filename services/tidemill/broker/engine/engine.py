@@ -164,6 +164,7 @@ class Engine:
         self.derived_offset = 0  # queue and index files state everything before
         self.records_at_checkpoint = 0
         self.expired_count = 0  # messages that retention took since the start
+        self.opened_in_ms = 0  # how long the recovery took; the shell measures it
         self.now_ms = 0
 
     # ------------------------------------------------------------ commands

@@ -23,11 +23,11 @@ from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
+from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, TimerState
-from tidemill.common.latencies import Latencies
 
 ON_TIME_MS = 1000  # later than that is LATE
 TURNS = 10
@@ -93,7 +93,13 @@ class Deliverer:
         self.moved_queue_count = 0  # the queue chosen at send time was gone
         self.delivered: Counter[int] = Counter()
         self.dropped: Counter[tuple[int, TimerReason]] = Counter()
-        self.lateness = Latencies(LATENESS_BUCKETS_MS)
+        self.lateness = Histogram(LATENESS_BUCKETS_MS)  # by topic id
+
+    @property
+    def waiting_count(self) -> int:
+        """How many timers are due and neither delivered nor dropped."""
+        lanes = (self._on_time, self._late)
+        return sum(len(part) for lane in lanes for q in lane.topics.values() for part in q)
 
     @property
     def has_work(self) -> bool:
@@ -234,8 +240,7 @@ class Deliverer:
             self._append(timer_id, entry, body, entry.topic_id, queue_id, now_ms)
             self._index.finish(timer_id, entry, TimerState.DELIVERED)
             self.delivered[entry.topic_id] += 1
-            topic = self._catalog.topics[entry.topic_id]
-            self.lateness.observe((topic.name,), now_ms - entry.due_at_ms)
+            self.lateness.observe(entry.topic_id, now_ms - entry.due_at_ms)
 
     def _drop(
         self, timer_id: int, entry: TimerEntry, body: Body, reason: TimerReason, now_ms: int

@@ -41,7 +41,7 @@ class Janitor:
         self._flusher = flusher
         self._config = config
         self._compacted: dict[int, int] = {}  # file number -> checkpoint generation at that time
-        self._audited_at_ms = 0
+        self._audited_at_ms = 0  # or when this was first asked
         self._passed = 0  # ids that the audit under way has counted
         self._recount: Counter[int] = Counter()
         self.drift: Counter[int] = Counter()  # corrections, by topic id

@@ -154,6 +154,11 @@ class TimerTable:
         return not any(map(self._changes.is_held, range(first, first + self._pages_a_file)))
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return len(self._stems) * self._file_entries * SIZE
+
+    @property
     def dirty_count(self) -> int:
         """Pages that changed since the last flush began."""
         return len(self._changes.dirty)

@@ -28,10 +28,12 @@ from tidemill.broker.engine.store.commit_log import CommitLog, Record, Segment
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.timer.admission import Admission
 from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
+from tidemill.broker.engine.timer.census import Census
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.deliver import Deliverer
 from tidemill.broker.engine.timer.evacuation import Evacuation
 from tidemill.broker.engine.timer.flush import Flusher
+from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.janitor import Janitor
 from tidemill.broker.engine.timer.load import Loader
@@ -52,6 +54,8 @@ from tidemill.broker.engine.timer.wheel import Wheel, WheelDamaged
 from tidemill.common import stored_message
 from tidemill.common.errors import Conflict, MessageNotFound
 
+# RocketMQ's buckets for the delay asked for, and three more: a week, a month, a year.
+DELAY_BUCKETS_S = (60, 600, 3600, 43_200, 86_400, 259_200, 604_800, 2_592_000, 31_536_000)
 FRONTIER_PERIOD_MS = 1_000  # at most one record in it
 FRONTIER_IDLE_MS = 60_000  # at least one in it, while timers wait
 
@@ -102,6 +106,8 @@ class Timers:
         )  # fmt: skip
         self.flusher = Flusher(disk, self.index, log, config)
         self.janitor = Janitor(self.index, self.flusher, config)
+        self.census = Census(self.index)
+        self.delays = Histogram(DELAY_BUCKETS_S)  # asked for, by topic id
         self.scheduled: Counter[int] = Counter()  # by topic id
         self.recalled: Counter[tuple[int, str]] = Counter()  # by topic id and result
         self.rescheduled: Counter[tuple[int, str]] = Counter()
@@ -144,6 +150,7 @@ class Timers:
         size = self._log.log_end - log_offset
         self.index.schedule(timer_id, due_at_ms, topic.id, log_offset, size, now_ms)
         self.scheduled[topic.id] += 1
+        self.delays.observe(topic.id, (due_at_ms - now_ms) // 1000)
         return Scheduled(timer_id, due_at_ms)
 
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
@@ -167,6 +174,7 @@ class Timers:
         self._append(Operation.CANCEL, timer_id, entry.due_at_ms, 0, now_ms)
         self.index.cancel(timer_id, now_ms)
         self.deliverer.quarantined.pop(timer_id, None)
+        self.evacuation.quarantined.pop(timer_id, None)
         self.recalled[entry.topic_id, "recalled"] += 1
         return self.status(timer_id)
 
@@ -246,7 +254,7 @@ class Timers:
         return TimerStatus(
             timer_id,
             TimerState(entry.state),
-            timer_id in self.deliverer.quarantined,
+            timer_id in self.quarantined,
             entry.topic_id,
             topic.name if topic is not None else "",
             queue_id,
@@ -259,6 +267,17 @@ class Timers:
     def search(self, query: TimerQuery) -> TimerSearch:
         """Begin a search of pending timers."""
         return TimerSearch(self.index, self._store, query, self.status)
+
+    @property
+    def quarantined(self) -> dict[int, int]:
+        """Pending timers whose record is damaged, with their topic ids; 0 when even that is."""
+        return self.evacuation.quarantined | self.deliverer.quarantined
+
+    @property
+    def files_bytes(self) -> int:
+        """Bytes of timer log, wheel and table together."""
+        index = self.index
+        return index.timer_log.size_bytes + index.wheel.size_bytes + index.table.size_bytes
 
     @property
     def store_uuid(self) -> bytes:
@@ -337,6 +356,8 @@ class Timers:
             return self.flusher.flush(now_ms, self.store_uuid, quiet)
         if self.flusher.is_log_due(now_ms):
             return self.flusher.flush_log(now_ms)
+        if self.census.is_due(now_ms):
+            return self.census.take(now_ms)
         return self.janitor.find_work(now_ms)
 
     def may_drop(self, segment: Segment) -> bool:

@@ -100,6 +100,11 @@ class Wheel:
             first_s += count
         return found
 
+    def peak(self, first_s: int, end_s: int) -> int:
+        """Return the largest count among the seconds from `first_s` to before `end_s`."""
+        seconds = self.filled(first_s, min(end_s, first_s + self.slot_count))
+        return max(map(self.count, seconds), default=0)
+
     def place_rows(self, rows: np.ndarray) -> None:
         """Fill slots from rows of the slot's form, their checksums still to be made."""
         raw = rows.view(np.uint8).reshape(-1, SIZE)
@@ -139,6 +144,11 @@ class Wheel:
         """Empty all slots."""
         self._slots = bytearray(self.slot_count * SIZE)
         self._pages.dirty = set(range(len(self._slots) // PAGE_BYTES))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all slots."""
+        return len(self._slots)
 
     @property
     def dirty_count(self) -> int:

@@ -1,0 +1,58 @@
+"""The census: when pending timers are due, counted now and then over the whole table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.status import TimerState
+
+# Upper edges in seconds from now: RocketMQ's, then 7 days, 30 days, 400 days.
+BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400, 604_800, 2_592_000, 34_560_000)
+PEAK_WINDOWS_S = (60, 300, 3600)
+SLOTS_A_SLICE = 65_536
+PERIOD_MS = 15_000
+TIMERS_A_PERIOD = 1_000_000  # with more of them it is made less often: 40 ms of work a million
+
+
+@final
+class Census:
+    """The last complete count, and the one under way."""
+
+    def __init__(self, index: TimerIndex) -> None:
+        self._index = index
+        self._begun_at_ms = 0
+        self.due_within = [0] * len(BOUNDS_S)  # by bucket, not cumulative
+        self.peaks = [0] * len(PEAK_WINDOWS_S)  # the fullest second of each window
+        self.slots_used = 0
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether it is time for another count."""
+        periods = 1 + self._index.next_id // TIMERS_A_PERIOD
+        return now_ms - self._begun_at_ms >= PERIOD_MS * periods
+
+    def take(self, now_ms: int) -> Iterator[list[File]]:
+        """Count, in slices of a page of the table."""
+        self._begun_at_ms = now_ms
+        index = self._index
+        edges = now_ms + np.array(BOUNDS_S, dtype=np.int64) * 1000
+        counts = np.zeros(len(BOUNDS_S) + 1, dtype=np.int64)
+        for number in index.table.page_numbers() if index.pending_count else ():
+            rows = index.table.rows(number)
+            due = rows["due"][rows["state"] == TimerState.PENDING].astype(np.int64)
+            places = np.searchsorted(edges, due, side="left")
+            counts += np.bincount(places, minlength=len(counts))
+            yield []
+        self.due_within = counts[:-1].tolist()
+        now_s = now_ms // 1000
+        self.peaks = [index.wheel.peak(now_s, now_s + window) for window in PEAK_WINDOWS_S]
+        slots_used = 0
+        for first_s in range(index.hand_s + 1, index.ring_end_s, SLOTS_A_SLICE):
+            end_s = min(first_s + SLOTS_A_SLICE, index.ring_end_s)
+            slots_used += len(index.wheel.filled(first_s, end_s))
+            yield []
+        self.slots_used = slots_used

@@ -1,0 +1,237 @@
+"""What the broker exports about delayed messages: counts of the engine, named at each scrape.
+
+Counted by topic id and shown by name: a topic that is deleted takes its series with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from tidemill.broker.engine.timer.census import BOUNDS_S, PEAK_WINDOWS_S
+from tidemill.broker.engine.timer.histogram import Histogram
+from tidemill.common.metrics import Registry
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.timer.firing_clock import FiringClock
+    from tidemill.broker.engine.timer.timers import Timers
+
+# What RocketMQ puts on all metrics of its store.
+STORAGE_LABELS = ("storage_type", "storage_medium")
+STORAGE = ("local", "disk")
+RECALL_RESULTS = ("recalled", "already_fired", "not_found", "duplicate")
+RESCHEDULE_RESULTS = ("rescheduled", "already_fired", "not_found", "conflict")
+FLOW_CONTROL_REASONS = ("slot_full", "backlog", "horizon")
+UNKNOWN = ""  # topic of a request that named no timer
+
+
+class Source(Protocol):
+    """What the metrics read of the rounds."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        ...
+
+    @property
+    def firing_clock(self) -> FiringClock:
+        """The clock of the timers."""
+        ...
+
+
+class TimerMetrics:
+    """Turns the counts of the timers into metrics."""
+
+    def __init__(self, registry: Registry, source: Source) -> None:
+        self._source = source
+        self._topics = registry.bounded("rocketmq_timing_messages", ("topic",))
+        registry.register(self._collect)
+
+    def _collect(self) -> Iterator[Metric]:
+        engine = self._source.engine
+        timers = engine.timers
+        yield from self._collect_pipeline(engine)
+        yield from self._collect_due(timers)
+        yield from self._collect_commands(timers)
+        yield from self._collect_clock()
+        yield from self._collect_files(engine)
+
+    def _name(self, topic_id: int) -> str | None:
+        """Return the topic to show, None for one that is gone."""
+        topic = self._source.engine.catalog.topics.get(topic_id)
+        return None if topic is None else self._topics.admit((topic.name,))[0]
+
+    def _by_topic(
+        self, family: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[int, int]
+    ) -> Metric:
+        for topic_id, count in counts.items():
+            name = self._name(topic_id)
+            if name is not None:
+                family.add_metric((*STORAGE, name), count)
+        return family
+
+    def _collect_pipeline(self, engine: Engine) -> Iterator[Metric]:
+        timers, labels = engine.timers, (*STORAGE_LABELS, "topic")
+        yield self._by_topic(
+            GaugeMetricFamily("rocketmq_timing_messages", "Pending messages.", labels=labels),
+            timers.index.pending,
+        )
+        yield self._by_topic(
+            CounterMetricFamily("rocketmq_timer_enqueue_total", "Scheduled.", labels=labels),
+            timers.scheduled,
+        )
+        yield self._by_topic(
+            CounterMetricFamily("rocketmq_timer_dequeue_total", "Delivered.", labels=labels),
+            timers.deliverer.delivered,
+        )
+        behind_ms = max(engine.now_ms - 1000 - timers.index.hand_s * 1000, 0)
+        for name, help_, value in (
+            ("enqueue_lag", "Messages not yet on the wheel: they get there with their send.", 0),
+            ("enqueue_latency", "Ms the oldest of them waits.", 0),
+            ("dequeue_lag", "Messages due and not delivered.", timers.deliverer.waiting_count),
+            (
+                "dequeue_latency",
+                "Ms by which the hand is behind the clock.",
+                behind_ms if timers.index.pending_count else 0,
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"rocketmq_timer_{name}", help_, labels=STORAGE_LABELS)
+            gauge.add_metric(STORAGE, value)
+            yield gauge
+        yield self._histogram(
+            "rocketmq_delay_message_latency", "Seconds of delay asked for.", timers.delays, 1
+        )
+        yield self._histogram(
+            "rocketmq_timer_lateness_seconds",
+            "Seconds from its due time to the moment the message was stored for its consumers.",
+            timers.deliverer.lateness,
+            1000,
+        )
+
+    def _histogram(self, name: str, help_: str, found: Histogram, divisor: int) -> Metric:
+        family = HistogramMetricFamily(name, help_, labels=(*STORAGE_LABELS, "topic"))
+        bounds = [*(str(bound / divisor) for bound in found.bounds), "+Inf"]
+        for topic_id, counts in found.counts.items():
+            topic = self._name(topic_id)
+            if topic is not None:
+                buckets = list(zip(bounds, accumulate(counts), strict=True))
+                family.add_metric((*STORAGE, topic), buckets, found.sums[topic_id] / divisor)
+        return family
+
+    def _collect_due(self, timers: Timers) -> Iterator[Metric]:
+        census = timers.census
+        snapshot = GaugeMetricFamily(
+            "rocketmq_timer_message_snapshot",
+            "Messages due between the edge below and this one, in seconds from now.",
+            labels=(*STORAGE_LABELS, "timer_bound_s"),
+        )
+        for bound_s, count in zip(BOUNDS_S, census.due_within, strict=True):
+            snapshot.add_metric((*STORAGE, str(bound_s)), count)
+        peak = GaugeMetricFamily(
+            "rocketmq_timer_due_peak_messages",
+            "Messages due in the fullest second of the coming window.",
+            labels=("window_s",),
+        )
+        for window_s, count in zip(PEAK_WINDOWS_S, census.peaks, strict=True):
+            peak.add_metric((str(window_s),), count)
+        yield from (snapshot, peak)
+
+    def _collect_commands(self, timers: Timers) -> Iterator[Metric]:
+        recalls = CounterMetricFamily(
+            "rocketmq_timer_recall_total", "Cancellations.", labels=("topic", "result")
+        )
+        moves = CounterMetricFamily(
+            "rocketmq_timer_reschedule_total",
+            "Changes of the due time, delivery at once among them.",
+            labels=("topic", "result"),
+        )
+        for family, counts, results in (
+            (recalls, timers.recalled, RECALL_RESULTS),
+            (moves, timers.rescheduled, RESCHEDULE_RESULTS),
+        ):
+            for topic_id in {topic_id for topic_id, _ in counts}:
+                topic = self._name(topic_id) if topic_id else UNKNOWN
+                if topic is not None:
+                    for result in results:
+                        family.add_metric((topic, result), counts[topic_id, result])
+        refused = CounterMetricFamily(
+            "rocketmq_timer_flow_control_total", "Refused delayed sends.", labels=("reason",)
+        )
+        for reason in FLOW_CONTROL_REASONS:
+            refused.add_metric((reason,), timers.admission.refused[reason])
+        yield from (recalls, moves, refused)
+        yield CounterMetricFamily(
+            "rocketmq_timer_client_skew_total",
+            "Delayed sends whose client's clock was off by more than two seconds.",
+            value=timers.admission.skewed_count,
+        )
+        yield self._plain("shaped_total", "Spread over time.", timers.admission.spread)
+        yield self._plain("evacuated_total", "Copied forward.", timers.evacuation.evacuated)
+        yield self._plain("audit_drift_total", "Corrections.", timers.janitor.drift)
+        yield CounterMetricFamily(
+            "rocketmq_timer_early_total",
+            "Found due too early at the last check, and held back: a defect.",
+            value=timers.deliverer.early_count,
+        )
+        dropped = CounterMetricFamily(
+            "rocketmq_timer_dropped_total",
+            "Given up and dead-lettered.",
+            labels=("topic", "reason"),
+        )
+        for (topic_id, why), count in timers.deliverer.dropped.items():
+            # Mostly of topics that are gone: these keep the series of no topic.
+            dropped.add_metric((self._name(topic_id) or UNKNOWN, why.name.lower()), count)
+        yield dropped
+        quarantined = GaugeMetricFamily(
+            "rocketmq_timer_quarantined_messages",
+            "Set aside because their record is damaged.",
+            labels=("topic",),
+        )
+        topics = list(timers.quarantined.values())
+        for topic_id in set(topics):
+            name = self._name(topic_id) or UNKNOWN
+            quarantined.add_metric((name,), topics.count(topic_id))
+        yield quarantined
+
+    def _plain(self, name: str, help_: str, counts: Mapping[int, int]) -> Metric:
+        family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
+        for topic_id, count in counts.items():
+            topic = self._name(topic_id)
+            if topic is not None:
+                family.add_metric((topic,), count)
+        return family
+
+    def _collect_clock(self) -> Iterator[Metric]:
+        clock = self._source.firing_clock
+        yield GaugeMetricFamily(
+            "rocketmq_timer_clock_hold",
+            "1 while firing is held back after a clock step.",
+            value=int(clock.is_holding),
+        )
+        yield GaugeMetricFamily(
+            "rocketmq_timer_clock_step_seconds",
+            "The last jump of the wall clock.",
+            value=clock.last_step_ms / 1000,
+        )
+
+    def _collect_files(self, engine: Engine) -> Iterator[Metric]:
+        timers = engine.timers
+        at_ms = timers.flusher.checkpoint_at_ms
+        age_s = (engine.now_ms - at_ms) / 1000 if at_ms else 0
+        for name, help_, value in (
+            ("pinned_bytes", "Log kept for pending messages.", timers.index.pinned_bytes),
+            ("index_bytes", "Timer log, wheel and state table.", timers.files_bytes),
+            ("wheel_slots_used", "Seconds with timers.", timers.census.slots_used),
+            ("checkpoint_age_seconds", "Age of the newest checkpoint; 0: there is none.", age_s),
+            ("recover_seconds", "Time the last start took.", engine.opened_in_ms / 1000),
+        ):
+            yield GaugeMetricFamily(f"rocketmq_timer_{name}", help_, value=value)
