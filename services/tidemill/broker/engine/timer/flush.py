@@ -22,6 +22,7 @@ from tidemill.broker.engine.layout import timer_checkpoint
 from tidemill.broker.engine.layout.timer_checkpoint import TimerCheckpoint
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.timer import table, timer_log
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.index import TimerIndex
 
@@ -56,6 +57,12 @@ class Flusher:
         if newest is not None:
             self.generation = newest.generation
         return newest
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the disk has any file of timers."""
+        folders = (FOLDER, timer_log.FOLDER, table.FOLDER)
+        return any(self._disk.names(folder) for folder in folders)
 
     def begin(self, now_ms: int) -> None:
         """Count the periods from here."""

@@ -40,6 +40,8 @@ class Janitor:
         self._index = index
         self._flusher = flusher
         self._config = config
+        # Files looked through as a whole: what an earlier life has linked is in none of the counts.
+        self._measured: set[int] = set()
         self._compacted: dict[int, int] = {}  # file number -> checkpoint generation at that time
         self._audited_at_ms = 0  # or when this was first asked
         self._passed = 0  # ids that the audit under way has counted
@@ -54,7 +56,7 @@ class Janitor:
         numbers = timer_log.numbers
         if len(numbers) > 1:
             oldest = numbers[0]
-            if oldest not in self._index.latest_s:
+            if oldest not in self._measured:
                 return self._measure(oldest)
             if self._index.latest_s[oldest] <= self._flusher.durable_hand_s:
                 return self._drop_log_file(oldest)
@@ -78,7 +80,7 @@ class Janitor:
         return RECORDS_A_TIMER_MAX * SIZE * self._index.pending_count + room
 
     def _measure(self, number: int) -> Iterator[list[File]]:
-        """Find the latest slot that is linked from a file of an earlier life."""
+        """Find the latest slot that is linked from a file."""
         rows = self._index.timer_log.rows(number)
         latest = 0
         for begin in range(0, len(rows), ROWS_A_SLICE):
@@ -86,10 +88,12 @@ class Janitor:
             latest = max(latest, int((part["enqueued"] // 1000 + part["delay"]).max()))
             yield []
         self._index.latest_s[number] = max(latest, self._index.latest_s.get(number, 0))
+        self._measured.add(number)
 
     def _drop_log_file(self, number: int) -> Iterator[list[File]]:
         self._index.latest_s.pop(number, None)
         self._compacted.pop(number, None)
+        self._measured.discard(number)
         yield from self._index.timer_log.drop_oldest()
 
     def _compact(self, number: int, now_ms: int) -> Iterator[list[File]]:

@@ -119,6 +119,7 @@ class Timers:
         self._advanced_s = 0
         self._is_loaders_turn = False
         self._needs_relink = False
+        self._is_open = False
         self.is_rebuilding = False
 
     # ------------------------------------------------------------ commands
@@ -370,6 +371,7 @@ class Timers:
 
     def open(self) -> int:
         """Load the files; return the log offset from which the log must be folded in."""
+        self._is_open = True
         checkpoint = self.flusher.find_checkpoint()
         is_usable = (
             checkpoint is not None
@@ -418,8 +420,16 @@ class Timers:
         self.index.clear()
         self._needs_relink = True
 
+    def _discard_leftovers(self) -> None:
+        """Without `open` the replay says all there is: files, if any, know less than it."""
+        if not self._is_open:
+            self._is_open = True
+            if self.flusher.has_files:
+                self._reset()
+
     def replay(self, found: Record) -> None:
         """Fold in a record of the log, from the offset on that `open` returned."""
+        self._discard_leftovers()
         index, header = self.index, found.header
         now_ms = header.stored_at_ms
         index.is_linking = not self._needs_relink
@@ -449,6 +459,7 @@ class Timers:
 
     def end_replay(self, now_ms: int) -> None:
         """Link what must be linked again, and start behind the hand."""
+        self._discard_leftovers()
         index = self.index
         index.is_linking = True
         outage_s = now_ms // 1000 - index.hand_s
