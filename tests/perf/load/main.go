@@ -3,6 +3,11 @@
 //
 //	load receive -address HOST:PORT -topic T -group G -messages N -consumers 16 -batch 32
 //	load latency -address HOST:PORT -topic T -group G -messages N
+//	load lateness -address HOST:PORT -topic T -group G -messages N -delay 3s -every 20ms
+//	load recall -address HOST:PORT -topic T -messages N -delay 8760h
+//
+// `lateness` schedules messages and says how late each was received; `recall` sends, schedules and
+// recalls in turn, one at a time, and says how long a send and a recall took.
 //
 // It prints one line of JSON. `receive` reads of each message no more than its id and handle, and has
 // windows that never close: what it costs itself should not be what is measured.
@@ -23,8 +28,10 @@ import (
 
 	pb "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -37,11 +44,13 @@ type options struct {
 	consumers, batch      int
 	invisible             time.Duration
 	bodyBytes             int
+	delay, every          time.Duration
+	sinceMs               int64
 }
 
 func main() {
 	if len(os.Args) < 2 {
-		fail(fmt.Errorf("usage: load receive|latency [flags]"))
+		fail(fmt.Errorf("usage: load receive|latency|lateness|recall [flags]"))
 	}
 	var o options
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
@@ -52,6 +61,9 @@ func main() {
 	flags.IntVar(&o.consumers, "consumers", 16, "receives in flight")
 	flags.IntVar(&o.batch, "batch", 32, "messages a receive asks for")
 	flags.IntVar(&o.bodyBytes, "body-bytes", 1024, "size of a body")
+	flags.DurationVar(&o.delay, "delay", 3*time.Second, "how long a message is delayed")
+	flags.DurationVar(&o.every, "every", 20*time.Millisecond, "time between two schedules")
+	flags.Int64Var(&o.sinceMs, "since-ms", 0, "Unix time from which a receive is timed; 0: its start")
 	flags.DurationVar(&o.invisible, "invisible", time.Minute, "invisible duration")
 	_ = flags.Parse(os.Args[2:])
 	var result map[string]any
@@ -60,6 +72,10 @@ func main() {
 		result = receive(o)
 	case "latency":
 		result = latency(o)
+	case "lateness":
+		result = lateness(o)
+	case "recall":
+		result = recall(o)
 	default:
 		fail(fmt.Errorf("unknown mode %q", os.Args[1]))
 	}
@@ -208,7 +224,7 @@ func pollEntries(connection *grpc.ClientConn, ctx context.Context, request []byt
 			count++
 		}
 	}
-	if err != io.EOF {
+	if err != io.EOF && status.Code(err) != codes.Canceled {
 		fail(err)
 	}
 	return entries, count
@@ -218,6 +234,8 @@ const service = "/apache.rocketmq.v2.MessagingService/"
 
 func receive(o options) map[string]any {
 	var got, acked int64
+	var seconds float64
+	var ended sync.Once
 	var group sync.WaitGroup
 	request, err := proto.Marshal(receiveRequest(o, o.batch))
 	if err != nil {
@@ -226,13 +244,18 @@ func receive(o options) map[string]any {
 	ackHead := appendField(nil, requestGroup, appendField(nil, resourceName, []byte(o.group)))
 	ackHead = appendField(ackHead, requestTopic, appendField(nil, resourceName, []byte(o.topic)))
 	began := time.Now()
+	if o.sinceMs > 0 {
+		began = time.UnixMilli(o.sinceMs)
+	}
+	// Whoever acks the last message ends the polls of the others, which would wait for more.
+	everybody, stop := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer stop()
 	for worker := 0; worker < o.consumers; worker++ {
 		group.Add(1)
 		go func(worker int) {
 			defer group.Done()
 			connection := connect(o, grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(16<<20))
-			ctx, cancel := context.WithTimeout(headers(context.Background(), fmt.Sprintf("load-%d", worker)), 10*time.Minute)
-			defer cancel()
+			ctx := headers(everybody, fmt.Sprintf("load-%d", worker))
 			for atomic.LoadInt64(&got) < o.messages {
 				entries, count := pollEntries(connection, ctx, request)
 				if count == 0 {
@@ -245,12 +268,15 @@ func receive(o options) map[string]any {
 					fail(err)
 				}
 				checkStatus(answer, "ack")
-				atomic.AddInt64(&acked, count)
+				if atomic.AddInt64(&acked, count) >= o.messages {
+					ended.Do(func() { seconds = time.Since(began).Seconds() })
+					stop()
+				}
 			}
 		}(worker)
 	}
 	group.Wait()
-	seconds := time.Since(began).Seconds()
+	ended.Do(func() { seconds = time.Since(began).Seconds() })
 	var usage syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
 	own := time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
@@ -279,30 +305,105 @@ func latency(o options) map[string]any {
 			}
 		}
 	}()
-	body := make([]byte, o.bodyBytes)
 	spans := make([]float64, 0, o.messages)
 	sends := make([]float64, 0, o.messages)
 	for n := int64(0); n < o.messages; n++ {
 		time.Sleep(10 * time.Millisecond)
 		sent := time.Now()
-		answer, err := producer.SendMessage(ctx, &pb.SendMessageRequest{Messages: []*pb.Message{{
-			Topic: &pb.Resource{Name: o.topic},
-			Body:  body,
-			SystemProperties: &pb.SystemProperties{
-				MessageId:     fmt.Sprintf("01%032X", n),
-				MessageType:   pb.MessageType_NORMAL,
-				BodyEncoding:  pb.Encoding_IDENTITY,
-				BornTimestamp: timestamppb.Now(),
-				BornHost:      "bench",
-			}}}})
-		if err != nil || answer.GetStatus().GetCode() != pb.Code_OK {
-			fail(fmt.Errorf("send: %v %v", err, answer.GetStatus()))
-		}
+		send(producer, ctx, o, n, time.Time{})
 		sends = append(sends, time.Since(sent).Seconds()*1000)
 		spans = append(spans, (<-arrived).Sub(sent).Seconds()*1000)
 	}
 	return map[string]any{
 		"send_to_receive_ms": percentiles(spans), "send_ms": percentiles(sends)}
+}
+
+// send stores one message, delayed when `due` is set, and returns its recall handle.
+func send(producer pb.MessagingServiceClient, ctx context.Context, o options, n int64, due time.Time) string {
+	properties := &pb.SystemProperties{
+		MessageId:     fmt.Sprintf("01%032X", n),
+		MessageType:   pb.MessageType_NORMAL,
+		BodyEncoding:  pb.Encoding_IDENTITY,
+		BornTimestamp: timestamppb.Now(),
+		BornHost:      "bench",
+	}
+	if !due.IsZero() {
+		properties.MessageType = pb.MessageType_DELAY
+		properties.DeliveryTimestamp = timestamppb.New(due)
+	}
+	answer, err := producer.SendMessage(ctx, &pb.SendMessageRequest{Messages: []*pb.Message{{
+		Topic:            &pb.Resource{Name: o.topic},
+		Body:             make([]byte, o.bodyBytes),
+		SystemProperties: properties}}})
+	if err != nil || answer.GetStatus().GetCode() != pb.Code_OK {
+		fail(fmt.Errorf("send: %v %v", err, answer.GetStatus()))
+	}
+	return answer.GetEntries()[0].GetRecallHandle()
+}
+
+func lateness(o options) map[string]any {
+	producer, consumer := dial(o), dial(o)
+	ctx, cancel := context.WithTimeout(headers(context.Background(), "lateness"), 10*time.Minute)
+	defer cancel()
+	done := make(chan []float64)
+	go func() {
+		request := receiveRequest(o, 32)
+		var late []float64
+		for int64(len(late)) < o.messages {
+			messages := poll(consumer, ctx, request)
+			now := time.Now()
+			ack := &pb.AckMessageRequest{Group: request.Group, Topic: request.MessageQueue.Topic}
+			for _, message := range messages {
+				properties := message.GetSystemProperties()
+				late = append(late, now.Sub(properties.GetDeliveryTimestamp().AsTime()).Seconds()*1000)
+				ack.Entries = append(ack.Entries, &pb.AckMessageEntry{
+					MessageId: properties.GetMessageId(), ReceiptHandle: properties.GetReceiptHandle()})
+			}
+			if len(messages) > 0 {
+				if _, err := consumer.AckMessage(ctx, ack); err != nil {
+					fail(err)
+				}
+			}
+		}
+		done <- late
+	}()
+	for n := int64(0); n < o.messages; n++ {
+		send(producer, ctx, o, n, time.Now().Add(o.delay).Truncate(time.Millisecond))
+		time.Sleep(o.every)
+	}
+	late := <-done
+	early := 0
+	for _, each := range late {
+		if each < 0 {
+			early++
+		}
+	}
+	return map[string]any{"lateness_ms": percentiles(late), "early": early}
+}
+
+func recall(o options) map[string]any {
+	client := dial(o)
+	ctx, cancel := context.WithTimeout(headers(context.Background(), "recall"), 10*time.Minute)
+	defer cancel()
+	var sends, schedules, recalls []float64
+	for n := int64(0); n < o.messages; n++ {
+		began := time.Now()
+		send(client, ctx, o, 3*n, time.Time{})
+		sent := time.Now()
+		handle := send(client, ctx, o, 3*n+1, time.Now().Add(o.delay))
+		scheduled := time.Now()
+		answer, err := client.RecallMessage(ctx, &pb.RecallMessageRequest{
+			Topic: &pb.Resource{Name: o.topic}, RecallHandle: handle})
+		if err != nil || answer.GetStatus().GetCode() != pb.Code_OK {
+			fail(fmt.Errorf("recall: %v %v", err, answer.GetStatus()))
+		}
+		recalled := time.Now()
+		sends = append(sends, sent.Sub(began).Seconds()*1000)
+		schedules = append(schedules, scheduled.Sub(sent).Seconds()*1000)
+		recalls = append(recalls, recalled.Sub(scheduled).Seconds()*1000)
+	}
+	return map[string]any{"send_ms": percentiles(sends), "schedule_ms": percentiles(schedules),
+		"recall_ms": percentiles(recalls)}
 }
 
 func percentiles(values []float64) map[string]float64 {
