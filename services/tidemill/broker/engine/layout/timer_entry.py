@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import struct
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
+
+from tidemill.broker.engine.layout.array_crc import crc32_of_rows
 
 SIZE = 32  # bytes
 CRC_AT = 25
 _FIELDS = struct.Struct(">qIqIB")
 _ENTRY = struct.Struct(">qIqIBI3x")
-_CRC = struct.Struct(">I")
 assert _ENTRY.size == SIZE, "the timer entry is part of the disk format"
 assert _FIELDS.size == CRC_AT, "part of the disk format"
 
@@ -34,7 +34,6 @@ DTYPE = np.dtype(
         "itemsize": SIZE,
     }
 )
-_ZEROS = bytes(SIZE)
 
 
 class TimerEntry(NamedTuple):
@@ -48,19 +47,32 @@ class TimerEntry(NamedTuple):
 
 
 class EntryDamaged(Exception):
-    """The entry's checksum is wrong."""
+    """The entry's checksum was wrong when it was read from the disk."""
 
 
 def write(buffer: bytearray, at: int, entry: TimerEntry) -> None:
-    """Write an entry."""
-    fields = _FIELDS.pack(*entry)
-    _ENTRY.pack_into(buffer, at, *entry, crc32(fields))
+    """Write an entry, its checksum still to be made by `seal`."""
+    _ENTRY.pack_into(buffer, at, *entry, 0)
 
 
 def read(buffer: bytearray | memoryview, at: int) -> TimerEntry:
-    """Decode an entry. Raises EntryDamaged."""
-    *fields, crc = _ENTRY.unpack_from(buffer, at)
-    entry = TimerEntry._make(fields)
-    if crc32(buffer[at : at + CRC_AT]) != crc and bytes(buffer[at : at + SIZE]) != _ZEROS:
-        raise EntryDamaged
-    return entry
+    """Decode an entry, unchecked."""
+    return TimerEntry._make(_FIELDS.unpack_from(buffer, at))
+
+
+def seal(rows: np.ndarray) -> None:
+    """Give all entries that were ever written their checksums."""
+    used = np.flatnonzero(rows["state"])
+    rows["crc"][used] = _crcs(rows[used])
+
+
+def is_intact(rows: np.ndarray) -> np.ndarray:
+    """Return for each entry whether its checksum is right, or it was never written."""
+    is_unused = ~rows.view(np.uint8).reshape(-1, SIZE).any(axis=1)
+    intact: np.ndarray = (rows["crc"] == _crcs(rows)) | is_unused
+    return intact
+
+
+def _crcs(rows: np.ndarray) -> np.ndarray:
+    raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, SIZE)
+    return crc32_of_rows(raw[:, :CRC_AT])

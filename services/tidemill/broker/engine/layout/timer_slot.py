@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import struct
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 
+from tidemill.broker.engine.layout.array_crc import crc32_of_rows
+
 VERSION = 2
 SIZE = 32  # bytes
-_FIELDS = struct.Struct(">qqqI")
 _SLOT = struct.Struct(">qqqII")
-_MAGIC = struct.Struct(">I")
+CRC_AT = SIZE - 4
 CRC_MASK = 0xFFFFFF
+UNSEALED = VERSION << 24
 NUM_MAX = 0xFFFFFFFF
 assert _SLOT.size == SIZE, "the slot is part of the disk format"
-assert _FIELDS.size + _MAGIC.size == SIZE, "part of the disk format"
 
 DTYPE = np.dtype(
     [("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("num", ">u4"), ("magic", ">u4")]
@@ -49,10 +49,8 @@ class Slot(NamedTuple):
 
 
 def write(buffer: bytearray, at: int, time_ms: int, first: int, last: int, num: int) -> None:
-    """Write a slot."""
-    _FIELDS.pack_into(buffer, at, time_ms, first, last, num)
-    crc = crc32(memoryview(buffer)[at : at + _FIELDS.size])
-    _MAGIC.pack_into(buffer, at + _FIELDS.size, VERSION << 24 | crc & CRC_MASK)
+    """Write a slot, its checksum still to be made by `seal`."""
+    _SLOT.pack_into(buffer, at, time_ms, first, last, num, UNSEALED)
 
 
 def read(buffer: bytearray, at: int) -> Slot:
@@ -60,7 +58,19 @@ def read(buffer: bytearray, at: int) -> Slot:
     return Slot._make(_SLOT.unpack_from(buffer, at))
 
 
-def is_intact(buffer: bytearray, at: int) -> bool:
-    """Return whether the slot's checksum and version are right."""
-    crc = crc32(memoryview(buffer)[at : at + _FIELDS.size])
-    return bool(_MAGIC.unpack_from(buffer, at + _FIELDS.size)[0] == VERSION << 24 | crc & CRC_MASK)
+def seal(rows: np.ndarray) -> None:
+    """Give all slots that were ever written their checksums."""
+    used = np.flatnonzero(rows["magic"])
+    rows["magic"][used] = _magic(rows[used])
+
+
+def is_intact(rows: np.ndarray) -> np.ndarray:
+    """Return for each slot whether its checksum and version are right, or it was never written."""
+    is_unused = ~rows.view(np.uint8).reshape(-1, SIZE).any(axis=1)
+    intact: np.ndarray = (rows["magic"] == _magic(rows)) | is_unused
+    return intact
+
+
+def _magic(rows: np.ndarray) -> np.ndarray:
+    raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, SIZE)
+    return np.uint32(UNSEALED) | crc32_of_rows(raw[:, :CRC_AT]) & np.uint32(CRC_MASK)

@@ -19,12 +19,11 @@ import numpy as np
 from tidemill.broker.engine.layout import timer_record, timer_slot
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.layout.timer_record import NO_POSITION, SIZE
-from tidemill.broker.engine.store.array_crc import crc32_of_rows
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import TimerTable
 from tidemill.broker.engine.timer.timer_log import TimerLog
-from tidemill.broker.engine.timer.wheel import Wheel, WheelDamaged
+from tidemill.broker.engine.timer.wheel import Wheel
 
 # The ring ends a little earlier than a revolution, so that a slot is never reused while it is read.
 RING_RESERVE_S = 60
@@ -240,18 +239,16 @@ class TimerIndex:
     def _append(
         self, timer_id: int, entry: TimerEntry, kind: int, slot_s: int, now_ms: int, *, change: int
     ) -> None:
-        try:
-            previous = self.wheel.last(slot_s)
-        except WheelDamaged:
-            previous, self.is_damaged = NO_POSITION, True
-        position = self.timer_log.append(
+        log = self.timer_log
+        position = log.end
+        previous = self.wheel.link(slot_s, position, change=change)
+        log.append(
             timer_record.encode(
                 previous, kind, now_ms, slot_s, entry.log_offset, entry.size, entry.topic_id,
                 timer_id, entry.due_at_ms,
             )
         )  # fmt: skip
-        self.wheel.link(slot_s, position, change=change)
-        number = self.timer_log.file_number(position)
+        number = log.file_number(position)
         if slot_s > self.latest_s.get(number, 0):
             self.latest_s[number] = slot_s
 
@@ -289,8 +286,6 @@ class TimerIndex:
         records["topic_id"] = found["topic_id"]
         records["timer_id"] = ids
         records["due"] = found["due"]
-        raw = records.view(np.uint8).reshape(-1, SIZE)
-        records["crc"] = crc32_of_rows(raw[:, : timer_record.CRC_AT])
         self.timer_log.append(records.tobytes())
 
         wheel_rows = np.zeros(len(seconds), timer_slot.DTYPE)

@@ -23,7 +23,6 @@ from tidemill.broker.engine.timer.body import Bodies
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import FIELDS, ITEM, NearWheel
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
-from tidemill.broker.engine.timer.wheel import WheelDamaged
 
 RECORDS_A_SLICE = 512  # about 1 ms
 SLOTS_A_SCAN = 65_536  # slots of the wheel looked through at once: 0.3 ms
@@ -100,7 +99,7 @@ class Loader:
             if self._walk is None and not self._choose(now_ms):
                 return False
             self._continue()
-        except (TimerLogDamaged, WheelDamaged):
+        except TimerLogDamaged:
             self._index.is_damaged = True
             return False
         return True

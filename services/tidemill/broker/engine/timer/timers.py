@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import final
 
 from tidemill.broker.engine.layout import message, timer_control, timer_record
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, Target, TimerReason
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, TimerReason
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE
 from tidemill.broker.engine.layout.timer_control import Operation, TimerControl
@@ -142,10 +142,11 @@ class Timers:
         data, crc = with_due_time(blob, crc, due_at_ms)
         hidden_id = self._hidden_topic(now_ms).id
         timer_id = self._catalog.queues[hidden_id, SCHEDULE_QUEUE].max_offset
-        target = Target(timer_id, due_at_ms, topic.id, queue_id, topic.name)
+        origin = topic.name.encode()
+        target = message.TARGET.pack(timer_id, due_at_ms, topic.id, queue_id, len(origin)) + origin
         self._store.append_message(
             hidden_id, SCHEDULE_QUEUE, data, crc, now_ms,
-            flags=FLAG_SCHEDULE, cause=message.encode_target(target),
+            flags=FLAG_SCHEDULE, cause=target,
         )  # fmt: skip
         log_offset = self._store.last_log_offset
         size = self._log.log_end - log_offset
