@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.timer_world import SECOND_MS, TimerWorld, timer_files
+from tests.support.timer_world import SECOND_MS, TIMERS, TimerWorld, timer_files
 
 
 def test_files_of_timers_that_no_snapshot_knows_are_made_anew() -> None:
@@ -35,4 +35,23 @@ def test_a_timer_log_file_written_in_two_lives_stays_for_the_timers_of_the_first
     world.background()
     world.advance(3_000 * SECOND_MS)
     assert world.texts()[-1] == "far"
+    world.check()
+
+
+def test_a_wheel_is_made_again_beside_a_timer_log_of_several_files() -> None:
+    world = TimerWorld()
+    for n in range(500):
+        world.schedule(f"m{n}", delay_ms=(100 + n) * SECOND_MS)
+    world.sleep(12 * SECOND_MS)
+    world.checkpoint()
+    world.sleep(SECOND_MS)
+    assert len(world.disk.names("timer/timerlog")) == 3
+    world.disk.remove("timer/wheel")
+    end = world.engine.timers.index.timer_log.end
+    for _ in range(3):
+        world.restart()
+        begin = world.engine.timers.index.timer_log.begin
+        assert end <= begin < end + TIMERS.timer_log_file_bytes, "behind all that is known of"
+    world.advance(700 * SECOND_MS)
+    assert len(world.texts()) == 500
     world.check()

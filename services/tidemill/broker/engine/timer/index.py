@@ -63,6 +63,11 @@ class TimerIndex:
         slots = self.wheel.slot_count
         return self.hand_s + slots - min(RING_RESERVE_S, slots // 16)
 
+    @property
+    def parking_s(self) -> int:
+        """The second in whose slot waits what is due beyond the ring."""
+        return self.hand_s + self.wheel.slot_count // 2
+
     def clear(self) -> None:
         """Begin with nothing: all files are deleted."""
         self.table.clear()
@@ -213,7 +218,7 @@ class TimerIndex:
             return self.hand_s + 1, 0
         if due_s < self.ring_end_s:
             return due_s, 0
-        return self.hand_s + self.wheel.slot_count // 2, timer_record.PARKED
+        return self.parking_s, timer_record.PARKED
 
     def _link(
         self, timer_id: int, entry: TimerEntry, kind: int, now_ms: int, *, change: int = 1
@@ -260,8 +265,7 @@ class TimerIndex:
         found = rows[waiting]
         due_s = found["due"].astype(np.int64) // 1000
         is_parked = due_s >= self.ring_end_s
-        parked_s = self.hand_s + self.wheel.slot_count // 2
-        slots = np.where(is_parked, parked_s, np.maximum(due_s, self.hand_s + 1))
+        slots = np.where(is_parked, self.parking_s, np.maximum(due_s, self.hand_s + 1))
         order = np.argsort(slots, kind="stable")
         found, slots, is_parked = found[order], slots[order], is_parked[order]
         ids = number * len(rows) + waiting[order]

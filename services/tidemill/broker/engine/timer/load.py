@@ -133,8 +133,9 @@ class Loader:
         if not self._on_time:
             first_s = self._on_time_next_s
             # What is due within the horizon, and the whole second in which that ends.
-            end_s = min((now_ms + self._horizon_ms) // 1000 + 1, self._index.ring_end_s)
-            end_s = min(end_s, first_s + SLOTS_A_SCAN)
+            end_s = (now_ms + self._horizon_ms) // 1000 + 1
+            # Invariant: what is parked again goes to a slot that was not looked at.
+            end_s = min(end_s, self._index.parking_s, first_s + SLOTS_A_SCAN)
             if end_s <= first_s:
                 return False
             self._on_time.extend(self._index.wheel.filled(first_s, end_s))
@@ -222,6 +223,10 @@ class Loader:
             self._index.hand_s = open_s - 1
             for slot_s in [s for s in self._walked if s < open_s]:
                 del self._walked[slot_s]
+
+    def is_behind(self, now_ms: int) -> bool:
+        """Whether slots that have begun were not scanned."""
+        return self._on_time_next_s <= now_ms // 1000
 
     def next_step_ms(self) -> int:
         """Return when the next slot comes within the horizon, half of it in one go."""

@@ -48,6 +48,7 @@ class TimerLog:
         self._tail = bytearray()  # records from `_written` on
         self._written = 0
         self._unsynced: dict[str, File] = {}
+        self._used = 0  # by what a checkpoint says, whether or not its files are there
         self.begin = 0
         self.end = 0
 
@@ -135,6 +136,7 @@ class TimerLog:
 
         Raises TimerLogDamaged when there is nothing up to `position`.
         """
+        self._used = position
         for name in self._disk.names(FOLDER):
             stem = name.rpartition("/")[2]
             if not stem.isdigit():
@@ -182,12 +184,13 @@ class TimerLog:
 
     def clear(self) -> None:
         """Begin anew behind all positions that were ever used, without any file."""
-        position = (max(self._files, default=-1) + 1) * self._file_bytes
+        used = max(self.end, self._used)
         for name in self._disk.names(FOLDER):
             stem = name.rpartition("/")[2]
             if stem.isdigit():
-                position = max(position, int(stem) // self._file_bytes + 1) * self._file_bytes
+                used = max(used, int(stem) + self._file_bytes)
             self._disk.delete(name)
+        position = -(-used // self._file_bytes) * self._file_bytes
         for file in self._files.values():
             file.file.close()
         self._files.clear()

@@ -117,6 +117,7 @@ class Timers:
         self._now_ms = 0
         self._firing_lag_ms = 0  # by how much firing time is behind wall time
         self._advanced_s = 0
+        self._rebuilt_hand_s = 0  # timers due before it may wait in the slot after it
         self._is_loaders_turn = False
         self._needs_relink = False
         self._is_open = False
@@ -303,21 +304,27 @@ class Timers:
             has_more |= self.loader.step(firing_ms)
             has_more |= self.bodies.read_ahead()
         has_more |= self.evacuation.step(now_ms)
-        if firing_ms // 1000 > self._advanced_s and not self.is_rebuilding:
+        is_whole = not (self.is_rebuilding or self.index.is_damaged)
+        # A clock that jumped by more than a revolution: the ring must move on to load the rest.
+        is_behind = not has_more and self.loader.is_behind(firing_ms)
+        if is_whole and (firing_ms // 1000 > self._advanced_s or is_behind):
             self._advanced_s = firing_ms // 1000
+            hand_s = self.index.hand_s
             self.loader.advance_hand(firing_ms)
             self._write_frontier(now_ms)
+            has_more |= is_behind and self.index.hand_s > hand_s
         return has_more
 
     def _write_frontier(self, now_ms: int) -> None:
         """Say in the log how far the hand is: when that is news, or has not been said for long."""
         frontier_ms = self.index.hand_s * 1000
-        if frontier_ms <= self.frontier_ms or not self._may_append():
+        is_news = frontier_ms > self.frontier_ms and self.index.hand_s > self._rebuilt_hand_s
+        if not is_news or not self._may_append():
             return
         was_active = self.index.event_count != self._frontier_events
         idle_ms = now_ms - self._frontier_at_ms
-        is_news = was_active and idle_ms >= FRONTIER_PERIOD_MS
-        if is_news or (self.index.pending_count and idle_ms >= FRONTIER_IDLE_MS):
+        is_due = was_active and idle_ms >= FRONTIER_PERIOD_MS
+        if is_due or (self.index.pending_count and idle_ms >= FRONTIER_IDLE_MS):
             self._log.append(Kind.FRONTIER, timer_control.encode_frontier(frontier_ms), now_ms)
             self.frontier_ms, self._frontier_at_ms = frontier_ms, now_ms
             self._frontier_events = self.index.event_count
@@ -385,6 +392,8 @@ class Timers:
         index = self.index
         index.next_id = max(index.next_id, checkpoint.queue_offset)
         index.hand_s = checkpoint.hand_ms // 1000
+        # No FRONTIER record before the checkpoint went further.
+        self.frontier_ms = checkpoint.hand_ms
         self.flusher.use(checkpoint)
         try:
             self._load_wheel(checkpoint.timer_log_position)
@@ -419,6 +428,7 @@ class Timers:
             for file in files:
                 file.sync()
         self.index.clear()
+        self.flusher.replay_from = self._log.min_offset
         self._needs_relink = True
 
     def _discard_leftovers(self) -> None:
@@ -455,7 +465,7 @@ class Timers:
                         control.timer_id, control.due_at_ms, control.new_due_at_ms, now_ms
                     )
             case Kind.FRONTIER:
-                self.frontier_ms = timer_control.decode_frontier(found.body)
+                self.frontier_ms = max(self.frontier_ms, timer_control.decode_frontier(found.body))
                 self._frontier_at_ms = now_ms
 
     def end_replay(self, now_ms: int) -> None:
@@ -485,7 +495,7 @@ class Timers:
         index.wheel.clear()
         index.timer_log.clear()
         index.latest_s.clear()
-        index.hand_s = hand_s
+        index.hand_s = self._rebuilt_hand_s = hand_s
         for number in index.table.page_numbers():
             index.link_rows(number, index.table.rows(number), now_ms)
             yield []
