@@ -39,7 +39,8 @@ test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec ## Pass 
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
-	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(BIN)/python -m pytest tests/e2e/test_kill_loop.py $(ARGS)
+	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(BIN)/python -m pytest tests/e2e/test_kill_loop.py \
+		tests/e2e/test_timer_kill_loop.py $(ARGS)
 	TRANSPORT_SOAK_CALLS=1000000 $(BIN)/python -m pytest tests/e2e/transport/test_memory.py
 
 fuzz: $(STAMPS)/fuzz ## Fuzz the transport for FUZZ_MINUTES (5), led by coverage; finds go to build/fuzz.

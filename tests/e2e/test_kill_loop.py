@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.api import api
-from tests.support.eventually import LOOK_EVERY_S
+from tests.support.killing import RECOVERY_S, Stuck, kill, until
 from tests.support.load import Load
 from tests.support.processes import Standalone, standalone
 
 BROKER_KILLS, PROXY_KILLS = 6, 4
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
 SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
-RECOVERY_S = 60.0  # the supervisor waits up to 10 s before a restart
 DRAIN_S = 120.0
 SOAK_PAUSE_S = 20.0  # at most, between two kills of a soak
 PROGRESS = (5, 400)  # messages stored between two kills, at least and at most
@@ -60,10 +57,6 @@ def test_no_promise_is_broken_by_kills_under_load(
     assert "Traceback" not in log
 
 
-class Stuck(Exception):
-    """No progress was made in a long time."""
-
-
 async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Random) -> None:
     """Run the loads, kill meanwhile, and return when everything is quiet again."""
     loop = asyncio.get_running_loop()
@@ -95,37 +88,9 @@ async def progress(loads: list[Load], messages: int) -> None:
     )
 
 
-async def kill(running: Standalone, name: str) -> None:
-    """Kill a child once it runs."""
-    await until(lambda: child_pid(running, name) > 0)
-    os.kill(child_pid(running, name), signal.SIGKILL)
-
-
-async def until(check: Callable[[], bool]) -> None:
-    deadline = asyncio.get_running_loop().time() + RECOVERY_S
-    while not check():
-        if asyncio.get_running_loop().time() > deadline:
-            raise Stuck
-        await asyncio.sleep(LOOK_EVERY_S)
-
-
 async def poll_once(running: Standalone, loads: list[Load]) -> None:
     """Note what comes after a clean restart: nothing should."""
     async with api(running.grpc) as client:
         for load in loads:
             received = await client.receive(load.topic, load.group)
             load.history.received([each.body.partition(b" ")[0].decode() for each in received])
-
-
-def child_pid(running: Standalone, name: str) -> int:
-    """Return the id under which a child of the supervisor runs now; 0 while it does not."""
-    parent = running.process.pid
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
-    for pid in map(int, children.split()):
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if f"--name={name}" in arguments:
-            return pid
-    return 0

@@ -73,6 +73,13 @@ class Api:
         )
         return answer
 
+    async def recall(self, topic: str, handle: str) -> service.RecallMessageResponse:
+        request = service.RecallMessageRequest(topic=v2.Resource(name=topic), recall_handle=handle)
+        answer: service.RecallMessageResponse = await self.stub.RecallMessage(
+            request, metadata=METADATA, timeout=CALL_S
+        )
+        return answer
+
     async def change_invisible(
         self, topic: str, group: str, handle: str, invisible_ms: int
     ) -> service.ChangeInvisibleDurationResponse:
@@ -83,12 +90,14 @@ class Api:
 
 
 def message(
-    topic: str, body: bytes, *, message_group: str = "", message_id: str = ""
+    topic: str, body: bytes, *, message_group: str = "", message_id: str = "", due_at_ms: int = 0
 ) -> v2.Message:
-    """A message as a client sends it."""
+    """A message as a client sends it, delayed when it has a due time."""
     properties = v2.SystemProperties(message_id=message_id or body.hex()[:64])
     if message_group:
         properties.message_group = message_group
+    if due_at_ms:
+        properties.delivery_timestamp.FromMilliseconds(due_at_ms)
     return v2.Message(topic=v2.Resource(name=topic), body=body, system_properties=properties)
 
 

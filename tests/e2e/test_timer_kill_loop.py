@@ -1,0 +1,101 @@
+"""kill -9 of the broker while messages are scheduled, recalled and delivered.
+
+Clients note what they were promised, and in the end the whole log is read: every timer has ended in
+one way, none early, none twice. Short by default; `make soak` runs it for SOAK_MINUTES.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.killing import RECOVERY_S, Stuck, kill, until
+from tests.support.log_checker import LogChecker, records_of
+from tests.support.processes import Standalone, standalone
+from tests.support.timed_load import TimedLoad
+from tests.support.timer_log_fold import CANCELLED, DELIVERED
+from tidemill.broker.engine.store.posix_disk import PosixDisk
+
+KILLS = 6
+SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
+SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
+DELAY_MS_MAX = 60_000 if SOAK_S else 5_000
+PAUSE_S = (0.5, 5.0)  # between two kills of a soak
+PROGRESS = (20, 400)  # messages scheduled between two kills, at least and at most
+DRAIN_S = 180.0
+
+
+def test_every_timer_ends_in_one_way_whatever_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(SEED)
+    with standalone(tmp_path / "data") as running:
+        running.put("topics/timed", messageType="DELAY", queues=4)
+        running.put("groups/timed", maxAttempts=1000)
+        load = TimedLoad(running.grpc, "timed", "timed", rng, DELAY_MS_MAX)
+        try:
+            asyncio.run(kill_under_load(running, load, rng))
+        except* Stuck:
+            log = running.log.read_text()[-5000:]
+            pytest.fail(f"seed {SEED}: no progress within {RECOVERY_S:.0f} s\n{load.status}\n{log}")
+        log = running.log.read_text()
+        assert running.stop() == 0
+    with capsys.disabled():
+        if SOAK_S:
+            sys.stderr.write(f"\n{load.status}\n")
+    broken = load.judge()
+    assert not broken, f"seed {SEED}, {len(broken)} promises\n" + "\n".join(broken[:20])
+    assert load.sent_ok > 100
+    assert load.recalled_ok > 5
+    audit(tmp_path / "data", load)
+    assert "Traceback" not in log
+
+
+async def kill_under_load(running: Standalone, load: TimedLoad, rng: random.Random) -> None:
+    """Run the load, kill the broker meanwhile, and return when all has come."""
+    loop = asyncio.get_running_loop()
+    end_at = loop.time() + SOAK_S
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(load.run(producers=8, consumers=3, stop=stop))
+        for _ in range(KILLS):
+            await progress(load, rng.randint(*PROGRESS))
+            await kill(running, "broker-0")
+        while loop.time() < end_at:
+            await asyncio.sleep(rng.uniform(*PAUSE_S))
+            await progress(load, 1)
+            await kill(running, "broker-0")
+        await progress(load, PROGRESS[1])
+        stop.set()
+        _, undrained = await asyncio.wait([run], timeout=DRAIN_S)
+        for task in undrained:
+            task.cancel()
+
+
+async def progress(load: TimedLoad, messages: int) -> None:
+    """Wait until so many more are scheduled, and one more has come."""
+    scheduled, received = load.sent_ok + messages, load.received + 1
+    await until(lambda: load.sent_ok >= scheduled and load.received >= received)
+
+
+def audit(data_dir: Path, load: TimedLoad) -> None:
+    """Read the whole log: LogChecker raises where a timer has ended twice, early or not at all."""
+    checker = LogChecker()
+    for header, body, tail in records_of(PosixDisk(data_dir)):
+        checker.fold(header, body, tail)
+    states: dict[str, list[str]] = {}
+    for timer in checker.timers.timers.values():
+        states.setdefault(timer.message_id, []).append(timer.state)
+    for key, timed in load.messages.items():
+        ended = states.get(key, [])
+        # A send without an answer may have been repeated by nobody: at most one timer a key.
+        assert len(ended) <= 1, (key, ended)
+        if timed.received_at_ms and ended:
+            assert ended == [DELIVERED], (key, ended)
+        if timed.recalled is not None and ended:
+            assert ended[0] in {CANCELLED, DELIVERED}, (key, ended)
