@@ -61,11 +61,13 @@ class TimerWorld(World):
         config: EngineConfig = SMALL,
         timer: TimerConfig = TIMERS,
         now_ms: int = START_MS,
+        before: TimerWorld | None = None,
         **changes: object,
     ) -> None:
-        self.fold = LogChecker()
-        self.delivered: list[Delivered] = []
-        self._judged_to = 0
+        """Open an engine; `before` is the life before, whose log is judged on."""
+        self.fold = before.fold if before else LogChecker()
+        self.delivered: list[Delivered] = before.delivered if before else []
+        self._judged_to = before._judged_to if before else 0
         super().__init__(disk, config=config, now_ms=now_ms, timer=timer, **changes)
 
     @property
