@@ -187,12 +187,11 @@ class TimerIndex:
         self.file_live[self.table.file_number(timer_id)] += change
         self.counted(timer_id, entry.topic_id, change)
 
-    def count_rows(self, number: int, rows: np.ndarray) -> None:
-        """Add the pending timers of a page, and note which ids were given out."""
+    def count_rows(self, first_id: int, rows: np.ndarray) -> None:
+        """Add the pending timers among the entries from `first_id` on, and note the used ids."""
         used = np.flatnonzero(rows["state"])
         if not len(used):
             return
-        first_id = number * len(rows)
         self.next_id = max(self.next_id, first_id + int(used[-1]) + 1)
         waiting = rows[rows["state"] == TimerState.PENDING]
         if not len(waiting):
@@ -205,9 +204,9 @@ class TimerIndex:
             self.pending[topic_id] += count
         starts = np.array([s.start for s in self._log.segments] or [0], dtype=np.int64)
         places = np.searchsorted(starts, waiting["log_offset"].astype(np.int64), side="right") - 1
-        segments, counts = np.unique(np.maximum(places, 0), return_counts=True)
-        for segment, count in zip(segments.tolist(), counts.tolist(), strict=True):
-            self.pins[int(starts[segment])] += count
+        for segment, count in enumerate(np.bincount(np.maximum(places, 0)).tolist()):
+            if count:
+                self.pins[int(starts[segment])] += count
 
     # ------------------------------------------------------------ links
 
@@ -257,8 +256,8 @@ class TimerIndex:
         if slot_s > self.latest_s.get(number, 0):
             self.latest_s[number] = slot_s
 
-    def link_rows(self, number: int, rows: np.ndarray, now_ms: int) -> None:
-        """Link all pending timers of a table page: wheel and timer log are being made again."""
+    def link_rows(self, first_id: int, rows: np.ndarray, now_ms: int) -> None:
+        """Link the pending timers among the entries from `first_id` on, made again from nothing."""
         waiting = np.flatnonzero(rows["state"] == TimerState.PENDING)
         if not len(waiting):
             return
@@ -268,7 +267,7 @@ class TimerIndex:
         slots = np.where(is_parked, self.parking_s, np.maximum(due_s, self.hand_s + 1))
         order = np.argsort(slots, kind="stable")
         found, slots, is_parked = found[order], slots[order], is_parked[order]
-        ids = number * len(rows) + waiting[order]
+        ids = first_id + waiting[order]
 
         begin = self.timer_log.end
         positions = begin + np.arange(len(found), dtype=np.int64) * SIZE

@@ -111,6 +111,27 @@ class TimerTable:
         page = self._pages.get(number)
         return np.frombuffer(bytes(page) if page is not None else self._read(number), DTYPE)
 
+    def page_batches(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first id, entries) of all pages, small enough for the owner's slices."""
+        for number in self.page_numbers():
+            yield number * PAGE_ENTRIES, self.rows(number)
+
+    def file_batches(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first id, entries) of all files, pages in memory among them: for a start."""
+        files: dict[int, list[int]] = {stem: [] for stem in self._stems}
+        for number in self._pages:
+            files.setdefault(number // self._pages_a_file, []).append(number)
+        for stem, numbers in sorted(files.items()):
+            size = self._file_entries * SIZE
+            data = bytearray(size)
+            if stem in self._stems:
+                found = self._file(stem).read_at(0, size)
+                data[: len(found)] = found
+            for number in numbers:
+                at = number % self._pages_a_file * PAGE_BYTES
+                data[at : at + PAGE_BYTES] = self._pages[number]
+            yield stem * self._file_entries, np.frombuffer(data, DTYPE)
+
     @staticmethod
     def is_intact(rows: np.ndarray) -> bool:
         """Return whether all checksums of a page are right."""

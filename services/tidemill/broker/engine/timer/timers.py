@@ -12,9 +12,11 @@ in which a replay folds it. Every answer leaves after the sync.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import final
+
+import numpy as np
 
 from tidemill.broker.engine.layout import message, timer_control, timer_record
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, TimerReason
@@ -405,11 +407,10 @@ class Timers:
         """Count what the table has; False when an entry is damaged."""
         table = self.index.table
         table.load()
-        for number in table.page_numbers():
-            rows = table.rows(number)
+        for first_id, rows in table.file_batches():
             if not table.is_intact(rows):
                 return False
-            self.index.count_rows(number, rows)
+            self.index.count_rows(first_id, rows)
         return True
 
     def _load_wheel(self, position: int) -> None:
@@ -475,7 +476,8 @@ class Timers:
         index.is_linking = True
         outage_s = now_ms // 1000 - index.hand_s
         if index.next_id and (self._needs_relink or outage_s > index.wheel.slot_count // 2):
-            for _ in self.rebuild(now_ms, hand_s=self._first_hand_s(now_ms)):
+            hand_s = self._first_hand_s(now_ms)
+            for _ in self._rebuild(index.table.file_batches(), now_ms, hand_s):
                 pass
         self._needs_relink = False
         index.arrived = self.loader.arrived
@@ -490,14 +492,19 @@ class Timers:
 
     def rebuild(self, now_ms: int, *, hand_s: int) -> Iterator[list[File]]:
         """Make wheel and timer log again from the table, in slices of a page."""
+        return self._rebuild(self.index.table.page_batches(), now_ms, hand_s)
+
+    def _rebuild(
+        self, batches: Iterable[tuple[int, np.ndarray]], now_ms: int, hand_s: int
+    ) -> Iterator[list[File]]:
         index = self.index
         self.is_rebuilding = True
         index.wheel.clear()
         index.timer_log.clear()
         index.latest_s.clear()
         index.hand_s = self._rebuilt_hand_s = hand_s
-        for number in index.table.page_numbers():
-            index.link_rows(number, index.table.rows(number), now_ms)
+        for first_id, rows in batches:
+            index.link_rows(first_id, rows, now_ms)
             yield []
         index.event_count += 1
         self._begin(now_ms - self._firing_lag_ms)
@@ -508,8 +515,7 @@ class Timers:
         index = self.index
         now_s = now_ms // 1000
         first_s = now_s
-        for number in index.table.page_numbers():
-            rows = index.table.rows(number)
+        for _, rows in index.table.file_batches():
             waiting = rows["due"][rows["state"] == TimerState.PENDING]
             if len(waiting):
                 first_s = min(first_s, int(waiting.min()) // 1000)
