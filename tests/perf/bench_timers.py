@@ -60,10 +60,14 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def rss_mib(pid: int) -> float:
+def memory_mib(pid: int) -> dict[str, float]:
+    """Return what is resident, and the part of it that is no page of a file."""
     text = Path(f"/proc/{pid}/status").read_text("ascii")
-    line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    return {
+        name: round(int(fields[field].split()[0]) / 1024, 1)
+        for name, field in (("resident", "VmRSS"), ("anonymous", "RssAnon"))
+    }
 
 
 def measure_idle(folder: Path, load: Path) -> dict[str, Any]:
@@ -180,24 +184,23 @@ def measure_recall(folder: Path, load: Path, pending: int) -> dict[str, Any]:
 def measure_pending(folder: Path, load: Path, pending: int) -> dict[str, Any]:
     del load
     with broker(folder.with_name("empty")) as (process, _, _):
-        empty_mib = rss_mib(process.pid)
+        empty = memory_mib(process.pid)
     seeding_us = seed(folder, pending)
-    starts, rss = [], 0.0
+    starts, full = [], empty
     for _ in range(3):
         began = time.perf_counter()
         with broker(folder) as (process, _, _):
             starts.append(round(time.perf_counter() - began, 2))
             time.sleep(20)  # Its first flush and census are over by then.
-            rss = rss_mib(process.pid)
+            full = memory_mib(process.pid)
             process.kill()
             process.wait()
     return {
         "pending": pending,
         "seeding_us": round(seeding_us, 1),
         "start_after_kill_s": starts,
-        "rss_mib": round(rss, 1),
-        "empty_rss_mib": round(empty_mib, 1),
-        "added_mib": round(rss - empty_mib, 1),
+        "memory_mib": full,
+        "added_mib": {kind: round(full[kind] - empty[kind], 1) for kind in full},
     }
 
 
