@@ -34,6 +34,10 @@ PERMISSION_READ = 4
 PERMISSION_READ_WRITE = 6
 LAG_AGE_MS_MAX = 1_000  # lag is computed for a scrape unless it is younger than this
 
+# What RocketMQ puts on all metrics of its store.
+STORAGE_LABELS = ("storage_type", "storage_medium")
+STORAGE = ("local", "disk")
+
 RPC_LABELS = ("protocol_type", "request_code", "response_code", "is_long_polling", "result")
 OUT_LABELS = ("topic", "consumer_group", "is_retry", "is_system")
 IN_LABELS = ("topic", "message_type", "is_system")
@@ -133,6 +137,25 @@ class BrokerMetrics:
         yield from self._collect_engine(topics, groups)
         yield from self._collect_lag(topics, groups)
         yield from self._collect_pop()
+        yield from self._collect_storage()
+
+    def _collect_storage(self) -> Iterator[Metric]:
+        engine = self._load.engine
+        log = engine.log
+        oldest_at_ms = log.first_stored_at_ms(0) if log.committed_offset > log.min_offset else 0
+        for name, help_, value in (
+            ("size", "Bytes used on the volume.", engine.disk.total_bytes() - engine.free_bytes),
+            ("flush_behind_bytes", "Appended and not synced.", log.log_end - log.committed_offset),
+            ("dispatch_behind_bytes", "Not indexed: that is one step with the append.", 0),
+            (
+                "message_reserve_time",
+                "Ms since the oldest record was stored.",
+                engine.now_ms - oldest_at_ms if oldest_at_ms else 0,
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
+            gauge.add_metric(STORAGE, value)
+            yield gauge
 
     def _collect_pop(self) -> Iterator[Metric]:
         """Yield the state of the delivery table, which is what the reference's buffer became."""

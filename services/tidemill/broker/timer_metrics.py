@@ -18,6 +18,7 @@ from prometheus_client.core import (
 
 from tidemill.broker.engine.timer.census import BOUNDS_S, PEAK_WINDOWS_S
 from tidemill.broker.engine.timer.histogram import Histogram
+from tidemill.broker.metrics import STORAGE, STORAGE_LABELS
 from tidemill.common.metrics import Registry
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.timer.firing_clock import FiringClock
     from tidemill.broker.engine.timer.timers import Timers
 
-# What RocketMQ puts on all metrics of its store.
-STORAGE_LABELS = ("storage_type", "storage_medium")
-STORAGE = ("local", "disk")
 RECALL_RESULTS = ("recalled", "already_fired", "not_found", "duplicate")
 RESCHEDULE_RESULTS = ("rescheduled", "already_fired", "not_found", "conflict")
 FLOW_CONTROL_REASONS = ("slot_full", "backlog", "horizon")

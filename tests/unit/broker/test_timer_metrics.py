@@ -1,0 +1,116 @@
+"""A case is driven, and the numbers that dashboards read are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.timer.firing_clock import FiringClock
+from tidemill.broker.timer_metrics import TimerMetrics
+from tidemill.common.errors import IllegalDeliveryTime, MessageNotFound
+from tidemill.common.metrics import Registry
+
+LABELS = {"cluster": "test", "node_type": "broker", "node_id": "broker-0"}
+STORAGE = {"storage_type": "local", "storage_medium": "disk"}
+
+
+@dataclass
+class Source:
+    """An engine and its clock, as the rounds have them."""
+
+    engine: Engine
+    firing_clock: FiringClock
+
+
+def value(world: TimerWorld, clock: FiringClock, name: str, **labels: str) -> float | None:
+    """Scrape, and return one sample; None where there is no such one."""
+    registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
+    TimerMetrics(registry, Source(world.engine, clock))
+    wanted = {**LABELS, **labels}
+    for metric in registry.collect():
+        for sample in metric.samples:
+            if sample.name == f"rocketmq_{name}" and sample.labels == wanted:
+                return sample.value
+    return None
+
+
+def orders(world: TimerWorld, name: str) -> float | None:
+    return value(world, FiringClock(), name, topic="orders", **STORAGE)
+
+
+def test_what_is_scheduled_delivered_and_recalled_is_counted_once() -> None:
+    world = TimerWorld()
+    first = world.schedule("first", delay_ms=2 * SECOND_MS)
+    second = world.schedule("second", delay_ms=HOUR_MS)
+    world.schedule("third", delay_ms=20 * DAY_MS)
+    assert orders(world, "timing_messages") == 3
+    assert orders(world, "timer_enqueue_total") == 3
+    assert orders(world, "delay_message_latency_count") == 3
+    assert orders(world, "delay_message_latency_sum") == 2 + 3600 + 20 * 86_400
+
+    world.sleep(2 * SECOND_MS)
+    world.cancel(second.queue_offset)
+    world.cancel(second.queue_offset)
+    with pytest.raises(MessageNotFound):
+        world.cancel(first.queue_offset)
+    assert orders(world, "timing_messages") == 1
+    assert orders(world, "timer_dequeue_total") == 1
+    assert orders(world, "timer_lateness_seconds_count") == 1
+    for result, count in (("recalled", 1), ("duplicate", 1), ("already_fired", 1)):
+        labels = {"topic": "orders", "result": result}
+        assert value(world, FiringClock(), "timer_recall_total", **labels) == count
+    assert value(world, FiringClock(), "timer_early_total") == 0
+
+
+def test_lateness_is_told_in_seconds() -> None:
+    world = TimerWorld()
+    world.schedule("late", delay_ms=SECOND_MS)
+    world.now_ms += 3 * SECOND_MS
+    world.run_due()
+    assert orders(world, "timer_lateness_seconds_sum") == 2.0
+    labels = {"topic": "orders", **STORAGE}
+    for bound, count in (("1.0", 0), ("2.5", 1), ("+Inf", 1)):
+        found = value(world, FiringClock(), "timer_lateness_seconds_bucket", le=bound, **labels)
+        assert found == count, bound
+
+
+def test_the_coming_time_is_told_by_buckets_and_its_peak() -> None:
+    world = TimerWorld()
+    for delay_ms in (3_000, 50_000, 50_000, 2 * HOUR_MS, 10 * DAY_MS, 300 * DAY_MS):
+        world.schedule(f"in {delay_ms}", due_at_ms=world.now_ms + delay_ms)
+    world.now_ms += 15 * SECOND_MS  # The next census is due.
+    world.run_due()
+    world.background()
+    for bound_s, count in (
+        (5, 0), (60, 2), (300, 0), (14_400, 1), (604_800, 0), (2_592_000, 1), (34_560_000, 1),
+    ):  # fmt: skip
+        labels = {"timer_bound_s": str(bound_s), **STORAGE}
+        found = value(world, FiringClock(), "timer_message_snapshot", **labels)
+        assert found == count, bound_s
+    assert value(world, FiringClock(), "timer_due_peak_messages", window_s="60") == 2
+
+
+def test_refusals_and_drops_have_their_reason() -> None:
+    world = TimerWorld()
+    with pytest.raises(IllegalDeliveryTime):
+        world.schedule("too far", delay_ms=401 * DAY_MS)
+    assert value(world, FiringClock(), "timer_flow_control_total", reason="horizon") == 1
+    world.schedule("orphan", delay_ms=SECOND_MS)
+    world.engine.delete_topic("orders", world.now_ms)
+    world.engine.commit()
+    world.sleep(SECOND_MS)
+    labels = {"topic": "", "reason": "topic_deleted"}
+    assert value(world, FiringClock(), "timer_dropped_total", **labels) == 1
+    assert orders(world, "timing_messages") is None
+
+
+def test_a_jump_of_the_clock_is_shown() -> None:
+    world, clock = TimerWorld(), FiringClock()
+    clock.read(1_000_000, 0)
+    assert value(world, clock, "timer_clock_hold") == 0
+    clock.read(1_000_000 + HOUR_MS, 10)
+    assert value(world, clock, "timer_clock_hold") == 1
+    assert value(world, clock, "timer_clock_step_seconds") == pytest.approx(3599.99)
