@@ -55,3 +55,27 @@ def test_a_wheel_is_made_again_beside_a_timer_log_of_several_files() -> None:
     world.advance(700 * SECOND_MS)
     assert len(world.texts()) == 500
     world.check()
+
+
+def test_files_of_the_table_that_a_replay_does_not_fill_are_made_all_the_same() -> None:
+    """Ids whose records retention has taken leave a gap, which a later start must not mistrust."""
+    world = TimerWorld(segment_bytes=32 << 10, retention_ms=3600 * SECOND_MS)
+    world.schedule("far", delay_ms=100 * 3600 * SECOND_MS)
+    for turn in range(16):
+        for n in range(128):
+            world.schedule(f"m{turn}-{n}", delay_ms=2 * SECOND_MS, commit=n == 127)
+        world.advance(1000 * SECOND_MS)
+        world.background()
+        world.checkpoint()
+    world.schedule("newest", delay_ms=3600 * SECOND_MS)
+    assert world.engine.log.min_offset > 0
+    for name in timer_files(world.disk):
+        world.disk.remove(name)
+    world.restart()
+    assert world.report.replayed_from == world.engine.log.min_offset
+    world.sleep(20 * SECOND_MS)
+    world.background()
+    assert len(world.disk.names("timer/state")) == 5
+    world.restart()
+    assert world.report.replayed_from > world.engine.log.min_offset, "its files are whole"
+    world.check()

@@ -34,6 +34,7 @@ class TimerTable:
         assert file_entries % PAGE_ENTRIES == 0, "a file is made of whole pages"
         self._disk = disk
         self._file_entries = file_entries
+        self._file_bytes = file_entries * SIZE
         self._pages_a_file = file_entries // PAGE_ENTRIES
         self._pages_max = pages_max
         self._pages: dict[int, bytearray] = {}  # the one used longest ago first
@@ -88,6 +89,8 @@ class TimerTable:
         if file is None:
             name = self._name(number)
             file = self._disk.open(name, create=number not in self._stems)
+            if file.size() < self._file_bytes:
+                file.resize(self._file_bytes)
             self._stems.add(number)
             self._open[number] = file
             if len(self._open) > OPEN_FILES_MAX:
@@ -152,14 +155,37 @@ class TimerTable:
         """The numbers of the files that exist, the oldest first."""
         return sorted(self._stems)
 
-    def load(self) -> None:
-        """Find the files."""
+    def load(self, *, known_ids: int, files_kept: int) -> bool:
+        """Find the files; False when one that held an id below `known_ids` is cut or missing.
+
+        Whether a file was dropped or taken away nobody can say, but for the newest `files_kept`,
+        which are never dropped.
+        """
         for name in self._disk.names(FOLDER):
             stem = name.rpartition("/")[2]
-            if stem.isdigit():
-                self._stems.add(int(stem) // self._file_entries)
-            else:
+            if not stem.isdigit():
                 self._disk.delete(name)  # It was being dropped.
+                continue
+            number = int(stem) // self._file_entries
+            self._stems.add(number)
+            file = self._disk.open(name)
+            size = file.size()
+            file.close()
+            if size < self._file_bytes and number * self._file_entries < known_ids:
+                return False
+        return self._stems.issuperset(self._newest(known_ids, files_kept))
+
+    def _newest(self, known_ids: int, files_kept: int) -> range:
+        end = -(-known_ids // self._file_entries)
+        return range(max(end - files_kept, 0), end)
+
+    def complete(self, *, known_ids: int, files_kept: int) -> None:
+        """Let the next flush make the newest files, also those in which nothing is known."""
+        for number in self._newest(known_ids, files_kept):
+            first_page = number * self._pages_a_file
+            if number not in self._stems and first_page not in self._pages:
+                self._page(first_page)
+                self._changes.touch(first_page)
 
     def clear(self) -> None:
         """Forget and delete everything."""

@@ -21,7 +21,7 @@ import numpy as np
 from tidemill.broker.engine.layout import message, timer_control, timer_record
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, TimerReason
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE
+from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE, TimerCheckpoint
 from tidemill.broker.engine.layout.timer_control import Operation, TimerControl
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.message_store import MessageStore
@@ -37,7 +37,7 @@ from tidemill.broker.engine.timer.evacuation import Evacuation
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.janitor import Janitor
+from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT, Janitor
 from tidemill.broker.engine.timer.load import Loader
 from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import due_time, with_due_time
@@ -388,7 +388,7 @@ class Timers:
             and checkpoint.store_uuid == self.store_uuid
             and checkpoint.replay_from >= self._log.min_offset
         )
-        if checkpoint is None or not is_usable or not self._load_table():
+        if checkpoint is None or not is_usable or not self._load_table(checkpoint):
             self._reset()
             return self._log.min_offset
         index = self.index
@@ -403,10 +403,11 @@ class Timers:
             self._needs_relink = True
         return checkpoint.replay_from
 
-    def _load_table(self) -> bool:
+    def _load_table(self, checkpoint: TimerCheckpoint) -> bool:
         """Count what the table has; False when an entry is damaged."""
         table = self.index.table
-        table.load()
+        if not table.load(known_ids=checkpoint.queue_offset, files_kept=TABLE_FILES_KEPT):
+            return False
         for first_id, rows in table.file_batches():
             if not table.is_intact(rows):
                 return False
@@ -416,7 +417,11 @@ class Timers:
     def _load_wheel(self, position: int) -> None:
         index = self.index
         newer = [(record.slot_s, record.magic) for record in index.timer_log.load(position)]
-        index.wheel.load(position_max=index.timer_log.end)
+        index.wheel.load(
+            position_min=index.timer_log.begin,
+            position_max=index.timer_log.end,
+            hand_s=index.hand_s,
+        )
         for number, (slot_s, magic) in enumerate(newer):
             if slot_s > index.hand_s:
                 is_gone = magic & (timer_record.CANCEL | timer_record.RESCHEDULED_OUT)
@@ -474,6 +479,7 @@ class Timers:
         self._discard_leftovers()
         index = self.index
         index.is_linking = True
+        index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
         outage_s = now_ms // 1000 - index.hand_s
         if index.next_id and (self._needs_relink or outage_s > index.wheel.slot_count // 2):
             hand_s = self._first_hand_s(now_ms)

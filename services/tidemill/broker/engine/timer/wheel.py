@@ -111,8 +111,12 @@ class Wheel:
 
     # ------------------------------------------------------------ file
 
-    def load(self, *, position_max: int) -> None:
-        """Read the file. Raises WheelDamaged when it is missing, or a slot is impossible."""
+    def load(self, *, position_min: int, position_max: int, hand_s: int) -> None:
+        """Read the file. Raises WheelDamaged when it is missing, or a slot is impossible.
+
+        A chain after the hand that reaches below `position_min` may have lost its oldest records:
+        they were linked again by a compaction, or somebody took the file.
+        """
         data = self._disk.read(FILE)
         if data is None or len(data) != len(self._slots):
             raise WheelDamaged("the wheel's file is missing")
@@ -125,6 +129,7 @@ class Wheel:
             & (found["time"] % 1000 == 0)
             & (found["time"] // 1000 % self.slot_count == used)
             & (found["last"] < position_max)
+            & ((found["first"] >= position_min) | (found["time"] // 1000 <= hand_s))
         )
         if not is_right.all():
             raise WheelDamaged("a slot is impossible")

@@ -1,0 +1,167 @@
+"""Timer files that are missing, cut, or have a flipped bit: no outcome changes (T-14, T-18, T-19).
+
+All of them are caches of the log. A message that is damaged in the log itself is another matter:
+that one timer is quarantined, stays pending, and holds up nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import SMALL
+from tests.support.faulty_disk import Content, FaultyDisk
+from tests.support.timer_log_fold import DELIVERED
+from tests.support.timer_world import (
+    HOUR_MS,
+    SECOND_MS,
+    TIMERS,
+    TimerWorld,
+    seeded_world,
+    timer_files,
+    without_timer_files,
+)
+from tidemill.broker.engine.timer.status import TimerState
+
+TIMER = replace(TIMERS, flush_log_bytes=10 << 20)
+NAMES = [
+    "timer/checkpoint.a",
+    "timer/checkpoint.b",
+    "timer/wheel",
+    "timer/timerlog/00000000000000000000",
+    "timer/timerlog/00000000000000012800",
+    "timer/timerlog/00000000000000025600",
+    "timer/timerlog/00000000000000038400",
+    "timer/state/00000000000000000000",
+    "timer/state/00000000000000000512",
+]
+
+
+def history(seed: int) -> TimerWorld:
+    """Return a world with timers of every kind, some of them flushed and some not."""
+    random = Random(seed)
+    world = seeded_world(seed, timer=TIMER)
+    delays_s = (2, 30, 600, 3_000, 4_036, 9_000, 20_000)
+    for turn in range(3):
+        for n in range(210):
+            delay_ms = random.choice(delays_s) * SECOND_MS + random.randrange(1_000)
+            world.schedule(f"m{turn}-{n}", delay_ms=delay_ms, commit=n % 50 == 49)
+        world.engine.commit()
+        world.sleep(4 * SECOND_MS)
+        open_ids = sorted(world.timers.open)
+        for timer_id in random.sample(open_ids, 20):
+            world.cancel(timer_id)
+        for timer_id in random.sample(sorted(world.timers.open), 20):
+            world.reschedule(timer_id, world.now_ms + random.choice(delays_s) * SECOND_MS)
+        if turn < 2:
+            world.sleep(20 * SECOND_MS)
+            world.background()
+            world.checkpoint()
+    world.sleep(SECOND_MS)
+    world.judge()
+    return world
+
+
+@cache
+def names_of_history() -> tuple[str, ...]:
+    return tuple(timer_files(history(0).disk))
+
+
+def start_on(world: TimerWorld, disk: FaultyDisk) -> TimerWorld:
+    return TimerWorld(disk, config=SMALL, timer=TIMER, now_ms=world.now_ms, before=world)
+
+
+def check_outcome(world: TimerWorld) -> None:
+    """Let everything fire, and hold it against the log."""
+    world.check()
+    world.background()
+    world.check()
+    for _ in range(8):
+        world.advance(HOUR_MS)
+        world.background()
+    world.check()
+    assert not world.timers.open, f"lost: {sorted(world.timers.open)[:9]}"
+    assert len(world.delivered) == len(world.timers.ids(DELIVERED))
+
+
+def test_the_history_has_all_these_files() -> None:
+    assert set(names_of_history()) >= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_file_changes_no_outcome(name: str) -> None:
+    world = history(1)
+    check_outcome(start_on(world, without_timer_files(world.disk.after_kill(), name)))
+
+
+@pytest.mark.parametrize("what", ["", "checkpoint", "timerlog", "state", "wheel"])
+def test_missing_kinds_of_files_change_no_outcome(what: str) -> None:
+    world = history(2)
+    disk = world.disk.after_kill()
+    check_outcome(
+        start_on(world, without_timer_files(disk, *[n for n in timer_files(disk) if what in n]))
+    )
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_that_was_cut_changes_no_outcome(name: str, part: int) -> None:
+    world = history(3)
+    disk = world.disk.after_kill()
+    data = disk._files[name].now
+    data = data[: [0, len(data) // 2, len(data) - 1][part]]
+    disk._files[name] = Content(data, bytearray(data))
+    disk._durable = dict(disk._files)
+    check_outcome(start_on(world, disk))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flipped_bit_in_a_file_changes_no_outcome(name: str, seed: int) -> None:
+    world = history(4)
+    random = Random(f"{name} {seed}")
+    disk = world.disk.after_kill()
+    data = disk._files[name].now
+    used = [at for at, byte in enumerate(data) if byte]
+    places = used if seed % 2 else range(len(data))
+    disk.damage(name, random.choice(places), bits=1 << random.randrange(8))
+    check_outcome(start_on(world, disk))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
+    """T-14. It stays pending and pinned; all others come in time."""
+    random = Random(seed)
+    world = seeded_world(seed, timer=TIMER)
+    for n in range(60):
+        world.schedule(f"m{n}", delay_ms=(20 + n) * SECOND_MS, size=100)
+    world.sleep(12 * SECOND_MS)
+    world.checkpoint()
+    world.sleep(SECOND_MS)
+    victims = set(random.sample(range(60), 3))
+    disk = world.disk.after_kill()
+    for timer_id in victims:
+        one = world.timers.timers[timer_id]
+        at = one.log_offset + random.randrange(one.size)
+        disk.damage("log/00000000000000000000.log", at, bits=1 << random.randrange(8))
+    world = start_on(world, disk)
+    assert world.report.replayed_from > max(
+        one.log_offset for one in world.fold.timers.timers.values()
+    ), "the damage is found when a timer is due, and not by the start"
+    world.fold.timers.quarantined = victims
+    world._judged_to = world.report.replayed_from
+    world.sleep(100 * SECOND_MS)
+    assert set(world.fold.timers.open) == victims
+    for one in world.delivered:
+        assert one.stored_at_ms - one.due_at_ms <= 20
+    for timer_id in victims:
+        status = world.engine.timers.status(timer_id)
+        assert (status.state, status.is_quarantined) == (TimerState.PENDING, True)
+    assert world.engine.timers.index.pending_count == 3
+    victim = min(victims)
+    assert world.cancel(victim).state == TimerState.CANCELLED
+    assert not world.engine.timers.status(victim).is_quarantined
+    assert world.engine.timers.index.hand_s > world.now_ms // 1000 - 5, "the hand goes on"
