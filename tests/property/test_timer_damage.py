@@ -24,7 +24,7 @@ from tests.support.timer_world import (
     timer_files,
     without_timer_files,
 )
-from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.status import TimerQuery, TimerState
 
 TIMER = replace(TIMERS, flush_log_bytes=10 << 20)
 NAMES = [
@@ -165,3 +165,55 @@ def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     assert world.cancel(victim).state == TimerState.CANCELLED
     assert not world.engine.timers.status(victim).is_quarantined
     assert world.engine.timers.index.hand_s > world.now_ms // 1000 - 5, "the hand goes on"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_message_damaged_while_the_broker_runs_is_not_delivered(seed: int) -> None:
+    random = Random(seed)
+    world = seeded_world(seed, timer=TIMER)
+    for n in range(10):
+        world.schedule(f"m{n}", delay_ms=(5 + n) * SECOND_MS, size=100)
+    one = world.timers.timers[4]
+    at = one.log_offset + random.randrange(one.size)
+    world.disk.damage("log/00000000000000000000.log", at, bits=1 << random.randrange(8))
+    world._judged_to = world.engine.committed_offset
+    world.fold.timers.quarantined = {4}
+    world.sleep(30 * SECOND_MS)
+    assert set(world.timers.open) == {4}
+    assert world.engine.timers.status(4).is_quarantined
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_evacuation_passes_a_damaged_record_and_takes_all_others(seed: int) -> None:
+    """One damaged header once stopped the broker, or hid whatever was behind it."""
+    random = Random(seed)
+    world = seeded_world(
+        seed, segment_bytes=32 << 10, retention_ms=72 * HOUR_MS, checkpoint_log_bytes=10_000
+    )
+    for n in range(300):
+        world.schedule(f"m{n}", delay_ms=300 * HOUR_MS + n, keys=("k",), commit=n % 9 == 0)
+    world.engine.commit()
+    world.sleep(12 * SECOND_MS)
+    world.background()
+    world.checkpoint()
+    world.background()
+    disk = world.disk.after_kill()
+    victim = random.randrange(50)
+    one = world.timers.timers[victim]
+    # The header's first fields, of which the walk makes its way, and any other byte.
+    place = random.randrange(16) if seed % 2 else random.randrange(one.size)
+    disk.damage(
+        "log/00000000000000000000.log", one.log_offset + place, bits=1 << random.randrange(8)
+    )
+    world = TimerWorld(
+        disk, config=world.config, timer=world.config.timer, now_ms=world.now_ms, before=world
+    )
+    found = world.search(TimerQuery(page_size=1_000, key="k"))
+    assert {status.timer_id for status in found} >= set(range(300)) - {victim}
+    world.now_ms += 90 * HOUR_MS
+    for _ in range(50):
+        world.sleep(SECOND_MS)
+    pins = world.engine.timers.index.pins
+    assert pins[0] == 1, "the one that cannot be read keeps its segment"
+    world.background()
+    assert world.engine.log.min_offset == 0

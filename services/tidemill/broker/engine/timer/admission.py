@@ -10,6 +10,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import final
 
+from tidemill.broker.engine.metadata.catalog import Topic
 from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import IllegalDeliveryTime, Overloaded
@@ -52,7 +53,7 @@ class Admission:
         self.check_due(now_ms + delay_ms, now_ms)
         return now_ms + delay_ms
 
-    def admit(self, due_at_ms: int, topic_id: int, size: int, chance: int, now_ms: int) -> int:
+    def admit(self, due_at_ms: int, topic: Topic, size: int, chance: int, now_ms: int) -> int:
         """Return when the message will be due; `chance` is any 32-bit number of the message.
 
         Raises Overloaded when the second, or the store, has no room for another timer.
@@ -70,17 +71,20 @@ class Admission:
                 f"delayed messages hold {index.pinned_bytes >> 20} MiB of the broker's disk, its "
                 f"limit (timer_max_pinned_part); enlarge the volume, or try again later"
             )
-        soft_limit = config.soft_limit_per_second
-        if not soft_limit or config.overload_policy is OverloadPolicy.ACCEPT:
+        soft_limit, policy = config.soft_limit_per_second, config.overload_policy
+        spread_ms = topic.delivery_spread_ms
+        if not spread_ms and policy is OverloadPolicy.SPREAD:
+            spread_ms = config.spread_ms
+        if not soft_limit or (policy is OverloadPolicy.ACCEPT and not spread_ms):
             return due_at_ms
         second = due_at_ms // 1000
         count = index.wheel.count(second) if second < index.ring_end_s else 0
         if count <= soft_limit:
             return due_at_ms
         chance = chance * _HASH_FACTOR & 0xFFFFFFFF
-        if config.overload_policy is OverloadPolicy.SPREAD:
-            self.spread[topic_id] += 1
-            later_ms = due_at_ms + chance % (config.spread_ms + 1)
+        if spread_ms:
+            self.spread[topic.id] += 1
+            later_ms = due_at_ms + chance % (spread_ms + 1)
             return min(later_ms, now_ms + config.max_delay_ms)
         if count >= 2 * soft_limit or chance < (count - soft_limit) / soft_limit * (1 << 32):
             self.refused["slot_full"] += 1

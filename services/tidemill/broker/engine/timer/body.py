@@ -15,7 +15,6 @@ import numpy as np
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
-from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
 
 GAP_BYTES_MAX = 64 << 10  # places this close together are read in one go
@@ -48,9 +47,8 @@ class Body(NamedTuple):
 class Bodies:
     """Messages of timers, in the commit log."""
 
-    def __init__(self, log: CommitLog, store: MessageStore) -> None:
+    def __init__(self, log: CommitLog) -> None:
         self._log = log
-        self._store = store
         self._reads: deque[tuple[int, int]] = deque()
         self.read_count = 0
 
@@ -80,8 +78,11 @@ class Bodies:
     def read(self, timer_id: int, entry: TimerEntry) -> Body:
         """Return the message of a timer. Raises BodyDamaged when it is not intact, or another's."""
         try:
-            found = self._store.record(entry.log_offset)
-        except (CorruptStore, LookupError) as error:
+            # Whoever wrote it: days may have passed since, and the disk had it alone.
+            if entry.log_offset < self._log.committed_offset:
+                self._log.verify(entry.log_offset)
+            found = self._log.record_at(entry.log_offset)
+        except (CorruptStore, LookupError, record.UnknownRecord) as error:
             raise BodyDamaged(f"timer {timer_id}: {error}") from error
         header = found.header
         if header.kind != record.Kind.MESSAGE or not header.flags & FLAG_SCHEDULE:

@@ -7,21 +7,26 @@ its id, its due time, its recall handle and its message id.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import final
 
+import numpy as np
+
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Target
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.message_store import MessageStore
-from tidemill.broker.engine.store.commit_log import CommitLog, Record
+from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Segment
 from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import COPY_QUEUE
+from tidemill.broker.engine.timer.status import COPY_QUEUE, TimerState
 
 RECORDS_A_SLICE = 256  # of any kind, mostly passed over by their header
 LOOK_AGAIN_MS = 1000  # whether a segment is due; retention is counted in hours
+RETRY_MS = 600_000  # with a segment of which damaged messages are left
+NOTHING = -1  # in place of a timer id: a record, or a page, of no interest
 
 
 @final
@@ -46,7 +51,8 @@ class Evacuation:
         self._rate_bytes = rate_bytes
         self._is_due = is_due  # whether the oldest segment will have to go soon, by now_ms
         self._hidden_topic_id = hidden_topic_id
-        self._records: Iterator[Record] | None = None
+        self._segment: Segment | None = None
+        self._timers: Iterator[int] = iter(())
         self._tokens = 0.0
         self._refilled_at_ms = 0
         self._not_before_ms = 0
@@ -55,21 +61,24 @@ class Evacuation:
 
     def step(self, now_ms: int) -> bool:
         """Do one slice; True when there is more to do at once."""
-        if self._records is None and not self._begin(now_ms):
+        if self._segment is None and not self._begin(now_ms):
             return False
         elapsed_ms = min(max(now_ms - self._refilled_at_ms, 0), 1000)
         self._refilled_at_ms = now_ms
         self._tokens = min(self._tokens + elapsed_ms * self._rate_bytes / 1000, self._rate_bytes)
-        assert self._records is not None, "a segment was chosen"
-        for n, found in enumerate(self._records, 1):
-            self._move(found, now_ms)
+        segment = self._segment
+        assert segment is not None, "a segment was chosen"
+        for n, timer_id in enumerate(self._timers, 1):
+            if timer_id != NOTHING:
+                self._move(timer_id, segment, now_ms)
             if self._tokens <= 0:
                 self._not_before_ms = now_ms + 100
                 return False
             if n == RECORDS_A_SLICE:
                 return True
-        self._records = None
-        self._not_before_ms = now_ms + LOOK_AGAIN_MS
+        self._segment = None
+        is_left = self._index.pins[segment.start] > 0
+        self._not_before_ms = now_ms + (RETRY_MS if is_left else LOOK_AGAIN_MS)
         return False
 
     def _begin(self, now_ms: int) -> bool:
@@ -79,16 +88,32 @@ class Evacuation:
         if not self._index.pins[segments[0].start] or not self._is_due(now_ms):
             self._not_before_ms = now_ms + LOOK_AGAIN_MS
             return False
-        self._records = self._log.walk(segments[0])
+        self._segment, self._timers = segments[0], self._timers_in(segments[0])
         return True
 
-    def _move(self, found: Record, now_ms: int) -> None:
-        header = found.header
-        if header.kind != Kind.MESSAGE or not header.flags & FLAG_SCHEDULE:
+    def _timers_in(self, segment: Segment) -> Iterator[int]:
+        """Yield the ids of timers with a copy in `segment`, and NOTHING between them."""
+        try:
+            for found in self._log.walk(segment):
+                if found.header.size < HEADER_SIZE:
+                    break  # Damaged: the walk would stand here for ever.
+                is_copy = found.header.kind == Kind.MESSAGE and found.header.flags & FLAG_SCHEDULE
+                yield message.decode_target(found.body).timer_id if is_copy else NOTHING
+        except (CorruptStore, struct.error, UnicodeDecodeError):
+            pass  # What is behind a damaged record is found by the table.
+        if not self._index.pins[segment.start]:
             return
-        timer_id = message.decode_target(found.body).timer_id
+        table = self._index.table
+        for number in table.page_numbers():
+            rows = table.rows(number)
+            is_here = (rows["log_offset"] >= segment.start) & (rows["log_offset"] < segment.end)
+            is_here &= rows["state"] == TimerState.PENDING
+            yield NOTHING
+            yield from (np.flatnonzero(is_here) + number * len(rows)).tolist()
+
+    def _move(self, timer_id: int, segment: Segment, now_ms: int) -> None:
         entry = self._index.find_pending(timer_id)
-        if entry is None or entry.log_offset != found.log_offset:
+        if entry is None or not segment.start <= entry.log_offset < segment.end:
             return
         try:
             body = self._bodies.read(timer_id, entry)
@@ -103,10 +128,10 @@ class Evacuation:
         log_offset = self._store.last_log_offset
         self._index.evacuate(timer_id, log_offset, self._log.log_end - log_offset)
         self.evacuated[entry.topic_id] += 1
-        self._tokens -= header.size
+        self._tokens -= entry.size
 
     def next_step_ms(self) -> int | None:
         """Return when to go on, None while nothing is to be evacuated."""
-        if self._records is None:
+        if self._segment is None:
             return None
         return self._not_before_ms

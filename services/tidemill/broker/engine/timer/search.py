@@ -17,6 +17,7 @@ from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
 from tidemill.common import stored_message
@@ -95,7 +96,10 @@ class TimerSearch:
     def _look_at_record(self, log_offset: int) -> None:
         if log_offset < self._store.log.min_offset:
             return
-        found = self._store.record(log_offset)
+        try:
+            found = self._store.record(log_offset)
+        except CorruptStore:
+            return  # Whose keys they were cannot be said any more.
         if found.header.kind != Kind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
             return
         timer_id = message.decode_target(found.body).timer_id

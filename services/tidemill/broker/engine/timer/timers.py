@@ -89,7 +89,7 @@ class Timers:
         timer_log = TimerLog(disk, file_bytes=config.timer_log_file_bytes)
         self.index = TimerIndex(table, wheel, timer_log, log)
         self.near = NearWheel()
-        self.bodies = Bodies(log, store)
+        self.bodies = Bodies(log)
         self.admission = Admission(self.index, config, volume_bytes=disk.total_bytes())
         self.loader = Loader(
             self.index, self.near, self.bodies,
@@ -141,7 +141,7 @@ class Timers:
         self._now_ms = now_ms
         if not self.index.pending_count:
             self._begin(now_ms - self._firing_lag_ms)
-        due_at_ms = self.admission.admit(due_at_ms, topic.id, len(blob), crc, now_ms)
+        due_at_ms = self.admission.admit(due_at_ms, topic, len(blob), crc, now_ms)
         data, crc = with_due_time(blob, crc, due_at_ms)
         hidden_id = self._hidden_topic(now_ms).id
         timer_id = self._catalog.queues[hidden_id, SCHEDULE_QUEUE].max_offset
