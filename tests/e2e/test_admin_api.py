@@ -48,6 +48,18 @@ def test_a_topic_is_created_shown_changed_and_deleted(api: Client) -> None:
     assert problem(api.delete("/topics/life"))[:2] == (404, 40402)
 
 
+def test_a_topic_may_let_deliveries_be_spread(api: Client) -> None:
+    created = api.put("/topics/spread", json={"messageType": "DELAY", "deliverySpreadMs": 5000})
+    assert created.json()["deliverySpreadMs"] == 5000
+    assert api.put("/topics/spread", json={"queues": 9}).json()["deliverySpreadMs"] == 5000
+    assert "deliverySpreadMs" not in api.put("/topics/spread", json={"deliverySpreadMs": 0}).json()
+    for wrong in (-1, 3_600_001, "soon"):
+        assert problem(api.put("/topics/spread", json={"deliverySpreadMs": wrong}))[:2] == (
+            400,
+            40000,
+        )
+
+
 def test_a_group_is_created_shown_changed_and_deleted(api: Client) -> None:
     body = {
         "deliveryOrder": "FIFO",

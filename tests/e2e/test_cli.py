@@ -37,6 +37,17 @@ def test_a_topic_from_creation_to_deletion(running: Standalone) -> None:
     assert deleted.returncode == 0
 
 
+def test_a_topic_whose_deliveries_may_be_spread(running: Standalone) -> None:
+    def create(*arguments: str) -> str:
+        return tidemill("topic", "create", "spread", *arguments, admin=running.admin).stdout
+
+    told = "topic spread: MIXED, 8 queues, deliveries spread over 5000 ms\n"
+    assert create("--delivery-spread=5s") == told
+    told = "topic spread: changed: MIXED, 8 queues, deliveries spread over 5000 -> 0 ms\n"
+    assert create("--delivery-spread=0s") == told
+    assert create() == "topic spread: is there, unchanged: MIXED, 8 queues\n"
+
+
 def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
     def group(*arguments: str) -> subprocess.CompletedProcess[str]:
         return tidemill("group", *arguments, admin=running.admin)

@@ -56,6 +56,10 @@ class TopicSettings(Schema):
 
     message_type: TopicType | None = None
     queues: int | None = Field(None, ge=1, le=1024)
+    delivery_spread_ms: int | None = Field(
+        None, ge=0, le=3_600_000,
+        description="By how much a delayed message may come later where its second is full.",
+    )  # fmt: skip
 
 
 class Topic(Schema):
@@ -65,6 +69,7 @@ class Topic(Schema):
     message_type: TopicType
     queues: int
     is_system: bool
+    delivery_spread_ms: int | None = None
 
 
 class Queue(Schema):
@@ -337,6 +342,7 @@ def topic_of(config: pb.TopicConfig) -> Topic:
         message_type=TopicType(pb.TopicType.Name(config.type)),
         queues=config.queues,
         is_system=config.is_system,
+        delivery_spread_ms=config.delivery_spread_ms or None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import Json, call, call_pages, say, segment, show, warn
+from tidemill.cli.times import DURATION, duration_ms
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
 
@@ -60,13 +61,29 @@ def list_topics(
 
 @app.command("create")
 def create_topic(
-    context: typer.Context, name: Name, kind: Type = None, queues: Queues = None
+    context: typer.Context,
+    name: Name,
+    kind: Type = None,
+    queues: Queues = None,
+    delivery_spread: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DURATION,
+            help="How much later a delayed message may come where its second is full; 0s: never.",
+        ),
+    ] = None,
 ) -> None:
     """Create a topic, or change one.
 
     Example: tidemill topic create orders --type FIFO --queues 4
+
+    Example: tidemill topic create reminders --type DELAY --delivery-spread 5s
     """
-    body = {"messageType": kind.value if kind else None, "queues": queues}
+    body = {
+        "messageType": kind.value if kind else None,
+        "queues": queues,
+        "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
+    }
     given = {key: value for key, value in body.items() if value is not None}
     path = f"/topics/{segment(name)}"
     before = call(context, "GET", path, may_miss=True)
@@ -108,11 +125,16 @@ def delete_topic(
 
 def _change(before: Json, topic: Json) -> str:
     kind, queues = topic["messageType"], f"{topic['queues']} queues"
+    spread_ms = topic.get("deliverySpreadMs", 0)
+    spread = f", deliveries spread over {spread_ms} ms" if spread_ms else ""
     if before is None:
-        return f"{kind}, {queues}"
+        return f"{kind}, {queues}{spread}"
     if before["messageType"] != kind:
         kind = f"{before['messageType']} -> {kind}"
     if before["queues"] != topic["queues"]:
         queues = f"{before['queues']} -> {queues}"
-    is_changed = "->" in kind + queues
-    return f"{'changed' if is_changed else 'is there, unchanged'}: {kind}, {queues}"
+    spread_before_ms = before.get("deliverySpreadMs", 0)
+    if spread_before_ms != spread_ms:
+        spread = f", deliveries spread over {spread_before_ms} -> {spread_ms} ms"
+    is_changed = "->" in kind + queues + spread
+    return f"{'changed' if is_changed else 'is there, unchanged'}: {kind}, {queues}{spread}"

@@ -43,6 +43,7 @@ async def put_topic(topic: str, settings: schemas.TopicSettings, broker: Broker)
         name=topic,
         type=pb.TopicType.Value(kind.value) if kind else pb.TOPIC_TYPE_UNSPECIFIED,
         queues=settings.queues or 0,
+        delivery_spread_ms=settings.delivery_spread_ms,
     )
     return schemas.topic_of(await broker.put_topic(request))
 

@@ -35,6 +35,7 @@ from tidemill.broker.engine.metadata.catalog import (
     Group,
     Topic,
     TopicType,
+    topic_item,
 )
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
 from tidemill.broker.engine.pop.delivery_table import NIL
@@ -68,6 +69,7 @@ POP_RESERVE_PART = 4
 TYPES_WITH_ORDER = {TopicType.FIFO, TopicType.MIXED}
 MAX_ATTEMPTS_MAX = 1000
 RETRY_STEPS_MAX = 100
+SPREAD_MS_MAX = 3_600_000  # around this time, not around this day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,11 +322,23 @@ class Engine:
         if is_missing:
             self.put_group(group, now_ms=now_ms)
 
-    def put_topic(self, name: str, *, type_: TopicType | None, queues: int, now_ms: int) -> Topic:
-        """Create or change a topic; None and 0 keep what is, or take the defaults.
+    def put_topic(
+        self,
+        name: str,
+        *,
+        type_: TopicType | None,
+        queues: int,
+        delivery_spread_ms: int | None = None,
+        now_ms: int,
+    ) -> Topic:
+        """Create or change a topic; None and 0 queues keep what is, or take the defaults.
 
         Raises Conflict, BadRequest.
         """
+        if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
+            raise BadRequest(
+                f"deliveries are spread over 0 to {SPREAD_MS_MAX} ms, not {delivery_spread_ms}"
+            )
         if not 0 <= queues <= QUEUES_MAX:
             raise BadRequest(f"a topic has 1 to {QUEUES_MAX} queues, not {queues}")
         old = self.catalog.find_topic(name)
@@ -335,6 +349,7 @@ class Engine:
                 name=name,
                 type=type_ or TopicType.MIXED,
                 queues=queues or self.config.default_queues,
+                delivery_spread_ms=delivery_spread_ms or 0,
             )
         else:
             if old.is_system:
@@ -345,6 +360,8 @@ class Engine:
                 type=type_ or old.type,
                 queues=queues or old.queues,
             )
+            if delivery_spread_ms is not None:
+                topic = replace(topic, delivery_spread_ms=delivery_spread_ms)
             if topic.queues < old.queues:
                 raise Conflict(
                     f"topic {name!r} has {old.queues} queues, and messages in them; the number can "
@@ -357,7 +374,7 @@ class Engine:
                 )
             if replace(topic, version=old.version) == old:
                 return old
-        self._put({"op": "topic", "topic": asdict(topic)}, now_ms)
+        self._put(topic_item(topic), now_ms)
         return topic
 
     def _put(self, config: dict[str, Any], now_ms: int) -> int:

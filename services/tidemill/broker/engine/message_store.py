@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict
 from typing import Any, NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Place
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.metadata.catalog import Catalog, Topic, TopicType, encode_config
+from tidemill.broker.engine.metadata.catalog import (
+    Catalog,
+    Topic,
+    TopicType,
+    encode_config,
+    topic_item,
+)
 from tidemill.broker.engine.store.commit_log import CommitLog, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.common import stored_message
@@ -126,7 +131,7 @@ class MessageStore:
                 retry_of=retry_of,
                 is_system=True,
             )
-            self.append_config({"op": "topic", "topic": asdict(topic)}, now_ms)
+            self.append_config(topic_item(topic), now_ms)
         return topic
 
     # ------------------------------------------------------------ reading

@@ -44,6 +44,7 @@ class BrokerAdminService:
                 request.name,
                 type_=config_frames.topic_type(request.type),
                 queues=request.queues,
+                delivery_spread_ms=config_frames.delivery_spread_ms(request),
                 now_ms=now_ms,
             )
             config_log.topic_put(before, topic, auto_create=False)

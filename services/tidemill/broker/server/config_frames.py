@@ -33,6 +33,7 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         type=pb.TopicType.ValueType(topic.type),
         queues=topic.queues,
         is_system=topic.is_system,
+        delivery_spread_ms=topic.delivery_spread_ms,
     )
 
 
@@ -115,6 +116,11 @@ def topic_type(value: int) -> TopicType | None:
         return TopicType(value) if value else None
     except ValueError as error:
         raise BadRequest(f"there is no topic type {value}") from error
+
+
+def delivery_spread_ms(request: pb.PutTopicRequest) -> int | None:
+    """Read how far deliveries may be spread; unset is None."""
+    return request.delivery_spread_ms if request.HasField("delivery_spread_ms") else None
 
 
 class GroupFields(TypedDict):

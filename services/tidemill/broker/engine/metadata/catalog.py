@@ -47,6 +47,8 @@ class Topic:
     # For a retry topic: the (group id, topic id) whose messages it holds.
     retry_of: tuple[int, int] | None = None
     is_system: bool = False
+    # By how much a delayed message may come later where its second is full.
+    delivery_spread_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,8 +226,16 @@ class Catalog:
         if kind == "nextId":
             return {"op": "nextId", "nextId": self.next_id}
         if kind == "topic":
-            return {"op": "topic", "topic": asdict(self.topics[int(number)])}
+            return topic_item(self.topics[int(number)])
         return {"op": "group", "group": asdict(self.groups[int(number)])}
+
+
+def topic_item(topic: Topic) -> dict[str, Any]:
+    """Return the configuration item that puts a topic."""
+    fields = asdict(topic)
+    if not topic.delivery_spread_ms:
+        del fields["delivery_spread_ms"]  # Stores of before know of no such field.
+    return {"op": "topic", "topic": fields}
 
 
 def encode_config(config: dict[str, Any]) -> bytes:
