@@ -7,6 +7,7 @@ version, keeps its reader, and adds a file. Where one is missing it is made by
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -17,12 +18,25 @@ import pytest
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import check_log
+from tests.support.timer_log_fold import CANCELLED, DROPPED, PENDING
+from tests.support.timer_world import TIMERS, TimerWorld
 from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, ResetTarget
-from tidemill.broker.engine.layout import message, pop_checkpoint, record, store_checkpoint
+from tidemill.broker.engine.layout import (
+    message,
+    pop_checkpoint,
+    record,
+    store_checkpoint,
+    timer_checkpoint,
+    timer_entry,
+    timer_record,
+)
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.record import Header, Kind
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.wheel import Wheel
 from tidemill.common import stored_message
 from tidemill.common.receipt_handle import HandleFields, HandleSigner
 
@@ -102,6 +116,56 @@ def history() -> dict[str, bytes]:
     return found | {"stored_message.bin": MESSAGE, "receipt_handles.bin": b"\n".join(handles)}
 
 
+@cache
+def timer_history() -> dict[str, bytes]:
+    """Write a store with timers in every state, and return its files by golden name."""
+    world = TimerWorld(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=TIMER_SEGMENT)
+    engine = world.engine
+    world.topic(queues=2)
+    for n in range(6):
+        world.schedule(f"m{n}", delay_ms=(n + 2) * 1_000, queue_id=n % 2, keys=("k",))
+    world.schedule("parked", delay_ms=30 * 24 * 3_600_000)
+    world.schedule("moved", delay_ms=500_000)
+    world.schedule("gone", delay_ms=9_000, topic="gone")
+    world.cancel(1)
+    world.reschedule(7, world.now_ms + 600_000)
+    engine.delete_topic("gone", world.now_ms)
+    engine.commit()
+    world.sleep(5_000)
+    # As if retention were near: the copies go to another segment.
+    while len(engine.log.segments) < 2:
+        world.send("filler", topic="filler", size=3_000)
+    engine.timers.evacuation._is_due = lambda _now_ms: True
+    world.sleep(4_000)
+    engine.timers.evacuation._is_due = lambda _now_ms: False
+    for files in engine.timers.flusher.flush(world.now_ms, engine.timers.store_uuid, iter_nothing):
+        sync(list(files))
+    world.schedule("after", delay_ms=40_000)
+    world.cancel(9)
+    for files in engine.timers.flusher.flush(world.now_ms, engine.timers.store_uuid, iter_nothing):
+        sync(list(files))
+    world.judge()
+    disk = world.disk
+    return {golden_name: disk.read(name) or b"" for golden_name, name in TIMER_FILES.items()} | {
+        "timer_commit_log.bin": b"".join(disk.read(name) or b"" for name in disk.names("log")),
+    }
+
+
+def iter_nothing() -> Iterator[list[File]]:
+    return iter(())
+
+
+TIMER_SEGMENT = 8_192
+TIMER_FILES = {
+    "timer_wheel.bin": "timer/wheel",
+    "timer_timerlog.bin": "timer/timerlog/00000000000000000000",
+    "timer_checkpoint_a.bin": "timer/checkpoint.a",
+    "timer_checkpoint_b.bin": "timer/checkpoint.b",
+    "timer_state.bin": "timer/state/00000000000000000000",
+}
+TIMER_NAMES = [*TIMER_FILES, "timer_commit_log.bin"]
+
+
 NAMES = [
     "checkpoint.bin", "index.bin", "log.bin", "queues.bin", "receipt_handles.bin", "snapshots.bin",
     "stored_message.bin",
@@ -115,6 +179,77 @@ def golden(name: str) -> bytes:
 @pytest.mark.parametrize("name", NAMES)
 def test_todays_encoders_write_the_golden_bytes(name: str) -> None:
     assert history()[name] == golden(name)
+
+
+@pytest.mark.parametrize("name", TIMER_NAMES)
+def test_todays_encoders_write_the_golden_bytes_of_timers(name: str) -> None:
+    assert timer_history()[name] == golden(name)
+
+
+def golden_timer_disk(*, with_timer_files: bool) -> FaultyDisk:
+    disk = FaultyDisk(Random(0))
+    data = golden("timer_commit_log.bin")
+    files = {
+        f"log/{start:020d}.log": data[start : start + TIMER_SEGMENT]
+        for start in range(0, len(data), TIMER_SEGMENT)
+    }
+    if with_timer_files:
+        files |= {name: golden(golden_name) for golden_name, name in TIMER_FILES.items()}
+    for name, content in files.items():
+        file = disk.open(name, create=True)
+        file.write_at(0, [content])
+        file.sync()
+    disk.sync_folder(".")
+    return disk
+
+
+def test_an_engine_of_today_goes_on_with_the_golden_timers() -> None:
+    """With their files and without them. No snapshot names the store, so all is folded anew."""
+    for with_timer_files in (False, True):
+        world = TimerWorld(
+            golden_timer_disk(with_timer_files=with_timer_files),
+            segment_bytes=TIMER_SEGMENT,
+            now_ms=START_MS + 9_000,
+        )
+        world.check()
+        states = {n: one.state for n, one in world.timers.timers.items()}
+        assert states[1] == CANCELLED
+        assert states[8] == DROPPED
+        assert {n for n, state in states.items() if state == PENDING} == {6, 7}
+        assert world.timers.timers[6].copies == 1
+        world.advance(31 * 24 * 3_600_000)
+        assert world.texts()[-2:] == ["moved", "parked"]
+        world.check()
+
+
+def test_the_golden_files_of_timers_are_intact() -> None:
+    disk = golden_timer_disk(with_timer_files=True)
+    a = timer_checkpoint.find(disk.read("timer/checkpoint.a"))
+    b = timer_checkpoint.find(disk.read("timer/checkpoint.b"))
+    assert a is not None
+    assert b is not None
+    assert {a.generation, b.generation} == {1, 2}
+    newest = max(a, b, key=lambda one: one.generation)
+    wheel = Wheel(disk, slot_count=TIMERS.wheel_slots)
+    wheel.load(
+        position_min=0, position_max=newest.timer_log_position, hand_s=newest.hand_ms // 1000
+    )
+    kinds = 0
+    log = golden("timer_timerlog.bin")
+    for at in range(0, newest.timer_log_position, timer_record.SIZE):
+        found = timer_record.find(log, at)
+        assert found is not None
+        kinds |= found.magic & 0xFFFFFF
+    assert kinds == (
+        timer_record.SCHEDULE
+        | timer_record.PARKED
+        | timer_record.CANCEL
+        | timer_record.RESCHEDULED_IN
+        | timer_record.RESCHEDULED_OUT
+    )
+    table = golden("timer_state.bin")
+    entries = [timer_entry.read(bytearray(table), n * timer_entry.SIZE) for n in range(10)]
+    assert {entry.state for entry in entries} == set(TimerState) - {TimerState.UNUSED}
 
 
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
@@ -141,7 +276,8 @@ def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
 
 def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> None:
     checker = check_log(golden_disk(with_derived_files=False))
-    assert set(checker.kinds) == set(Kind) - {Kind.TIMER, Kind.FRONTIER}
+    timer_checker = check_log(golden_timer_disk(with_timer_files=False))
+    assert checker.kinds.keys() | timer_checker.kinds.keys() == set(Kind)
     flags, states, reasons, operations = 0, set(), set(), set()
     view = memoryview(golden("log.bin"))
     at = 0
@@ -219,7 +355,7 @@ def test_the_golden_message_and_handles_are_read() -> None:
 def make_missing() -> None:
     """Write the golden files that do not exist."""
     FOLDER.mkdir(exist_ok=True)
-    for name, data in history().items():
+    for name, data in (history() | timer_history()).items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)
 
