@@ -1,0 +1,230 @@
+"""Due times, sizes, ids and limits at their edges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from random import Random
+from zlib import crc32
+
+import pytest
+
+from tests.support.engine_world import TOPIC, blob
+from tests.support.timer_world import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    START_MS,
+    TIMERS,
+    TimerWorld,
+)
+from tidemill.broker.engine.layout.message import TimerReason
+from tidemill.broker.engine.timer.config import OverloadPolicy
+from tidemill.broker.engine.timer.pages import DirtyPages
+from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, TimerQuery
+from tidemill.common.errors import IllegalDeliveryTime, Overloaded
+
+MAX_MS = TIMERS.max_delay_ms
+LEAP_DAY_MS = int(datetime(2024, 2, 29, tzinfo=UTC).timestamp() * 1000)
+
+
+@pytest.mark.parametrize("unit_ms", [20, SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS])
+@pytest.mark.parametrize("off_ms", [-1, 0, 1])
+def test_a_timer_due_exactly_at_a_border_of_time_comes_at_it(unit_ms: int, off_ms: int) -> None:
+    world = TimerWorld()
+    due_at_ms = (world.now_ms // unit_ms + 2) * unit_ms + off_ms
+    world.schedule("m", due_at_ms=due_at_ms)
+    world.advance(due_at_ms - world.now_ms - 1)
+    assert world.texts() == []
+    world.sleep(1)
+    assert [one.stored_at_ms for one in world.delivered] == [due_at_ms]
+
+
+def test_a_leap_day_is_a_day() -> None:
+    world = TimerWorld(now_ms=LEAP_DAY_MS - 1)
+    world.schedule("leap", due_at_ms=LEAP_DAY_MS)
+    world.schedule("march", due_at_ms=LEAP_DAY_MS + DAY_MS)
+    world.sleep(1)
+    assert world.texts() == ["leap"]
+    world.advance(DAY_MS)
+    assert world.texts() == ["leap", "march"]
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_the_longest_delay_is_taken_and_one_more_millisecond_is_not(is_relative: bool) -> None:
+    world = TimerWorld()
+
+    def schedule(delay_ms: int) -> int:
+        if is_relative:
+            return world.schedule("m", delay_ms=delay_ms).due_at_ms
+        return world.schedule("m", due_at_ms=START_MS + delay_ms).due_at_ms
+
+    assert schedule(MAX_MS) == START_MS + MAX_MS
+    with pytest.raises(IllegalDeliveryTime, match="400 days"):
+        schedule(MAX_MS + 1)
+    assert schedule(0) == 0, "stored at once"
+    assert len(world.timers.open) == 1
+
+
+@pytest.mark.parametrize("value", [-1, -(1 << 62), (1 << 53) + 1, (1 << 63) - 1])
+def test_times_that_are_none_are_refused(value: int) -> None:
+    world = TimerWorld()
+    timer_id = world.schedule("m", delay_ms=5).queue_offset
+    with pytest.raises(IllegalDeliveryTime):
+        world.schedule("m", due_at_ms=value)
+    with pytest.raises(IllegalDeliveryTime):
+        world.schedule("m", delay_ms=value)
+    with pytest.raises(IllegalDeliveryTime):
+        world.reschedule(timer_id, value)
+    world.check()
+    assert len(world.timers.timers) == 1
+
+
+@pytest.mark.parametrize("off_s", [-2, -1, 0, 1])
+@pytest.mark.parametrize("restart", [False, True])
+def test_timers_at_the_end_of_the_ring_come_in_time(off_s: int, restart: bool) -> None:
+    world = TimerWorld()
+    world.schedule("first", delay_ms=10 * DAY_MS)
+    ring_end_s = world.engine.timers.index.ring_end_s
+    for second in (ring_end_s + off_s, ring_end_s + off_s + TIMERS.wheel_slots):
+        world.schedule(str(second), due_at_ms=second * 1000 + 999)
+    if restart:
+        world.sleep(SECOND_MS)
+        world.background()
+        world.restart()
+    world.advance(DAY_MS)
+    assert world.texts() == [str(ring_end_s + off_s + n) for n in (0, TIMERS.wheel_slots)]
+    world.check()
+
+
+def test_ids_go_on_over_pages_and_files_of_the_table() -> None:
+    world = TimerWorld()
+    for n in range(1_537):
+        done = world.schedule(f"m{n}", delay_ms=5_000 + n, commit=n % 100 == 0)
+        assert done.queue_offset == n
+    world.engine.commit()
+    world.sleep(3_000)
+    world.background()
+    for edge in (0, 511, 512, 1_023, 1_024, 1_535, 1_536):
+        world.cancel(edge)
+    world.restart()
+    world.check()
+    world.sleep(10_000)
+    assert len(world.texts()) == 1_530
+
+
+def test_the_largest_message_and_an_empty_one_come_as_they_were_sent() -> None:
+    world = TimerWorld(segment_bytes=8 << 20)
+    keys = tuple(f"key-{n}-{'x' * 200}" for n in range(250))
+    plain = blob("", keys=keys, size=4 << 20)
+    done = world.engine.schedule(
+        world.topic(), 0, plain, crc32(plain), world.now_ms, delay_ms=2_000
+    )
+    empty = blob("", message_id="empty")
+    world.engine.schedule(world.topic(), 0, empty, crc32(empty), world.now_ms, delay_ms=2_000)
+    world.engine.commit()
+    assert world.engine.timers.status(done.queue_offset).size > 4 << 20
+    assert len(world.search(TimerQuery(page_size=9, key=keys[-1]))) == 1
+    world.sleep(3_000)
+    # The fold compares the bytes.
+    assert len(world.delivered) == 2
+    assert {len(one) for one in world.bodies()} == {0}
+
+
+def test_a_timer_of_a_deleted_topic_is_dropped_with_its_reason_also_if_the_name_is_back() -> None:
+    world = TimerWorld()
+    world.schedule("gone", delay_ms=5_000)
+    world.engine.delete_topic(TOPIC, world.now_ms)
+    world.schedule("new", delay_ms=5_000)
+    world.sleep(6_000)
+    assert world.texts() == ["new"]
+    assert world.texts(TIMER_DEAD_LETTER_TOPIC) == ["gone"]
+    assert world.delivered[0].reason == TimerReason.TOPIC_DELETED
+
+
+def test_a_backlog_that_is_too_old_is_dropped_where_that_is_chosen() -> None:
+    world = TimerWorld(timer=replace(TIMERS, expire_backlog_after_ms=MINUTE_MS))
+    world.schedule("old", delay_ms=SECOND_MS)
+    world.schedule("young", delay_ms=30 * SECOND_MS)
+    world.now_ms += MINUTE_MS + SECOND_MS + 1
+    world.restart()
+    world.run_due()
+    assert world.texts() == ["young"]
+    assert world.texts(TIMER_DEAD_LETTER_TOPIC) == ["old"]
+    assert {one.reason for one in world.delivered} == {TimerReason.EXPIRED, TimerReason.DELIVERED}
+
+
+# -------------------------------------------------------------------- flow control
+
+
+@pytest.mark.parametrize("policy", list(OverloadPolicy))
+def test_a_full_second_is_refused_spread_or_taken_by_the_formula(policy: OverloadPolicy) -> None:
+    """Of what comes between C and 2 C, (s - C) / C is refused; from 2 C on everything."""
+    limit = 500
+    world = TimerWorld(
+        timer=replace(TIMERS, soft_limit_per_second=limit, overload_policy=policy, spread_ms=300)
+    )
+    due_at_ms = (world.now_ms // 1000 + 50) * 1000
+    random = Random(5)
+    taken, expected, dues = 0, 0.0, set()
+    for n in range(3_000):
+        count = world.engine.timers.index.wheel.count(due_at_ms // 1000)
+        expected += 1 - min(max((count - limit) / limit, 0), 1)
+        try:
+            text = f"m{n}-{random.random()}"
+            dues.add(world.schedule(text, due_at_ms=due_at_ms, commit=False).due_at_ms)
+        except Overloaded:
+            assert count > limit
+        else:
+            taken += 1
+    world.engine.commit()
+    world.check()
+    if policy is OverloadPolicy.REJECT:
+        assert abs(taken - expected) < 60
+        assert limit < taken <= 2 * limit + 1
+        assert dues == {due_at_ms}
+        return
+    assert taken == 3_000
+    if policy is OverloadPolicy.ACCEPT:
+        assert dues == {due_at_ms}
+    else:
+        assert min(dues) == due_at_ms
+        assert due_at_ms + 295 < max(dues) <= due_at_ms + 300
+        assert len(dues) > 290
+
+
+def test_no_more_timers_wait_than_the_limits_of_the_store_allow() -> None:
+    world = TimerWorld(timer=replace(TIMERS, max_pending=3))
+    for n in range(3):
+        world.schedule(f"m{n}", delay_ms=5_000)
+    with pytest.raises(Overloaded, match="timer_max_pending"):
+        world.schedule("more", delay_ms=5_000)
+    world.cancel(1)
+    world.schedule("again", delay_ms=5_000)
+    world.check()
+    part = 1_000 / (1 << 40)
+    world = TimerWorld(timer=replace(TIMERS, max_pinned_part=part))
+    world.schedule("m", delay_ms=5_000, size=500)
+    with pytest.raises(Overloaded, match="timer_max_pinned_part"):
+        world.schedule("more", delay_ms=5_000, size=500)
+
+
+# -------------------------------------------------------------------- pages of a flush
+
+
+def test_a_page_that_changes_during_a_flush_is_written_as_it_was() -> None:
+    pages = {0: b"a", 1: b"b", 2: b"c"}
+    dirty = DirtyPages(lambda page: pages[page])
+    for page in (0, 1, 2):
+        dirty.touch(page)
+    dirty.freeze()
+    written = []
+    for page, data in dirty.frozen():
+        written.append((page, data))
+        for later in (0, 1, 2):
+            dirty.touch(later)
+            pages[later] = pages[later].upper() + b"!"
+    assert written == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert dirty.dirty == {0, 1, 2}, "what changed is written by the next one"
+    assert all(map(dirty.is_held, (0, 1, 2)))
