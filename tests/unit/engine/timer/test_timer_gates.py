@@ -1,0 +1,104 @@
+"""What must wait for what: segments for timers, a flush for the round, the hand for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+
+RETAINING = {"segment_bytes": 32 << 10, "retention_ms": HOUR_MS, "checkpoint_log_bytes": 8_000}
+
+
+def test_a_segment_stays_while_a_pending_timer_has_its_message_in_it() -> None:
+    """T-10, with an evacuation that is too slow."""
+    world = TimerWorld(timer=replace(TIMERS, evacuation_rate_bytes=1), **RETAINING)
+    for n in range(400):
+        world.schedule(f"m{n}", delay_ms=2 * DAY_MS + n, commit=n % 40 == 39)
+    for _ in range(10):
+        world.advance(HOUR_MS)
+        world.background()
+        world.check()
+    assert world.engine.log.min_offset == 0
+    world.advance(2 * DAY_MS)
+    world.background()
+    world.check()
+    assert len(world.texts()) == 400
+    assert world.engine.log.min_offset > 0, "and then it goes"
+
+
+def test_a_segment_stays_while_a_start_would_fold_timers_from_it() -> None:
+    never = replace(TIMERS, flush_period_ms=1 << 50, flush_log_bytes=1 << 50)
+    world = TimerWorld(timer=never, **RETAINING)
+    for n in range(400):
+        world.schedule(f"m{n}", delay_ms=2_000, commit=n % 40 == 39)
+    for _ in range(10):
+        world.advance(HOUR_MS)
+        world.background()
+    assert len(world.texts()) == 400
+    assert len(world.engine.log.segments) > 2
+    assert world.engine.log.min_offset == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flush_waits_for_the_round_so_that_no_file_is_ahead_of_the_log(seed: int) -> None:
+    world = TimerWorld(FaultyDisk(Random(seed)))
+    world.schedule("answered", delay_ms=HOUR_MS)
+    world.checkpoint()
+    world.now_ms += 11 * SECOND_MS
+    world.engine.run_due(world.now_ms)
+    world.engine.commit()
+    world.schedule("not answered", delay_ms=HOUR_MS, commit=False)
+    for _ in range(40):
+        for file in next(world._work) or []:
+            file.sync()
+    world.restart(power_cut=True)
+    world.check()
+    world.advance(2 * HOUR_MS)
+    assert world.texts() == ["answered"]
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_the_hand_waits_for_the_rest_of_a_long_chain(power_cut: bool) -> None:
+    """A restart at any time goes on with what was not delivered yet."""
+    timer = replace(TIMERS, load_chunk_records=64, flush_period_ms=1)
+    world = TimerWorld(FaultyDisk(Random(3)), timer=timer)
+    for n in range(3_000):
+        world.schedule(f"m{n}", delay_ms=5_000, commit=n % 500 == 499)
+    world.checkpoint()
+    world.sleep(5_500)
+    for _ in range(60):
+        world.now_ms += 1_000
+        for _ in range(2):
+            world.engine.run_due(world.now_ms)
+            world.engine.commit()
+        world.background()
+        world.check()
+        world.restart(power_cut=power_cut)
+    world.sleep(2_000)
+    assert sorted(world.texts()) == sorted(f"m{n}" for n in range(3_000))
+
+
+def test_a_rebuild_knows_what_became_of_timers_whose_schedule_is_gone() -> None:
+    world = TimerWorld(**RETAINING)
+    for n in range(100):
+        world.schedule(f"m{n}", delay_ms=80 * SECOND_MS, commit=n == 99)
+    while len(world.engine.log.segments) < 3:
+        world.send("filler", topic="filler", size=2_000)
+    world.sleep(100 * SECOND_MS)
+    world.now_ms += HOUR_MS - 50 * SECOND_MS
+    while world.engine.log.min_offset == 0:
+        world.sleep(10 * SECOND_MS)
+        world.background()
+    for folder in ("timer", "timer/timerlog", "timer/state"):
+        for name in world.disk.names(folder):
+            world.disk.remove(name)
+    world.restart()
+    assert world.engine.timers.index.next_id == 100
+    assert world.schedule("next", delay_ms=5_000).queue_offset == 100
+    world.sleep(10_000)
+    assert world.texts()[-1] == "next"
+    world.check()
