@@ -102,21 +102,19 @@ class TimerWorld(World):
         return scheduled
 
     def cancel(self, timer_id: int) -> TimerStatus:
-        status = self.engine.timers.cancel(timer_id, now_ms=self.now_ms)
+        self.engine.timers.cancel(timer_id, now_ms=self.now_ms)
         self.engine.commit()
-        return status
+        return self.engine.timers.status(timer_id)
 
     def reschedule(self, timer_id: int, due_at_ms: int, **options: int) -> TimerStatus:
-        status = self.engine.timers.reschedule(
-            timer_id, due_at_ms=due_at_ms, now_ms=self.now_ms, **options
-        )
+        self.engine.timers.reschedule(timer_id, due_at_ms=due_at_ms, now_ms=self.now_ms, **options)
         self.engine.commit()
-        return status
+        return self.engine.timers.status(timer_id)
 
     def fire(self, timer_id: int) -> TimerStatus:
-        status = self.engine.timers.fire(timer_id, now_ms=self.now_ms)
+        self.engine.timers.fire(timer_id, now_ms=self.now_ms)
         self.engine.commit()
-        return status
+        return self.engine.timers.status(timer_id)
 
     def state(self, timer_id: int) -> TimerState:
         return self.engine.timers.status(timer_id).state
