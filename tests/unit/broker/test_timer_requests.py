@@ -9,11 +9,12 @@ from zlib import crc32
 import pytest
 
 from tests.support.round_world import Proxy, RoundWorld
+from tidemill.broker.engine.timer.search import PAGE_SIZE_MAX
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.admin import ERROR_KEY
 from tidemill.broker.server.config_frames import complete_config
 from tidemill.broker.server.message_admin import MessageAdmin
-from tidemill.broker.server.timer_admin import PAGE_SIZE_MAX, TimerAdmin
+from tidemill.broker.server.timer_admin import TimerAdmin
 from tidemill.common.grpc.status import RpcError
 from tidemill.common.message_encoding import encode_stored
 from tidemill.common.queue_choice import queue_of_group

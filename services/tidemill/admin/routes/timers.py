@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from tidemill.admin import schemas
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
 from tidemill.admin.peek import timer_of
-from tidemill.admin.routes import Broker, NowMs, refuse_foreign_pages
+from tidemill.admin.routes import Broker, refuse_foreign_pages
 from tidemill.common.errors import BadRequest
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -47,9 +47,8 @@ async def list_timers(
         request.after_due_ms, request.after_timer_id = _place_of(page_token)
     reply = await broker.list_timers(request)
     token = None
-    if reply.has_more and reply.timers:
-        last = reply.timers[-1]
-        token = encode_token(f"{last.due_at_ms}:{last.timer_id}")
+    if reply.has_more:
+        token = encode_token(f"{reply.last_due_ms}:{reply.last_timer_id}")
     return schemas.TimerPage(
         timers=[timer_of(timer) for timer in reply.timers], next_page_token=token
     )
@@ -69,14 +68,14 @@ async def cancel_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
 
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
 async def reschedule_timer(
-    timer_id: TimerId, change: schemas.Reschedule, broker: Broker, now_ms: NowMs
+    timer_id: TimerId, change: schemas.Reschedule, broker: Broker
 ) -> schemas.Timer:
     """Let a timer be due at another time, earlier or later."""
-    due_at_ms = change.due_at_ms
-    if due_at_ms is None:
-        due_at_ms = now_ms + (change.delay_ms or 0)
     request = pb.RescheduleTimerRequest(
-        timer_id=timer_id, due_at_ms=due_at_ms, expected_due_at_ms=change.expected_due_at_ms
+        timer_id=timer_id,
+        due_at_ms=change.due_at_ms or 0,
+        delay_ms=change.delay_ms,
+        expected_due_at_ms=change.expected_due_at_ms,
     )
     return timer_of(await broker.reschedule_timer(request))
 

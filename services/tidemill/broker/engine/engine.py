@@ -199,8 +199,9 @@ class Engine:
         """
         self._check_append(topic_id, queue_id, blob, blob_crc)
         self.now_ms = now_ms
-        due_at_ms = self.timers.due_of(blob, delay_ms, now_ms)
-        if due_at_ms <= now_ms:
+        firing_ms = self.timers.firing_time(now_ms)
+        due_at_ms = self.timers.due_of(blob, delay_ms, firing_ms)
+        if due_at_ms <= firing_ms:
             data, crc = with_due_time(blob, blob_crc, due_at_ms)
             queue_offset = self.store.append_message(topic_id, queue_id, data, crc, now_ms)
             self.state.ready_topics.add(topic_id)
@@ -648,6 +649,10 @@ class Engine:
         self.now_ms = now_ms
         has_more = self.consumption.revive.run_due(now_ms)
         return self.timers.run_due(now_ms, now_ms if firing_ms is None else firing_ms) or has_more
+
+    def next_background_ms(self) -> int | None:
+        """Return when background work is due by the clock, None: not before something happens."""
+        return self.timers.next_background_ms()
 
     def take_ready(self) -> tuple[set[int], set[tuple[int, int]]]:
         """Return and clear what became available: topic ids, and (group id, topic id) pairs."""

@@ -124,8 +124,10 @@ class Link:
             self._apply_dead_letter(dead_letter, turn)
         for ensure in frame.ensures:
             self._apply_ensure(ensure, turn)
-        for cancel in frame.timer_cancels:
+        for n, cancel in enumerate(frame.timer_cancels, 1):
             self._apply_timer_cancel(cancel, turn)
+            if n % SLICE_REQUESTS == 0:
+                yield
         for pop in frame.pops:
             self._apply_pop(pop, turn)
             yield

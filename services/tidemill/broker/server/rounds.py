@@ -240,11 +240,13 @@ class Rounds:
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
             engine.refresh(turn.now_ms)
+        firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
+        firing_ms = min(firing_ms, turn.now_ms)
+        engine.timers.set_time(turn.now_ms, firing_ms)
         for item in work:
             await _in_turns(item.apply(turn))
         begin_s = time.monotonic()
-        firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
-        has_more = engine.run_due(turn.now_ms, min(firing_ms, turn.now_ms))
+        has_more = engine.run_due(turn.now_ms, firing_ms)
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
@@ -316,9 +318,12 @@ class Rounds:
     async def _sleep(self) -> None:
         """Sleep until there is work or the next deadline."""
         delay_ms = SLEEP_MS_MAX
-        due_ms = self._engine.next_due_ms()
-        if due_ms is not None:
-            delay_ms = min(delay_ms, due_ms - self._clock.wall_ms())
+        dues = [self._engine.next_due_ms()]
+        if not self._background_files:
+            dues.append(self._engine.next_background_ms())
+        for due_ms in dues:
+            if due_ms is not None:
+                delay_ms = min(delay_ms, due_ms - self._clock.wall_ms())
         deadline_ms = self._polls.find_next_deadline_ms()
         if deadline_ms is not None:
             delay_ms = min(delay_ms, deadline_ms - self._clock.monotonic_ms())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
-from tidemill.broker.server.admin import find_topic, in_round, refusal
+from tidemill.broker.server.admin import find_topic, in_round
 from tidemill.common.errors import BadRequest
 from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tidemill.broker.server.rounds import Rounds
 
 log = structlog.get_logger()
-
-PAGE_SIZE_MAX = 1_000  # timers of one answer, whose heads are read from the log
 
 
 class TimerAdmin:
@@ -31,15 +29,17 @@ class TimerAdmin:
 
         The search takes a round a slice, so that nobody waits for it.
         """
-        if not 1 <= request.page_size <= PAGE_SIZE_MAX:
-            raise refusal(BadRequest(f"a page has 1 to {PAGE_SIZE_MAX} timers"))
         search = await in_round(
             self._rounds, lambda engine, _now_ms: engine.timers.search(_query(engine, request))
         )
         while await in_round(self._rounds, lambda _engine, _now_ms: search.step()):
             pass
+        last_due_ms, last_timer_id = search.last
         return pb.ListTimersReply(
-            timers=[_timer(status) for status in search.found], has_more=search.has_more
+            timers=[_timer(status) for status in search.found],
+            has_more=search.has_more,
+            last_due_ms=last_due_ms,
+            last_timer_id=last_timer_id,
         )
 
     async def GetTimer(self, request: pb.TimerRequest) -> pb.Timer:
@@ -52,25 +52,32 @@ class TimerAdmin:
 
     async def CancelTimer(self, request: pb.TimerRequest) -> pb.Timer:
         """Cancel a pending timer; cancelling it again is no error."""
-        status = await in_round(
-            self._rounds,
-            lambda engine, now_ms: engine.timers.cancel(request.timer_id, now_ms=now_ms),
-        )
+
+        def cancel(engine: Engine, now_ms: int) -> TimerStatus:
+            engine.timers.cancel(request.timer_id, now_ms=now_ms)
+            return engine.timers.status(request.timer_id)
+
+        status = await in_round(self._rounds, cancel)
         log.info("timer cancelled", timer_id=status.timer_id, topic=status.topic)
         return _timer(status)
 
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
         """Let a pending timer be due at another time."""
         expected = request.expected_due_at_ms if request.HasField("expected_due_at_ms") else None
-        status = await in_round(
-            self._rounds,
-            lambda engine, now_ms: engine.timers.reschedule(
+
+        def reschedule(engine: Engine, now_ms: int) -> TimerStatus:
+            due_at_ms = request.due_at_ms
+            if request.HasField("delay_ms"):
+                due_at_ms = engine.timers.firing_time(now_ms) + request.delay_ms
+            engine.timers.reschedule(
                 request.timer_id,
-                due_at_ms=request.due_at_ms,
+                due_at_ms=due_at_ms,
                 expected_due_at_ms=expected,
                 now_ms=now_ms,
-            ),
-        )
+            )
+            return engine.timers.status(request.timer_id)
+
+        status = await in_round(self._rounds, reschedule)
         log.info(
             "timer rescheduled",
             timer_id=status.timer_id, topic=status.topic, due_at_ms=status.due_at_ms,
@@ -79,9 +86,12 @@ class TimerAdmin:
 
     async def FireTimer(self, request: pb.TimerRequest) -> pb.Timer:
         """Deliver the message of a pending timer now."""
-        status = await in_round(
-            self._rounds, lambda engine, now_ms: engine.timers.fire(request.timer_id, now_ms=now_ms)
-        )
+
+        def fire(engine: Engine, now_ms: int) -> TimerStatus:
+            engine.timers.fire(request.timer_id, now_ms=now_ms)
+            return engine.timers.status(request.timer_id)
+
+        status = await in_round(self._rounds, fire)
         log.info("timer fired", timer_id=status.timer_id, topic=status.topic)
         return _timer(status)
 

@@ -28,6 +28,7 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, TimerState
+from tidemill.common.errors import MessageBodyTooLarge
 
 ON_TIME_MS = 1000  # later than that is LATE
 TURNS = 10
@@ -90,7 +91,6 @@ class Deliverer:
         self.retry_at_ms = 0  # 0: nothing stands in the way
         self.quarantined: dict[int, int] = {}  # timer id -> topic id
         self.early_count = 0
-        self.moved_queue_count = 0  # the queue chosen at send time was gone
         self.delivered: Counter[int] = Counter()
         self.dropped: Counter[tuple[int, TimerReason]] = Counter()
         self.lateness = Histogram(LATENESS_BUCKETS_MS)  # by topic id
@@ -101,24 +101,31 @@ class Deliverer:
         lanes = (self._on_time, self._late)
         return sum(len(part) for lane in lanes for q in lane.topics.values() for part in q)
 
+    def next_step_ms(self, now_ms: int) -> int | None:
+        """Return when `step` has something to do next, None: never."""
+        if not self.has_work:
+            return None
+        at_ms = max(self.retry_at_ms, now_ms)
+        if self._rate_max and self._tokens < 1:
+            at_ms = max(at_ms, self._refilled_at_ms + 1 + 1000 // self._rate_max)
+        return at_ms
+
     @property
     def has_work(self) -> bool:
         """Whether something due waits."""
         return bool(self._on_time or self._late)
 
-    def clear(self) -> None:
-        """Forget what waits: it is loaded again."""
-        self._on_time, self._late = _Lane(), _Lane()
-
     # ------------------------------------------------------------ lanes
 
     def take_due(self, firing_ms: int) -> None:
         """Take over from the near wheel what is due."""
-        for items in self._near.release(firing_ms):
-            is_late = items["due"][0] < firing_ms - ON_TIME_MS
-            lane = self._late if is_late else self._on_time
-            for topic_id, part in _by_topic(items):
-                lane.add(topic_id, part)
+        items = self._near.release(firing_ms)
+        if items is None:
+            return
+        split = int(np.searchsorted(items["due"], firing_ms - ON_TIME_MS))
+        for lane, part in ((self._late, items[:split]), (self._on_time, items[split:])):
+            for topic_id, of_topic in _by_topic(part):
+                lane.add(topic_id, of_topic)
 
     def step(self, now_ms: int, firing_ms: int) -> bool:
         """Deliver one slice; True when there is more to deliver at once."""
@@ -226,6 +233,15 @@ class Deliverer:
             self.quarantined[timer_id] = entry.topic_id
             return
         self.quarantined.pop(timer_id, None)
+        try:
+            self._deliver_body(timer_id, entry, body, now_ms, firing_ms)
+        except MessageBodyTooLarge:
+            # Segments have become smaller than the message: it waits for larger ones.
+            self.quarantined[timer_id] = entry.topic_id
+
+    def _deliver_body(
+        self, timer_id: int, entry: TimerEntry, body: Body, now_ms: int, firing_ms: int
+    ) -> None:
         is_expired = 0 < self._expire_after_ms < firing_ms - entry.due_at_ms
         queues = self._catalog.open_queues.get(entry.topic_id)
         if queues is None:
@@ -234,13 +250,10 @@ class Deliverer:
             self._drop(timer_id, entry, body, TimerReason.EXPIRED, now_ms)
         else:
             queue_id = body.queue_id
-            if queue_id >= len(queues):
-                self.moved_queue_count += 1
-                queue_id = timer_id % len(queues)
-            self._append(timer_id, entry, body, entry.topic_id, queue_id, now_ms)
+            self._append(timer_id, entry, body, entry.topic_id, queue_id % len(queues), now_ms)
             self._index.finish(timer_id, entry, TimerState.DELIVERED)
             self.delivered[entry.topic_id] += 1
-            self.lateness.observe(entry.topic_id, now_ms - entry.due_at_ms)
+            self.lateness.observe(entry.topic_id, firing_ms - entry.due_at_ms)
 
     def _drop(
         self, timer_id: int, entry: TimerEntry, body: Body, reason: TimerReason, now_ms: int
@@ -273,6 +286,8 @@ class Deliverer:
 
 def _by_topic(items: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
     topics = items["topic_id"]
+    if not len(items):
+        return []
     if (topics == topics[0]).all():
         return [(int(topics[0]), items)]
     return [(topic_id, items[topics == topic_id]) for topic_id in np.unique(topics).tolist()]

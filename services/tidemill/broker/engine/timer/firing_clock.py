@@ -2,8 +2,8 @@
 
 Wall time, as long as that goes on like the monotonic clock. After a jump of more than JUMP_MS, in
 either direction, it holds: it goes on at the pace of the monotonic clock for `hold_ms`, and then
-takes wall time as it is. It never goes back, so after a step backwards it stands until wall time
-has caught up: nothing fires early by the new time, and nothing fires twice.
+takes wall time as it is, back or forth. It never goes back otherwise. A step backwards un-fires
+nothing and fires nothing twice: what has fired is settled in the state table.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class FiringClock:
             self._hold_until_ms = 0 if is_undone else monotonic_ms + self._hold_ms
         elif self.is_holding and monotonic_ms >= self._hold_until_ms:
             self._hold_until_ms = 0
+            self._firing_ms = wall_ms
         target_ms = self._firing_ms + elapsed_ms if self.is_holding else wall_ms
         self._firing_ms = max(self._firing_ms, target_ms)
         return self._firing_ms

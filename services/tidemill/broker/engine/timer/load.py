@@ -2,9 +2,9 @@
 
 Two positions: one for slots that are due within the horizon, one for the backlog of a downtime, so
 that a backlog never holds up what is due now. A chain is walked from its newest record to its
-oldest in slices. Of a slot with more than `chunk` timers the rest is walked once its second has
-ended, portion by portion: memory stays bounded, and only there due order is given up inside a
-second.
+oldest in slices, and handed on when it is complete. Of a slot with more than `chunk` timers the
+rest is walked once its second has ended, portion by portion: memory stays bounded, and only there
+due order is given up inside a second.
 
 A record is taken at its word here; stage D asks the table whether it still holds.
 """
@@ -24,6 +24,7 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import FIELDS, ITEM, NearWheel
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 
+CHUNKS_MAX = 4  # loaded in all: 40 MiB; with so many due and not delivered loading waits
 RECORDS_A_SLICE = 512  # about 1 ms
 SLOTS_A_SCAN = 65_536  # slots of the wheel looked through at once: 0.3 ms
 _ALIVE = timer_record.SCHEDULE | timer_record.RESCHEDULED_IN | timer_record.EVACUATED
@@ -55,6 +56,8 @@ class Loader:
         self._on_time: deque[int] = deque()  # filled slots that were scanned, to be walked
         self._backlog: deque[int] = deque()
         self._walk: _Walk | None = None
+        self._runs: list[np.ndarray] = []  # what the walk has met, the newest first
+        self._run_items = 0
         self._suspended: dict[int, _Walk] = {}  # by slot: the rest of chains longer than a chunk
         self._walked: dict[int, int] = {}  # by slot: where its chain began when it was walked
         self._again: set[int] = set()  # slots with records that were neither loaded nor walked
@@ -71,19 +74,32 @@ class Loader:
         self._suspended.clear()
         self._walked.clear()
         self._again.clear()
+        self._runs.clear()
+        self._run_items = 0
         self._walk = None
+        if self._on_time_first_s == hand_s + 1 and self._index.wheel.count(hand_s + 1):
+            # The hand is ahead of the clock: what came late for it waits in the slot behind it.
+            self._on_time.append(hand_s + 1)
+            self._on_time_next_s += 1
 
     # ------------------------------------------------------------ arrivals
 
     def arrived(self, due_at_ms: int, timer_id: int, topic_id: int, size: int, slot_s: int) -> None:
         """Load a timer that was linked just now if it is due within the horizon."""
         now_ms = self._now_ms
-        if due_at_ms >= now_ms + self._horizon_ms and not self._is_loaded(slot_s):
+        # What is linked behind its second is due before that slot is loaded.
+        is_near = due_at_ms < now_ms + self._horizon_ms or slot_s > due_at_ms // 1000
+        if not is_near and not self._is_loaded(slot_s):
             return
-        if self._near.outstanding[slot_s] < self._chunk:
+        if self._has_room(slot_s):
             self._near.add(due_at_ms, timer_id, topic_id, size, slot_s, now_ms)
         elif self._is_loaded(slot_s):
             self._again.add(slot_s)
+
+    def _has_room(self, slot_s: int) -> bool:
+        near = self._near
+        is_open = near.outstanding_count < CHUNKS_MAX * self._chunk
+        return is_open and near.outstanding[slot_s] < self._chunk
 
     def _is_loaded(self, slot_s: int) -> bool:
         if slot_s < self._on_time_first_s:
@@ -109,6 +125,8 @@ class Loader:
         now_s = now_ms // 1000
         if self._walk_again(now_s):
             return True
+        if self._near.outstanding_count >= CHUNKS_MAX * self._chunk:
+            return False
         if self._next_on_time(now_ms):
             return True
         if self._near.outstanding_count >= self._chunk:
@@ -186,15 +204,20 @@ class Loader:
                 bodies.extend((record.log_offset, record.body_size))
             position = record.previous
         if items:
-            self._near.add_run(np.frombuffer(items, ITEM, len(items) // FIELDS))
+            self._runs.append(np.frombuffer(items, ITEM, len(items) // FIELDS))
+            self._run_items += len(items) // FIELDS
             self._bodies.expect(np.frombuffer(bodies, np.int64).reshape(-1, 2))
+        if position > stop and self._near.outstanding[slot_s] + self._run_items < self._chunk:
+            self._walk = _Walk(slot_s, position, stop)
+            return
+        # Only now, so that what was linked first goes first.
+        for run in reversed(self._runs):
+            self._near.add_run(run)
+        self._runs.clear()
+        self._run_items = 0
         self._walk = None
         if position > stop:
-            walk = _Walk(slot_s, position, stop)
-            if self._near.outstanding[slot_s] < self._chunk:
-                self._walk = walk
-            else:
-                self._suspended[slot_s] = walk
+            self._suspended[slot_s] = _Walk(slot_s, position, stop)
 
     def _move_on(self, record: timer_record.TimerRecord) -> None:
         """Link a parked timer again, nearer to its due time."""

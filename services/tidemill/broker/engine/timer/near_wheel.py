@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -19,7 +18,9 @@ ITEM = np.dtype(
     [("due", "<i8"), ("timer_id", "<i8"), ("topic_id", "<i8"), ("size", "<i8"), ("slot", "<i8")]
 )
 FIELDS = 5
-RUN_ITEMS_MAX = 4096  # sorted in 0.2 ms
+RUN_ITEMS_MAX = 4096  # sorted in half a millisecond
+RELEASE_ITEMS_MAX = 4096  # taken at once
+SORT_AHEAD_MS = 1000  # before a second begins what has gathered for it is sorted
 
 
 @final
@@ -27,7 +28,7 @@ class NearWheel:
     """Loaded timers that are not due yet, and how many of each slot are not final."""
 
     def __init__(self) -> None:
-        # [due time of the next item, number, items sorted by due time, position of the next]
+        # A heap of (due time of the first item, number, items sorted by due time and id).
         self._runs: list[tuple[int, int, np.ndarray]] = []
         self._run_count = 0
         self._soon: list[tuple[int, int, int, int, int]] = []  # a heap of items
@@ -41,7 +42,7 @@ class NearWheel:
         """Add one timer."""
         self.outstanding[slot_s] += 1
         self.outstanding_count += 1
-        if due_at_ms < now_ms + 1000:
+        if due_at_ms < now_ms + SORT_AHEAD_MS:
             heapq.heappush(self._soon, (due_at_ms, timer_id, topic_id, size, slot_s))
             return
         second = due_at_ms // 1000
@@ -51,18 +52,16 @@ class NearWheel:
         buffer.extend((due_at_ms, timer_id, topic_id, size, slot_s))
 
     def add_run(self, items: np.ndarray) -> None:
-        """Add timers of one slot."""
+        """Add timers of one slot, at most RUN_ITEMS_MAX."""
         slot_s = int(items["slot"][0])
         self.outstanding[slot_s] += len(items)
         self.outstanding_count += len(items)
         self._push(items)
 
     def _push(self, items: np.ndarray) -> None:
-        for begin in range(0, len(items), RUN_ITEMS_MAX):
-            part = items[begin : begin + RUN_ITEMS_MAX]
-            part = part[np.argsort(part["due"], kind="stable")]
-            self._run_count += 1
-            heapq.heappush(self._runs, (int(part["due"][0]), self._run_count, part))
+        items = items[np.lexsort((items["timer_id"], items["due"]))]
+        self._run_count += 1
+        heapq.heappush(self._runs, (int(items["due"][0]), self._run_count, items))
 
     def settled(self, slot_s: int) -> None:
         """Note that one timer of a slot is final, or will be loaded again."""
@@ -73,23 +72,60 @@ class NearWheel:
         else:
             del self.outstanding[slot_s]
 
-    def release(self, now_ms: int) -> Iterator[np.ndarray]:
-        """Yield what is due, in portions that are each sorted by due time."""
-        if self._buffers:
-            for second in [s for s in self._buffers if s * 1000 <= now_ms + 1000]:
-                self._push(np.frombuffer(self._buffers.pop(second), ITEM))
-        while self._runs and self._runs[0][0] <= now_ms:
+    def release(self, now_ms: int) -> np.ndarray | None:
+        """Take what is due, sorted by due time and id; at most RELEASE_ITEMS_MAX, the first ones.
+
+        None when nothing is due.
+        """
+        self._sort_ahead(now_ms)
+        cutoff_ms = self._cutoff(now_ms)
+        parts: list[np.ndarray] = []
+        room = RELEASE_ITEMS_MAX
+        while self._runs and self._runs[0][0] <= cutoff_ms and room > 0:
             _, number, items = heapq.heappop(self._runs)
-            end = int(np.searchsorted(items["due"], now_ms, side="right"))
+            end = min(int(np.searchsorted(items["due"], cutoff_ms, side="right")), room)
             if end < len(items):
                 rest = items[end:]
                 heapq.heappush(self._runs, (int(rest["due"][0]), number, rest))
-            yield items[:end]
-        due = []
-        while self._soon and self._soon[0][0] <= now_ms:
-            due.append(heapq.heappop(self._soon))
-        if due:
-            yield np.array(due, ITEM)
+            parts.append(items[:end])
+            room -= end
+        soon = []
+        while self._soon and self._soon[0][0] <= cutoff_ms and room > 0:
+            soon.append(heapq.heappop(self._soon))
+            room -= 1
+        if soon:
+            parts.append(np.array(soon, ITEM))
+        if not parts:
+            return None
+        due = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return due[np.lexsort((due["timer_id"], due["due"]))] if len(parts) > 1 else due
+
+    def _sort_ahead(self, now_ms: int) -> None:
+        """Make one run of what has gathered for a second that is about to begin."""
+        second = min(self._buffers, default=None)
+        if second is None or second * 1000 > now_ms + SORT_AHEAD_MS:
+            return
+        fields = self._buffers[second]
+        size = RUN_ITEMS_MAX * FIELDS
+        self._push(np.frombuffer(fields[:size], ITEM))
+        if len(fields) <= size:
+            del self._buffers[second]
+        else:
+            self._buffers[second] = fields[size:]
+
+    def _cutoff(self, now_ms: int) -> int:
+        """Return up to when to release, so that it is not much more than the limit."""
+        if len(self._runs) < 2:
+            return now_ms
+        first_ms = self._runs[0][0]
+        runs = [items["due"] for due_at_ms, _, items in self._runs if due_at_ms <= now_ms]
+        cutoff_ms = now_ms
+        while cutoff_ms > first_ms:
+            count = sum(int(np.searchsorted(due, cutoff_ms, side="right")) for due in runs)
+            if count <= RELEASE_ITEMS_MAX:
+                break
+            cutoff_ms = first_ms + (cutoff_ms - first_ms) // 2
+        return cutoff_ms
 
     def next_due_ms(self) -> int | None:
         """Return when the first timer is due, at the latest when its second must be sorted."""
@@ -97,5 +133,5 @@ class NearWheel:
         if self._soon:
             dues.append(self._soon[0][0])
         if self._buffers:
-            dues.append(min(self._buffers) * 1000 - 1000)
+            dues.append(min(self._buffers) * 1000 - SORT_AHEAD_MS)
         return min(dues, default=None)

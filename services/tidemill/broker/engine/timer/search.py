@@ -7,8 +7,10 @@ shown as they are at its end.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import final
 
 import numpy as np
@@ -21,12 +23,13 @@ from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
 from tidemill.common import stored_message
-from tidemill.common.errors import BadRequest
+from tidemill.common.errors import BadRequest, Conflict, MessageNotFound
 
 PAGE_SIZE_MAX = 1000
 TABLE_PAGES_A_STEP = 32  # 16,384 entries, 1 to 2 ms
 OFFSETS_A_STEP = 256  # records that have a key
 STATUSES_A_STEP = 128
+KEY_MATCHES_MAX = 10_000  # records with the same key that are looked at, the newest first
 
 
 @final
@@ -48,35 +51,43 @@ class TimerSearch:
         self._status = status
         self._kept: list[tuple[int, int]] = []  # (-due, -id): the heap's top is the last one
         self._page: list[int] | None = None  # the ids of the answer, once they are known
-        self._pages = [] if query.key else index.table.page_numbers()
-        self._offsets: list[int] = []
+        self._pages = iter(
+            () if query.key else index.table.live_page_numbers(dict(index.file_live))
+        )
+        self._offsets: Iterator[int] = iter(())
         if query.key:
-            self._offsets = list(store.index.find(stored_message.key_hash("key", query.key)))
+            offsets = store.index.find(stored_message.key_hash("key", query.key))
+            self._offsets = iter(list(islice(offsets, KEY_MATCHES_MAX)))
         self._seen: set[int] = set()
         self.found: list[TimerStatus] = []  # the page, the timer due first first
         self.has_more = False  # whether there are timers behind it
+        self.last = (0, 0)  # (due_at_ms, timer_id) of the last of them, as the walk has met it
 
     def step(self) -> bool:
         """Do one slice; True while there is more to do."""
-        pages, self._pages = self._pages[:TABLE_PAGES_A_STEP], self._pages[TABLE_PAGES_A_STEP:]
+        pages = list(islice(self._pages, TABLE_PAGES_A_STEP))
         for number in pages:
             self._look_at_page(number)
-        offsets = self._offsets[:OFFSETS_A_STEP]
-        self._offsets = self._offsets[OFFSETS_A_STEP:]
+        offsets = list(islice(self._offsets, OFFSETS_A_STEP))
         for log_offset in offsets:
             self._look_at_record(log_offset)
-        return bool(self._pages or self._offsets) or self._describe()
+        return bool(pages or offsets) or self._describe()
 
     def _describe(self) -> bool:
         """Describe a slice of what was found; True while there is more."""
         size = self._query.page_size
         if self._page is None:
             places = sorted((-due, -timer_id) for due, timer_id in self._kept)
-            self._page = [timer_id for _, timer_id in places[:size]]
             self.has_more = len(places) > size
-        done = len(self.found)
-        self.found += map(self._status, self._page[done : done + STATUSES_A_STEP])
-        return len(self.found) < len(self._page)
+            self._page = [timer_id for _, timer_id in places[:size]]
+            if self._page:
+                self.last = places[:size][-1]
+        part, self._page = self._page[:STATUSES_A_STEP], self._page[STATUSES_A_STEP:]
+        for timer_id in part:
+            # What ended during the search may be forgotten by now.
+            with contextlib.suppress(MessageNotFound, Conflict):
+                self.found.append(self._status(timer_id))
+        return bool(self._page)
 
     def _look_at_page(self, number: int) -> None:
         query = self._query
@@ -90,7 +101,12 @@ class TimerSearch:
             wanted &= due < query.due_to_ms
         after_due, after_id = query.after
         wanted &= (due > after_due) | ((due == after_due) & (ids > after_id))
-        for at in np.flatnonzero(wanted).tolist():
+        places = np.flatnonzero(wanted)
+        if len(self._kept) > query.page_size:
+            places = places[due[places] <= -self._kept[0][0]]
+        if len(places) > query.page_size:
+            places = places[np.lexsort((ids[places], due[places]))[: query.page_size + 1]]
+        for at in places.tolist():
             self._keep(int(due[at]), int(ids[at]))
 
     def _look_at_record(self, log_offset: int) -> None:
@@ -126,6 +142,9 @@ class TimerSearch:
 
 
 def _has_key(blob: memoryview, key: str) -> bool:
-    fields = stored_message.decode(blob)
+    try:
+        fields = stored_message.decode(blob)
+    except ValueError:
+        return False
     # Keys stand in the system wire; the hash has matched already.
     return key.encode() in bytes(blob[fields.system_at : fields.user_at])

@@ -8,7 +8,7 @@ replay from the log's minimum offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import final
 
 import numpy as np
@@ -108,6 +108,14 @@ class TimerTable:
         for stem in self._stems:
             held.update(range(stem * self._pages_a_file, (stem + 1) * self._pages_a_file))
         return sorted(held)
+
+    def live_page_numbers(self, live: Mapping[int, int]) -> Iterator[int]:
+        """Yield the numbers of the pages of files with pending timers; `live` counts these."""
+        for file_number in sorted(number for number, count in live.items() if count):
+            first = file_number * self._pages_a_file
+            for number in range(first, first + self._pages_a_file):
+                if file_number in self._stems or number in self._pages:
+                    yield number
 
     def rows(self, number: int) -> np.ndarray:
         """Return a page's entries as an array, without taking it into the cache."""

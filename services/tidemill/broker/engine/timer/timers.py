@@ -127,6 +127,15 @@ class Timers:
 
     # ------------------------------------------------------------ commands
 
+    def set_time(self, now_ms: int, firing_ms: int) -> None:
+        """Say what time it is, and by which time messages are due: before a round's commands."""
+        self._now_ms = now_ms
+        self._firing_lag_ms = now_ms - firing_ms
+
+    def firing_time(self, now_ms: int) -> int:
+        """Return by which time messages are due when it is `now_ms`."""
+        return now_ms - self._firing_lag_ms
+
     def schedule(
         self,
         topic: Topic,
@@ -138,10 +147,10 @@ class Timers:
         due_at_ms: int,
     ) -> Scheduled:
         """Keep a message until it is due; that is later than now. Raises Overloaded."""
-        self._now_ms = now_ms
+        firing_ms = self.firing_time(now_ms)
         if not self.index.pending_count:
-            self._begin(now_ms - self._firing_lag_ms)
-        due_at_ms = self.admission.admit(due_at_ms, topic, len(blob), crc, now_ms)
+            self._begin(firing_ms)
+        due_at_ms = self.admission.admit(due_at_ms, topic, len(blob), crc, firing_ms)
         data, crc = with_due_time(blob, crc, due_at_ms)
         hidden_id = self._hidden_topic(now_ms).id
         timer_id = self._catalog.queues[hidden_id, SCHEDULE_QUEUE].max_offset
@@ -155,7 +164,7 @@ class Timers:
         size = self._log.log_end - log_offset
         self.index.schedule(timer_id, due_at_ms, topic.id, log_offset, size, now_ms)
         self.scheduled[topic.id] += 1
-        self.delays.observe(topic.id, (due_at_ms - now_ms) // 1000)
+        self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         return Scheduled(timer_id, due_at_ms)
 
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
@@ -167,12 +176,12 @@ class Timers:
         self.admission.check_due(due_at_ms, now_ms)
         return due_at_ms
 
-    def cancel(self, timer_id: int, *, topic_id: int = 0, now_ms: int) -> TimerStatus:
+    def cancel(self, timer_id: int, *, topic_id: int = 0, now_ms: int) -> None:
         """Cancel a pending timer; OK again when it was cancelled. Raises MessageNotFound."""
         entry = self._entry(timer_id, topic_id, self.recalled)
         if entry.state == TimerState.CANCELLED:
             self.recalled[entry.topic_id, "duplicate"] += 1
-            return self.status(timer_id)
+            return
         if entry.state != TimerState.PENDING:
             self.recalled[entry.topic_id, "already_fired"] += 1
             raise MessageNotFound(f"the message has been {_name(entry)} already")
@@ -181,7 +190,6 @@ class Timers:
         self.deliverer.quarantined.pop(timer_id, None)
         self.evacuation.quarantined.pop(timer_id, None)
         self.recalled[entry.topic_id, "recalled"] += 1
-        return self.status(timer_id)
 
     def reschedule(
         self,
@@ -190,13 +198,14 @@ class Timers:
         due_at_ms: int,
         expected_due_at_ms: int | None = None,
         now_ms: int,
-    ) -> TimerStatus:
+    ) -> None:
         """Let a pending timer be due at another time; a time in the past means now.
 
         Raises MessageNotFound, IllegalDeliveryTime, and Conflict when it is not due at
         `expected_due_at_ms` any more.
         """
-        self.admission.check_due(due_at_ms, now_ms)
+        firing_ms = self.firing_time(now_ms)
+        self.admission.check_due(due_at_ms, firing_ms)
         entry = self._entry(timer_id, 0, self.rescheduled)
         if entry.state != TimerState.PENDING:
             self.rescheduled[entry.topic_id, "already_fired"] += 1
@@ -204,16 +213,15 @@ class Timers:
         if expected_due_at_ms not in (None, entry.due_at_ms):
             self.rescheduled[entry.topic_id, "conflict"] += 1
             raise Conflict(f"the timer is due at {entry.due_at_ms} by now; look again")
-        due_at_ms = max(due_at_ms, now_ms)
+        due_at_ms = max(due_at_ms, firing_ms)
         if due_at_ms != entry.due_at_ms:
             self._append(Operation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms, now_ms)
             self.index.reschedule(timer_id, entry.due_at_ms, due_at_ms, now_ms)
         self.rescheduled[entry.topic_id, "rescheduled"] += 1
-        return self.status(timer_id)
 
-    def fire(self, timer_id: int, *, now_ms: int) -> TimerStatus:
+    def fire(self, timer_id: int, *, now_ms: int) -> None:
         """Let a pending timer be due now. Raises MessageNotFound."""
-        return self.reschedule(timer_id, due_at_ms=now_ms, now_ms=now_ms)
+        self.reschedule(timer_id, due_at_ms=self.firing_time(now_ms), now_ms=now_ms)
 
     def _append(
         self, operation: Operation, timer_id: int, due_at_ms: int, new_due_ms: int, now_ms: int
@@ -250,10 +258,10 @@ class Timers:
         queue_id, scheduled_at_ms, head = 0, 0, b""
         try:
             body = self.bodies.read(timer_id, entry)
-        except BodyDamaged:
-            pass
-        else:
             fields = stored_message.decode(body.blob)
+        except (BodyDamaged, ValueError):
+            pass  # What is stored is not what was sent: there is nothing to show of it.
+        else:
             queue_id, scheduled_at_ms = body.queue_id, body.stored_at_ms
             head = bytes(body.blob[: fields.user_at])
         return TimerStatus(
@@ -294,8 +302,7 @@ class Timers:
 
     def run_due(self, now_ms: int, firing_ms: int) -> bool:
         """Do one slice of each stage; True when there is more to do at once."""
-        self._now_ms = now_ms
-        self._firing_lag_ms = now_ms - firing_ms
+        self.set_time(now_ms, firing_ms)
         if not self.index.next_id:
             return False
         self.deliverer.take_due(firing_ms)
@@ -338,21 +345,28 @@ class Timers:
             return None
         deliverer, lag_ms = self.deliverer, self._firing_lag_ms
         if deliverer.has_work:
-            return max(deliverer.retry_at_ms, self._now_ms)
+            return deliverer.next_step_ms(self._now_ms)
         times = [self.near.next_due_ms()]
         if index.pending_count:
             times.append(self.loader.next_step_ms())
         wanted = [at_ms + lag_ms for at_ms in times if at_ms is not None]
-        others = (self.flusher.next_ms(), self.evacuation.next_step_ms())
-        wanted += [at_ms for at_ms in others if at_ms is not None]
+        evacuation_ms = self.evacuation.next_step_ms()
+        if evacuation_ms is not None:
+            wanted.append(evacuation_ms)
         return min(wanted, default=None)
+
+    def next_background_ms(self) -> int | None:
+        """Return when files are to be written next, None while nothing is to be."""
+        return self.flusher.next_ms() if self.index.next_id else None
 
     # ------------------------------------------------------------ background
 
     def wants_background(self, now_ms: int) -> bool:
-        """Whether files are to be written now."""
-        return self.flusher.is_log_due(now_ms) or (
-            bool(self.index.next_id) and self.flusher.is_due(now_ms)
+        """Whether files are to be written, or to be made again, now."""
+        return (
+            self.index.is_damaged
+            or self.flusher.is_log_due(now_ms)
+            or (bool(self.index.next_id) and self.flusher.is_due(now_ms))
         )
 
     def find_background(
