@@ -213,7 +213,7 @@ def test_evacuation_passes_a_damaged_record_and_takes_all_others(seed: int) -> N
     world.now_ms += 90 * HOUR_MS
     for _ in range(50):
         world.sleep(SECOND_MS)
-    pins = world.engine.timers.index.pins
+    pins = world.engine.timers.index.counts.pins
     assert pins[0] == 1, "the one that cannot be read keeps its segment"
     world.background()
     assert world.engine.log.min_offset == 0

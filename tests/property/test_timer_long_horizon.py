@@ -47,7 +47,7 @@ def test_every_timer_of_400_days_comes_in_its_time_and_the_disk_stays_small() ->
             world.check()
             world.restart(power_cut=stride % 200 == 199)
         used = sum(world.disk.open(name).size() for name in world.disk.names("log"))
-        pinned = world.engine.timers.index.pinned_bytes
+        pinned = world.engine.timers.index.counts.pinned_bytes
         # What waits, what three days and a stride have written on top of it, and whole segments.
         assert used <= 4 * pinned + 12 * SEGMENT_BYTES, f"{used} bytes for {pinned} at {stride}"
         timer_log = world.engine.timers.index.timer_log

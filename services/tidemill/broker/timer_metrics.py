@@ -81,7 +81,7 @@ class TimerMetrics:
         timers, labels = engine.timers, (*STORAGE_LABELS, "topic")
         yield self._by_topic(
             GaugeMetricFamily("rocketmq_timing_messages", "Pending messages.", labels=labels),
-            timers.index.pending,
+            timers.index.counts.pending,
         )
         yield self._by_topic(
             CounterMetricFamily("rocketmq_timer_enqueue_total", "Scheduled.", labels=labels),
@@ -226,7 +226,7 @@ class TimerMetrics:
         at_ms = timers.flusher.checkpoint_at_ms
         age_s = (engine.now_ms - at_ms) / 1000 if at_ms else 0
         for name, help_, value in (
-            ("pinned_bytes", "Log kept for pending messages.", timers.index.pinned_bytes),
+            ("pinned_bytes", "Log kept for pending messages.", timers.index.counts.pinned_bytes),
             ("index_bytes", "Timer log, wheel and state table.", timers.files_bytes),
             ("wheel_slots_used", "Seconds with timers.", timers.census.slots_used),
             ("checkpoint_age_seconds", "Age of the newest checkpoint; 0: there is none.", age_s),

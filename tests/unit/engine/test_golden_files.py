@@ -232,7 +232,10 @@ def test_the_golden_files_of_timers_are_intact() -> None:
     newest = max(a, b, key=lambda one: one.generation)
     wheel = Wheel(disk, slot_count=TIMERS.wheel_slots)
     wheel.load(
-        position_min=0, position_max=newest.timer_log_position, hand_s=newest.hand_ms // 1000
+        position_min=0,
+        position_max=newest.timer_log_position,
+        hand_s=newest.hand_ms // 1000,
+        used_count=newest.slots_used,
     )
     kinds = 0
     log = golden("timer_timerlog.bin")
@@ -249,7 +252,10 @@ def test_the_golden_files_of_timers_are_intact() -> None:
     )
     table = golden("timer_state.bin")
     entries = [timer_entry.read(bytearray(table), n * timer_entry.SIZE) for n in range(10)]
-    assert {entry.state for entry in entries} == set(TimerState) - {TimerState.UNUSED}
+    assert {entry.state for entry in entries} == set(TimerState) - {
+        TimerState.UNUSED,
+        TimerState.FORGOTTEN,
+    }
 
 
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:

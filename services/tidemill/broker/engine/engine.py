@@ -47,7 +47,7 @@ from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
-from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, Scheduled
+from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, TIMER_TOPIC, Scheduled
 from tidemill.broker.engine.timer.timers import Timers
 from tidemill.common import stored_message
 from tidemill.common.errors import (
@@ -389,6 +389,8 @@ class Engine:
             raise TopicNotFound(f"there is no topic {name!r}")
         if topic.retry_of is not None:
             raise Conflict("a retry topic lives as long as its group and topic")
+        if topic.name == TIMER_TOPIC:
+            raise Conflict("delayed messages wait on this topic; cancel them one by one")
         self._keep_next_id(now_ms)
         self._put({"op": "deleteTopic", "id": topic.id}, now_ms)
         self.state.forget(topic_id=topic.id)
@@ -687,7 +689,7 @@ class Engine:
         if log.first_stored_at_ms(1) + config.retention_ms - lead_ms <= now_ms:
             return True
         # Messages that wait for their time are not what a limit by size is there to bound.
-        size = log.log_end - log.min_offset - self.timers.index.pinned_bytes
+        size = log.log_end - log.min_offset - self.timers.index.counts.pinned_bytes
         return 0 < config.retention_bytes < size
 
     def refresh(self, now_ms: int) -> None:

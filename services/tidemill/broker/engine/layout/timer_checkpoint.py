@@ -15,7 +15,10 @@
   88   oldest pinned log offset  i64   -1: none
   96   flags                     u32   bit 0: written by a clean stop
  100   store uuid                16 bytes
- 116   zeros
+ 116   slots in use              u32   of the wheel; fewer than these in its file: it is damaged
+ 120   count of live files       u32   table files with pending timers; 0xFFFFFFFF: not listed
+ 124   numbers of these files    u32 each
+       zeros
 4092   CRC-32 over the bytes before   u32      big-endian, 4,096 bytes
 """
 
@@ -31,6 +34,10 @@ UUID_SIZE = 16  # bytes
 FLAG_CLEAN = 1
 _FIELDS = struct.Struct(">8s11qI16s")
 FIELDS_SIZE = 116
+_USE = struct.Struct(">II")
+_NUMBER = struct.Struct(">I")
+LIVE_FILES_MAX = 990
+_UNLISTED = 0xFFFFFFFF
 assert _FIELDS.size == FIELDS_SIZE, "the timer checkpoint is part of the disk format"
 
 
@@ -50,11 +57,18 @@ class TimerCheckpoint(NamedTuple):
     oldest_pinned_offset: int
     flags: int
     store_uuid: bytes
+    slots_used: int
+    live_files: tuple[int, ...] | None  # None: too many to be listed
 
 
 def encode(checkpoint: TimerCheckpoint) -> bytes:
     """Encode a checkpoint."""
-    page = _FIELDS.pack(MAGIC, *checkpoint).ljust(SIZE - 4, b"\0")
+    *fields, slots_used, live_files = checkpoint
+    count = _UNLISTED if live_files is None else len(live_files)
+    assert live_files is None or count <= LIVE_FILES_MAX, "the list has no more room"
+    parts = [_FIELDS.pack(MAGIC, *fields), _USE.pack(slots_used, count)]
+    parts += [_NUMBER.pack(number) for number in live_files or ()]
+    page = b"".join(parts).ljust(SIZE - 4, b"\0")
     return page + crc32(page).to_bytes(4, "big")
 
 
@@ -64,4 +78,10 @@ def find(data: bytes | None) -> TimerCheckpoint | None:
         return None
     if crc32(data[:-4]) != int.from_bytes(data[-4:], "big") or not data.startswith(MAGIC):
         return None
-    return TimerCheckpoint._make(_FIELDS.unpack_from(data)[1:])
+    slots_used, count = _USE.unpack_from(data, FIELDS_SIZE)
+    live_files = None
+    if count <= LIVE_FILES_MAX:
+        begin = FIELDS_SIZE + _USE.size
+        numbers = _NUMBER.iter_unpack(data[begin : begin + count * _NUMBER.size])
+        live_files = tuple(number for (number,) in numbers)
+    return TimerCheckpoint._make((*_FIELDS.unpack_from(data)[1:], slots_used, live_files))

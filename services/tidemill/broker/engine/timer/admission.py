@@ -65,11 +65,11 @@ class Admission:
                 f"{index.pending_count} delayed messages wait, the broker's limit "
                 f"(timer_max_pending); try again when some of them have been delivered"
             )
-        if index.pinned_bytes + size > self._pinned_max:
+        if index.counts.pinned_bytes + size > self._pinned_max:
             self.refused["backlog"] += 1
             raise Overloaded(
-                f"delayed messages hold {index.pinned_bytes >> 20} MiB of the broker's disk, its "
-                f"limit (timer_max_pinned_part); enlarge the volume, or try again later"
+                f"delayed messages hold {index.counts.pinned_bytes >> 20} MiB of the broker's "
+                f"disk, its limit (timer_max_pinned_part); enlarge the volume, or try again later"
             )
         soft_limit, policy = config.soft_limit_per_second, config.overload_policy
         spread_ms = topic.delivery_spread_ms

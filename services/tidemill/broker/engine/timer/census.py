@@ -41,7 +41,7 @@ class Census:
         index = self._index
         edges = now_ms + np.array(BOUNDS_S, dtype=np.int64) * 1000
         counts = np.zeros(len(BOUNDS_S) + 1, dtype=np.int64)
-        for number in index.table.live_page_numbers(dict(index.file_live)):
+        for number in index.table.live_page_numbers(dict(index.counts.file_live)):
             rows = index.table.rows(number)
             due = rows["due"][rows["state"] == TimerState.PENDING].astype(np.int64)
             places = np.searchsorted(edges, due, side="left")

@@ -24,6 +24,7 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import COPY_QUEUE, TimerState
 
 RECORDS_A_SLICE = 256  # of any kind, mostly passed over by their header
+PAUSE_MS = 100  # when the rate is used up
 LOOK_AGAIN_MS = 1000  # whether a segment is due; retention is counted in hours
 RETRY_MS = 600_000  # with a segment of which damaged messages are left
 NOTHING = -1  # in place of a timer id: a record, or a page, of no interest
@@ -63,6 +64,8 @@ class Evacuation:
         """Do one slice; True when there is more to do at once."""
         if self._segment is None and not self._begin(now_ms):
             return False
+        if now_ms < self._not_before_ms:
+            return False
         elapsed_ms = min(max(now_ms - self._refilled_at_ms, 0), 1000)
         self._refilled_at_ms = now_ms
         self._tokens = min(self._tokens + elapsed_ms * self._rate_bytes / 1000, self._rate_bytes)
@@ -72,12 +75,12 @@ class Evacuation:
             if timer_id != NOTHING:
                 self._move(timer_id, segment, now_ms)
             if self._tokens <= 0:
-                self._not_before_ms = now_ms + 100
+                self._not_before_ms = now_ms + PAUSE_MS
                 return False
             if n == RECORDS_A_SLICE:
                 return True
         self._segment = None
-        is_left = self._index.pins[segment.start] > 0
+        is_left = self._index.counts.pins[segment.start] > 0
         self._not_before_ms = now_ms + (RETRY_MS if is_left else LOOK_AGAIN_MS)
         return False
 
@@ -85,7 +88,7 @@ class Evacuation:
         segments = self._log.segments
         if not self._index.pending_count or len(segments) < 2 or now_ms < self._not_before_ms:
             return False
-        if not self._index.pins[segments[0].start] or not self._is_due(now_ms):
+        if not self._index.counts.pins[segments[0].start] or not self._is_due(now_ms):
             self._not_before_ms = now_ms + LOOK_AGAIN_MS
             return False
         self._segment, self._timers = segments[0], self._timers_in(segments[0])
@@ -101,7 +104,7 @@ class Evacuation:
                 yield message.decode_target(found.body).timer_id if is_copy else NOTHING
         except (CorruptStore, struct.error, UnicodeDecodeError):
             pass  # What is behind a damaged record is found by the table.
-        if not self._index.pins[segment.start]:
+        if not self._index.counts.pins[segment.start]:
             return
         table = self._index.table
         for number in table.page_numbers():

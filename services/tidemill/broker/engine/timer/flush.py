@@ -135,9 +135,11 @@ class Flusher:
             written_at_ms=now_ms,
             counter=self._counter,
             pending_count=index.pending_count,
-            oldest_pinned_offset=min((s for s, n in index.pins.items() if n), default=-1),
+            oldest_pinned_offset=min((s for s, n in index.counts.pins.items() if n), default=-1),
             flags=0,
             store_uuid=store_uuid,
+            slots_used=index.wheel.used_count,
+            live_files=_live_files(index),
         )
         index.wheel.freeze()
         index.table.freeze()
@@ -154,3 +156,8 @@ class Flusher:
         file.write_at(0, [timer_checkpoint.encode(checkpoint)])
         yield [file, self._disk.folder(FOLDER)]
         file.close()
+
+
+def _live_files(index: TimerIndex) -> tuple[int, ...] | None:
+    numbers = sorted(number for number, count in index.counts.file_live.items() if count)
+    return tuple(numbers) if len(numbers) <= timer_checkpoint.LIVE_FILES_MAX else None

@@ -10,9 +10,8 @@ has, or is loaded, or is quarantined.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tidemill.broker.engine.layout import timer_record, timer_slot
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.layout.timer_record import NO_POSITION, SIZE
 from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.timer.counts import Counts
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import TimerTable
 from tidemill.broker.engine.timer.timer_log import TimerLog
@@ -28,6 +28,13 @@ from tidemill.broker.engine.timer.wheel import Wheel
 # The ring ends a little earlier than a revolution, so that a slot is never reused while it is read.
 RING_RESERVE_S = 60
 Arrival = Callable[[int, int, int, int, int], None]
+
+
+class Follower(Protocol):
+    """Who follows the counts while it makes counts of its own."""
+
+    def counted(self, timer_id: int, entry: TimerEntry, change: int) -> None:
+        """Learn that a timer was added to the counts (1), or taken away (-1)."""
 
 
 @final
@@ -46,16 +53,11 @@ class TimerIndex:
         self.is_linking = True  # off while wheel and timer log will be made again anyway
         self.is_damaged = False  # wheel or timer log: to be made again from the table
         self.event_count = 0  # transitions so far, to know whether a flush has work
-        self.pending: Counter[int] = Counter()  # by topic id
-        self.pending_count = 0
-        self.pinned_bytes = 0
-        self.pins: Counter[int] = Counter()  # pending timers by the segment of their message
-        self.file_live: Counter[int] = Counter()  # pending timers by table file
+        self.counts = Counts(log, table)
         self.latest_s: dict[int, int] = {}  # by timer log file: its latest slot
         # Told of every timer that is linked: due_at_ms, timer_id, topic_id, size, slot second.
         self.arrived: Arrival = _nobody
-        # Told of every timer that becomes pending (+1) or final (-1): timer_id, topic_id, change.
-        self.counted: Callable[[int, int, int], None] = _nothing
+        self.follower: Follower | None = None  # told of all that is counted: an audit
 
     @property
     def ring_end_s(self) -> int:
@@ -73,9 +75,8 @@ class TimerIndex:
         self.table.clear()
         self.wheel.clear()
         self.timer_log.clear()
-        self.hand_s = self.next_id = self.pending_count = self.pinned_bytes = 0
-        for counter in (self.pending, self.pins, self.file_live):
-            counter.clear()
+        self.hand_s = self.next_id = 0
+        self.counts = Counts(self._log, self.table)
         self.latest_s.clear()
 
     # ------------------------------------------------------------ transitions
@@ -178,35 +179,23 @@ class TimerIndex:
 
     # ------------------------------------------------------------ counts
 
+    @property
+    def pending_count(self) -> int:
+        """How many timers wait."""
+        return self.counts.pending_count
+
     def count(self, timer_id: int, entry: TimerEntry, change: int) -> None:
         """Add a pending timer to the counts, or take it away."""
-        self.pending[entry.topic_id] += change
-        self.pending_count += change
-        self.pinned_bytes += change * entry.size
-        self.pins[self._log.segment_start(entry.log_offset)] += change
-        self.file_live[self.table.file_number(timer_id)] += change
-        self.counted(timer_id, entry.topic_id, change)
+        self.counts.add(timer_id, entry, change)
+        if self.follower is not None:
+            self.follower.counted(timer_id, entry, change)
 
     def count_rows(self, first_id: int, rows: np.ndarray) -> None:
-        """Add the pending timers among the entries from `first_id` on, and note the used ids."""
+        """Count the entries from `first_id` on, and note which ids were given out."""
         used = np.flatnonzero(rows["state"])
-        if not len(used):
-            return
-        self.next_id = max(self.next_id, first_id + int(used[-1]) + 1)
-        waiting = rows[rows["state"] == TimerState.PENDING]
-        if not len(waiting):
-            return
-        self.pending_count += len(waiting)
-        self.pinned_bytes += int(waiting["size"].sum(dtype=np.int64))
-        self.file_live[self.table.file_number(first_id)] += len(waiting)
-        topics, counts = np.unique(waiting["topic_id"], return_counts=True)
-        for topic_id, count in zip(topics.tolist(), counts.tolist(), strict=True):
-            self.pending[topic_id] += count
-        starts = np.array([s.start for s in self._log.segments] or [0], dtype=np.int64)
-        places = np.searchsorted(starts, waiting["log_offset"].astype(np.int64), side="right") - 1
-        for segment, count in enumerate(np.bincount(np.maximum(places, 0)).tolist()):
-            if count:
-                self.pins[int(starts[segment])] += count
+        if len(used):
+            self.next_id = max(self.next_id, first_id + int(used[-1]) + 1)
+            self.counts.add_rows(first_id, rows)
 
     # ------------------------------------------------------------ links
 
@@ -306,8 +295,4 @@ class TimerIndex:
 
 
 def _nobody(_due: int, _timer_id: int, _topic_id: int, _size: int, _slot_s: int) -> None:
-    pass
-
-
-def _nothing(_timer_id: int, _topic_id: int, _change: int) -> None:
     pass

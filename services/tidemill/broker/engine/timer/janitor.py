@@ -11,15 +11,18 @@ Invariant: nothing goes by the hand in memory, only by that of a durable checkpo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import final
 
 import numpy as np
 
 from tidemill.broker.engine.layout import timer_record
+from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.layout.timer_record import SIZE
+from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.timer.counts import Counts
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerState
@@ -27,6 +30,9 @@ from tidemill.broker.engine.timer.status import TimerState
 ROWS_A_SLICE = 8_192  # records looked at as arrays: well under a millisecond
 LINKS_A_SLICE = 256
 TABLE_FILES_KEPT = 32  # final ones: two million timers, 64 MiB
+FIRST_AUDIT_MS = 60_000  # after a start: files may have been damaged meanwhile
+LOOK_AGAIN_MS = 1_000
+NO_TOPIC = 0  # of what is wrong in other counts than those by topic
 OVERDUE_S = 60  # a timer that waits so long after the hand passed it was lost by the wheel
 RECORDS_A_TIMER_MAX = 3  # of the timer log, beyond two files
 _LINKS = timer_record.SCHEDULE | timer_record.RESCHEDULED_IN | timer_record.EVACUATED
@@ -36,22 +42,43 @@ _LINKS = timer_record.SCHEDULE | timer_record.RESCHEDULED_IN | timer_record.EVAC
 class Janitor:
     """What may go, and what must be corrected."""
 
-    def __init__(self, index: TimerIndex, flusher: Flusher, config: TimerConfig) -> None:
+    def __init__(
+        self,
+        index: TimerIndex,
+        log: CommitLog,
+        flusher: Flusher,
+        config: TimerConfig,
+        *,
+        is_caught_up: Callable[[], bool],
+        quarantined: Callable[[], Container[int]],
+    ) -> None:
         self._index = index
+        self._log = log
+        self._is_caught_up = is_caught_up  # whether nothing that is due waits to be delivered
+        self._quarantined = quarantined
         self._flusher = flusher
         self._config = config
         # Files looked through as a whole: what an earlier life has linked is in none of the counts.
         self._measured: set[int] = set()
         self._compacted: dict[int, int] = {}  # file number -> checkpoint generation at that time
-        self._audited_at_ms = 0  # or when this was first asked
+        self._audited_at_ms = 0  # or such that the first audit comes soon after the start
+        self._looked_at_ms = 0
         self._passed = 0  # ids that the audit under way has counted
-        self._recount: Counter[int] = Counter()
+        self._recount = Counts(log, index.table)
         self.drift: Counter[int] = Counter()  # corrections, by topic id
 
     def find_work(self, now_ms: int) -> Iterator[list[File]] | None:
         """Return the steps of what is to be done now."""
         if not self._audited_at_ms:
-            self._audited_at_ms = now_ms
+            self._audited_at_ms = now_ms - self._config.audit_period_ms + FIRST_AUDIT_MS
+        if now_ms - self._looked_at_ms < LOOK_AGAIN_MS:
+            return None
+        steps = self._find(now_ms)
+        if steps is None:
+            self._looked_at_ms = now_ms
+        return steps
+
+    def _find(self, now_ms: int) -> Iterator[list[File]] | None:
         timer_log = self._index.timer_log
         numbers = timer_log.numbers
         if len(numbers) > 1:
@@ -125,7 +152,7 @@ class Janitor:
         final_files = [
             number
             for number in index.table.stems
-            if not index.file_live[number]
+            if not index.counts.file_live[number]
             and index.table.file_end(number) <= index.next_id
             and index.table.is_flushed(number)
         ]
@@ -136,36 +163,36 @@ class Janitor:
     def audit(self, now_ms: int) -> Iterator[list[File]]:
         """Count all pending timers again, and link again what the wheel has lost."""
         index = self._index
-        self._passed, self._recount = 0, Counter()
-        index.counted = self._counted
-        for number in index.table.page_numbers():
-            rows = index.table.rows(number)
-            waiting = rows["state"] == TimerState.PENDING
-            topics, counts = np.unique(rows["topic_id"][waiting], return_counts=True)
-            for topic_id, count in zip(topics.tolist(), counts.tolist(), strict=True):
-                self._recount[topic_id] += count
-            self._passed = (number + 1) * len(rows)
-            overdue = waiting & (rows["due"] < (index.hand_s - OVERDUE_S) * 1000)
-            for at in np.flatnonzero(overdue).tolist():
-                timer_id = number * len(rows) + at
-                entry = index.find_pending(timer_id)
-                if entry is not None:
-                    index.relink(timer_id, entry, timer_record.SCHEDULE, now_ms)
-                    self.drift[entry.topic_id] += 1
+        self._passed, self._recount = 0, Counts(self._log, index.table)
+        index.follower = self
+        for first_id, rows in index.table.page_batches():
+            self._recount.add_rows(first_id, rows)
+            self._passed = first_id + len(rows)
+            if self._is_caught_up():
+                self._find_lost(first_id, rows, now_ms)
             yield []
-        for topic_id in self._recount.keys() | index.pending.keys():
-            difference = self._recount[topic_id] - index.pending[topic_id]
+        index.follower = None
+        found, known = self._recount, index.counts
+        for topic_id in found.pending.keys() | known.pending.keys():
+            difference = abs(found.pending[topic_id] - known.pending[topic_id])
             if difference:
-                self.drift[topic_id] += abs(difference)
-                index.pending[topic_id] += difference
-                index.pending_count += difference
-        index.counted = _nothing
+                self.drift[topic_id] += difference
+        if found.pins != known.pins or found.file_live != known.file_live:
+            self.drift[NO_TOPIC] += 1
+        index.counts = found
 
-    def _counted(self, timer_id: int, topic_id: int, change: int) -> None:
-        """Follow what changes among the ids that were counted already."""
+    def _find_lost(self, first_id: int, rows: np.ndarray, now_ms: int) -> None:
+        """Link timers again that the hand has passed and nobody holds."""
+        index = self._index
+        overdue = rows["state"] == TimerState.PENDING
+        overdue &= rows["due"] < (index.hand_s - OVERDUE_S) * 1000
+        for at in np.flatnonzero(overdue).tolist():
+            entry = index.find_pending(first_id + at)
+            if entry is not None and first_id + at not in self._quarantined():
+                index.relink(first_id + at, entry, timer_record.SCHEDULE, now_ms)
+                self.drift[entry.topic_id] += 1
+
+    def counted(self, timer_id: int, entry: TimerEntry, change: int) -> None:
+        """Follow what changes among the ids that the audit has counted already."""
         if timer_id < self._passed:
-            self._recount[topic_id] += change
-
-
-def _nothing(_timer_id: int, _topic_id: int, _change: int) -> None:
-    pass
+            self._recount.add(timer_id, entry, change)

@@ -129,8 +129,8 @@ class Loader:
             return False
         if self._next_on_time(now_ms):
             return True
-        if self._near.outstanding_count >= self._chunk:
-            return False
+        if self._near.outstanding_count >= CHUNKS_MAX // 2 * self._chunk:
+            return False  # The other half of the room is for what is on time.
         return self._next_backlog()
 
     def _walk_again(self, now_s: int) -> bool:

@@ -52,7 +52,7 @@ class TimerSearch:
         self._kept: list[tuple[int, int]] = []  # (-due, -id): the heap's top is the last one
         self._page: list[int] | None = None  # the ids of the answer, once they are known
         self._pages = iter(
-            () if query.key else index.table.live_page_numbers(dict(index.file_live))
+            () if query.key else index.table.live_page_numbers(dict(index.counts.file_live))
         )
         self._offsets: Iterator[int] = iter(())
         if query.key:

@@ -21,6 +21,7 @@ class TimerState(IntEnum):
     DELIVERED = 2
     CANCELLED = 3
     DROPPED = 4
+    FORGOTTEN = 5  # final, and how is not known any more
 
 
 class Scheduled(NamedTuple):

@@ -8,7 +8,7 @@ replay from the log's minimum offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import final
 
 import numpy as np
@@ -17,6 +17,7 @@ from tidemill.broker.engine.layout import timer_entry
 from tidemill.broker.engine.layout.timer_entry import DTYPE, SIZE, EntryDamaged, TimerEntry
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.timer.pages import DirtyPages
+from tidemill.broker.engine.timer.status import TimerState
 
 FOLDER = "timer/state"
 PAGE_ENTRIES = 512  # 16 KiB: a cold cancel reads one page
@@ -163,7 +164,7 @@ class TimerTable:
         """The numbers of the files that exist, the oldest first."""
         return sorted(self._stems)
 
-    def load(self, *, known_ids: int, files_kept: int) -> bool:
+    def load(self, *, known_ids: int, files_kept: int, live_files: Iterable[int]) -> bool:
         """Find the files; False when one that held an id below `known_ids` is cut or missing.
 
         Whether a file was dropped or taken away nobody can say, but for the newest `files_kept`,
@@ -181,19 +182,39 @@ class TimerTable:
             file.close()
             if size < self._file_bytes and number * self._file_entries < known_ids:
                 return False
-        return self._stems.issuperset(self._newest(known_ids, files_kept))
+        wanted = {*self._newest(known_ids, files_kept), *live_files}
+        return self._stems.issuperset(wanted)
 
     def _newest(self, known_ids: int, files_kept: int) -> range:
         end = -(-known_ids // self._file_entries)
         return range(max(end - files_kept, 0), end)
 
     def complete(self, *, known_ids: int, files_kept: int) -> None:
-        """Let the next flush make the newest files, also those in which nothing is known."""
-        for number in self._newest(known_ids, files_kept):
-            first_page = number * self._pages_a_file
-            if number not in self._stems and first_page not in self._pages:
-                self._page(first_page)
-                self._changes.touch(first_page)
+        """Leave no gap among the ids below `known_ids` in any file that is kept.
+
+        What the log does not tell of any more is final, and forgotten. So an entry of zeros in a
+        file is always damage.
+        """
+        files = {number // self._pages_a_file for number in self._pages}
+        for file_number in sorted({*files, *self._newest(known_ids, files_kept)}):
+            first = file_number * self._pages_a_file
+            for number in range(first, first + self._pages_a_file):
+                count = min(known_ids - number * PAGE_ENTRIES, PAGE_ENTRIES)
+                if count > 0:
+                    self._fill_gaps(number, count)
+
+    def _fill_gaps(self, number: int, count: int) -> None:
+        page = self._pages.get(number)
+        rows = np.frombuffer(self._page(number) if page is None else page, DTYPE)
+        gaps = np.flatnonzero(rows["state"][:count] == TimerState.UNUSED)
+        if len(gaps):
+            self._changes.touch(number)
+            rows["state"][gaps] = TimerState.FORGOTTEN
+
+    @staticmethod
+    def has_gaps(rows: np.ndarray, count: int) -> bool:
+        """Return whether one of the first `count` entries was never written."""
+        return bool((rows["state"][: max(count, 0)] == TimerState.UNUSED).any())
 
     def clear(self) -> None:
         """Forget and delete everything."""

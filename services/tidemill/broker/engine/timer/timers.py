@@ -107,7 +107,11 @@ class Timers:
             hidden_topic_id=lambda: self._hidden_topic(self._now_ms).id,
         )  # fmt: skip
         self.flusher = Flusher(disk, self.index, log, config)
-        self.janitor = Janitor(self.index, self.flusher, config)
+        self.janitor = Janitor(
+            self.index, log, self.flusher, config,
+            is_caught_up=lambda: not self.near.outstanding_count,
+            quarantined=lambda: self.quarantined,
+        )  # fmt: skip
         self.census = Census(self.index)
         self.delays = Histogram(DELAY_BUCKETS_S)  # asked for, by topic id
         self.scheduled: Counter[int] = Counter()  # by topic id
@@ -122,6 +126,8 @@ class Timers:
         self._rebuilt_hand_s = 0  # timers due before it may wait in the slot after it
         self._is_loaders_turn = False
         self._needs_relink = False
+        self._needs_complete = False  # the table, after a replay from the log's beginning
+        self._has_overdue = False  # timers wait that the hand had passed: damaged, or late
         self._is_open = False
         self.is_rebuilding = False
 
@@ -241,7 +247,7 @@ class Timers:
                 f"the entry of timer {timer_id} is damaged; the next start of the broker makes it "
                 f"again from the log"
             ) from None
-        if entry.state == TimerState.UNUSED:
+        if entry.state in (TimerState.UNUSED, TimerState.FORGOTTEN):
             results[0, "not_found"] += 1
             raise MessageNotFound("the message was delivered or cancelled long ago")
         if topic_id not in (0, entry.topic_id):
@@ -389,7 +395,7 @@ class Timers:
         """Return whether no timer needs the oldest segment, in memory or after a restart."""
         if not self.index.next_id:
             return True
-        return not self.index.pins[segment.start] and segment.end <= self.flusher.replay_from
+        return not self.index.counts.pins[segment.start] and segment.end <= self.flusher.replay_from
 
     # ------------------------------------------------------------ opening
 
@@ -412,29 +418,38 @@ class Timers:
         self.frontier_ms = checkpoint.hand_ms
         self.flusher.use(checkpoint)
         try:
-            self._load_wheel(checkpoint.timer_log_position)
+            self._load_wheel(checkpoint.timer_log_position, checkpoint.slots_used)
         except (TimerLogDamaged, WheelDamaged):
             self._needs_relink = True
         return checkpoint.replay_from
 
     def _load_table(self, checkpoint: TimerCheckpoint) -> bool:
-        """Count what the table has; False when an entry is damaged."""
+        """Count what the table has; False when a file or an entry is missing or damaged."""
         table = self.index.table
-        if not table.load(known_ids=checkpoint.queue_offset, files_kept=TABLE_FILES_KEPT):
+        known_ids = checkpoint.queue_offset
+        is_whole = table.load(
+            known_ids=known_ids,
+            files_kept=TABLE_FILES_KEPT,
+            live_files=checkpoint.live_files or (),
+        )
+        if not is_whole:
             return False
         for first_id, rows in table.file_batches():
-            if not table.is_intact(rows):
+            if table.has_gaps(rows, known_ids - first_id) or not table.is_intact(rows):
                 return False
             self.index.count_rows(first_id, rows)
+            due = rows["due"][rows["state"] == TimerState.PENDING]
+            self._has_overdue |= bool((due <= checkpoint.hand_ms).any())
         return True
 
-    def _load_wheel(self, position: int) -> None:
+    def _load_wheel(self, position: int, slots_used: int) -> None:
         index = self.index
         newer = [(record.slot_s, record.magic) for record in index.timer_log.load(position)]
         index.wheel.load(
             position_min=index.timer_log.begin,
             position_max=index.timer_log.end,
             hand_s=index.hand_s,
+            used_count=slots_used,
         )
         for number, (slot_s, magic) in enumerate(newer):
             if slot_s > index.hand_s:
@@ -448,6 +463,7 @@ class Timers:
             for file in files:
                 file.sync()
         self.index.clear()
+        self._needs_complete = True
         self.flusher.replay_from = self._log.min_offset
         self._needs_relink = True
 
@@ -493,16 +509,29 @@ class Timers:
         self._discard_leftovers()
         index = self.index
         index.is_linking = True
-        index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
+        if self._needs_complete:
+            index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
         outage_s = now_ms // 1000 - index.hand_s
         if index.next_id and (self._needs_relink or outage_s > index.wheel.slot_count // 2):
             hand_s = self._first_hand_s(now_ms)
             for _ in self._rebuild(index.table.file_batches(), now_ms, hand_s):
                 pass
+        elif self._has_overdue:
+            self._link_overdue(now_ms)
         self._needs_relink = False
         index.arrived = self.loader.arrived
         self.flusher.begin(now_ms)
         self._begin(now_ms)
+
+    def _link_overdue(self, now_ms: int) -> None:
+        """Link again what was due before the hand and still waits: quarantined, or late then."""
+        index = self.index
+        for first_id, rows in index.table.file_batches():
+            is_late = (rows["state"] == TimerState.PENDING) & (rows["due"] <= index.hand_s * 1000)
+            for at in np.flatnonzero(is_late).tolist():
+                entry = index.find_pending(first_id + at)
+                if entry is not None:
+                    index.relink(first_id + at, entry, timer_record.SCHEDULE, now_ms)
 
     def _begin(self, firing_ms: int) -> None:
         """Start loading behind the hand; where nothing waits the hand is at the present."""

@@ -40,6 +40,7 @@ class Wheel:
         # Zeros cost no memory until they are written over.
         self._slots = bytearray(slot_count * SIZE)
         self._pages = DirtyPages(self._page)
+        self.used_count = 0  # slots that were ever written
 
     def _page(self, page: int) -> bytes:
         return bytes(self._slots[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
@@ -68,7 +69,9 @@ class Wheel:
         """
         at = slot_s % self.slot_count * SIZE
         self._pages.touch(at // PAGE_BYTES)
-        time_ms, first, last, num, _ = timer_slot.read(self._slots, at)
+        time_ms, first, last, num, magic = timer_slot.read(self._slots, at)
+        if not magic:
+            self.used_count += 1
         if time_ms != slot_s * 1000:
             first, last, num = position, NO_POSITION, 0
         num = min(max(num + change, 0), NUM_MAX)
@@ -105,13 +108,14 @@ class Wheel:
         rows["magic"] = timer_slot.UNSEALED
         slots = np.frombuffer(self._slots, DTYPE)
         numbers = rows["time"] // 1000 % self.slot_count
-        slots[numbers] = rows
         for page in np.unique(numbers * SIZE // PAGE_BYTES).tolist():
             self._pages.touch(page)
+        self.used_count += int((slots["magic"][numbers] == 0).sum())
+        slots[numbers] = rows
 
     # ------------------------------------------------------------ file
 
-    def load(self, *, position_min: int, position_max: int, hand_s: int) -> None:
+    def load(self, *, position_min: int, position_max: int, hand_s: int, used_count: int) -> None:
         """Read the file. Raises WheelDamaged when it is missing, or a slot is impossible.
 
         A chain after the hand that reaches below `position_min` may have lost its oldest records:
@@ -131,13 +135,16 @@ class Wheel:
             & (found["last"] < position_max)
             & ((found["first"] >= position_min) | (found["time"] // 1000 <= hand_s))
         )
-        if not is_right.all():
+        # Slots are never emptied: where fewer are in use than there were, a page was lost.
+        if not is_right.all() or len(used) < used_count:
             raise WheelDamaged("a slot is impossible")
         self._slots[:] = data
+        self.used_count = len(used)
 
     def clear(self) -> None:
         """Empty all slots."""
         self._slots = bytearray(self.slot_count * SIZE)
+        self.used_count = 0
         self._pages.dirty = set(range(len(self._slots) // PAGE_BYTES))
 
     @property

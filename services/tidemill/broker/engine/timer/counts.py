@@ -1,0 +1,56 @@
+"""Counts over the pending timers: by topic, by segment of the log, by file of the table.
+
+Derived from transitions, or from all entries at a start and in an audit; retention and the files'
+lives depend on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.layout.timer_entry import TimerEntry
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.table import TimerTable
+
+
+@final
+class Counts:
+    """How many timers wait, and what they hold."""
+
+    def __init__(self, log: CommitLog, table: TimerTable) -> None:
+        self._log = log
+        self._table = table
+        self.pending: Counter[int] = Counter()  # by topic id
+        self.pending_count = 0
+        self.pinned_bytes = 0
+        self.pins: Counter[int] = Counter()  # by the segment of the newest copy of the message
+        self.file_live: Counter[int] = Counter()  # by table file
+
+    def add(self, timer_id: int, entry: TimerEntry, change: int) -> None:
+        """Add a pending timer, or take it away."""
+        self.pending[entry.topic_id] += change
+        self.pending_count += change
+        self.pinned_bytes += change * entry.size
+        self.pins[self._log.segment_start(entry.log_offset)] += change
+        self.file_live[self._table.file_number(timer_id)] += change
+
+    def add_rows(self, first_id: int, rows: np.ndarray) -> None:
+        """Add the pending timers among entries of one file."""
+        waiting = rows[rows["state"] == TimerState.PENDING]
+        if not len(waiting):
+            return
+        self.pending_count += len(waiting)
+        self.pinned_bytes += int(waiting["size"].sum(dtype=np.int64))
+        self.file_live[self._table.file_number(first_id)] += len(waiting)
+        topics, counts = np.unique(waiting["topic_id"], return_counts=True)
+        for topic_id, count in zip(topics.tolist(), counts.tolist(), strict=True):
+            self.pending[topic_id] += count
+        starts = np.array([s.start for s in self._log.segments] or [0], dtype=np.int64)
+        places = np.searchsorted(starts, waiting["log_offset"].astype(np.int64), side="right") - 1
+        for segment, count in enumerate(np.bincount(np.maximum(places, 0)).tolist()):
+            if count:
+                self.pins[int(starts[segment])] += count
