@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -86,6 +87,8 @@ def shown_default(field: FieldInfo) -> str:
         return ""
     if isinstance(value, list):
         return f"`{', '.join(map(str, value))}`"
+    if isinstance(value, Enum):
+        value = value.value
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
@@ -93,6 +96,8 @@ def bounds(field: FieldInfo) -> str:
     """Return what values are accepted."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(field.annotation))
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
+        return ", ".join(f"`{choice.value}`" for choice in field.annotation)
     found = {
         sign: getattr(item, attribute)
         for item in field.metadata

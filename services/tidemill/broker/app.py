@@ -68,6 +68,7 @@ async def serve(
             clock=clock,
             polls=LongPolling(parked_max=settings.parked_max),
             pending_bytes_max=settings.pending_bytes_max,
+            clock_hold_ms=settings.timer_clock_hold_ms,
         )
         BrokerMetrics(registry, traffic, lag, rounds)
         TimerMetrics(registry, rounds)

@@ -64,6 +64,14 @@ class BrokerSettings(ProcessSettings):
         10_000, ge=2_000, le=600_000,
         description="How long before they are due delayed messages are loaded into memory.",
     )  # fmt: skip
+    timer_load_chunk_records: int = Field(
+        262_144, ge=4_096, le=4_194_304,
+        description="Delayed messages of one second that are loaded at a time; 40 bytes each.",
+    )  # fmt: skip
+    timer_clock_hold_ms: int = Field(
+        10_000, ge=0, le=600_000,
+        description="How long delayed messages wait after the machine's clock has jumped.",
+    )  # fmt: skip
     timer_flush_period_ms: int = Field(
         10_000, ge=1_000, le=600_000,
         description="How often the files of the timer wheel are written.",

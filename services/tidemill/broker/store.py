@@ -40,6 +40,7 @@ def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
         timer=TimerConfig(
             max_delay_ms=settings.timer_max_delay_ms,
             load_horizon_ms=settings.timer_load_horizon_ms,
+            load_chunk_records=settings.timer_load_chunk_records,
             flush_period_ms=settings.timer_flush_period_ms,
             max_rate=settings.timer_max_rate,
             soft_limit_per_second=settings.timer_soft_limit_per_second,

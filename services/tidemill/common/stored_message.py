@@ -126,6 +126,16 @@ def message_id_of(blob: bytes | memoryview) -> str:
     return str(blob[begin : begin + message.id_size], "utf-8")
 
 
+def has_key(blob: bytes | memoryview, key: str) -> bool:
+    """Return whether a message whose key hashes match has this key."""
+    try:
+        fields = decode(blob)
+    except ValueError:
+        return False
+    # Keys stand in the system wire as field 2; the hash has matched already.
+    return key.encode() in bytes(blob[fields.system_at : fields.user_at])
+
+
 def tag_of(blob: bytes | memoryview) -> str:
     """Return the tag in `blob`, empty where there is none."""
     message = decode(blob)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
-from tidemill.broker.engine.timer.firing_clock import FiringClock
+from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.long_polling import LongPolling
 from tidemill.common.errors import Draining, Overloaded, ServiceError
 from tidemill.common.latencies import Latencies
@@ -111,6 +111,7 @@ class Rounds:
         clock: Clock,
         polls: LongPolling,
         pending_bytes_max: int,
+        clock_hold_ms: int = HOLD_MS,
     ) -> None:
         self._engine = engine
         self._syncs = syncs
@@ -129,7 +130,7 @@ class Rounds:
         self._is_draining = False
         self._is_stopped = False
         self._background = engine.background()
-        self._firing_clock = FiringClock()
+        self._firing_clock = FiringClock(hold_ms=clock_hold_ms)
         self._is_background_idle = False
         self._background_idle_at_ms = 0
         self._refresh_at_ms = 0
@@ -220,6 +221,7 @@ class Rounds:
                 is_last = self._is_stopped
                 has_more = await self._round()
                 if is_last:
+                    self._engine.finish()
                     return
                 if self._pending or has_more or self._is_stopped:
                     await asyncio.sleep(0)  # Frames must be read to queue up.

@@ -50,7 +50,6 @@ class Bodies:
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self._reads: deque[tuple[int, int]] = deque()
-        self.read_count = 0
 
     def expect(self, places: np.ndarray) -> None:
         """Plan to read messages; rows of (log offset, size)."""
@@ -72,7 +71,6 @@ class Bodies:
             log_offset, size = self._reads.popleft()
             if log_offset >= self._log.min_offset:
                 self._log.advise(log_offset, size)
-                self.read_count += 1
         return bool(self._reads)
 
     def read(self, timer_id: int, entry: TimerEntry) -> Body:

@@ -46,6 +46,7 @@ class Flusher:
         self._flushed_at_ms = 0
         self._log_flushed_at_ms = 0
         self._flushed_events = 0
+        self.is_active = False  # a flush is under way
         self.replay_from = 0  # of the newest durable checkpoint
         self.durable_hand_s = 0
         self.checkpoint_at_ms = 0  # when that was written; 0: never
@@ -116,7 +117,12 @@ class Flusher:
         yield from self._index.timer_log.write()
 
     def flush(
-        self, now_ms: int, store_uuid: bytes, quiet: Callable[[], Iterator[list[File]]]
+        self,
+        now_ms: int,
+        store_uuid: bytes,
+        quiet: Callable[[], Iterator[list[File]]],
+        *,
+        flags: int = 0,
     ) -> Iterator[list[File]]:
         """Write everything, as of the first moment at which nothing is pending."""
         yield from quiet()
@@ -136,11 +142,12 @@ class Flusher:
             counter=self._counter,
             pending_count=index.pending_count,
             oldest_pinned_offset=min((s for s, n in index.counts.pins.items() if n), default=-1),
-            flags=0,
+            flags=flags,
             store_uuid=store_uuid,
             slots_used=index.wheel.used_count,
             live_files=_live_files(index),
         )
+        self.is_active = True
         index.wheel.freeze()
         index.table.freeze()
         yield from index.timer_log.write()
@@ -148,6 +155,7 @@ class Flusher:
         yield from index.table.write_frozen()
         yield from self._write(checkpoint)
         self.generation = checkpoint.generation
+        self.is_active = False
         self.use(checkpoint)
 
     def _write(self, checkpoint: TimerCheckpoint) -> Iterator[list[File]]:

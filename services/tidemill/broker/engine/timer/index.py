@@ -93,7 +93,15 @@ class TimerIndex:
         self._link(timer_id, entry, timer_record.SCHEDULE, now_ms)
 
     def replay_schedule(
-        self, timer_id: int, due_at_ms: int, topic_id: int, log_offset: int, size: int, now_ms: int
+        self,
+        timer_id: int,
+        due_at_ms: int,
+        topic_id: int,
+        log_offset: int,
+        size: int,
+        now_ms: int,
+        *,
+        kind: int,
     ) -> None:
         """Fold a SCHEDULE or EVACUATED record in, whether or not the files know it already."""
         self.event_count += 1
@@ -107,7 +115,7 @@ class TimerIndex:
             entry = self._move(timer_id, entry, log_offset, size)
         if entry.state == TimerState.PENDING and entry.due_at_ms == due_at_ms:
             # Its link may have been lost with what was not flushed.
-            self._link(timer_id, entry, timer_record.SCHEDULE, now_ms)
+            self._link(timer_id, entry, kind, now_ms)
 
     def evacuate(self, timer_id: int, log_offset: int, size: int) -> None:
         """Note a newer copy of a pending timer's message."""

@@ -121,7 +121,11 @@ class TimerSearch:
         timer_id = message.decode_target(found.body).timer_id
         entry = self._index.find_pending(timer_id)
         query = self._query
-        if entry is None or timer_id in self._seen or not _has_key(found.tail, query.key):
+        if (
+            entry is None
+            or timer_id in self._seen
+            or not stored_message.has_key(found.tail, query.key)
+        ):
             return
         self._seen.add(timer_id)
         due_at_ms = entry.due_at_ms
@@ -139,12 +143,3 @@ class TimerSearch:
             heapq.heappush(self._kept, place)
         elif place > self._kept[0]:
             heapq.heapreplace(self._kept, place)
-
-
-def _has_key(blob: memoryview, key: str) -> bool:
-    try:
-        fields = stored_message.decode(blob)
-    except ValueError:
-        return False
-    # Keys stand in the system wire; the hash has matched already.
-    return key.encode() in bytes(blob[fields.system_at : fields.user_at])

@@ -19,9 +19,9 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout import message, timer_control, timer_record
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, TimerReason
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, Place, TimerReason
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE, TimerCheckpoint
+from tidemill.broker.engine.layout.timer_checkpoint import FLAG_CLEAN, UUID_SIZE, TimerCheckpoint
 from tidemill.broker.engine.layout.timer_control import Operation, TimerControl
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.message_store import MessageStore
@@ -43,6 +43,7 @@ from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import due_time, with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
 from tidemill.broker.engine.timer.status import (
+    COPY_QUEUE,
     SCHEDULE_QUEUE,
     TIMER_TOPIC,
     Scheduled,
@@ -271,16 +272,16 @@ class Timers:
             queue_id, scheduled_at_ms = body.queue_id, body.stored_at_ms
             head = bytes(body.blob[: fields.user_at])
         return TimerStatus(
-            timer_id,
-            TimerState(entry.state),
-            timer_id in self.quarantined,
-            entry.topic_id,
-            topic.name if topic is not None else "",
-            queue_id,
-            entry.due_at_ms,
-            scheduled_at_ms,
-            entry.size,
-            head,
+            timer_id=timer_id,
+            state=TimerState(entry.state),
+            is_quarantined=timer_id in self.quarantined,
+            topic_id=entry.topic_id,
+            topic=topic.name if topic is not None else "",
+            queue_id=queue_id,
+            due_at_ms=entry.due_at_ms,
+            scheduled_at_ms=scheduled_at_ms,
+            size=entry.size,
+            head=head,
         )
 
     def search(self, query: TimerQuery) -> TimerSearch:
@@ -391,6 +392,15 @@ class Timers:
             return self.census.take(now_ms)
         return self.janitor.find_work(now_ms)
 
+    def finish(self, now_ms: int) -> Iterator[list[File]]:
+        """Write all files for the last time: the next start has nothing to fold in again."""
+        index = self.index
+        # A flush that the stop has interrupted holds pages of its own: then what it wrote counts.
+        if index.next_id and not (self.is_rebuilding or index.is_damaged or self.flusher.is_active):
+            yield from self.flusher.flush(
+                now_ms, self.store_uuid, lambda: iter(()), flags=FLAG_CLEAN
+            )
+
     def may_drop(self, segment: Segment) -> bool:
         """Return whether no timer needs the oldest segment, in memory or after a restart."""
         if not self.index.next_id:
@@ -483,9 +493,12 @@ class Timers:
         match header.kind:
             case Kind.MESSAGE if header.flags & FLAG_SCHEDULE:
                 target = message.decode_target(found.body)
+                place = Place._make(message.PLACE.unpack_from(found.body))
+                is_copy = place.queue_id == COPY_QUEUE
                 index.replay_schedule(
                     target.timer_id, target.due_at_ms, target.topic_id, found.log_offset,
                     header.size, now_ms,
+                    kind=timer_record.EVACUATED if is_copy else timer_record.SCHEDULE,
                 )  # fmt: skip
             case Kind.MESSAGE if header.flags & FLAG_TIMER:
                 cause = message.decode_timer_cause(found.body)
