@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.common.settings import Flag, Folder, Port, ProcessSettings
 
 MIB = 1 << 20
@@ -83,9 +82,8 @@ class BrokerSettings(ProcessSettings):
         20_000, ge=0,
         description="Messages due in one second beyond which the policy below is asked; 0: never.",
     )  # fmt: skip
-    timer_overload_policy: OverloadPolicy = Field(
-        OverloadPolicy.ACCEPT,
-        description="What becomes of a message whose second is full: accept, reject, or spread.",
+    timer_overload_policy: Literal["accept", "reject", "spread"] = Field(
+        "accept", description="What becomes of a message whose second is full."
     )
     timer_spread_ms: int = Field(
         1_000, ge=1, le=3_600_000, description="By how much the policy spread delays at most."

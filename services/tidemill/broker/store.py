@@ -14,7 +14,7 @@ from tidemill.broker.engine.engine import Engine, EngineConfig
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.engine.store.posix_disk import PosixDisk
-from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.lifecycle import StartRefused
 
@@ -44,7 +44,7 @@ def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
             flush_period_ms=settings.timer_flush_period_ms,
             max_rate=settings.timer_max_rate,
             soft_limit_per_second=settings.timer_soft_limit_per_second,
-            overload_policy=settings.timer_overload_policy,
+            overload_policy=OverloadPolicy(settings.timer_overload_policy),
             spread_ms=settings.timer_spread_ms,
             max_pending=settings.timer_max_pending,
             max_pinned_part=settings.timer_max_pinned_part,
