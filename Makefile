@@ -41,6 +41,8 @@ test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec ## Pass 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
 	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(BIN)/python -m pytest tests/e2e/test_kill_loop.py \
 		tests/e2e/test_timer_kill_loop.py $(ARGS)
+	TIMER_SOAK_COUNT=1000000 $(BIN)/python -m pytest tests/property/test_timer_long_horizon.py \
+		-o faulthandler_timeout=0
 	TRANSPORT_SOAK_CALLS=1000000 $(BIN)/python -m pytest tests/e2e/transport/test_memory.py
 
 fuzz: $(STAMPS)/fuzz ## Fuzz the transport for FUZZ_MINUTES (5), led by coverage; finds go to build/fuzz.

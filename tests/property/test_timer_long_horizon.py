@@ -12,7 +12,7 @@ from random import Random
 from tests.support.engine_world import SMALL
 from tests.support.timer_world import DAY_MS, HOUR_MS, TIMERS, TimerWorld
 
-COUNT = int(os.environ.get("TIMER_SOAK_COUNT", "3000"))
+COUNT = int(os.environ.get("TIMER_SOAK_COUNT", "20000"))
 DAYS = 400
 STRIDE_MS = 8 * HOUR_MS
 SEGMENT_BYTES = max(64 << 10, COUNT * 200 // 8 // 4096 * 4096)

@@ -28,6 +28,18 @@ class Content:
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[tuple[int, bytes] | int] = field(default_factory=list)  # writes, and resizes
 
+    def make_durable(self) -> None:
+        """Carry over what was written since the last sync: files may be large, and writes few."""
+        for change in self.unsynced:
+            if isinstance(change, int):
+                self.durable = self.durable[:change] + bytes(max(change - len(self.durable), 0))
+                continue
+            offset, written = change
+            if len(self.durable) < offset:
+                self.durable += bytes(offset - len(self.durable))
+            self.durable[offset : offset + len(written)] = written
+        self.unsynced.clear()
+
     def after_power_cut(self, random: Random) -> Content:
         data = bytearray(self.durable)
         for change in self.unsynced:
@@ -90,8 +102,7 @@ class FaultyFile:
 
     def sync(self) -> None:
         self._disk.step(f"sync {self.name}")
-        self._content.durable = bytearray(self._content.now)
-        self._content.unsynced.clear()
+        self._content.make_durable()
 
     def close(self) -> None:
         pass
