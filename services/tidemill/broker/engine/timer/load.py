@@ -21,7 +21,7 @@ from tidemill.broker.engine.layout import timer_record
 from tidemill.broker.engine.layout.timer_record import NO_POSITION
 from tidemill.broker.engine.timer.body import Bodies
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.near_wheel import FIELDS, ITEM, NearWheel
+from tidemill.broker.engine.timer.near_wheel import FIELDS, ITEM, RUN_ITEMS_MAX, NearWheel, in_order
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 
 CHUNKS_MAX = 4  # loaded in all: 40 MiB; with so many due and not delivered loading waits
@@ -56,8 +56,9 @@ class Loader:
         self._on_time: deque[int] = deque()  # filled slots that were scanned, to be walked
         self._backlog: deque[int] = deque()
         self._walk: _Walk | None = None
-        self._runs: list[np.ndarray] = []  # what the walk has met, the newest first
-        self._run_items = 0
+        self._parts: list[np.ndarray] = []  # what the walk has met, the newest first ...
+        self._runs: list[np.ndarray] = []  # ... and before that, joined
+        self._walked_items = 0
         self._suspended: dict[int, _Walk] = {}  # by slot: the rest of chains longer than a chunk
         self._walked: dict[int, int] = {}  # by slot: where its chain began when it was walked
         self._again: set[int] = set()  # slots with records that were neither loaded nor walked
@@ -74,8 +75,9 @@ class Loader:
         self._suspended.clear()
         self._walked.clear()
         self._again.clear()
+        self._parts.clear()
         self._runs.clear()
-        self._run_items = 0
+        self._walked_items = 0
         self._walk = None
         if self._on_time_first_s == hand_s + 1 and self._index.wheel.count(hand_s + 1):
             # The hand is ahead of the clock: what came late for it waits in the slot behind it.
@@ -204,20 +206,29 @@ class Loader:
                 bodies.extend((record.log_offset, record.body_size))
             position = record.previous
         if items:
-            self._runs.append(np.frombuffer(items, ITEM, len(items) // FIELDS))
-            self._run_items += len(items) // FIELDS
+            self._parts.append(np.frombuffer(items, ITEM))
+            self._walked_items += len(items) // FIELDS
+            if len(self._parts) * RECORDS_A_SLICE >= RUN_ITEMS_MAX:
+                self._join()
             self._bodies.expect(np.frombuffer(bodies, np.int64).reshape(-1, 2))
-        if position > stop and self._near.outstanding[slot_s] + self._run_items < self._chunk:
+        if position > stop and self._near.outstanding[slot_s] + self._walked_items < self._chunk:
             self._walk = _Walk(slot_s, position, stop)
             return
+        self._join()
         # Only now, so that what was linked first goes first.
         for run in reversed(self._runs):
             self._near.add_run(run)
         self._runs.clear()
-        self._run_items = 0
+        self._walked_items = 0
         self._walk = None
         if position > stop:
             self._suspended[slot_s] = _Walk(slot_s, position, stop)
+
+    def _join(self) -> None:
+        """Make one sorted run of what the last slices of the walk have met."""
+        if self._parts:
+            self._runs.append(in_order(np.concatenate(self._parts)))
+            self._parts.clear()
 
     def _move_on(self, record: timer_record.TimerRecord) -> None:
         """Link a parked timer again, nearer to its due time."""

@@ -52,14 +52,13 @@ class NearWheel:
         buffer.extend((due_at_ms, timer_id, topic_id, size, slot_s))
 
     def add_run(self, items: np.ndarray) -> None:
-        """Add timers of one slot, at most RUN_ITEMS_MAX."""
+        """Add timers of one slot, sorted as by `in_order`, at most RUN_ITEMS_MAX."""
         slot_s = int(items["slot"][0])
         self.outstanding[slot_s] += len(items)
         self.outstanding_count += len(items)
         self._push(items)
 
     def _push(self, items: np.ndarray) -> None:
-        items = items[np.lexsort((items["timer_id"], items["due"]))]
         self._run_count += 1
         heapq.heappush(self._runs, (int(items["due"][0]), self._run_count, items))
 
@@ -98,7 +97,7 @@ class NearWheel:
         if not parts:
             return None
         due = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return due[np.lexsort((due["timer_id"], due["due"]))] if len(parts) > 1 else due
+        return in_order(due) if len(parts) > 1 else due
 
     def _sort_ahead(self, now_ms: int) -> None:
         """Make one run of what has gathered for a second that is about to begin."""
@@ -107,7 +106,7 @@ class NearWheel:
             return
         fields = self._buffers[second]
         size = RUN_ITEMS_MAX * FIELDS
-        self._push(np.frombuffer(fields[:size], ITEM))
+        self._push(in_order(np.frombuffer(fields[:size], ITEM)))
         if len(fields) <= size:
             del self._buffers[second]
         else:
@@ -135,3 +134,8 @@ class NearWheel:
         if self._buffers:
             dues.append(min(self._buffers) * 1000 - SORT_AHEAD_MS)
         return min(dues, default=None)
+
+
+def in_order(items: np.ndarray) -> np.ndarray:
+    """Return `items` sorted by due time, and among equals by id."""
+    return items[np.lexsort((items["timer_id"], items["due"]))]
