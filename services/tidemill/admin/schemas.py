@@ -204,14 +204,17 @@ class NewMessage(Schema):
     properties: dict[Text, Text] = {}
     message_group: Text | None = Field(None, description="Messages of one group stay in order.")
     deliver_at_ms: int | None = Field(
-        None, ge=-EXACT_MAX, le=EXACT_MAX, description="Deliver not before this time (Unix, ms)."
-    )
+        None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True,
+        description="Deliver not before this time (Unix, ms).",
+    )  # fmt: skip
     delay_ms: int | None = Field(
-        None, ge=0, le=EXACT_MAX, description="Deliver so long after the broker has it."
-    )
+        None, ge=0, le=EXACT_MAX, strict=True,
+        description="Deliver so long after the broker has it.",
+    )  # fmt: skip
     delay_level: int | None = Field(
-        None, ge=1, description="One of 18 delays from 1 s to 2 h; a higher level is the 18th."
-    )
+        None, ge=1, strict=True,
+        description="One of 18 delays from 1 s to 2 h; a higher level is the 18th.",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def one_body_and_time(self) -> Self:
@@ -274,8 +277,8 @@ class TimerPage(Schema):
 class Reschedule(Schema):
     """When a timer is to be due instead: exactly one of `dueAtMs` and `delayMs` (from now)."""
 
-    due_at_ms: int | None = Field(None, ge=-EXACT_MAX, le=EXACT_MAX)
-    delay_ms: int | None = Field(None, ge=0, le=EXACT_MAX)
+    due_at_ms: int | None = Field(None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True)
+    delay_ms: int | None = Field(None, ge=0, le=EXACT_MAX, strict=True)
     expected_due_at_ms: int | None = Field(
         None,
         ge=-EXACT_MAX,

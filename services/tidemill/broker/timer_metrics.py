@@ -91,15 +91,20 @@ class TimerMetrics:
             CounterMetricFamily("rocketmq_timer_dequeue_total", "Delivered.", labels=labels),
             timers.deliverer.delivered,
         )
-        behind_ms = max(engine.now_ms - 1000 - timers.index.hand_s * 1000, 0)
+        oldest_ms = timers.deliverer.oldest_due_ms()
+        behind_ms = 0 if oldest_ms is None else max(engine.now_ms - oldest_ms, 0)
         for name, help_, value in (
             ("enqueue_lag", "Messages not yet on the wheel: they get there with their send.", 0),
             ("enqueue_latency", "Ms the oldest of them waits.", 0),
-            ("dequeue_lag", "Messages due and not delivered.", timers.deliverer.waiting_count),
+            (
+                "dequeue_lag",
+                "Loaded, due, and not delivered.",
+                timers.deliverer.waiting_count,
+            ),
             (
                 "dequeue_latency",
-                "Ms by which the hand is behind the clock.",
-                behind_ms if timers.index.pending_count else 0,
+                "Ms the oldest message waits that is due and not delivered.",
+                behind_ms,
             ),
         ):
             gauge = GaugeMetricFamily(f"rocketmq_timer_{name}", help_, labels=STORAGE_LABELS)

@@ -43,7 +43,9 @@ def send_message(
     level: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Deliver after one of 18 delays: 1s 5s 10s 30s 1m ... 10m 20m 30m 1h 2h."
+            min=1,
+            help="Deliver after one of 18 delays: 1s 5s 10s 30s 1m 2m ... 10m 20m 30m 1h 2h. "
+            "Above 18 it is 2h.",
         ),
     ] = None,
     tag: Annotated[str | None, typer.Option(help="Tag, by which consumers filter.")] = None,

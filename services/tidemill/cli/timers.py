@@ -9,6 +9,7 @@ import typer
 from tidemill.cli.rest import PAGE_SIZE, Json, call, say, show
 from tidemill.cli.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.common.clock import SystemClock
+from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,7 +64,7 @@ def show_timer(context: typer.Context, timer: TimerId) -> None:
     shown = call(context, "GET", f"/timers/{timer}")
     now_ms = SystemClock().wall_ms()
     rows = [
-        ("state", shown["state"]),
+        ("state", _state(shown)),
         ("topic", shown.get("topic", "(deleted)")),
         ("queue", shown["queueId"]),
         ("due", f"{utc(shown['dueAtMs'])} ({from_now(shown['dueAtMs'], now_ms)})"),
@@ -75,6 +76,14 @@ def show_timer(context: typer.Context, timer: TimerId) -> None:
         ("sent by", shown.get("bornHost")),
     ]
     show(context, shown, ("TIMER", str(timer)), rows)
+
+
+def _state(shown: Json) -> str:
+    if shown["state"] == "DROPPED":
+        return f"DROPPED: its message is on {TIMER_DEAD_LETTER_TOPIC}, with the reason"
+    if shown["state"] == "PENDING" and "topic" not in shown:
+        return f"PENDING: its topic is deleted, so it goes to {TIMER_DEAD_LETTER_TOPIC}"
+    return str(shown["state"])
 
 
 @app.command("cancel")

@@ -118,7 +118,11 @@ def delete_topic(
     Example: tidemill topic delete orders --yes
     """
     if not is_sure:
-        typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+        typer.confirm(
+            f"Delete topic {name} and all its messages? Those that are delayed go to %DLQ%TIMER.",
+            abort=True,
+            err=True,
+        )
     call(context, "DELETE", f"/topics/{segment(name)}")
     say(context, {}, f"topic {name} is deleted")
 

@@ -16,6 +16,7 @@ GROUP_CHARS_MAX = 120
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
 # Topics of the broker for itself; nobody else sees them.
+TIMER_DEAD_LETTER_TOPIC = f"{DEAD_LETTER_TOPIC_PREFIX}TIMER"  # of delayed messages
 HIDDEN_TOPIC_PREFIX = "%SYS%"
 
 _RESOURCE_NAME = re.compile(r"[A-Za-z0-9_\-%|]+")

@@ -54,6 +54,7 @@ class RecoveryReport:
     replayed_records: int
     cut_bytes: int
     snapshot: str
+    timers: str  # what of their files was made again: "", "wheel", or "all"
 
     def as_fields(self) -> dict[str, Any]:
         """Return the report for a log line."""
@@ -97,6 +98,7 @@ def open_engine(
         replayed_records=report.get("records", 0),
         cut_bytes=report.get("cut", 0),
         snapshot=report.get("snapshot", ""),
+        timers=engine.timers.made_again,
     )
 
 

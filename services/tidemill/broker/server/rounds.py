@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
+import structlog
+
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.long_polling import LongPolling
 from tidemill.common.errors import Draining, Overloaded, ServiceError
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.sync_process import HasFileno
     from tidemill.common.clock import Clock
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -250,6 +254,9 @@ class Rounds:
         begin_s = time.monotonic()
         has_more = engine.run_due(turn.now_ms, firing_ms)
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
+        while engine.timers.deliverer.notices:
+            notice = engine.timers.deliverer.notices.popleft()
+            log.warning("timer not delivered", **notice._asdict())
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
             await _in_turns(polls.wake(topic_ids, keys))

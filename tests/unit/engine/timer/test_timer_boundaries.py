@@ -22,8 +22,9 @@ from tests.support.timer_world import (
 from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.broker.engine.timer.pages import DirtyPages
-from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, TimerQuery
+from tidemill.broker.engine.timer.status import TimerQuery
 from tidemill.common.errors import IllegalDeliveryTime, Overloaded
+from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 MAX_MS = TIMERS.max_delay_ms
 LEAP_DAY_MS = int(datetime(2024, 2, 29, tzinfo=UTC).timestamp() * 1000)

@@ -39,7 +39,6 @@ class Admission:
                 f"a delivery time is between 0 and {VALUE_MAX} ms since 1970, not {due_at_ms}"
             )
         if due_at_ms - now_ms > self._config.max_delay_ms:
-            self.refused["horizon"] += 1
             limit_ms = self._config.max_delay_ms
             raise IllegalDeliveryTime(
                 f"a message may be delayed by at most {_span(limit_ms)} ({limit_ms} ms): until "
@@ -91,7 +90,7 @@ class Admission:
             raise Overloaded(
                 f"the second {_utc(second * 1000)} is full: about {count} messages are due in it, "
                 f"and the limit is {soft_limit} (timer_soft_limit_per_second); choose another "
-                f"second, or try again in 1 s"
+                f"second"
             )
         return due_at_ms
 
@@ -106,7 +105,7 @@ def _utc(at_ms: int) -> str:
         at = datetime.fromtimestamp(at_ms / 1000, tz=UTC)
     except (ValueError, OverflowError, OSError):
         return f"{at_ms} ms"
-    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _span(duration_ms: int) -> str:

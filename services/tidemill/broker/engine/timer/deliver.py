@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -27,8 +27,9 @@ from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import with_due_time
-from tidemill.broker.engine.timer.status import TIMER_DEAD_LETTER_TOPIC, TimerState
+from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import MessageBodyTooLarge
+from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 ON_TIME_MS = 1000  # later than that is LATE
 TURNS = 10
@@ -37,9 +38,18 @@ QUANTUM_BYTES = 64 << 10
 QUANTUM_MESSAGES = 64
 DELIVERIES_A_SLICE = 64  # over 1 ms
 BYTES_A_SLICE = 1 << 20
+NOTICES_MAX = 100
 BACK_OFF_MS_MIN = 50
 BACK_OFF_MS_MAX = 5_000
 LATENESS_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 60_000)
+
+
+class Notice(NamedTuple):
+    """Something that became of a timer and that an operator should learn of."""
+
+    timer_id: int
+    topic: str  # "" where it is not known
+    reason: str
 
 
 @final
@@ -90,10 +100,18 @@ class Deliverer:
         self._back_off_ms = 0
         self.retry_at_ms = 0  # 0: nothing stands in the way
         self.quarantined: dict[int, int] = {}  # timer id -> topic id
+        # For the log of the shell; beyond the bound the oldest are only counted.
+        self.notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self.early_count = 0
         self.delivered: Counter[int] = Counter()
         self.dropped: Counter[tuple[int, TimerReason]] = Counter()
         self.lateness = Histogram(LATENESS_BUCKETS_MS)  # by topic id
+
+    def oldest_due_ms(self) -> int | None:
+        """Return the due time of what waits longest, None when nothing waits."""
+        lanes = (self._on_time, self._late)
+        dues = [int(q[0]["due"][0]) for lane in lanes for q in lane.topics.values()]
+        return min(dues, default=None)
 
     @property
     def waiting_count(self) -> int:
@@ -231,6 +249,7 @@ class Deliverer:
         except BodyDamaged:
             # It stays pending: its body is pinned until somebody repairs it.
             self.quarantined[timer_id] = entry.topic_id
+            self.notices.append(Notice(timer_id, "", "damaged"))
             return
         self.quarantined.pop(timer_id, None)
         try:
@@ -263,6 +282,7 @@ class Deliverer:
         self._append(timer_id, entry, body, target.id, 0, now_ms, reason)
         self._index.finish(timer_id, entry, TimerState.DROPPED)
         self.dropped[entry.topic_id, reason] += 1
+        self.notices.append(Notice(timer_id, body.origin, reason.name.lower()))
 
     def _append(
         self,

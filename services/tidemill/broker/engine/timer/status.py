@@ -5,10 +5,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from tidemill.common.resource_names import DEAD_LETTER_TOPIC_PREFIX
+from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX
 
-TIMER_TOPIC = "%SYS%TIMER"  # hidden: delayed messages wait here
-TIMER_DEAD_LETTER_TOPIC = f"{DEAD_LETTER_TOPIC_PREFIX}TIMER"
+TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # hidden: delayed messages wait here
 SCHEDULE_QUEUE = 0  # of the hidden topic: a timer's id is its queue offset
 COPY_QUEUE = 1  # evacuated messages
 

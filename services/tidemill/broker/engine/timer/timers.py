@@ -55,7 +55,8 @@ from tidemill.broker.engine.timer.table import TimerTable
 from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import Wheel, WheelDamaged
 from tidemill.common import stored_message
-from tidemill.common.errors import Conflict, MessageNotFound
+from tidemill.common.errors import Conflict, IllegalDeliveryTime, MessageNotFound
+from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 # RocketMQ's buckets for the delay asked for, and three more: a week, a month, a year.
 DELAY_BUCKETS_S = (60, 600, 3600, 43_200, 86_400, 259_200, 604_800, 2_592_000, 31_536_000)
@@ -127,6 +128,7 @@ class Timers:
         self._rebuilt_hand_s = 0  # timers due before it may wait in the slot after it
         self._is_loaders_turn = False
         self._needs_relink = False
+        self.made_again = ""  # which files the start has made again: "", "wheel", or "all"
         self._needs_complete = False  # the table, after a replay from the log's beginning
         self._has_overdue = False  # timers wait that the hand had passed: damaged, or late
         self._is_open = False
@@ -177,10 +179,14 @@ class Timers:
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
         """Return when a message wants to be delivered. Raises IllegalDeliveryTime."""
         self.admission.note_skew(stored_message.born_at_ms_of(blob), now_ms)
-        if delay_ms is not None:
-            return self.admission.due_after(delay_ms, now_ms)
-        due_at_ms = due_time(blob)
-        self.admission.check_due(due_at_ms, now_ms)
+        try:
+            if delay_ms is not None:
+                return self.admission.due_after(delay_ms, now_ms)
+            due_at_ms = due_time(blob)
+            self.admission.check_due(due_at_ms, now_ms)
+        except IllegalDeliveryTime:
+            self.admission.refused["horizon"] += 1
+            raise
         return due_at_ms
 
     def cancel(self, timer_id: int, *, topic_id: int = 0, now_ms: int) -> None:
@@ -221,6 +227,12 @@ class Timers:
             self.rescheduled[entry.topic_id, "conflict"] += 1
             raise Conflict(f"the timer is due at {entry.due_at_ms} by now; look again")
         due_at_ms = max(due_at_ms, firing_ms)
+        if entry.topic_id not in self._catalog.open_queues:
+            self.rescheduled[0, "not_found"] += 1
+            raise Conflict(
+                f"the timer's topic is deleted: the message goes to {TIMER_DEAD_LETTER_TOPIC} when "
+                f"it is due"
+            )
         if due_at_ms != entry.due_at_ms:
             self._append(Operation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms, now_ms)
             self.index.reschedule(timer_id, entry.due_at_ms, due_at_ms, now_ms)
@@ -525,6 +537,10 @@ class Timers:
         if self._needs_complete:
             index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
         outage_s = now_ms // 1000 - index.hand_s
+        if index.next_id and self._needs_complete:
+            self.made_again = "all"
+        elif index.next_id and self._needs_relink:
+            self.made_again = "wheel"
         if index.next_id and (self._needs_relink or outage_s > index.wheel.slot_count // 2):
             hand_s = self._first_hand_s(now_ms)
             for _ in self._rebuild(index.table.file_batches(), now_ms, hand_s):
