@@ -26,9 +26,10 @@ from tidemill.broker.engine.layout.array_crc import crc32_of_rows
 VERSION = 2
 SIZE = 32  # bytes
 _SLOT = struct.Struct(">qqqII")
+unpack_from, pack_into = _SLOT.unpack_from, _SLOT.pack_into  # for the one path that is hot
 CRC_AT = SIZE - 4
 CRC_MASK = 0xFFFFFF
-UNSEALED = VERSION << 24
+UNSEALED = VERSION << 24  # the magic word of a slot whose checksum `seal` will make
 NUM_MAX = 0xFFFFFFFF
 assert _SLOT.size == SIZE, "the slot is part of the disk format"
 
@@ -46,11 +47,6 @@ class Slot(NamedTuple):
     last: int
     num: int
     magic: int
-
-
-def write(buffer: bytearray, at: int, time_ms: int, first: int, last: int, num: int) -> None:
-    """Write a slot, its checksum still to be made by `seal`."""
-    _SLOT.pack_into(buffer, at, time_ms, first, last, num, UNSEALED)
 
 
 def read(buffer: bytearray, at: int) -> Slot:

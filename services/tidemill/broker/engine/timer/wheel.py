@@ -67,16 +67,17 @@ class Wheel:
 
         `change` is added to the count.
         """
-        at = slot_s % self.slot_count * SIZE
+        at, slots = slot_s % self.slot_count * SIZE, self._slots
         self._pages.touch(at // PAGE_BYTES)
-        time_ms, first, last, num, magic = timer_slot.read(self._slots, at)
+        wanted_ms = slot_s * 1000
+        time_ms, first, last, num, magic = timer_slot.unpack_from(slots, at)
         if not magic:
             self.used_count += 1
-        if time_ms != slot_s * 1000:
+        if time_ms != wanted_ms:
             first, last, num = position, NO_POSITION, 0
         num = min(max(num + change, 0), NUM_MAX)
-        timer_slot.write(self._slots, at, slot_s * 1000, first, position, num)
-        return last
+        timer_slot.pack_into(slots, at, wanted_ms, first, position, num, timer_slot.UNSEALED)
+        return int(last)
 
     def revise(self, slot_s: int, position: int, *, change: int) -> None:
         """Link a record of the timer log that the file of the wheel may know or not."""
