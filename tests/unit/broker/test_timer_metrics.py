@@ -102,6 +102,9 @@ def test_refusals_and_drops_have_their_reason() -> None:
     world.engine.delete_topic("orders", world.now_ms)
     world.engine.commit()
     world.sleep(SECOND_MS)
+    deliverer = world.engine.timers.deliverer
+    assert deliverer.take_notices() == {("orders", "topic_deleted"): (1, 0)}
+    assert not deliverer.take_notices()
     labels = {"topic": "", "reason": "topic_deleted"}
     assert value(world, FiringClock(), "timer_dropped_total", **labels) == 1
     assert orders(world, "timing_messages") is None

@@ -246,6 +246,11 @@ class Rounds:
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
             engine.refresh(turn.now_ms)
+            for (topic, reason), found in engine.timers.deliverer.take_notices().items():
+                log.warning(
+                    "timers not delivered",
+                    topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
+                )  # fmt: skip
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         firing_ms = min(firing_ms, turn.now_ms)
         engine.timers.set_time(turn.now_ms, firing_ms)
@@ -254,9 +259,6 @@ class Rounds:
         begin_s = time.monotonic()
         has_more = engine.run_due(turn.now_ms, firing_ms)
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
-        while engine.timers.deliverer.notices:
-            notice = engine.timers.deliverer.notices.popleft()
-            log.warning("timer not delivered", **notice._asdict())
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
             await _in_turns(polls.wake(topic_ids, keys))

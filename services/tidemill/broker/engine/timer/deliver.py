@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
@@ -38,18 +38,10 @@ QUANTUM_BYTES = 64 << 10
 QUANTUM_MESSAGES = 64
 DELIVERIES_A_SLICE = 64  # over 1 ms
 BYTES_A_SLICE = 1 << 20
-NOTICES_MAX = 100
+NOTICES_MAX = 100  # kinds of them between two looks
 BACK_OFF_MS_MIN = 50
 BACK_OFF_MS_MAX = 5_000
 LATENESS_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 60_000)
-
-
-class Notice(NamedTuple):
-    """Something that became of a timer and that an operator should learn of."""
-
-    timer_id: int
-    topic: str  # "" where it is not known
-    reason: str
 
 
 @final
@@ -100,12 +92,22 @@ class Deliverer:
         self._back_off_ms = 0
         self.retry_at_ms = 0  # 0: nothing stands in the way
         self.quarantined: dict[int, int] = {}  # timer id -> topic id
-        # For the log of the shell; beyond the bound the oldest are only counted.
-        self.notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
+        # For the shell's log, by topic name and reason: how many, and the last one's id.
+        self.notices: dict[tuple[str, str], tuple[int, int]] = {}
         self.early_count = 0
         self.delivered: Counter[int] = Counter()
         self.dropped: Counter[tuple[int, TimerReason]] = Counter()
         self.lateness = Histogram(LATENESS_BUCKETS_MS)  # by topic id
+
+    def take_notices(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return and clear what an operator should learn of."""
+        notices, self.notices = self.notices, {}
+        return notices
+
+    def _note(self, timer_id: int, topic: str, reason: str) -> None:
+        count, _ = self.notices.get((topic, reason), (0, 0))
+        if count or len(self.notices) < NOTICES_MAX:
+            self.notices[topic, reason] = (count + 1, timer_id)
 
     def oldest_due_ms(self) -> int | None:
         """Return the due time of what waits longest, None when nothing waits."""
@@ -249,7 +251,7 @@ class Deliverer:
         except BodyDamaged:
             # It stays pending: its body is pinned until somebody repairs it.
             self.quarantined[timer_id] = entry.topic_id
-            self.notices.append(Notice(timer_id, "", "damaged"))
+            self._note(timer_id, "", "damaged")
             return
         self.quarantined.pop(timer_id, None)
         try:
@@ -282,7 +284,7 @@ class Deliverer:
         self._append(timer_id, entry, body, target.id, 0, now_ms, reason)
         self._index.finish(timer_id, entry, TimerState.DROPPED)
         self.dropped[entry.topic_id, reason] += 1
-        self.notices.append(Notice(timer_id, body.origin, reason.name.lower()))
+        self._note(timer_id, body.origin, reason.name.lower())
 
     def _append(
         self,

@@ -19,7 +19,6 @@ from tidemill.broker.engine.store.disk import Disk, File, drop_file
 
 FOLDER = "timer/timerlog"
 WRITE_SLICE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
-SCAN_SLICE_BYTES = 64 * 512  # 512 records decoded: under a millisecond
 
 
 class TimerLogDamaged(Exception):
