@@ -67,3 +67,13 @@ def test_what_waits_for_its_rate_does_not_keep_the_owner_busy() -> None:
     assert 10 <= len(order(world)) <= 21
     world.sleep(4 * SECOND_MS)
     assert len(order(world)) == 30
+
+
+def test_a_near_wheel_that_is_full_does_not_keep_the_owner_busy() -> None:
+    world = TimerWorld()
+    begin_s = world.now_ms // 1000 + 4
+    for n in range(8 * 64):
+        world.schedule(f"m{n}", due_at_ms=(begin_s + n // 64) * 1000, commit=n % 64 == 63)
+    world.sleep(20 * SECOND_MS)  # The world notices when the clock stands still too long.
+    assert len(order(world)) == 8 * 64
+    assert order(world) == sorted(order(world))

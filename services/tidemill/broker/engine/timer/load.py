@@ -99,9 +99,7 @@ class Loader:
             self._again.add(slot_s)
 
     def _has_room(self, slot_s: int) -> bool:
-        near = self._near
-        is_open = near.outstanding_count < CHUNKS_MAX * self._chunk
-        return is_open and near.outstanding[slot_s] < self._chunk
+        return not self._is_full and self._near.outstanding[slot_s] < self._chunk
 
     def _is_loaded(self, slot_s: int) -> bool:
         if slot_s < self._on_time_first_s:
@@ -127,7 +125,7 @@ class Loader:
         now_s = now_ms // 1000
         if self._walk_again(now_s):
             return True
-        if self._near.outstanding_count >= CHUNKS_MAX * self._chunk:
+        if self._is_full:
             return False
         if self._next_on_time(now_ms):
             return True
@@ -262,6 +260,15 @@ class Loader:
         """Whether slots that have begun were not scanned."""
         return self._on_time_next_s <= now_ms // 1000
 
-    def next_step_ms(self) -> int:
-        """Return when the next slot comes within the horizon, half of it in one go."""
+    @property
+    def _is_full(self) -> bool:
+        return self._near.outstanding_count >= CHUNKS_MAX * self._chunk
+
+    def next_step_ms(self) -> int | None:
+        """Return when the next slot comes within the horizon, half of it in one go.
+
+        None while no more is loaded before something was delivered.
+        """
+        if self._is_full:
+            return None
         return self._on_time_next_s * 1000 - self._horizon_ms // 2
