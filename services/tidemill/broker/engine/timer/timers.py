@@ -56,7 +56,6 @@ from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import Wheel, WheelDamaged
 from tidemill.common import stored_message
 from tidemill.common.errors import Conflict, IllegalDeliveryTime, MessageNotFound
-from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 # RocketMQ's buckets for the delay asked for, and three more: a week, a month, a year.
 DELAY_BUCKETS_S = (60, 600, 3600, 43_200, 86_400, 259_200, 604_800, 2_592_000, 31_536_000)
@@ -214,6 +213,8 @@ class Timers:
     ) -> None:
         """Let a pending timer be due at another time; a time in the past means now.
 
+        Also one whose topic is deleted: its message goes to the dead letters then.
+
         Raises MessageNotFound, IllegalDeliveryTime, and Conflict when it is not due at
         `expected_due_at_ms` any more.
         """
@@ -227,12 +228,6 @@ class Timers:
             self.rescheduled[entry.topic_id, "conflict"] += 1
             raise Conflict(f"the timer is due at {entry.due_at_ms} by now; look again")
         due_at_ms = max(due_at_ms, firing_ms)
-        if entry.topic_id not in self._catalog.open_queues:
-            self.rescheduled[0, "not_found"] += 1
-            raise Conflict(
-                f"the timer's topic is deleted: the message goes to {TIMER_DEAD_LETTER_TOPIC} when "
-                f"it is due"
-            )
         if due_at_ms != entry.due_at_ms:
             self._append(Operation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms, now_ms)
             self.index.reschedule(timer_id, entry.due_at_ms, due_at_ms, now_ms)
