@@ -17,10 +17,10 @@ import httpx
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.api import METADATA, Api, api, message
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.api import Api, api, message
+from tests.support.eventually import LOOK_EVERY_S, eventually
+from tests.support.processes import Standalone, command, environment, is_running, standalone
 from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 LATE_MS_MAX = 1_500  # on the slowest machine
@@ -98,14 +98,6 @@ def is_empty(endpoint: str, topic: str) -> bool:
 
     run(endpoint, scenario)
     return not found
-
-
-async def recall(client: Api, topic: str, handle: str) -> service.RecallMessageResponse:
-    request = service.RecallMessageRequest(topic=v2.Resource(name=topic), recall_handle=handle)
-    answer: service.RecallMessageResponse = await client.stub.RecallMessage(
-        request, metadata=METADATA, timeout=10
-    )
-    return answer
 
 
 def now_ms() -> int:
@@ -207,7 +199,7 @@ def test_a_batch_of_plain_and_delayed_messages_is_answered_one_by_one(running: S
         assert answer.status.code == v2.OK
         assert [bool(entry.recall_handle) for entry in answer.entries] == [False, True, False]
         assert answer.entries[1].offset == 0
-        recalled = await recall(client, "mixed", answer.entries[1].recall_handle)
+        recalled = await client.recall("mixed", answer.entries[1].recall_handle)
         assert (recalled.status.code, recalled.message_id) == (v2.OK, b"1".hex())
 
     run(running.grpc, scenario)
@@ -325,7 +317,9 @@ def test_a_cancelled_message_never_comes(running: Standalone, rest: httpx.Client
     for _ in range(2):
         answer = act(rest, sent["timerId"], "cancel")
         assert (answer.status_code, answer.json()["state"]) == (200, "CANCELLED")
-    time.sleep(2)
+    later = send(rest, "cancelled", delayMs=2_000)  # When it comes, the other one was due.
+    came = [each.system_properties.message_id for each, _ in received(running.grpc, "cancelled")]
+    assert came == [later["messageId"]]
     assert is_empty(running.grpc, "cancelled")
     assert problem(act(rest, sent["timerId"], "fire"))[0] in {404, 409}
     assert problem(act(rest, sent["timerId"], "reschedule", delayMs=1))[0] in {404, 409}
@@ -360,7 +354,7 @@ def test_what_rest_sent_a_client_recalls(running: Standalone, rest: httpx.Client
     sent = send(rest, "recalled", delayMs=HOUR_MS)
 
     async def scenario(client: Api) -> None:
-        answer = await recall(client, "recalled", sent["recallHandle"])
+        answer = await client.recall("recalled", sent["recallHandle"])
         assert (answer.status.code, answer.message_id) == (v2.OK, sent["messageId"])
 
     run(running.grpc, scenario)
@@ -372,7 +366,7 @@ def test_a_recall_after_delivery_is_too_late(running: Standalone, rest: httpx.Cl
     received(running.grpc, "late")
 
     async def scenario(client: Api) -> None:
-        answer = await recall(client, "late", sent["recallHandle"])
+        answer = await client.recall("late", sent["recallHandle"])
         assert answer.status.code == v2.MESSAGE_NOT_FOUND
         assert answer.status.message
 
@@ -499,8 +493,9 @@ def test_a_delayed_message_outlives_a_killed_broker(tmp_path: Path) -> None:
             sent = send(rest, "crash", delayMs=3_000)
             cancelled = send(rest, "crash", delayMs=3_000)
             assert act(rest, cancelled["timerId"], "cancel").status_code == 200
-        os.kill(running.processes["broker-0"].pid, signal.SIGKILL)
-        time.sleep(1)
+        pid = running.processes["broker-0"].pid
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_running(pid))
         found: list[v2.Message] = []
 
         async def scenario(client: Api) -> None:
@@ -509,7 +504,7 @@ def test_a_delayed_message_outlives_a_killed_broker(tmp_path: Path) -> None:
                     try:
                         found.extend(await client.receive("crash", "crash", poll_ms=5_000))
                     except AssertionError:  # The broker is not back yet.
-                        await asyncio.sleep(0.1)
+                        await asyncio.sleep(LOOK_EVERY_S)
             assert now_ms() >= sent["deliverAtMs"]
             found.extend(await client.receive("crash", "crash"))
 

@@ -208,7 +208,8 @@ class TimerMetrics:
     def _plain(self, name: str, help_: str, counts: Mapping[int, int]) -> Metric:
         family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
         for topic_id, count in counts.items():
-            topic = self._name(topic_id)
+            # 0 stands for what is of no topic: a correction of the counts that guard the log.
+            topic = self._name(topic_id) if topic_id else UNKNOWN
             if topic is not None:
                 family.add_metric((topic,), count)
         return family

@@ -117,3 +117,9 @@ def test_a_jump_of_the_clock_is_shown() -> None:
     clock.read(1_000_000 + HOUR_MS, 10)
     assert value(world, clock, "timer_clock_hold") == 1
     assert value(world, clock, "timer_clock_step_seconds") == pytest.approx(3599.99)
+
+
+def test_a_correction_of_no_topic_is_shown_too() -> None:
+    world = TimerWorld()
+    world.engine.timers.janitor.drift[0] += 1
+    assert value(world, FiringClock(), "timer_audit_drift_total", topic="") == 1
