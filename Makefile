@@ -83,7 +83,7 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 		--generate-hashes
 
 clean: ## Remove what setup made; data stays.
-	rm -rf $(VENV) $(FUZZ) services/tidemill/common/rpc/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(H2SPEC)/build
+	rm -rf $(VENV) $(FUZZ) services/tidemill/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(H2SPEC)/build
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

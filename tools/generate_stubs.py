@@ -2,7 +2,7 @@
 
 protoc names modules by the path of their .proto file, so its output would claim the top-level
 packages `apache` and `tidemill`. The official client brings its own `apache` modules, and ours has
-other code in `tidemill`; so the stubs live below `tidemill.common.rpc.stubs`, and the imports among
+other code in `tidemill`; so the stubs live below `tidemill.stubs`, and the imports among
 them are rewritten to say so. Nothing on the wire changes by it: files, messages and methods keep
 the names that the .proto files give them.
 
@@ -22,8 +22,8 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto"
-STUBS_DIR = ROOT / "services" / "tidemill" / "common" / "rpc" / "stubs"
-STUBS_PACKAGE = "tidemill.common.rpc.stubs"
+STUBS_DIR = ROOT / "services" / "tidemill" / "stubs"
+STUBS_PACKAGE = "tidemill.stubs"
 PACKAGE_DOCSTRING = (
     '"""Generated from proto/ by tools/generate_stubs.py; never edited by hand."""\n'
 )

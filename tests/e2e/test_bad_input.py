@@ -36,8 +36,8 @@ from tests.support.api import (
 )
 from tests.support.mutation import mutated, mutated_handle, random_bytes
 from tests.support.processes import Standalone, is_running, standalone
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 SEED = int(os.environ.get("BAD_INPUT_SEED", "1"))
 RANDOM, MUTATED, HANDLES = 3_000, 4_000, 3_000

@@ -17,11 +17,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.support.engine_world import blob
 from tests.support.eventually import eventually
 from tests.support.processes import broker, descendants, is_running
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
 from tidemill.proxy.app import running
 from tidemill.proxy.broker_link import BrokerLink
 from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
 LARGE = blob("large", size=4 << 20)
 TIMEOUT_MS = 30_000

@@ -31,8 +31,8 @@ from tests.support.api import (
 )
 from tests.support.children import child
 from tests.support.processes import Standalone, standalone
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 Code = v2.Code.ValueType
 

@@ -19,7 +19,7 @@ from tests.support.log_checker import LogChecker, records_of
 from tests.support.processes import Standalone, standalone
 from tests.support.timed_load import TimedLoad
 from tests.support.timer_log_fold import CANCELLED, DELIVERED
-from tidemill.broker.engine.store.posix_disk import PosixDisk
+from tidemill.broker.posix_disk import PosixDisk
 
 KILLS = 6
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60

@@ -33,8 +33,8 @@ import grpc
 
 from tests.support.engine_world import blob
 from tests.support.processes import command, environment
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
 FRAME_REQUESTS = 256
 HOUR_MS = 3_600_000

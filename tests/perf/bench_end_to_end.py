@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import Standalone, descendants, standalone
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2, service_pb2
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2, service_pb2
 
 BODY_BYTES = 1024
 CONNECTIONS = 4

@@ -24,7 +24,7 @@ from tests.support.engine_world import ENTROPY, blob
 from tidemill.broker.engine.engine import Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
-from tidemill.broker.engine.store.posix_disk import PosixDisk
+from tidemill.broker.posix_disk import PosixDisk
 
 BODY_BYTES = 1024
 ROUND = 64

@@ -19,8 +19,8 @@ from pathlib import Path
 import grpc
 
 from tests.support.processes import Standalone, standalone
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2, service_pb2_grpc
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2, service_pb2_grpc
 
 STARTS = 5
 SETTLE_S = 3.0

@@ -36,10 +36,10 @@ from tests.support.processes import broker, standalone
 from tidemill.broker.engine.engine import Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
-from tidemill.broker.engine.store.posix_disk import PosixDisk
-from tidemill.common import stored_message
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2
+from tidemill.broker.posix_disk import PosixDisk
+from tidemill.message import stored_message
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2
 
 PATH = "/apache.rocketmq.v2.MessagingService/SendMessage"
 ROUND = 256  # messages a round while seeding

@@ -68,8 +68,8 @@ def measure_calls(kind: str, method: str, size: int, calls: int, folder: Path) -
 
 async def exchange_native(address: str, requests: int) -> None:
     """Send requests one by one on a stream of our own client."""
-    from tidemill.common.http2.limits import Limits
-    from tidemill.common.rpc.channel import connected
+    from tidemill.transport.aio.channel import connected
+    from tidemill.transport.http2.limits import Limits
 
     answered = asyncio.Event()
     left, body = requests, b"x" * LINK_BYTES

@@ -49,10 +49,10 @@ async def serve_grpcio() -> None:
 
 
 async def serve_native() -> None:
-    from tidemill.common.http2.limits import Limits
-    from tidemill.common.rpc.call import RpcCall, bidirectional, server_streaming, unary
-    from tidemill.common.rpc.listener import ListenSettings
-    from tidemill.common.rpc.server import RpcServer
+    from tidemill.transport.aio.call import RpcCall, bidirectional, server_streaming, unary
+    from tidemill.transport.aio.listener import ListenSettings
+    from tidemill.transport.aio.server import RpcServer
+    from tidemill.transport.http2.limits import Limits
 
     async def echo(_call: RpcCall, request: bytes) -> bytes:
         return request

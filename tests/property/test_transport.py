@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from tests.support import http2_peer as peer
 from tests.support.transport_trial import LIMITS, End, random_frames, run_trial
-from tidemill.common.grpc.client_connection import (
+from tidemill.transport.grpc.client_connection import (
     ClientCall,
     ClientConnection,
     ResponseEnded,
     ResponseMessage,
 )
-from tidemill.common.grpc.server_connection import (
+from tidemill.transport.grpc.server_connection import (
     CallEnded,
     CallStarted,
     MessageReceived,
@@ -27,12 +27,12 @@ from tidemill.common.grpc.server_connection import (
     ServerCall,
     ServerConnection,
 )
-from tidemill.common.grpc.status import RpcCode
-from tidemill.common.http2 import frames
-from tidemill.common.http2.connection import Connection, Role
-from tidemill.common.http2.events import DataReceived, Event
-from tidemill.common.http2.limits import Limits
-from tidemill.common.http2.stream import Stream
+from tidemill.transport.grpc.status import RpcCode
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.connection import Connection, Role
+from tidemill.transport.http2.events import DataReceived, Event
+from tidemill.transport.http2.limits import Limits
+from tidemill.transport.http2.stream import Stream
 
 EXAMPLES = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "100"))
 SEEDS = st.integers(min_value=0, max_value=2**32)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterable
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2_grpc
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 
 METADATA = (
     ("x-mq-client-id", "tests"),

@@ -11,7 +11,7 @@ from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
-from tidemill.common import stored_message
+from tidemill.message import stored_message
 
 ENTROPY = bytes(range(32))
 SMALL = EngineConfig(

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tests.support.rpc_server import BATCH_SIZE, SERVICE, WAIT_S
-from tidemill.common.grpc.status import RpcCode
+from tidemill.transport.grpc.status import RpcCode
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from jh2._hazmat import Decoder
 
-from tidemill.common.http2 import frames
-from tidemill.common.http2.connection import Connection, Role
-from tidemill.common.http2.limits import Limits
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.connection import Connection, Role
+from tidemill.transport.http2.limits import Limits
 
 Fields = Sequence[tuple[str, str]]
 

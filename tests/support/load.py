@@ -10,7 +10,7 @@ import grpc
 
 from tests.support.api import POLL_MS_MIN, Api, api, message
 from tests.support.history import History, Outcome
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVISIBLE_MS = 3_000
 PAUSE_S = 0.02  # after a failed call: a broker that is down must not be called in a busy loop

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from tidemill.common import stored_message
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+from tidemill.message import stored_message
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
 SECRET = bytes(range(32))
 NOW_MS = 1_790_000_000_123  # the time of everything that happens here

@@ -12,15 +12,15 @@ from google.protobuf.message import Message
 
 from tests.support.memory_broker import MemoryBroker
 from tidemill.common.clock import SystemClock
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.proxy.app import running, wire
 from tidemill.proxy.broker_link import BrokerLink
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.server.call import Boundary, Call
 from tidemill.proxy.settings import ProxySettings
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 Response = TypeVar("Response", bound=Message)
 

@@ -13,7 +13,7 @@ from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.link import Link
 from tidemill.broker.server.long_polling import LongPolling
 from tidemill.broker.server.rounds import Rounds
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 class GatedSyncs:

@@ -18,14 +18,14 @@ import uvloop
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import Frame
-from tidemill.common.grpc.metadata import decode_binary
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.http2 import frames
-from tidemill.common.http2.limits import Limit, Limits
-from tidemill.common.rpc import metrics
-from tidemill.common.rpc.call import Method, RpcCall, bidirectional, server_streaming, unary
-from tidemill.common.rpc.listener import ListenSettings
-from tidemill.common.rpc.server import MESSAGE_BYTES_MAX, RpcServer
+from tidemill.transport.aio import metrics
+from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
+from tidemill.transport.aio.listener import ListenSettings
+from tidemill.transport.aio.server import MESSAGE_BYTES_MAX, RpcServer
+from tidemill.transport.grpc.metadata import decode_binary
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.limits import Limit, Limits
 
 SERVICE = "tidemill.test.Transport"
 WAIT_S = 20.0  # far more than anything on loopback takes

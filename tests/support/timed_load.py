@@ -19,7 +19,7 @@ import grpc
 from tests.support.api import POLL_MS_MIN, Api, api, message
 from tests.support.history import Outcome
 from tests.support.load import INVISIBLE_MS, PAUSE_S, outcome_of
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 RECALL_SHARE = 0.1
 QUIET_S = 2 * INVISIBLE_MS / 1000

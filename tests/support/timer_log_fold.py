@@ -22,7 +22,7 @@ from zlib import crc32
 from tidemill.broker.engine.layout import message, timer_control
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, TimerReason
 from tidemill.broker.engine.layout.record import Header, Kind
-from tidemill.common import stored_message
+from tidemill.message import stored_message
 
 PENDING, DELIVERED, CANCELLED, DROPPED = "pending", "delivered", "cancelled", "dropped"
 DUE_END = stored_message.DUE_AT + 8

@@ -20,7 +20,7 @@ from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
 from tidemill.broker.engine.timer.status import Scheduled, TimerQuery, TimerState, TimerStatus
-from tidemill.common import stored_message
+from tidemill.message import stored_message
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS

@@ -12,13 +12,13 @@ from enum import Enum
 from random import Random
 
 from tests.support import http2_peer as peer
-from tidemill.common.grpc.client_connection import (
+from tidemill.transport.grpc.client_connection import (
     ClientCall,
     ClientConnection,
     ResponseEnded,
     ResponseMessage,
 )
-from tidemill.common.grpc.server_connection import (
+from tidemill.transport.grpc.server_connection import (
     CallEnded,
     CallStarted,
     MessageReceived,
@@ -26,13 +26,13 @@ from tidemill.common.grpc.server_connection import (
     ServerCall,
     ServerConnection,
 )
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.http2 import frames
-from tidemill.common.http2.connection import Connection, Role
-from tidemill.common.http2.events import DataReceived, Failed, RequestReceived, StreamReset
-from tidemill.common.http2.frames import ErrorCode, Setting
-from tidemill.common.http2.limits import Limits
-from tidemill.common.http2.stream import Stream
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.connection import Connection, Role
+from tidemill.transport.http2.events import DataReceived, Failed, RequestReceived, StreamReset
+from tidemill.transport.http2.frames import ErrorCode, Setting
+from tidemill.transport.http2.limits import Limits
+from tidemill.transport.http2.stream import Stream
 
 BLOCK, TRAILERS = peer.block(peer.RESPONSE), peer.block(peer.OK_TRAILERS)
 REQUEST_BLOCK = peer.block(peer.GRPC_REQUEST)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 DESCRIBE = Path(__file__).parent.parent / "support" / "describe_contract.py"
-OURS = "tidemill.common.rpc.stubs.apache.rocketmq.v2"
+OURS = "tidemill.stubs.apache.rocketmq.v2"
 THEIRS = "rocketmq.grpc_protocol"
 
 PREFIX = "apache.rocketmq.v2."

@@ -11,9 +11,9 @@ import grpc
 import structlog
 
 from tidemill.common import errors
-from tidemill.common.recall_handle import RecallSigner
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2_grpc
+from tidemill.message.recall_handle import RecallSigner
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
 ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an error by its class
 RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second

@@ -13,9 +13,9 @@ from tidemill.admin.message_ids import MessageIds
 from tidemill.admin.schemas import NewMessage
 from tidemill.common.clock import Clock
 from tidemill.common.errors import BadRequest
-from tidemill.common.message_encoding import encode_stored
-from tidemill.common.message_rules import check_message, message_type
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.message.encoding import encode_stored
+from tidemill.message.rules import check_message, message_type
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
 # The delays of the levels 1 to 18 that older clients know.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 
 from tidemill.admin.schemas import Message, Timer, TimerState
-from tidemill.common import stored_message
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message import stored_message
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 def message_of(found: pb.FoundMessage, *, topic: str) -> Message:

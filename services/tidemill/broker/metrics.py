@@ -19,7 +19,7 @@ from prometheus_client.core import (
 
 from tidemill.common.latencies import Latencies
 from tidemill.common.metrics import Registry
-from tidemill.common.stored_message import MESSAGE_TYPE_AT
+from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine, QueueProgress

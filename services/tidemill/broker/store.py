@@ -13,8 +13,8 @@ from tidemill.broker.engine import recovery
 from tidemill.broker.engine.engine import Engine, EngineConfig
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.store.disk import DiskFailed
-from tidemill.broker.engine.store.posix_disk import PosixDisk
 from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
+from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.lifecycle import StartRefused
 

@@ -9,7 +9,7 @@ import typer
 from tidemill.cli.rest import PAGE_SIZE, Json, call, say, show
 from tidemill.cli.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.common.clock import SystemClock
-from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
+from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 app = typer.Typer(
     no_args_is_help=True,

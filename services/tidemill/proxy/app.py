@@ -12,7 +12,6 @@ import structlog
 from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
 from tidemill.common.metrics import MetricsServer, Registry
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.proxy.backend import Backend
 from tidemill.proxy.broker_link import BrokerLink
 from tidemill.proxy.clients import Clients
@@ -27,6 +26,7 @@ from tidemill.proxy.server.producer import Producer
 from tidemill.proxy.server.route import Routes
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
     from tidemill.proxy.server.grpcio_server import GrpcioServer

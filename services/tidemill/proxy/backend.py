@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.common.errors import BrokerTimeout, GroupNotFound, TopicNotFound
-from tidemill.common.resource_names import (
+from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
     check_group,
@@ -13,10 +13,10 @@ from tidemill.common.resource_names import (
 )
 
 if TYPE_CHECKING:
-    from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.proxy.broker_link import BrokerLink
     from tidemill.proxy.server.call import Call
     from tidemill.proxy.settings import ProxySettings
+    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 # A client may name a deadline of years; what waits for one would stay for as long. Long polls have
 # a time of their own.

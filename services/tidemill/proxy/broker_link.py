@@ -32,14 +32,14 @@ from tidemill.common.errors import (
     ServiceError,
     from_wire,
 )
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.http2.limits import Limits
-from tidemill.common.rpc.channel import Channel, ClientStream, connected
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.proxy.configuration import Configuration
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.aio.channel import Channel, ClientStream, connected
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.common.receipt_handle import HandleFields
+    from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.metrics import ProxyMetrics
 
 log = structlog.get_logger()

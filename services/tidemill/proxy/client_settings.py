@@ -9,10 +9,10 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 
 from tidemill.common.errors import BadRequest, UnrecognizedClientType
-from tidemill.common.message_rules import BODY_BYTES_MAX
-from tidemill.common.resource_names import check_group, check_topic
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.message.resource_names import check_group, check_topic
+from tidemill.message.rules import BODY_BYTES_MAX
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 RECEIVE_BATCH_SIZE = 32
 LITE_SUBSCRIPTION_QUOTA = 2000

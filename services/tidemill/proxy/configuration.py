@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidemill.common.recall_handle import RecallSigner
-from tidemill.common.receipt_handle import HandleSigner
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.message.recall_handle import RecallSigner
+from tidemill.message.receipt_handle import HandleSigner
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 
 class Configuration:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tidemill.common.errors import IllegalFilter, IllegalTag, NotBuilt
-from tidemill.common.message_rules import check_tag
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.message.rules import check_tag
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 EXPRESSION_CHARS_MAX = (
     16_384  # a tag expression has a few tags; the broker keeps them while it waits

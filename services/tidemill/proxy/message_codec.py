@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterable
 from itertools import repeat
 
-from tidemill.common import stored_message
-from tidemill.common.receipt_handle import SignedDelivery
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as v2_service
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-from tidemill.common.wire import bytes_field, bytes_header, milliseconds, varint, varint_header
+from tidemill.message import stored_message
+from tidemill.message.receipt_handle import SignedDelivery
+from tidemill.message.wire import bytes_field, bytes_header, milliseconds, varint, varint_header
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as v2_service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 # Header of Message.
 _SYSTEM_PROPERTIES = bytes_header(3)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ipaddress
 
 from tidemill.common.errors import IllegalAccessPoint
-from tidemill.common.message_rules import accepted_types
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.message.rules import accepted_types
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 MASTER_ID = 0  # clients send to and receive from nothing else
 ANY_QUEUE = -1  # id in the assignments of a group that is not ordered

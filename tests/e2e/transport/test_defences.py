@@ -19,9 +19,9 @@ from tests.e2e.conftest import Certificates
 from tests.support import http2_peer as peer
 from tests.support.eventually import eventually
 from tests.support.rpc_server import WAIT_S, RawClient, Running, request_to, rpc_server
-from tidemill.common.http2 import frames
-from tidemill.common.http2.frames import ErrorCode, Setting
-from tidemill.common.http2.limits import Limit, Limits
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.frames import ErrorCode, Setting
+from tidemill.transport.http2.limits import Limit, Limits
 
 MESSAGE_BYTES_MAX = 1 << 20
 NO_WINDOW = frames.PREFACE + peer.settings({Setting.INITIAL_WINDOW_SIZE: 0})

@@ -18,9 +18,9 @@ from tests.support import http2_peer as peer
 from tests.support.grpcio_server import grpcio_server
 from tests.support.http2_peer import grpc_message
 from tests.support.rpc_server import SERVICE, RawClient, request_to, rpc_server
-from tidemill.common.grpc.messages import PREFIX_SIZE
-from tidemill.common.grpc.metadata import encode_binary
-from tidemill.common.http2 import frames
+from tidemill.transport.grpc.messages import PREFIX_SIZE
+from tidemill.transport.grpc.metadata import encode_binary
+from tidemill.transport.http2 import frames
 
 SEED = int(os.environ.get("DIFFERENTIAL_SEED", "1"))
 RUNS = 4  # of each kind of call

@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2
 
 from tests.support.client_process import needs
 from tests.support.rpc_server import SERVICE, WAIT_S, rpc_server
-from tidemill.common.rpc import health as health_service
-from tidemill.common.rpc import reflection
-from tidemill.common.rpc.health import Health
+from tidemill.transport.aio import health as health_service
+from tidemill.transport.aio import reflection
+from tidemill.transport.aio.health import Health
 
 BUILD = Path(__file__).parent / "h2spec" / "build"
 H2SPEC, GRPCURL = BUILD / "h2spec", BUILD / "grpcurl"

@@ -17,7 +17,7 @@ import pytest
 from tests.perf.echo_server import SERVICE
 from tests.support import http2_peer as peer
 from tests.support.rpc_server import RawClient
-from tidemill.common.http2 import frames
+from tidemill.transport.http2 import frames
 
 CALLS = int(os.environ.get("TRANSPORT_SOAK_CALLS", "50000"))
 WARM_UP_CALLS = 20_000  # until allocators and caches have what they need

@@ -15,8 +15,8 @@ from tests.e2e.conftest import Certificates
 from tests.support.eventually import eventually
 from tests.support.rpc_server import rpc_server
 from tidemill.common.lifecycle import StartRefused, raise_file_limit
-from tidemill.common.rpc.listener import FILES_RESERVED, ListenSettings, tls_context
-from tidemill.common.rpc.notices import Notices
+from tidemill.transport.aio.listener import FILES_RESERVED, ListenSettings, tls_context
+from tidemill.transport.aio.notices import Notices
 
 
 def refusal(**files: str) -> str:

@@ -31,11 +31,11 @@ from tests.support.rpc_server import (
     request_to,
     rpc_server,
 )
-from tidemill.common.http2 import frames
-from tidemill.common.http2.frames import ErrorCode, Setting
-from tidemill.common.rpc import health as health_service
-from tidemill.common.rpc import reflection
-from tidemill.common.rpc.health import Health
+from tidemill.transport.aio import health as health_service
+from tidemill.transport.aio import reflection
+from tidemill.transport.aio.health import Health
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.frames import ErrorCode, Setting
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 

@@ -15,8 +15,8 @@ from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.engine import AckResult, Delivery, ResetTarget
 from tidemill.common.errors import InvalidReceiptHandle
-from tidemill.common.receipt_handle import HandleSigner
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message.receipt_handle import HandleSigner
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 def cut_everywhere(

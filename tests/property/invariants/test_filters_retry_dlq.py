@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.engine_world import GROUP, TOPIC, World, blob
-from tidemill.common import stored_message
 from tidemill.common.errors import IllegalGroup, IllegalTopic
-from tidemill.common.resource_names import check_group, check_topic
+from tidemill.message import stored_message
+from tidemill.message.resource_names import check_group, check_topic
 
 
 def with_hash_of(tag: str, data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle, codes_of
-from tidemill.common.receipt_handle import INDEX_COUNT_MAX, HandleSigner
+from tidemill.message.receipt_handle import INDEX_COUNT_MAX, HandleSigner
 
 HOUR_MS = 3_600_000
 NAMES = st.text("abz019_-%|", min_size=1, max_size=60)

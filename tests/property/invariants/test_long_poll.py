@@ -8,7 +8,7 @@ from zlib import crc32
 
 from tests.support.engine_world import GROUP, blob
 from tests.support.round_world import Proxy, RoundWorld
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 async def idle() -> None:

@@ -11,7 +11,7 @@ from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import judge
 from tests.support.round_world import RoundWorld
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 FIFO = "fifo"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.admin.broker_client import BrokerClient
 from tidemill.common.errors import BrokerUnreachable
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TIMEOUT_MS = 10_000
 SERVICE = "tidemill.broker.v1.BrokerAdmin"

@@ -10,9 +10,9 @@ from tests.support.clocks import ManualClock
 from tidemill.admin.compose import DELAY_LEVELS_MS, Composer
 from tidemill.admin.message_ids import MessageIds
 from tidemill.admin.schemas import NewMessage
-from tidemill.common import stored_message
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, IllegalTag, MessageTypeConflict
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.message import stored_message
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NOW_MS = 1_790_000_000_123
 BEGIN_OF_2021_S = 1_609_459_200

@@ -10,9 +10,9 @@ import pytest
 from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.server import link
-from tidemill.common import stored_message
 from tidemill.common.errors import Draining, TopicNotFound
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message import stored_message
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]], **limits: int) -> RoundWorld:

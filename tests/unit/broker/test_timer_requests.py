@@ -15,11 +15,11 @@ from tidemill.broker.server.admin import ERROR_KEY
 from tidemill.broker.server.config_frames import complete_config
 from tidemill.broker.server.message_admin import MessageAdmin
 from tidemill.broker.server.timer_admin import TimerAdmin
-from tidemill.common.grpc.status import RpcError
-from tidemill.common.message_encoding import encode_stored
-from tidemill.common.queue_choice import queue_of_group
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message.encoding import encode_stored
+from tidemill.message.queue_choice import queue_of_group
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcError
 
 HOUR_MS = 3_600_000
 TOPIC = "mixed"

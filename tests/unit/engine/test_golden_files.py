@@ -37,8 +37,8 @@ from tidemill.broker.engine.metadata.catalog import ExponentialRetry
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.wheel import Wheel
-from tidemill.common import stored_message
-from tidemill.common.receipt_handle import HandleFields, HandleSigner
+from tidemill.message import stored_message
+from tidemill.message.receipt_handle import HandleFields, HandleSigner
 
 FOLDER = Path(__file__).parent / "golden"
 START_MS = 1_700_000_000_000

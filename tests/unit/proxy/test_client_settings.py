@@ -6,14 +6,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tidemill.common.errors import IllegalGroup, IllegalTopic, RequestError
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.proxy.client_settings import (
     DEFAULT_GROUP,
     check_settings,
     consumer_settings,
     producer_settings,
 )
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 LANGUAGES = [
     v2.LANGUAGE_UNSPECIFIED,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidemill.common.errors import IllegalFilter, NotBuilt
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.proxy.filters import tags_of
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 
 @pytest.mark.parametrize(

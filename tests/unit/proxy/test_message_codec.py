@@ -9,14 +9,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.common import stored_message
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, PropertiesTooLarge
-from tidemill.common.message_encoding import encode_stored
-from tidemill.common.receipt_handle import HandleSigner
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.message import stored_message
+from tidemill.message.encoding import encode_stored
+from tidemill.message.receipt_handle import HandleSigner
 from tidemill.proxy import message_codec
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 SIGNER = HandleSigner(b"k" * 32, "broker-0")
 NOW_MS = 1_790_000_000_123

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tidemill.common.errors import IllegalAccessPoint
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.proxy import routing
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 TOPIC = link_pb2.TopicConfig(id=1, name="topic", type=link_pb2.MIXED, queues=8)
 ACCESS_POINT = v2.Endpoints(

@@ -10,8 +10,8 @@ from tidemill.admin import schemas
 from tidemill.admin.peek import message_of
 from tidemill.admin.routes import Broker, MessageComposer
 from tidemill.common.errors import MessageNotFound
-from tidemill.common.recall_handle import Recall
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message.recall_handle import Recall
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["messages"])
 

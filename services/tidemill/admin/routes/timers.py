@@ -11,7 +11,7 @@ from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, decode_token, 
 from tidemill.admin.peek import timer_of
 from tidemill.admin.routes import Broker, refuse_foreign_pages
 from tidemill.common.errors import BadRequest
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["timers"])
 

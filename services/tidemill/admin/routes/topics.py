@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from tidemill.admin import schemas
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
 from tidemill.admin.routes import Broker
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["topics"])
 

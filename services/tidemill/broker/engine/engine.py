@@ -49,7 +49,6 @@ from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.status import TIMER_TOPIC, Scheduled
 from tidemill.broker.engine.timer.timers import Timers
-from tidemill.common import stored_message
 from tidemill.common.errors import (
     BadRequest,
     Conflict,
@@ -60,7 +59,8 @@ from tidemill.common.errors import (
     MessageCorrupted,
     TopicNotFound,
 )
-from tidemill.common.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD_LETTER_TOPIC
+from tidemill.message import stored_message
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD_LETTER_TOPIC
 
 __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 

@@ -18,7 +18,7 @@ from tidemill.broker.engine.metadata.catalog import (
 )
 from tidemill.broker.engine.store.commit_log import CommitLog, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
-from tidemill.common import stored_message
+from tidemill.message import stored_message
 
 _STORED_AT = struct.Struct(">q")
 _TAG_HASH = struct.Struct(">q")

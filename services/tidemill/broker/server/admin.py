@@ -13,9 +13,9 @@ from tidemill.common.errors import (
     ServiceError,
     TopicNotFound,
 )
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX, check_group, check_own_topic
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_group, check_own_topic
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import Group, Topic

@@ -20,8 +20,8 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.common.errors import BadRequest
-from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 def topic_config(topic: Topic) -> pb.TopicConfig:

@@ -10,14 +10,14 @@ from tidemill.broker.server.admin import BrokerAdminService
 from tidemill.broker.server.link import BrokerLinkService
 from tidemill.broker.server.message_admin import MessageAdmin
 from tidemill.broker.server.timer_admin import TimerAdmin
-from tidemill.common.http2.limits import Limits
-from tidemill.common.rpc import health, metrics
-from tidemill.common.rpc.call import bidirectional
-from tidemill.common.rpc.listener import ListenSettings
-from tidemill.common.rpc.reflection import reflection_methods
-from tidemill.common.rpc.server import RpcServer
-from tidemill.common.rpc.services import unary_methods
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2
+from tidemill.transport.aio import health, metrics
+from tidemill.transport.aio.call import bidirectional
+from tidemill.transport.aio.listener import ListenSettings
+from tidemill.transport.aio.reflection import reflection_methods
+from tidemill.transport.aio.server import RpcServer
+from tidemill.transport.aio.services import unary_methods
+from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

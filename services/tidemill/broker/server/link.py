@@ -20,16 +20,16 @@ from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Pop
 from tidemill.broker.server.replies import Replies
 from tidemill.common.errors import Overloaded, ServiceError
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.common.stored_message import MESSAGE_TYPE_AT
+from tidemill.message.stored_message import MESSAGE_TYPE_AT
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.rounds import Rounds, Turn
-    from tidemill.common.rpc.call import RpcCall
+    from tidemill.transport.aio.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
 # With what the round has popped already; beyond it pops are refused. A frame may ask for hundreds,

@@ -7,13 +7,13 @@ from zlib import crc32
 
 from tidemill.broker.server import config_log
 from tidemill.broker.server.admin import in_round
-from tidemill.common import stored_message
 from tidemill.common.errors import BadRequest, Forbidden, MessageCorrupted
-from tidemill.common.message_rules import check_type
-from tidemill.common.queue_choice import RoundRobin, queue_of_group
-from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.message import stored_message
+from tidemill.message.queue_choice import RoundRobin, queue_of_group
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
+from tidemill.message.rules import check_type
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine

@@ -16,7 +16,7 @@ from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.long_polling import Pop
 from tidemill.common.errors import ServiceError, codes_of
 from tidemill.common.latencies import Latencies
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 _OK = "20000"  # as clients will see it, so that dashboards join the two histograms
 

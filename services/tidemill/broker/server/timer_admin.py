@@ -9,7 +9,7 @@ import structlog
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
 from tidemill.broker.server.admin import find_topic, in_round
 from tidemill.common.errors import BadRequest
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine

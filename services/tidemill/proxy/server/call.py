@@ -27,10 +27,10 @@ from tidemill.common.errors import (
     ServiceError,
     codes_of,
 )
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.rpc.call import ClientGone
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock

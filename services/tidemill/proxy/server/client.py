@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.common.errors import UnrecognizedClientType
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.proxy.clients import Client
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import CLIENT_LANGUAGE, CLIENT_VERSION
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock

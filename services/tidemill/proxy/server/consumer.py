@@ -14,9 +14,6 @@ from tidemill.common.errors import (
     MessageNotFound,
     ServiceError,
 )
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.message_codec import (
     OK_STATUS,
@@ -26,12 +23,15 @@ from tidemill.proxy.message_codec import (
     encode_topic,
 )
 from tidemill.proxy.server.call import CLIENT_VERSION, Status, status_of
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
 
     from tidemill.common.clock import Clock
-    from tidemill.common.receipt_handle import HandleFields
+    from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.backend import Backend
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings

@@ -16,10 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from tidemill.common.grpc.status import RpcCode, RpcError
 from tidemill.common.lifecycle import cannot_listen
-from tidemill.common.rpc.call import ClientGone
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2
 from tidemill.proxy.server.call import Boundary, Call
 from tidemill.proxy.server.methods import (
     SERVICE,
@@ -28,6 +25,9 @@ from tidemill.proxy.server.methods import (
     Methods,
     request_code,
 )
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2
+from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -9,13 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.http2.limits import Limits
-from tidemill.common.rpc import health, metrics
-from tidemill.common.rpc.call import Method, RpcCall, bidirectional, server_streaming, unary
-from tidemill.common.rpc.listener import ListenSettings, tls_context
-from tidemill.common.rpc.reflection import reflection_methods
-from tidemill.common.rpc.server import RpcServer
 from tidemill.proxy.server.call import Boundary, Call
 from tidemill.proxy.server.methods import (
     SERVICE,
@@ -24,6 +17,13 @@ from tidemill.proxy.server.methods import (
     Methods,
     request_code,
 )
+from tidemill.transport.aio import health, metrics
+from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
+from tidemill.transport.aio.listener import ListenSettings, tls_context
+from tidemill.transport.aio.reflection import reflection_methods
+from tidemill.transport.aio.server import RpcServer
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

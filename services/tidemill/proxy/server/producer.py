@@ -12,24 +12,24 @@ from tidemill.common.errors import (
     Overloaded,
     ServiceError,
 )
-from tidemill.common.message_encoding import encode_stored
-from tidemill.common.message_rules import accepted_types, check_message, check_type, message_type
-from tidemill.common.queue_choice import RoundRobin, queue_of_group
-from tidemill.common.recall_handle import Recall
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.common.wire import bytes_field, bytes_header, varint, varint_field
+from tidemill.message.encoding import encode_stored
+from tidemill.message.queue_choice import RoundRobin, queue_of_group
+from tidemill.message.recall_handle import Recall
+from tidemill.message.rules import accepted_types, check_message, check_type, message_type
+from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import Status, status_of
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from tidemill.common.clock import Clock
-    from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.proxy.backend import Backend
     from tidemill.proxy.broker_link import Appended
     from tidemill.proxy.server.call import Call
+    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
 _OK = Status(v2.OK, "OK")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.proxy import routing
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
-    from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.proxy.backend import Backend
     from tidemill.proxy.server.call import Call
+    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 _OK = v2.Status(code=v2.OK, message="OK")
 

@@ -15,10 +15,6 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import RequestError, ServiceError
-from tidemill.common.grpc.status import RpcCode, RpcError
-from tidemill.common.rpc.call import ClientGone
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.common.rpc.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.proxy.client_settings import (
     DEFAULT_GROUP,
     check_settings,
@@ -30,15 +26,19 @@ from tidemill.proxy.server.call import (
     CLIENT_LANGUAGE,
     CLIENT_VERSION,
 )
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tidemill.common.clock import Clock
-    from tidemill.common.rpc.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.proxy.backend import Backend
     from tidemill.proxy.clients import Clients
     from tidemill.proxy.server.call import Call, Responses
+    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.broker.engine.timer.pages import DirtyPages
 from tidemill.broker.engine.timer.status import TimerQuery
 from tidemill.common.errors import IllegalDeliveryTime, Overloaded
-from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
+from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 MAX_MS = TIMERS.max_delay_ms
 LEAP_DAY_MS = int(datetime(2024, 2, 29, tzinfo=UTC).timestamp() * 1000)

@@ -26,7 +26,7 @@
     │ timer_id i64 │ due_at_ms i64│ reason u8 │ origin_size u8 │ origin │
     └──────────────┴──────────────┴───────────┴────────────────┴────────┘
 
-The record's tail is the stored message (`tidemill.common.stored_message`). `attempts` counts the
+The record's tail is the stored message (`tidemill.message.stored_message`). `attempts` counts the
 deliveries that came before: 0 for an original. A copy on a retry or dead-letter topic names as its
 cause the delivery it settles (slot, identity, index), so copy and settlement are one record; root
 is the original's place, and origin the name of its topic, which may be gone when somebody reads.

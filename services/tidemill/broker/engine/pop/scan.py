@@ -9,7 +9,7 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.room import Room
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.common import stored_message
+from tidemill.message import stored_message
 
 SCAN_ENTRIES_MAX = 4096  # queue entries one pop looks at for its filter: about a millisecond
 SCAN_ENTRIES_AT_ONCE = 512  # read and then compared; most filters are satisfied by fewer

@@ -29,7 +29,7 @@ from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import MessageBodyTooLarge
-from tidemill.common.resource_names import TIMER_DEAD_LETTER_TOPIC
+from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 ON_TIME_MS = 1000  # later than that is LATE
 TURNS = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from zlib import crc32
 
-from tidemill.common import stored_message
+from tidemill.message import stored_message
 
 _DUE = struct.Struct(">q")
 

@@ -22,8 +22,8 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
-from tidemill.common import stored_message
 from tidemill.common.errors import BadRequest, Conflict, MessageNotFound
+from tidemill.message import stored_message
 
 PAGE_SIZE_MAX = 1000
 TABLE_PAGES_A_STEP = 32  # 16,384 entries, 1 to 2 ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from tidemill.common.resource_names import HIDDEN_TOPIC_PREFIX
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
 TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # hidden: delayed messages wait here
 SCHEDULE_QUEUE = 0  # of the hidden topic: a timer's id is its queue offset

@@ -54,8 +54,8 @@ from tidemill.broker.engine.timer.status import (
 from tidemill.broker.engine.timer.table import TimerTable
 from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import Wheel, WheelDamaged
-from tidemill.common import stored_message
 from tidemill.common.errors import Conflict, IllegalDeliveryTime, MessageNotFound
+from tidemill.message import stored_message
 
 # RocketMQ's buckets for the delay asked for, and three more: a week, a month, a year.
 DELAY_BUCKETS_S = (60, 600, 3600, 43_200, 86_400, 259_200, 604_800, 2_592_000, 31_536_000)

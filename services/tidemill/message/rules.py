@@ -1,0 +1,209 @@
+"""What a message may hold, how large it may be, and which topic takes it.
+
+The limits are those of the public protocol, so that an application behaves here as elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tidemill.common.errors import (
+    IllegalKey,
+    IllegalMessageGroup,
+    IllegalMessageId,
+    IllegalPropertyKey,
+    IllegalTag,
+    MessageBodyEmpty,
+    MessageBodyTooLarge,
+    MessageTypeConflict,
+    NotBuilt,
+    PropertiesTooLarge,
+)
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+MESSAGE_GROUP_BYTES_MAX = 63
+MESSAGE_ID_BYTES_MAX = (
+    1024  # the protocol sets no limit; a position in the stored message is 16 bits
+)
+USER_PROPERTIES_MAX = 128
+PROPERTIES_BYTES_MAX = 16_384  # user properties, tag and keys together
+BODY_BYTES_MAX = 4_194_304
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+RESERVED_PROPERTY_KEYS = _words(
+    """
+    TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP
+    MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG
+    RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES CONSUME_START_TIME POP_CK POP_CK_OFFSET
+    1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO INSTANCE_ID
+    CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE
+    INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS
+    TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY
+    TIMER_DELAY_LEVEL TIMER_ROLL_LABEL __STARTDELIVERTIME
+    __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32#
+    """
+)
+
+_ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
+    link_pb2.TOPIC_TYPE_UNSPECIFIED: [v2.NORMAL],
+    link_pb2.NORMAL: [v2.NORMAL],
+    link_pb2.FIFO: [v2.FIFO],
+    link_pb2.DELAY: [v2.DELAY],
+    link_pb2.TRANSACTION: [v2.TRANSACTION],
+    link_pb2.LITE: [v2.LITE],
+    link_pb2.PRIORITY: [v2.PRIORITY],
+    link_pb2.MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
+}
+SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO, v2.DELAY})
+
+
+def check_message(message: v2.Message) -> None:
+    """Raise what is wrong with the names and sizes in `message`, if anything is."""
+    properties = message.system_properties
+    check_message_id(properties.message_id)
+    tag, keys = properties.tag, properties.keys
+    # An empty tag is no tag.
+    if tag:
+        check_tag(tag)
+    for key in keys:
+        check_key(key)
+    if properties.HasField("message_group"):
+        check_message_group(properties.message_group)
+    if tag or keys or message.user_properties:
+        check_properties(message, tag)
+    check_body(message.body)
+
+
+def check_message_id(message_id: str) -> None:
+    """Raise IllegalMessageId for a blank or huge id; nothing else is asked of it."""
+    if not message_id.strip():
+        raise IllegalMessageId("the message id is blank")
+    # The second count is the one that matters; the first is at hand.
+    if len(message_id) * 4 > MESSAGE_ID_BYTES_MAX and (
+        len(message_id.encode()) > MESSAGE_ID_BYTES_MAX
+    ):
+        raise IllegalMessageId(f"a message id has at most {MESSAGE_ID_BYTES_MAX} bytes")
+
+
+def check_tag(tag: str) -> None:
+    """Raise IllegalTag unless `tag` can be asked for in a filter."""
+    if not tag.strip():
+        raise IllegalTag("the message tag is blank")
+    if "|" in tag:
+        raise IllegalTag("a message tag does not contain |, which separates tags in a filter")
+    if _CONTROL_CHARACTER.search(tag):
+        raise IllegalTag("a message tag does not contain control characters")
+
+
+def check_key(key: str) -> None:
+    """Raise IllegalKey for a blank key or one with control characters."""
+    if not key.strip():
+        raise IllegalKey("a message key is blank")
+    if _CONTROL_CHARACTER.search(key):
+        raise IllegalKey("a message key does not contain control characters")
+
+
+def check_message_group(group: str) -> None:
+    """Raise IllegalMessageGroup unless `group` can order messages."""
+    if not group.strip():
+        raise IllegalMessageGroup("the message group is blank")
+    if len(group.encode()) > MESSAGE_GROUP_BYTES_MAX:
+        raise IllegalMessageGroup(f"a message group has at most {MESSAGE_GROUP_BYTES_MAX} bytes")
+    if _CONTROL_CHARACTER.search(group):
+        raise IllegalMessageGroup("a message group does not contain control characters")
+
+
+def check_properties(message: v2.Message, tag: str) -> None:
+    """Check the user properties, and their size together with tag and keys."""
+    properties_bytes = len(tag.encode())
+    for key in message.system_properties.keys:
+        properties_bytes += len(key.encode())
+    user_properties = message.user_properties
+    if user_properties:
+        if len(user_properties) > USER_PROPERTIES_MAX:
+            raise PropertiesTooLarge(
+                f"a message has at most {USER_PROPERTIES_MAX} user properties,"
+                f" not {len(user_properties)}"
+            )
+        for name, value in user_properties.items():
+            if name in RESERVED_PROPERTY_KEYS:
+                raise IllegalPropertyKey(f"the user property {name} is reserved")
+            if _CONTROL_CHARACTER.search(name) or _CONTROL_CHARACTER.search(value):
+                raise IllegalPropertyKey("user properties do not contain control characters")
+            properties_bytes += len(name.encode()) + len(value.encode())
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise PropertiesTooLarge(
+            f"user properties, tag and keys take at most {PROPERTIES_BYTES_MAX} bytes together,"
+            f" not {properties_bytes}"
+        )
+
+
+def check_body(body: bytes) -> None:
+    """Check the transported size of a body."""
+    if not body:
+        raise MessageBodyEmpty("the message has no body")
+    if len(body) > BODY_BYTES_MAX:
+        raise MessageBodyTooLarge(
+            f"a message body has at most {BODY_BYTES_MAX} bytes, not {len(body)}"
+        )
+
+
+def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
+    """Return the type that the properties of a message give it.
+
+    Raises MessageTypeConflict when they contradict each other, or the type that it declares.
+    """
+    declared = properties.message_type
+    found: list[v2.MessageType.ValueType] = []
+    if properties.HasField("delivery_timestamp"):
+        found.append(v2.DELAY)
+    if properties.HasField("message_group"):
+        found.append(v2.FIFO)
+    if properties.HasField("lite_topic"):
+        found.append(v2.LITE)
+    if properties.HasField("priority"):
+        found.append(v2.PRIORITY)
+    if declared == v2.TRANSACTION:
+        found.append(v2.TRANSACTION)
+    if len(found) > 1:
+        names = " and ".join(v2.MessageType.Name(kind) for kind in found)
+        raise MessageTypeConflict(f"a message is of one type; this one has the marks of {names}")
+    derived = found[0] if found else v2.NORMAL
+    if declared == derived:
+        return derived
+    if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
+        raise MessageTypeConflict(
+            f"the message declares type {type_name(declared)}, and its properties make it"
+            f" {type_name(derived)}"
+        )
+    return derived
+
+
+def accepted_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.MessageType.ValueType]:
+    """Return the message types that a topic of this type takes."""
+    return _ACCEPTED_TYPES[topic_type]
+
+
+def check_type(
+    kind: v2.MessageType.ValueType, topic: str, topic_type: link_pb2.TopicType.ValueType
+) -> None:
+    """Raise MessageTypeConflict or NotBuilt unless `topic` takes messages of this type."""
+    if kind not in accepted_types(topic_type):
+        accepted = ", ".join(type_name(accepted) for accepted in accepted_types(topic_type))
+        raise MessageTypeConflict(
+            f"the topic {topic} takes messages of type {accepted}, not {type_name(kind)}"
+        )
+    if kind not in SERVED_TYPES:
+        raise NotBuilt(f"messages of type {type_name(kind)} are not served yet")
+
+
+def type_name(kind: v2.MessageType.ValueType) -> str:
+    """Return how a message type is shown."""
+    # A newer client may declare a type that has no name here.
+    return v2.MessageType.Name(kind) if kind in v2.MessageType.values() else str(kind)

@@ -1,0 +1,226 @@
+"""The client's shell around `grpc.client_connection`: streams to one server on one connection.
+
+    async with connected(address, Limits(), ...) as channel:
+        stream = channel.open(path, on_message)
+        stream.write(request)
+        await stream.ended()
+
+Responses come through a function, in the turn of the loop in which they arrive: a link that carries
+everybody's requests should not pay for a task's turn with each frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Final, cast, final
+
+from tidemill.transport.aio.writer import Writer
+from tidemill.transport.grpc.client_connection import (
+    ClientCall,
+    ClientConnection,
+    ClientEvent,
+    ResponseEnded,
+    ResponseMessage,
+)
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.events import Failed
+from tidemill.transport.http2.frames import ErrorCode
+from tidemill.transport.http2.limits import Limit
+
+if TYPE_CHECKING:
+    from tidemill.transport.http2.limits import Limits
+
+CLOSE_TIMEOUT_S: Final = 1.0  # for the server to read our last words
+CHECK_PERIOD_S: Final = 1.0  # between two looks at whether the server still answers
+
+
+@final
+class ClientStream:
+    """A bidirectional call."""
+
+    def __init__(
+        self, protocol: ClientProtocol, call: ClientCall, on_message: Callable[[bytes], None]
+    ) -> None:
+        self._protocol = protocol
+        self.call = call
+        self.on_message = on_message
+        self.outcome: asyncio.Future[None] = protocol.loop.create_future()
+
+    def write(self, message: bytes) -> None:
+        """Send a request at once and without waiting; the caller bounds what is under way."""
+        self._protocol.write(self.call, message)
+
+    def cancel(self) -> None:
+        """End the call; nothing more is heard of it."""
+        self._protocol.cancel(self)
+
+    def fail(self, error: RpcError) -> None:
+        """End the call because what came makes no sense."""
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+        self.cancel()
+
+    async def ended(self) -> None:
+        """Wait for the end of the call; raise RpcError unless it is OK."""
+        await asyncio.shield(self.outcome)
+
+
+@final
+class Channel:
+    """A connection to one server."""
+
+    def __init__(self, protocol: ClientProtocol) -> None:
+        self._protocol = protocol
+
+    def open(self, path: str, on_message: Callable[[bytes], None]) -> ClientStream:
+        """Begin a bidirectional call; raise RpcError(UNAVAILABLE) when the server takes no more."""
+        return self._protocol.open(path, on_message)
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    address: str, limits: Limits, *, message_bytes_max: int, timeout_s: float
+) -> AsyncIterator[Channel]:
+    """Connect to `address` (host:port) for the block; raise RpcError(UNAVAILABLE)."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, protocol = await loop.create_connection(
+                lambda: ClientProtocol(address, limits, message_bytes_max),
+                host.strip("[]"),
+                int(port),
+            )
+    except TimeoutError:
+        raise RpcError(RpcCode.UNAVAILABLE, f"{address} does not answer") from None
+    except OSError as error:
+        raise RpcError(RpcCode.UNAVAILABLE, f"cannot connect to {address}: {error}") from error
+    try:
+        yield Channel(protocol)
+    finally:
+        protocol.close()
+        transport.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await protocol.lost.wait()
+        except TimeoutError:
+            pass  # The server does not read our last words.
+        finally:
+            transport.abort()
+
+
+@final
+class ClientProtocol(asyncio.Protocol):
+    """The connection."""
+
+    def __init__(self, address: str, limits: Limits, message_bytes_max: int) -> None:
+        self._connection = ClientConnection(
+            address, limits, message_bytes_max=message_bytes_max, now_s=time.monotonic()
+        )
+        self.loop = asyncio.get_running_loop()
+        self.lost = asyncio.Event()
+        self._writer = Writer(self._connection.http, self.loop)
+        self._transport: asyncio.Transport
+        self._streams: dict[int, ClientStream] = {}
+        self._checking: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------ the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the server."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._writer.attach(transport)
+        self._check_later()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the server has sent."""
+        self._handle(self._connection.receive(data, time.monotonic()))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End all calls."""
+        reason = "the connection was lost" + (f": {error}" if error else "")
+        self._handle(self._connection.close(ErrorCode.CANCEL, reason))
+        if self._checking is not None:
+            self._checking.cancel()
+        self.lost.set()
+
+    def pause_writing(self) -> None:
+        """Keep what is to be sent; go on reading, or two ends might wait for each other."""
+        self._writer.is_paused = True
+
+    def resume_writing(self) -> None:
+        """Go on where the server has read."""
+        self._writer.is_paused = False
+        self._writer.flush()
+
+    def _handle(self, events: list[ClientEvent]) -> None:
+        self._writer.hold()
+        try:
+            self._handle_each(events)
+        finally:
+            self._writer.release()
+
+    def _handle_each(self, events: list[ClientEvent]) -> None:
+        for event in events:
+            if isinstance(event, ResponseMessage):
+                stream = self._streams.get(event.call.stream.id)
+                if stream is not None:  # It may have been cancelled by the message before.
+                    stream.on_message(event.message)
+                    self._connection.consume(event.call, event.wire_bytes)
+            elif isinstance(event, ResponseEnded):
+                self._end(event)
+            elif isinstance(event, Failed):
+                self._writer.flush_last()
+                if event.limit is Limit.KEEPALIVE:
+                    self._transport.abort()  # Nobody is there to read it.
+                else:
+                    self._transport.close()
+
+    def _end(self, event: ResponseEnded) -> None:
+        stream = self._streams.pop(event.call.stream.id, None)
+        if stream is None or stream.outcome.done():
+            return
+        outcome = stream.outcome
+        if event.code is RpcCode.OK:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(RpcError(event.code, event.message))
+
+    def _check_later(self) -> None:
+        self._checking = self.loop.call_later(CHECK_PERIOD_S, self._check)
+
+    def _check(self) -> None:
+        self._check_later()  # First: whatever comes of this look, there is another one.
+        self._handle(self._connection.check(time.monotonic()))
+
+    # ------------------------------------------------------------ for the channel
+
+    def open(self, path: str, on_message: Callable[[bytes], None]) -> ClientStream:
+        """Begin a call."""
+        call = self._connection.open(path)
+        stream = self._streams[call.stream.id] = ClientStream(self, call, on_message)
+        self._writer.flush_soon()
+        return stream
+
+    def write(self, call: ClientCall, message: bytes) -> None:
+        """Send a request."""
+        self._connection.send(call, message)
+        self._writer.flush_now()
+
+    def cancel(self, stream: ClientStream) -> None:
+        """End a call."""
+        if self._streams.pop(stream.call.stream.id, None) is not None:
+            self._connection.cancel(stream.call)
+            self._writer.flush_soon()
+            if not stream.outcome.done():
+                stream.outcome.set_exception(
+                    RpcError(RpcCode.CANCELLED, "this side has cancelled the call")
+                )
+                stream.outcome.exception()  # Nobody may be waiting for it.
+
+    def close(self) -> None:
+        """End the connection once its last words are written."""
+        self._handle(self._connection.close(ErrorCode.NO_ERROR, "the client leaves"))

@@ -1,0 +1,66 @@
+"""The standard gRPC health service (`grpc.health.v1`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final, final
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from tidemill.transport.aio.call import Method, RpcCall, server_streaming, unary
+from tidemill.transport.grpc.status import RpcCode, RpcError
+
+SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+_Response = health_pb2.HealthCheckResponse
+_SERVING: Final = _Response(status=_Response.SERVING).SerializeToString()
+_NOT_SERVING: Final = _Response(status=_Response.NOT_SERVING).SerializeToString()
+_UNKNOWN_SERVICE: Final = _Response(status=_Response.SERVICE_UNKNOWN).SerializeToString()
+
+
+@final
+class Health:
+    """Tells of each service whether it is served; the name "" stands for the process."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = frozenset(("", *services))
+        self._is_serving = True
+        self._changed = asyncio.Event()
+
+    def methods(self) -> Mapping[str, Method]:
+        """Return the service's methods by path."""
+        return {
+            f"/{SERVICE}/Check": unary(self._check),
+            f"/{SERVICE}/Watch": server_streaming(self._watch),
+        }
+
+    def drain(self) -> None:
+        """Tell everybody that nothing is served any more."""
+        self._is_serving = False
+        self._changed.set()
+
+    async def _check(self, _call: RpcCall, request: bytes) -> bytes:
+        name = _parse(request)
+        if name not in self._services:
+            raise RpcError(RpcCode.NOT_FOUND, f"the service {name} is unknown")
+        return self._answer()
+
+    async def _watch(self, call: RpcCall, request: bytes) -> None:
+        """Send the status, and then each change; the first change is the last, when we stop."""
+        is_known = _parse(request) in self._services
+        await call.send(self._answer() if is_known else _UNKNOWN_SERVICE)
+        await self._changed.wait()
+        if is_known:
+            await call.send(self._answer())
+
+    def _answer(self) -> bytes:
+        return _SERVING if self._is_serving else _NOT_SERVING
+
+
+def _parse(request: bytes) -> str:
+    try:
+        return health_pb2.HealthCheckRequest.FromString(request).service
+    except DecodeError:
+        raise RpcError(RpcCode.INVALID_ARGUMENT, "the request is no HealthCheckRequest") from None

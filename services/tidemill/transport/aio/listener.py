@@ -1,0 +1,316 @@
+"""The listening socket: who is let in, and whether they speak TLS.
+
+With TLS configured as optional, both kinds of clients are served on one port: the first byte of a
+connection tells them apart, and is only looked at, so that the transport reads all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, final
+
+import structlog
+
+from tidemill.common.lifecycle import StartRefused, cannot_listen
+from tidemill.transport.aio.notices import Notices
+from tidemill.transport.http2.limits import Limit
+
+log = structlog.get_logger()
+
+TlsMode = Literal["off", "optional", "required"]
+
+BACKLOG: Final = 1_024  # connections the kernel keeps until they are accepted
+ACCEPTS_A_TURN: Final = 64  # so that a crowd of newcomers does not keep others waiting
+# Open files that clients do not get: metrics and health, the broker's link, logs, segments.
+FILES_RESERVED: Final = 128
+_TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS record that begins a handshake
+_NO_FILES_PAUSE_S: Final = 0.1
+# What accept tells of one connection that has gone already.
+_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenSettings:
+    """Where a server listens, and whom it lets in."""
+
+    host: str
+    port: int
+    reuse_port: bool = False
+    tls: TlsMode = "off"
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""  # clients must show a certificate signed by one of these
+    # A connection costs some 10 KiB, and what its calls hold.
+    connections_max: int = 10_000
+    connections_per_address_max: int = 1_000  # clients behind one address translation share it
+    handshake_timeout_s: float = 10.0
+    # Names of the settings for host and port, for whom they cannot be used.
+    setting_names: tuple[str, str] = ("grpc_host", "grpc_port")
+
+
+class Accepted(asyncio.Protocol):
+    """What serves a connection. Once it is open, its end is told by `Listener.closed`."""
+
+    is_open = False
+
+
+@final
+class Listener:
+    """Accepts connections and hands each to a protocol of its own, made with the client's address.
+
+    The protocol says `closed` with that address when its connection has ended.
+    """
+
+    def __init__(
+        self,
+        settings: ListenSettings,
+        make_protocol: Callable[[str, int], Accepted],
+        notices: Notices,
+    ) -> None:
+        self.address = ""
+        self._settings = settings
+        self._make_protocol = make_protocol
+        self._notices = notices
+        self._connections_max = settings.connections_max
+        self._tls: ssl.SSLContext | None = None
+        self._open: Counter[str] = Counter()  # connections by address of the client
+        self._open_count = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._accepting: list[asyncio.Task[None]] = []
+        self._connecting: set[asyncio.Task[None]] = set()  # in the middle of their handshake
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[Listener]:
+        """Accept connections until the block ends or `close`; raise StartRefused."""
+        self._tls = tls_context(self._settings)
+        self._connections_max = _affordable(self._settings.connections_max)
+        sockets = _bind(self._settings)
+        port = sockets[0].getsockname()[1]
+        host = self._settings.host
+        self.address = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._accepting = [
+                tasks.create_task(self._accept(one), name="accept") for one in sockets
+            ]
+            try:
+                yield self
+            finally:
+                self.close()
+                for one in sockets:
+                    one.close()  # Also where accepting was cancelled before it began.
+
+    def close(self) -> None:
+        """Accept nothing more: who connects now is told so at once, and goes elsewhere."""
+        for task in (*self._accepting, *self._connecting):
+            task.cancel()
+
+    def closed(self, peer_host: str) -> None:
+        """Make room: a connection of this client has ended."""
+        self._open_count -= 1
+        self._open[peer_host] -= 1
+        if not self._open[peer_host]:
+            del self._open[peer_host]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections until cancelled; then the socket is closed."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        is_told = False  # that no connection can be accepted
+        loop.add_reader(listening, readable.set)
+        try:
+            while True:
+                await readable.wait()
+                for _ in range(ACCEPTS_A_TURN):
+                    try:
+                        accepted, peer = listening.accept()
+                    except (BlockingIOError, InterruptedError):
+                        readable.clear()
+                        break
+                    except OSError as error:
+                        if error.errno in _GONE:
+                            continue
+                        # No files are left. The socket stays readable, and would not let the loop
+                        # sleep.
+                        if not is_told:
+                            log.warning(
+                                "cannot accept connections",
+                                reason=str(error),
+                                connections=self._open_count,
+                                advice="raise the limit of open files (ulimit -n)",
+                            )
+                        is_told = True
+                        loop.remove_reader(listening)
+                        await asyncio.sleep(_NO_FILES_PAUSE_S)
+                        loop.add_reader(listening, readable.set)
+                        break
+                    is_told = False
+                    self._admit(accepted, *peer[:2])
+                await asyncio.sleep(0)
+        finally:
+            loop.remove_reader(listening)
+            listening.close()
+
+    def _admit(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
+        settings = self._settings
+        over = None
+        if self._open_count >= self._connections_max:
+            over = Limit.CONNECTIONS
+        elif self._open[peer_host] >= settings.connections_per_address_max:
+            over = Limit.CONNECTIONS_PER_ADDRESS
+        if over is not None:
+            reason = f"{self._open_count} connections, {self._open[peer_host]} of this address"
+            self._notices.refuse(over, peer=peer_host, reason=reason)
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        self._open_count += 1
+        self._open[peer_host] += 1
+        assert self._tasks is not None, "who accepts has a group for the tasks"
+        protocol = self._make_protocol(peer_host, peer_port)
+        task = self._tasks.create_task(self._connect(accepted, protocol, peer_host), name="connect")
+        self._connecting.add(task)
+
+        def connected(_task: asyncio.Task[None]) -> None:
+            self._connecting.discard(task)
+            # However it has ended, and if it never began: who is not open is counted no more.
+            if not protocol.is_open:
+                accepted.close()
+                self.closed(peer_host)
+
+        task.add_done_callback(connected)
+
+    async def _connect(self, accepted: socket.socket, protocol: Accepted, peer_host: str) -> None:
+        """Find out what the client speaks, and hand it over."""
+        loop = asyncio.get_running_loop()
+        settings, tls = self._settings, self._tls
+        try:
+            async with asyncio.timeout(settings.handshake_timeout_s):
+                if settings.tls == "optional" and not await _begins_tls(accepted):
+                    tls = None
+                await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
+        except TimeoutError:
+            reason = f"no handshake within {settings.handshake_timeout_s:g} s"
+            self._notices.refuse(Limit.HANDSHAKE, peer=peer_host, reason=reason)
+        except ssl.SSLError as error:
+            self._notices.fail("tls_handshake", peer=peer_host, reason=str(error))
+        except OSError as error:
+            log.debug("no handshake", peer=peer_host, reason=str(error))
+        except Exception:
+            # One client does not end the server.
+            log.exception("connection failed in its handshake", peer=peer_host)
+
+
+async def _begins_tls(accepted: socket.socket) -> bool:
+    """Wait for the first byte, and say whether it begins a TLS handshake; it stays unread."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(accepted, _set, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(accepted)
+    return accepted.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+
+
+def _set(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
+
+
+def _affordable(connections_max: int) -> int:
+    """Return how many connections the files of this process allow, at most `connections_max`."""
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    affordable = max(files_max - FILES_RESERVED, 1)
+    if affordable < connections_max:
+        log.warning(
+            "fewer connections than configured",
+            connections_max=affordable,
+            configured=connections_max,
+            open_files_max=files_max,
+            advice="raise the limit of open files (ulimit -n), or lower connections_max",
+        )
+    return min(affordable, connections_max)
+
+
+def _bind(settings: ListenSettings) -> list[socket.socket]:
+    """Listen on every address that the host's name has; raise StartRefused."""
+    host, port = settings.host.strip("[]"), settings.port
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
+        )
+        for family, kind, protocol, _, address in found:
+            one = socket.socket(family, kind, protocol)
+            sockets.append(one)
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if settings.reuse_port:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # Port 0 picks one, and the other addresses get the same.
+            one.bind((address[0], port, *address[2:]))
+            port = one.getsockname()[1]
+            one.listen(BACKLOG)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise cannot_listen(
+            settings.host, settings.port, settings=settings.setting_names, error=error
+        ) from error
+    return sockets
+
+
+def tls_context(settings: ListenSettings) -> ssl.SSLContext | None:
+    """Return what TLS is served with, None where it is off; raise StartRefused."""
+    if settings.tls == "off":
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # forbidden there
+    context.set_alpn_protocols(["h2"])
+    files = [
+        ("tls_certificate_file", settings.tls_certificate_file),
+        ("tls_key_file", settings.tls_key_file),
+    ]
+    if settings.tls_client_ca_file:
+        files.append(("tls_client_ca_file", settings.tls_client_ca_file))
+    for name, file in files:
+        if not Path(file).is_file():
+            raise StartRefused(f"TLS is {settings.tls}: {name} must name a file, not {file!r}")
+
+    def no_password() -> str:
+        # The library would ask for one at the terminal.
+        raise StartRefused(
+            f"tls_key_file {settings.tls_key_file} is encrypted; give one without a passphrase"
+        )
+
+    try:
+        context.load_cert_chain(
+            settings.tls_certificate_file, settings.tls_key_file, password=no_password
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise StartRefused(
+            f"tls_certificate_file {settings.tls_certificate_file} and tls_key_file"
+            f" {settings.tls_key_file} are no certificate with its key: {error}"
+        ) from error
+    if settings.tls_client_ca_file:
+        try:
+            context.load_verify_locations(settings.tls_client_ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise StartRefused(
+                f"tls_client_ca_file {settings.tls_client_ca_file} holds no certificates: {error}"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

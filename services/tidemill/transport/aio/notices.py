@@ -1,0 +1,51 @@
+"""What clients do wrong, for whoever reads the log: a line a minute of each kind, no more."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Final, NamedTuple, final
+
+import structlog
+
+from tidemill.transport.http2.limits import Limit
+
+log = structlog.get_logger()
+
+PERIOD_S: Final = 60.0  # between two lines of one kind
+
+
+class _Spell(NamedTuple):
+    told_at_s: float
+    untold_count: int
+
+
+@final
+class Notices:
+    """Kinds of misuse, and when each was told last. Kinds are few: limits and reasons of ours."""
+
+    def __init__(self) -> None:
+        self.hits: Counter[Limit] = Counter()  # overstepped limits
+        self.failures: Counter[str] = Counter()  # connections that broke the protocol, by how
+        self._spells: dict[str, _Spell] = {}
+
+    def fail(self, kind: str, *, peer: str, reason: str) -> None:
+        """Count a connection that ended by a fault of its client's, and tell of it."""
+        self.failures[kind] += 1
+        self.note(kind, peer=peer, reason=reason)
+
+    def refuse(self, limit: Limit, *, peer: str, reason: str) -> None:
+        """Count an overstepped limit, and tell of it."""
+        self.hits[limit] += 1
+        self.note(limit, peer=peer, reason=reason)
+
+    def note(self, kind: str, *, peer: str, reason: str) -> None:
+        """Tell of it, with how many there were since the last line; or count it for the next."""
+        now_s = time.monotonic()
+        spell = self._spells.get(kind)
+        if spell is not None and now_s - spell.told_at_s < PERIOD_S:
+            self._spells[kind] = spell._replace(untold_count=spell.untold_count + 1)
+            return
+        count = 1 + (spell.untold_count if spell is not None else 0)
+        self._spells[kind] = _Spell(now_s, 0)
+        log.warning("clients were refused", kind=kind, count=count, last_peer=peer, reason=reason)

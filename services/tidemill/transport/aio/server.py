@@ -1,0 +1,478 @@
+"""The gRPC server: a thin asyncio shell around `grpc.server_connection`.
+
+    server = RpcServer(methods, Limits(), ListenSettings(host=..., port=...))
+    async with server.serving(): ...
+
+One protocol a connection, one task a call, one `write` a turn of the loop for all that is ready. A
+client that does not read what we send is not read either, and waits alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, assert_never, cast, final
+
+import structlog
+
+from tidemill.transport.aio.call import (
+    ClientGone,
+    Kind,
+    Method,
+    RpcCall,
+    UnaryHandler,
+)
+from tidemill.transport.aio.deadlines import Deadlines
+from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
+from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.writer import Writer
+from tidemill.transport.grpc.server_connection import (
+    CallEnded,
+    CallStarted,
+    CallWritable,
+    Held,
+    MessageReceived,
+    RequestsEnded,
+    ServerCall,
+    ServerConnection,
+    ServerEvent,
+)
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.events import Failed
+from tidemill.transport.http2.frames import ErrorCode
+from tidemill.transport.http2.limits import Limit
+
+if TYPE_CHECKING:
+    from tidemill.transport.http2.limits import Limits
+
+log = structlog.get_logger()
+
+# The reference takes that much; a body over its own limit gets a code of its own in a response.
+MESSAGE_BYTES_MAX: Final = 130 << 20
+# Of messages on their way, of all connections: some of the largest, or many thousand ordinary ones.
+HELD_BYTES_MAX: Final = 1 << 30
+SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
+# Of a connection, queued behind the windows of its streams, before other streams wait too.
+QUEUED_BYTES_MAX: Final = 16 << 20
+SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
+CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
+# Ends of connections that are no client's fault.
+_ORDINARY: Final = frozenset({Limit.IDLE, Limit.KEEPALIVE})
+_ORDINARY_CODES: Final = frozenset({ErrorCode.NO_ERROR, ErrorCode.CANCEL})
+_NO_CALLS: Final = "the server stops"
+
+
+@final
+class RpcServer:
+    """Serves methods by path; `address` tells where it listens."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        limits: Limits,
+        listen: ListenSettings,
+        *,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        self.methods = methods
+        self.limits = limits
+        self.message_bytes_max = message_bytes_max
+        self.notices = Notices()
+        self.held = Held(HELD_BYTES_MAX)
+        self.accepted_count = 0
+        self.connections: set[ServerProtocol] = set()
+        self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
+        self.ending: set[asyncio.Task[None]] = set()  # of calls that were cancelled
+        self.is_draining = False
+        self.listener = Listener(listen, self._new_connection, self.notices)
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._unswept: list[ServerProtocol] = []  # of the sweep under way
+        self._quiet = asyncio.Event()  # set when a connection ends, and while draining a call
+
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        return self.listener.address
+
+    @property
+    def call_count(self) -> int:
+        """How many calls are being served."""
+        return sum(len(connection.calls) for connection in self.connections)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[RpcServer]:
+        """Serve until the block ends; raise StartRefused where nobody can listen."""
+        async with self.listener.listening():
+            try:
+                yield self
+            finally:
+                self.listener.close()
+                for connection in list(self.connections):
+                    connection.close(_NO_CALLS)
+                await self._until(lambda: not self.connections, CLOSE_TIMEOUT_S)
+                for connection in list(self.connections):
+                    connection.abort()
+                await self._until(lambda: not (self.connections or self.ending), CLOSE_TIMEOUT_S)
+                if self._sweeping is not None:
+                    self._sweeping.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing new, end streams of requests, and wait for the calls under way."""
+        self.is_draining = True
+        self.listener.close()
+        for connection in self.connections:
+            connection.drain()
+        await self._until(lambda: not (self.call_count or self.ending), timeout_s)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._quiet.clear()
+                    await self._quiet.wait()
+
+    # ------------------------------------------------------------ for the connections
+
+    def _new_connection(self, peer_host: str, peer_port: int) -> ServerProtocol:
+        return ServerProtocol(self, peer_host, peer_port)
+
+    def opened(self, connection: ServerProtocol) -> None:
+        """Look after a new connection."""
+        self.accepted_count += 1
+        self.connections.add(connection)
+        if self._sweeping is None:
+            self._sweep_later()
+
+    def closed(self, connection: ServerProtocol) -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        self.listener.closed(connection.peer_host)
+        self._quiet.set()
+
+    def call_ended(self) -> None:
+        """Let those look again who wait for calls to end."""
+        self._quiet.set()
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Forget the task of a call that was cancelled."""
+        self.ending.discard(task)
+        self._quiet.set()
+
+    def _sweep_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweeping = loop.call_later(SWEEP_PERIOD_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Look at every connection, some in each turn of the loop."""
+        now_s = time.monotonic()
+        left = self._unswept or list(self.connections)
+        self._unswept = left[SWEPT_A_TURN:]
+        # First: whatever comes of this look, there is another one.
+        if self._unswept:
+            self._sweeping = asyncio.get_running_loop().call_later(0, self._sweep)
+        elif self.connections:
+            self._sweep_later()
+        else:
+            self._sweeping = None
+        for connection in left[:SWEPT_A_TURN]:
+            if connection in self.connections:
+                connection.check(now_s)
+
+
+def _expire(call: RpcCall) -> None:
+    call.expire()
+
+
+@final
+class ServerProtocol(Accepted):
+    """One client's connection."""
+
+    def __init__(self, server: RpcServer, peer_host: str, peer_port: int) -> None:
+        self._server = server
+        self.peer_host = peer_host
+        host = f"ipv6:[{peer_host}]" if ":" in peer_host else f"ipv4:{peer_host}"
+        self.peer = f"{host}:{peer_port}"
+        self._connection = ServerConnection(
+            server.limits,
+            message_bytes_max=server.message_bytes_max,
+            now_s=time.monotonic(),
+            hits=server.notices.hits,
+            held=server.held,
+        )
+        self.loop = asyncio.get_running_loop()
+        self.calls: dict[int, RpcCall] = {}
+        self.crowd: set[RpcCall] = set()  # calls that wait until the connection is not congested
+        self._writer = Writer(self._connection.http, self.loop)
+        self._transport: asyncio.Transport
+        self._unread_bytes = 0  # while paused: what the transport held at the last look
+        self._moved_at_s = 0.0  # and when that had changed
+        self._closed_at_s: float | None = None
+
+    # ------------------------------------------------------------ the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet the client."""
+        self.is_open = True
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.opened(self)
+        if self._server.is_draining:
+            self._connection.http.start_drain()
+        self._writer.attach(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        self._writer.hold()
+        try:
+            for event in self._connection.receive(data, time.monotonic()):
+                self._on_event(event)
+        finally:
+            self._writer.release()
+        if self.crowd and not self.is_congested:
+            crowd, self.crowd = self.crowd, set()
+            for call in crowd:
+                call.wake_writers()
+
+    def eof_received(self) -> bool:
+        """Close: HTTP/2 knows no half of a connection."""
+        return False
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """End all calls."""
+        for event in self._connection.close(ErrorCode.CANCEL, "the connection was lost"):
+            self._on_event(event)
+        self._server.closed(self)
+
+    def pause_writing(self) -> None:
+        """Let the calls wait, and read no more: whoever does not read need not ask."""
+        self._writer.is_paused = True
+        self._unread_bytes, self._moved_at_s = self._writer.buffered_bytes, time.monotonic()
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on where the client has read."""
+        self._writer.is_paused = False
+        self._transport.resume_reading()
+        self._writer.flush()
+        for call in list(self.calls.values()):
+            call.wake_writers()
+
+    # ------------------------------------------------------------ events
+
+    def _on_event(self, event: ServerEvent) -> None:
+        if isinstance(event, MessageReceived):
+            self._on_message(event)
+        elif isinstance(event, CallStarted):
+            self._on_call(event.call)
+        elif isinstance(event, RequestsEnded):
+            self._on_requests_ended(event.call)
+        elif isinstance(event, CallEnded):
+            ended = self.calls.get(event.call.stream.id)
+            if ended is not None:
+                self._cancel(ended)
+        elif isinstance(event, CallWritable):
+            writable = self.calls.get(event.call.stream.id)
+            if writable is not None:
+                writable.wake_writers()
+        elif isinstance(event, Failed):
+            self._on_failed(event)
+        else:
+            assert_never(event)
+
+    def _on_call(self, call: ServerCall) -> None:
+        method = self._server.methods.get(call.path)
+        if method is None:
+            message = f"{call.path} is not served here"
+            self._connection.finish(call, RpcCode.UNIMPLEMENTED, message)
+            return
+        served = self.calls[call.stream.id] = RpcCall(self, call, method)
+        if call.timeout_s is not None:
+            self._server.deadlines.add(served, call.timeout_s)
+        if method.kind is Kind.BIDIRECTIONAL:
+            call.is_open_ended = True
+            # Rust clients wait for the headers before they go on.
+            self._connection.start(call)
+            if self._server.is_draining:
+                served.end_requests()
+            self._start(served, self._run_stream(served))
+
+    def _on_message(self, event: MessageReceived) -> None:
+        call, message, wire_bytes, is_last = event
+        served = self.calls.get(call.stream.id)
+        if served is None:
+            return
+        if served.method.kind is Kind.BIDIRECTIONAL:
+            served.put_request(message, wire_bytes)
+            if is_last:
+                served.end_requests()
+        elif served.request is not None:
+            self._refuse(served, "a call of this method has one request")
+        else:
+            served.request = message
+            if is_last:
+                self._on_request(served, message)
+
+    def _on_requests_ended(self, call: ServerCall) -> None:
+        served = self.calls.get(call.stream.id)
+        if served is None:
+            return
+        if served.method.kind is Kind.BIDIRECTIONAL:
+            served.end_requests()
+        elif served.request is None:
+            self._refuse(served, "a call of this method has a request")
+        else:
+            self._on_request(served, served.request)
+
+    def _on_request(self, served: RpcCall, request: bytes) -> None:
+        if served.method.kind is Kind.UNARY:
+            self._start(served, self._run_unary(served, request))
+        else:
+            self._start(served, self._run_stream(served, request))
+
+    def _on_failed(self, event: Failed) -> None:
+        if event.limit is not None and event.limit not in _ORDINARY:
+            self._server.notices.note(event.limit, peer=self.peer_host, reason=event.reason)
+        elif event.limit is None and event.code not in _ORDINARY_CODES:
+            kind = event.code.name.lower()
+            self._server.notices.fail(kind, peer=self.peer_host, reason=event.reason)
+        self._writer.flush_last()
+        self._closed_at_s = time.monotonic()
+        self._transport.close()
+
+    def _refuse(self, served: RpcCall, reason: str) -> None:
+        self._connection.finish(served.call, RpcCode.INTERNAL, reason)
+        self._cancel(served)
+
+    # ------------------------------------------------------------ calls
+
+    def _start(self, served: RpcCall, run: Coroutine[None, None, None]) -> None:
+        # The call is the task's parent: it cancels the task, and hears of its end in `_end`.
+        served.task = self.loop.create_task(run)
+
+    async def _run_unary(self, served: RpcCall, request: bytes) -> None:
+        handle = cast("UnaryHandler", served.method.handle)
+        try:
+            response = await handle(served, request)
+        except Exception as error:  # noqa: BLE001  # The boundary of every call.
+            self._answer_error(served, error)
+        else:
+            self._connection.respond(served.call, response)
+        finally:
+            self._end(served)
+
+    async def _run_stream(self, served: RpcCall, *request: bytes) -> None:
+        handle = cast("Callable[..., Awaitable[None]]", served.method.handle)
+        try:
+            await handle(served, *request)
+        except Exception as error:  # noqa: BLE001  # The boundary of every call.
+            self._answer_error(served, error)
+        else:
+            self._connection.finish(served.call, RpcCode.OK)
+        finally:
+            self._end(served)
+
+    def _answer_error(self, served: RpcCall, error: Exception) -> None:
+        if isinstance(error, RpcError):
+            self._connection.finish(served.call, error.code, error.message, error.trailers)
+        elif not isinstance(error, ClientGone):
+            log.error("call failed unexpectedly", path=served.call.path, exc_info=error)
+            # UNKNOWN, as grpcio says it; methods of ours have a boundary of their own.
+            self._connection.finish(served.call, RpcCode.UNKNOWN, "the server failed")
+
+    def _end(self, served: RpcCall) -> None:
+        """Forget a call whose handler has ended."""
+        if not served.call.is_ended:  # It was cancelled, and not by its client.
+            self._connection.finish(served.call, RpcCode.CANCELLED, "the call was cancelled")
+        self._forget(served)
+        self._writer.flush_soon()
+
+    def _cancel(self, served: RpcCall) -> None:
+        """End a call that nobody waits for any more, or that has been answered without it."""
+        # Here, and not only when the task ends: one that has never had a turn runs no `finally`.
+        self._forget(served)
+        if served.task is not None and not served.task.done():
+            served.task.cancel()
+            self._server.ending.add(served.task)
+            served.task.add_done_callback(self._server.ended)
+
+    def _forget(self, served: RpcCall) -> None:
+        if served.call.timeout_s is not None:
+            self._server.deadlines.discard(served)
+        self.calls.pop(served.call.stream.id, None)
+        if self._server.is_draining:
+            self._server.call_ended()
+
+    # ------------------------------------------------------------ for the calls
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client does not read what we send."""
+        return self._writer.is_paused
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether nothing more should be given to the connection for now."""
+        return self._writer.is_paused or self._connection.http.queued_bytes > QUEUED_BYTES_MAX
+
+    def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
+        """Send messages; return how many bytes wait for the client's window."""
+        queued_bytes = self._connection.send(call, batch)
+        self._writer.flush_soon()
+        return queued_bytes
+
+    def write(self, call: ServerCall, message: bytes) -> None:
+        """Send a message at once."""
+        self._connection.send(call, (message,))
+        self._writer.flush_now()
+
+    def consumed(self, call: ServerCall, wire_bytes: int) -> None:
+        """Let the client send more: a request of a stream has been read."""
+        self._connection.consume(call, wire_bytes)
+        if self._connection.http.has_output:
+            self._writer.flush_soon()
+
+    def expire(self, served: RpcCall) -> None:
+        """End a call whose time is up."""
+        self._connection.finish(served.call, RpcCode.DEADLINE_EXCEEDED, "the deadline has passed")
+        self._cancel(served)
+        self._writer.flush_soon()
+
+    # ------------------------------------------------------------ for the server
+
+    def check(self, now_s: float) -> None:
+        """End what stands still."""
+        if self._closed_at_s is not None:
+            if now_s - self._closed_at_s > CLOSE_TIMEOUT_S:
+                self._transport.abort()
+            return
+        if self._writer.is_paused and not self._connection.http.is_closed:
+            # Not read, the client cannot answer a ping; it is to read.
+            unread_bytes = self._writer.buffered_bytes
+            if unread_bytes != self._unread_bytes:
+                self._unread_bytes, self._moved_at_s = unread_bytes, now_s
+            elif now_s - self._moved_at_s > self._server.limits.stall_timeout_s:
+                self._server.notices.hits[Limit.STALLED] += 1
+                self._transport.abort()
+            return
+        for event in self._connection.check(now_s):
+            self._on_event(event)
+        if self._connection.http.has_output:
+            self._writer.flush_soon()
+
+    def drain(self) -> None:
+        """Let the client know that this server stops, and end its streams of requests."""
+        self._connection.http.start_drain()
+        for served in self.calls.values():
+            if served.method.kind is Kind.BIDIRECTIONAL:
+                served.end_requests()
+        self._writer.flush_soon()
+
+    def close(self, reason: str) -> None:
+        """End the connection once its last words are written."""
+        for event in self._connection.close(ErrorCode.NO_ERROR, reason):
+            self._on_event(event)
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._transport.abort()

@@ -1,0 +1,371 @@
+"""The server's end of gRPC: calls come in as events, what answers them goes out as bytes.
+
+    connection = ServerConnection(Limits(), message_bytes_max=..., now_s=...)
+    for event in connection.receive(data, now_s):
+        CallStarted       look `call.path` up, and `finish` what is not served
+        MessageReceived   one message of the request, the last one perhaps
+        RequestsEnded     the client sends no more; where the last message has not told it already
+        CallEnded         the client cancelled, broke the protocol, or is gone: answer nothing
+        CallWritable      what `send` had queued is on its way
+        Failed            the connection has ended
+
+    connection.respond(call, message)     a whole unary response
+    connection.start(call)                headers, now
+    connection.send(call, messages)       messages of a stream
+    connection.finish(call, code, text)   the end of any call
+
+Requests that are not gRPC are answered here, with HTTP's own codes and a sentence for people.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final, NamedTuple, final
+
+from tidemill.transport.grpc import messages, status
+from tidemill.transport.grpc.messages import MessageReader
+from tidemill.transport.grpc.metadata import parse_timeout
+from tidemill.transport.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
+from tidemill.transport.http2 import header_block
+from tidemill.transport.http2.connection import Connection, Role
+from tidemill.transport.http2.events import (
+    DataReceived,
+    Failed,
+    RequestReceived,
+    StreamReset,
+    StreamWritable,
+)
+from tidemill.transport.http2.events import Event as HttpEvent
+from tidemill.transport.http2.frames import ErrorCode
+from tidemill.transport.http2.header_block import Fields
+from tidemill.transport.http2.limits import Limit, Limits
+from tidemill.transport.http2.stream import Stream
+
+_ENCODINGS: Final = frozenset({"identity", "gzip"})
+_ACCEPTED: Final = (("grpc-accept-encoding", "identity,gzip"),)
+
+
+@final
+class ServerCall:
+    """One call; it belongs to its connection, others read it."""
+
+    __slots__ = (
+        "has_started",
+        "held_bytes",
+        "is_complete",
+        "is_ended",
+        "is_open_ended",
+        "metadata",
+        "path",
+        "queued_total_bytes",
+        "reader",
+        "stream",
+        "timeout_s",
+    )
+
+    def __init__(self, stream: Stream, path: str, metadata: Fields) -> None:
+        self.stream = stream
+        self.path = path
+        self.metadata = metadata
+        self.timeout_s: float | None = None
+        self.reader: MessageReader | None = None
+        self.is_complete = False  # the client has sent all
+        self.is_ended = False
+        self.is_open_ended = False  # the client may take its time between messages
+        self.has_started = False  # headers have gone out
+        self.held_bytes = 0  # of a message that has not come as a whole
+        self.queued_total_bytes = 0  # of messages given to `send`
+
+
+class CallStarted(NamedTuple):
+    """A client has begun a call."""
+
+    call: ServerCall
+
+
+class MessageReceived(NamedTuple):
+    """A message of the request."""
+
+    call: ServerCall
+    message: bytes
+    wire_bytes: int  # what it took to send it: less where it was compressed
+    is_last: bool
+
+
+@final
+class Held:
+    """What all connections of a server hold of messages that have not come as a whole."""
+
+    __slots__ = ("bytes", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self.bytes_max = bytes_max
+
+
+class RequestsEnded(NamedTuple):
+    """The client sends no more messages."""
+
+    call: ServerCall
+
+
+class CallEnded(NamedTuple):
+    """There is nobody left to answer."""
+
+    call: ServerCall
+
+
+class CallWritable(NamedTuple):
+    """Nothing is queued for this call any more."""
+
+    call: ServerCall
+
+
+ServerEvent = CallStarted | MessageReceived | RequestsEnded | CallEnded | CallWritable | Failed
+
+
+@final
+class ServerConnection:
+    """One client's connection."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        message_bytes_max: int,
+        now_s: float,
+        hits: Counter[Limit] | None = None,
+        held: Held | None = None,
+    ) -> None:
+        """Be one of the connections that share `hits` and `held`, or one alone."""
+        assert message_bytes_max + messages.PREFIX_SIZE <= limits.large_messages_bytes, (
+            "the budget for large messages holds the largest"
+        )
+        hits = Counter() if hits is None else hits
+        self.http = Connection(Role.SERVER, limits, now_s=now_s, hits=hits)
+        self._limits = limits
+        self._hits = hits
+        windows_bytes = limits.streams_max * limits.stream_window_bytes
+        self._held = held or Held(limits.large_messages_bytes + windows_bytes)
+        self._message_bytes_max = message_bytes_max
+        self._calls: dict[int, ServerCall] = {}
+        # Those whose request has not come as a whole: few, where many polls are parked.
+        self._incomplete: dict[int, ServerCall] = {}
+        # Requests that are not gRPC, with their answers, until they are complete.
+        self._refused: dict[int, tuple[Stream, bytes, bytes]] = {}
+
+    @property
+    def call_count(self) -> int:
+        """How many calls are under way."""
+        return len(self._calls)
+
+    # ------------------------------------------------------------ input
+
+    def receive(self, data: bytes, now_s: float) -> list[ServerEvent]:
+        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean."""
+        return self._translate(self.http.receive(data, now_s))
+
+    def check(self, now_s: float) -> list[ServerEvent]:
+        """End what has stood still for too long; to be called every second or so."""
+        events = self._translate(self.http.check(now_s))
+        patience_s = self._limits.stall_timeout_s
+        for call in list(self._incomplete.values()):
+            if call.stream.wanted_bytes:
+                continue  # It waits for us, not we for it.
+            if call.is_open_ended and call.reader is None:
+                continue  # It may take its time between messages.
+            is_late = now_s - call.stream.opened_at_s > self._limits.request_timeout_s
+            is_slow = now_s - call.stream.moved_at_s > patience_s
+            if is_slow or (is_late and not call.is_open_ended):
+                self._hits[Limit.REQUEST] += 1
+                self.finish(call, RpcCode.DEADLINE_EXCEEDED, "the request did not come in time")
+                events.append(CallEnded(call))
+        for stream, _, _ in list(self._refused.values()):
+            if now_s - stream.moved_at_s > patience_s:
+                del self._refused[stream.id]
+                self.http.reset(stream, ErrorCode.CANCEL)
+        return events
+
+    def close(self, code: ErrorCode, reason: str) -> list[ServerEvent]:
+        """End the connection and all its calls."""
+        return self._translate(self.http.close(code, reason))
+
+    def _translate(self, http_events: list[HttpEvent]) -> list[ServerEvent]:
+        events: list[ServerEvent] = []
+        for event in http_events:
+            if isinstance(event, DataReceived):
+                self._on_data(event, events)
+            elif isinstance(event, RequestReceived):
+                self._on_request(event, events)
+            elif isinstance(event, StreamReset):
+                self._refused.pop(event.stream.id, None)
+                call = self._calls.get(event.stream.id)
+                if call is not None:
+                    self._end(call)
+                    events.append(CallEnded(call))
+            elif isinstance(event, StreamWritable):
+                if event.stream.id in self._calls:
+                    events.append(CallWritable(self._calls[event.stream.id]))
+            elif isinstance(event, Failed):
+                events.append(event)
+        return events
+
+    def _on_request(self, event: RequestReceived, events: list[ServerEvent]) -> None:
+        stream, pseudo, fields, is_last = event
+        content_type = fields.get("content-type", "")
+        if pseudo[":method"] != "POST" or not _is_grpc(content_type):
+            answer = _refusal(pseudo[":method"], pseudo[":path"])
+            self._refused[stream.id] = (stream, *answer)
+            if is_last:
+                self._refuse(stream)
+            return
+        call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
+        encoding = fields.get("grpc-encoding", "identity")
+        try:
+            if encoding not in _ENCODINGS:
+                reason = f"the encoding {encoding} is not known"
+                raise RpcError(RpcCode.UNIMPLEMENTED, reason, _ACCEPTED)
+            if "grpc-timeout" in fields:
+                call.timeout_s = parse_timeout(fields["grpc-timeout"])
+        except RpcError as error:
+            self.finish(call, error.code, error.message, error.trailers)
+            return
+        events.append(CallStarted(call))
+        if is_last:
+            call.is_complete = True
+            events.append(RequestsEnded(call))
+        else:
+            self._incomplete[stream.id] = call
+
+    def _on_data(self, event: DataReceived, events: list[ServerEvent]) -> None:
+        stream, data, is_last = event
+        call = self._calls.get(stream.id)
+        if call is None:
+            if stream.id in self._refused:
+                self.http.consume(stream, len(data))
+                if is_last:
+                    self._refuse(stream)
+            return
+        if is_last:
+            call.is_complete = True
+            del self._incomplete[stream.id]
+        if call.reader is None:
+            message = messages.whole_message(data)
+            if message is not None:
+                events.append(MessageReceived(call, message, len(data), is_last))
+                return
+            encoding = call.metadata.get("grpc-encoding", "")
+            call.reader = MessageReader(encoding, self._message_bytes_max)
+        self._feed(call, call.reader, data, events)
+
+    def _feed(
+        self, call: ServerCall, reader: MessageReader, data: bytes, events: list[ServerEvent]
+    ) -> None:
+        is_last = call.is_complete
+        try:
+            if self._held.bytes + len(data) > self._held.bytes_max:
+                raise RpcError(RpcCode.RESOURCE_EXHAUSTED, "too much is being sent to this server")
+            complete = reader.feed(data)
+            self._hold(call, reader.held_bytes)
+            if is_last and not reader.is_empty:
+                raise RpcError(RpcCode.INTERNAL, "the request ends in the middle of a message")
+        except RpcError as error:
+            if error.code is RpcCode.RESOURCE_EXHAUSTED:
+                self._hits[Limit.MESSAGE_BYTES] += 1
+            self.finish(call, error.code, error.message)
+            events.append(CallEnded(call))
+            return
+        events += [MessageReceived(call, *one, False) for one in complete[:-1]]
+        if complete:
+            events.append(MessageReceived(call, *complete[-1], is_last))
+        elif is_last:
+            events.append(RequestsEnded(call))
+        if reader.is_empty:
+            call.reader = None
+        elif not is_last:
+            self.http.make_room(call.stream, reader.missing_bytes)
+
+    def _refuse(self, stream: Stream) -> None:
+        _, block, body = self._refused.pop(stream.id)
+        self.http.send_headers(stream, block, is_last=False)
+        self.http.send_data(stream, body, is_last=True)
+
+    # ------------------------------------------------------------ output
+
+    def respond(self, call: ServerCall, message: bytes) -> None:
+        """Answer a unary call with OK and its one message."""
+        if call.is_ended:
+            return
+        self._end(call)
+        if call.has_started:
+            self.http.send_data(call.stream, messages.encode(message))
+            self.http.send_headers(call.stream, status.OK_TRAILERS, is_last=True)
+        else:
+            self.http.send_response(
+                call.stream, RESPONSE_BLOCK, messages.encode(message), status.OK_TRAILERS
+            )
+
+    def start(self, call: ServerCall) -> None:
+        """Send the response's headers before there is a message; some clients wait for them."""
+        if not call.has_started and not call.is_ended:
+            call.has_started = True
+            self.http.send_headers(call.stream, RESPONSE_BLOCK, is_last=False)
+
+    def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
+        """Send messages of a stream; return how many bytes wait for the client's window now."""
+        if call.is_ended:
+            return 0
+        self.start(call)
+        data = messages.encode_all(batch)
+        call.queued_total_bytes += len(data)
+        self.http.send_data(call.stream, data)
+        return call.stream.queued_bytes
+
+    def finish(
+        self, call: ServerCall, code: RpcCode, message: str = "", trailers: Trailers = ()
+    ) -> None:
+        """End a call with a status; after what is queued for it."""
+        if call.is_ended:
+            return
+        self._end(call)
+        if call.has_started:
+            block = status.encode_trailers(code, message, trailers)
+        else:
+            block = status.encode_trailers_only(code, message, trailers)
+        self.http.send_headers(call.stream, block, is_last=True)
+
+    def consume(self, call: ServerCall, wire_bytes: int) -> None:
+        """Let the client send more on a stream: a message that took this much has been read."""
+        self.http.consume(call.stream, wire_bytes)
+
+    def _end(self, call: ServerCall) -> None:
+        call.is_ended = True
+        del self._calls[call.stream.id]
+        if not call.is_complete:
+            self._incomplete.pop(call.stream.id, None)
+        if call.held_bytes:
+            self._hold(call, 0)
+
+    def _hold(self, call: ServerCall, held_bytes: int) -> None:
+        self._held.bytes += held_bytes - call.held_bytes
+        call.held_bytes = held_bytes
+
+
+def _is_grpc(content_type: str) -> bool:
+    """Whether a request is gRPC; `application/grpc-web` is something else."""
+    return content_type == "application/grpc" or content_type.startswith(
+        ("application/grpc+", "application/grpc;")
+    )
+
+
+def _refusal(method: str, path: str) -> tuple[bytes, bytes]:
+    """Answer what is HTTP/2 and not gRPC, so that people with a browser see what this is."""
+    code = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+    allow: tuple[tuple[str, str], ...] = ()
+    if method != "POST":
+        code, allow = HTTPStatus.METHOD_NOT_ALLOWED, (("allow", "POST"),)
+    text = f"{code.phrase}: this port speaks gRPC (POST, application/grpc), not {method} {path}"
+    fields = ((":status", str(int(code))), ("content-type", "text/plain"), *allow)
+    return header_block.encode(fields), text[:500].encode("ascii", "replace") + b"\n"

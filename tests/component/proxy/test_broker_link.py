@@ -1,0 +1,106 @@
+"""The link to a broker that stalls: what waits is bounded, and ends when its time is up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.proxy_world import ProxyWorld, eventually, message, receive_request, run
+from tidemill.common.errors import BrokerTimeout, Overloaded
+from tidemill.message.receipt_handle import HandleFields
+from tidemill.proxy import broker_link
+from tidemill.proxy.backend import TIMEOUT_MAX_MS
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+SOON_MS = 100
+LATER_MS = 10_000
+
+
+def handles(count: int) -> list[HandleFields]:
+    return [HandleFields(1, 1, 1, index) for index in range(count)]
+
+
+async def stall(world: ProxyWorld) -> None:
+    """Let the broker take a frame and not answer it, so that what follows stays here."""
+    await world.send(message())
+    world.broker.is_reading.clear()
+    world.link.append(1, 0, b"first", timeout_ms=LATER_MS)
+    await eventually(lambda: world.link._sequence > world.link._answered_sequence)
+
+
+def test_a_send_that_has_not_left_in_time_never_leaves() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await stall(world)
+        response = await world.send(message(b"late"), deadline_s=SOON_MS / 1000)
+        assert response.status.code == v2.PROXY_TIMEOUT
+        assert "not sent" in response.status.message
+        assert world.link._pending_bytes == len(b"first")
+        world.broker.is_reading.set()
+        assert (await world.send(message(b"next"))).status.code == v2.OK
+        assert [b"late" in stored.blob for stored in world.broker.log] == [False] * 3
+
+    run(scenario)
+
+
+def test_a_send_that_has_left_has_an_unknown_outcome() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        world.broker.is_reading.clear()
+        response = await world.send(message(), deadline_s=SOON_MS / 1000)
+        assert response.status.code == v2.PROXY_TIMEOUT
+        assert "unknown" in response.status.message
+
+    run(scenario)
+
+
+def test_an_ack_that_has_not_left_in_time_never_leaves() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await stall(world)
+        late = world.link.ack(1, 1, handles(3), timeout_ms=SOON_MS)
+        kept = world.link.ack(1, 1, handles(2), timeout_ms=LATER_MS)
+        with pytest.raises(BrokerTimeout, match="not sent"):
+            await late
+        world.broker.is_reading.set()
+        assert len(await kept) == 2
+        assert sum(len(frame.acks.request_ids) for frame in world.broker.frames) == 2
+
+    run(scenario)
+
+
+def test_acks_that_wait_count_as_bytes() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await stall(world)
+        world.link._pending_bytes_max = 10 * broker_link.ACK_BYTES
+        waiting = world.link.ack(1, 1, handles(9), timeout_ms=LATER_MS)
+        with pytest.raises(Overloaded):
+            world.link.ack(1, 1, handles(1), timeout_ms=LATER_MS)
+        world.broker.is_reading.set()
+        assert len(await waiting) == 9
+        await eventually(lambda: world.link._pending_bytes == 0)
+
+    run(scenario)
+
+
+def test_a_frame_carries_a_bounded_number_of_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        monkeypatch.setattr(broker_link, "ACKS_A_FRAME_MAX", 4)
+        await stall(world)
+        requests = [world.link.ack(1, 1, handles(3), timeout_ms=LATER_MS) for _ in range(5)]
+        world.broker.is_reading.set()
+        assert [len(results) for results in await asyncio.gather(*requests)] == [3] * 5
+        counts = [len(frame.acks.request_ids) for frame in world.broker.frames]
+        assert [count for count in counts if count] == [6, 6, 3]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("deadline_s", [3_600.0, 1e12])
+def test_a_deadline_far_away_does_not_keep_a_timer_until_then(deadline_s: float) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(), deadline_s=deadline_s)
+        await world.receive(receive_request(poll_ms=0), deadline_s=deadline_s)
+        latest_s = max(world.link._expiries) * broker_link.EXPIRY_TICK_S
+        assert latest_s - asyncio.get_running_loop().time() <= TIMEOUT_MAX_MS / 1000 + 1
+
+    run(scenario)

@@ -1,0 +1,459 @@
+"""Receive, ack, change-invisible and dead letters through the seam, on a broker in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.memory_broker import NOW_MS
+from tests.support.proxy_world import (
+    HEADERS,
+    ProxyWorld,
+    ack_request,
+    eventually,
+    message,
+    milliseconds,
+    receive_request,
+    run,
+)
+from tidemill.proxy.server.call import ClientGone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+OLD_CLIENT = {**HEADERS, "x-mq-client-version": "5.0.2"}
+
+
+def kinds(items: list[service.ReceiveMessageResponse]) -> list[str | None]:
+    return [item.WhichOneof("content") for item in items]
+
+
+async def handle_of(world: ProxyWorld) -> str:
+    """Send and receive one message."""
+    await world.send(message())
+    [received] = await world.receive_messages()
+    return received.system_properties.receipt_handle
+
+
+async def ack(world: ProxyWorld, request: service.AckMessageRequest) -> service.AckMessageResponse:
+    return await world.call("AckMessage", request, service.AckMessageResponse)
+
+
+async def change(
+    world: ProxyWorld, handle: str, invisible_ms: int, **fields: bool
+) -> service.ChangeInvisibleDurationResponse:
+    return await world.call(
+        "ChangeInvisibleDuration",
+        service.ChangeInvisibleDurationRequest(
+            group=v2.Resource(name="group"),
+            topic=v2.Resource(name="topic"),
+            receipt_handle=handle,
+            invisible_duration=milliseconds(invisible_ms),
+            message_id="id-1",
+            **fields,
+        ),
+        service.ChangeInvisibleDurationResponse,
+    )
+
+
+def test_a_receive_is_a_status_then_messages_then_the_time() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(b"one", tag="tag"), message(b"two"))
+        items = await world.receive(receive_request())
+        assert kinds(items) == ["status", "message", "message", "delivery_timestamp"]
+        assert items[0].status.code == v2.OK
+        first = items[1].message
+        assert (first.body, first.topic.name) == (b"one", "topic")
+        assert first.system_properties.tag == "tag"
+        assert first.system_properties.delivery_attempt == 1
+        assert first.system_properties.invisible_duration.seconds == 30
+        assert first.system_properties.store_timestamp.ToMilliseconds() == NOW_MS
+
+    run(scenario)
+
+
+def test_an_empty_receive_is_message_not_found_and_the_time() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        items = await world.receive(receive_request())
+        assert kinds(items) == ["status", "delivery_timestamp"]
+        assert items[0].status.code == v2.MESSAGE_NOT_FOUND
+
+    run(scenario)
+
+
+def test_a_message_that_arrives_ends_a_waiting_poll() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
+            await world.broker.wait_for_frame("pops")
+            await world.send(message())
+        assert kinds(poll.result()) == ["status", "message", "delivery_timestamp"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("poll_ms", "deadline_s", "asked_ms"),
+    [
+        (0, 30, 0),
+        (0, None, 0),
+        (1, 30, 5_000),
+        (7_000, 30, 7_000),
+        (60_000, None, 20_000),
+        (40_000, 40, 20_000),
+        # What is left of the deadline, less the reserve.
+        (20_000, 10, 9_800),
+        # Nothing said: what is left less half of the request timeout.
+        (None, 10, 8_500),
+        (None, 30, 20_000),
+        (None, None, 20_000),
+    ],
+)
+def test_a_poll_waits_as_long_as_the_client_and_the_limits_allow(
+    poll_ms: int | None, deadline_s: float | None, asked_ms: int
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        request = receive_request(poll_ms=poll_ms or 0)
+        if poll_ms is None:
+            request.ClearField("long_polling_timeout")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(world.receive(request, deadline_s=deadline_s))
+            frame = await world.broker.wait_for_frame("pops")
+            await world.send(message())
+        assert asked_ms - 100 <= frame.pops[0].poll_duration_ms <= asked_ms
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"), [(HEADERS, v2.ILLEGAL_POLLING_TIME), (OLD_CLIENT, v2.BAD_REQUEST)]
+)
+def test_a_deadline_without_room_for_a_poll_is_refused(
+    headers: dict[str, str], code: v2.Code.ValueType
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        items = await world.receive(receive_request(poll_ms=5_000), headers=headers, deadline_s=3)
+        assert kinds(items) == ["status", "delivery_timestamp"]
+        assert items[0].status.code == code
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("asked", "popped"), [(-1, 1), (0, 1), (1, 1), (32, 32), (100, 32)])
+def test_the_batch_size_is_bounded(asked: int, popped: int) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.receive(receive_request(batch_size=asked))
+        frame = await world.broker.wait_for_frame("pops")
+        assert frame.pops[0].max_messages == popped
+
+    run(scenario)
+
+
+def test_a_push_consumer_gets_its_messages_for_a_minute() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        request = receive_request(invisible_ms=0)
+        request.auto_renew = True
+        await world.receive(request)
+        frame = await world.broker.wait_for_frame("pops")
+        assert frame.pops[0].invisible_duration_ms == 60_000
+
+    run(scenario)
+
+
+def test_filter_and_attempt_reach_the_broker() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        request = receive_request()
+        request.filter_expression.expression = "a || b"
+        request.attempt_id = "attempt"
+        await world.receive(request)
+        frame = await world.broker.wait_for_frame("pops")
+        assert list(frame.pops[0].tags) == ["a", "b"]
+        assert frame.pops[0].attempt_id == "attempt"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("topic", "group", "invisible_ms", "filter_type", "expression", "code"),
+    [
+        ("", "group", 30_000, v2.TAG, "*", v2.ILLEGAL_TOPIC),
+        ("a.b", "group", 30_000, v2.TAG, "*", v2.ILLEGAL_TOPIC),
+        ("topic", "", 30_000, v2.TAG, "*", v2.ILLEGAL_CONSUMER_GROUP),
+        ("topic", "a.b", 30_000, v2.TAG, "*", v2.ILLEGAL_CONSUMER_GROUP),
+        ("topic", "group", 0, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
+        ("topic", "group", 999, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
+        ("topic", "group", 43_200_001, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
+        ("topic", "group", 30_000, v2.TAG, "a||", v2.ILLEGAL_FILTER_EXPRESSION),
+        (
+            "topic",
+            "group",
+            30_000,
+            v2.FILTER_TYPE_UNSPECIFIED,
+            "a",
+            v2.ILLEGAL_FILTER_EXPRESSION,
+        ),
+        ("topic", "group", 30_000, v2.SQL, "a = 1", v2.NOT_IMPLEMENTED),
+    ],
+)
+def test_a_receive_is_refused_with_its_code(
+    topic: str,
+    group: str,
+    invisible_ms: int,
+    filter_type: v2.FilterType.ValueType,
+    expression: str,
+    code: v2.Code.ValueType,
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        request = receive_request(topic, group, invisible_ms=invisible_ms)
+        request.filter_expression.type = filter_type
+        request.filter_expression.expression = expression
+        items = await world.receive(request)
+        assert kinds(items) == ["status", "delivery_timestamp"]
+        assert items[0].status.code == code
+
+    run(scenario)
+
+
+def test_unknown_names_are_not_found_where_use_does_not_create() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        items = await world.receive(receive_request())
+        assert items[0].status.code == v2.CONSUMER_GROUP_NOT_FOUND
+        await world.put_group()
+        items = await world.receive(receive_request())
+        assert items[0].status.code == v2.TOPIC_NOT_FOUND
+
+    run(scenario, auto_create=False)
+
+
+def test_a_poll_whose_client_goes_is_cancelled_at_the_broker() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
+            popped = await world.broker.wait_for_frame("pops")
+            poll.cancel()
+        cancelled = await world.broker.wait_for_frame("cancelled_pops")
+        assert list(cancelled.cancelled_pops) == [popped.pops[0].request_id]
+        assert not world.link._pending
+
+    run(scenario)
+
+
+def test_what_a_pop_brings_after_its_client_has_gone_is_given_back() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        group = await world.put_group()
+        world.broker.holds.add("pop")
+        async with asyncio.TaskGroup() as tasks:
+            poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
+            popped = (await world.broker.wait_for_frame("pops")).pops[0]
+            poll.cancel()
+        await world.broker.wait_for_frame("cancelled_pops")
+        world.broker.answer_late(popped)
+        frame = await world.broker.wait_for_frame("changes")
+        [given_back] = frame.changes
+        assert given_back.group_id == group.id
+        assert given_back.invisible_duration_ms == 1_000
+        assert world.metrics.messages_returned == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("failing_item", [0, 1, 3])
+def test_what_was_not_written_to_the_client_is_given_back(failing_item: int) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic(queues=1)
+        await world.send(*(message() for _ in range(4)))
+        count = 0
+
+        async def send(item: service.ReceiveMessageResponse) -> None:
+            nonlocal count
+            if count == failing_item:
+                raise ClientGone
+            count += 1
+
+        with pytest.raises(ClientGone):
+            await world.receive(receive_request(), send=send)
+        frame = await world.broker.wait_for_frame("changes")
+        # The first item is the status.
+        assert [change.index for change in frame.changes] == list(
+            range(max(failing_item - 1, 0), 4)
+        )
+
+    run(scenario)
+
+
+def test_polls_are_answered_empty_when_the_proxy_is_about_to_stop() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
+            await world.broker.wait_for_frame("pops")
+            world.link.release_polls()
+        assert poll.result()[0].status.code == v2.MESSAGE_NOT_FOUND
+        await world.broker.wait_for_frame("cancelled_pops")
+
+    run(scenario)
+
+
+def test_polls_that_come_while_the_proxy_is_about_to_stop_ask_once() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        world.link.release_polls()
+        async with asyncio.timeout(5):
+            items = await world.receive(receive_request(poll_ms=20_000))
+        assert items[0].status.code == v2.MESSAGE_NOT_FOUND
+        await world.send(message())
+        items = await world.receive(receive_request(poll_ms=20_000))
+        assert kinds(items) == ["status", "message", "delivery_timestamp"]
+
+    run(scenario)
+
+
+def test_a_receive_that_the_broker_does_not_answer_ends_before_its_deadline() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.put_topic()
+        world.broker.holds.add("pop")
+        async with asyncio.timeout(0.5):
+            items = await world.receive(receive_request(), deadline_s=0.5)
+        assert kinds(items) == ["status", "delivery_timestamp"]
+        assert items[0].status.code == v2.PROXY_TIMEOUT
+
+    run(scenario)
+
+
+def test_an_ack_settles_a_delivery_and_may_be_repeated() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        for _ in range(2):
+            response = await ack(world, ack_request(handle))
+            assert response.status.code == v2.OK
+            [entry] = response.entries
+            assert (entry.message_id, entry.receipt_handle) == ("id-0", handle)
+            assert entry.status.code == v2.OK
+
+    run(scenario)
+
+
+def test_each_entry_of_an_ack_has_its_own_result() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        response = await ack(world, ack_request("broken", handle))
+        assert response.status.code == v2.MULTIPLE_RESULTS
+        assert [entry.status.code for entry in response.entries] == [
+            v2.INVALID_RECEIPT_HANDLE,
+            v2.OK,
+        ]
+        response = await ack(world, ack_request("broken", "too"))
+        assert response.status.code == v2.INVALID_RECEIPT_HANDLE
+
+    run(scenario)
+
+
+def test_the_handle_of_another_group_or_topic_is_invalid() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        await world.put_group("other")
+        await world.put_topic("other")
+        for request in (ack_request(handle, group="other"), ack_request(handle, topic="other")):
+            response = await ack(world, request)
+            assert response.status.code == v2.INVALID_RECEIPT_HANDLE
+
+    run(scenario)
+
+
+def test_an_ack_of_nothing_or_of_unknown_names_is_refused() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        for request, code in (
+            (ack_request(), v2.BAD_REQUEST),
+            (ack_request(handle, topic="unknown"), v2.TOPIC_NOT_FOUND),
+            (ack_request(handle, group="unknown"), v2.CONSUMER_GROUP_NOT_FOUND),
+            (ack_request(handle, topic="a.b"), v2.ILLEGAL_TOPIC),
+        ):
+            assert (await ack(world, request)).status.code == code
+
+    run(scenario)
+
+
+def test_change_invisible_gives_a_new_handle_and_voids_the_old_one() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        old = await handle_of(world)
+        response = await change(world, old, 60_000)
+        assert response.status.code == v2.OK
+        gone = await ack(world, ack_request(old))
+        assert gone.entries[0].status.code == v2.INVALID_RECEIPT_HANDLE
+        again = await change(world, old, 60_000)
+        assert again.status.code == v2.INVALID_RECEIPT_HANDLE
+        settled = await ack(world, ack_request(response.receipt_handle))
+        assert settled.status.code == v2.OK
+
+    run(scenario)
+
+
+def test_change_invisible_to_nothing_brings_the_message_back_at_once() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        assert (await change(world, handle, 0, suspend=True)).status.code == v2.OK
+        frame = await world.broker.wait_for_frame("changes")
+        assert frame.changes[0].suspend
+        [again] = await world.receive_messages()
+        assert again.system_properties.delivery_attempt == 2
+
+    run(scenario)
+
+
+def test_change_invisible_is_refused_beyond_its_limits() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        for invisible_ms in (-1000, 43_200_001):
+            response = await change(world, handle, invisible_ms)
+            assert response.status.code == v2.ILLEGAL_INVISIBLE_TIME
+        assert (await change(world, "broken", 0)).status.code == v2.INVALID_RECEIPT_HANDLE
+
+    run(scenario)
+
+
+def test_an_overloaded_change_invisible_echoes_the_handle() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        world.broker.failures["change"] = link_pb2.Failure(error="Overloaded", message="full")
+        response = await change(world, handle, 1_000)
+        assert response.status.code == v2.TOO_MANY_REQUESTS
+        assert response.receipt_handle == handle
+
+    run(scenario)
+
+
+def test_a_message_is_forwarded_to_the_dead_letter_queue_once() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        handle = await handle_of(world)
+        request = service.ForwardMessageToDeadLetterQueueRequest(
+            group=v2.Resource(name="group"),
+            topic=v2.Resource(name="topic"),
+            receipt_handle=handle,
+            message_id="id-1",
+        )
+        name, response = (
+            "ForwardMessageToDeadLetterQueue",
+            service.ForwardMessageToDeadLetterQueueResponse,
+        )
+        assert (await world.call(name, request, response)).status.code == v2.OK
+        again = await world.call(name, request, response)
+        assert again.status.code == v2.INVALID_RECEIPT_HANDLE
+
+    run(scenario)
+
+
+def test_receives_wait_for_the_link_to_come_back_no_longer_than_it_takes_to_say_so() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.put_topic()
+        async with asyncio.TaskGroup() as tasks:
+            poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
+            await world.broker.wait_for_frame("pops")
+            world.broker.drop_links()
+        assert poll.result()[0].status.code == v2.INTERNAL_SERVER_ERROR
+        await eventually(lambda: world.link.is_connected)
+        assert (await world.receive(receive_request()))[0].status.code == v2.MESSAGE_NOT_FOUND
+
+    run(scenario)

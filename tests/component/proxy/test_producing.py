@@ -1,0 +1,296 @@
+"""SendMessage through the seam, on a broker in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tests.support.memory_broker import MemoryBroker
+from tests.support.proxy_world import HEADERS, ProxyWorld, eventually, message, run
+from tidemill.message import stored_message
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+
+def codes(response: service.SendMessageResponse) -> list[int]:
+    return [response.status.code, *(entry.status.code for entry in response.entries)]
+
+
+def bodies(broker: MemoryBroker) -> list[bytes]:
+    return [stored_message.body_of(stored.blob) for stored in broker.log]
+
+
+def test_a_message_is_stored_and_answered_with_its_id_and_offset() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic(queues=1)
+        for queue_offset in range(2):
+            response = await world.send(message(message_id="id-7"))
+            assert response == service.SendMessageResponse(
+                status=v2.Status(code=v2.OK, message="OK"),
+                entries=[
+                    service.SendResultEntry(
+                        status=v2.Status(code=v2.OK, message="OK"),
+                        message_id="id-7",
+                        offset=queue_offset,
+                    )
+                ],
+            )
+        assert bodies(world.broker) == [b"body", b"body"]
+
+    run(scenario)
+
+
+def test_a_batch_is_answered_with_one_entry_a_message_in_order() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        response = await world.send(*(message(message_id=f"id-{n}") for n in range(5)))
+        assert codes(response) == [v2.OK] * 6
+        assert [entry.message_id for entry in response.entries] == [f"id-{n}" for n in range(5)]
+
+    run(scenario)
+
+
+def test_a_batch_with_one_bad_message_stores_nothing() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        response = await world.send(message(), message(tag="a|b"))
+        assert codes(response) == [v2.ILLEGAL_MESSAGE_TAG] * 3
+        assert world.broker.log == []
+
+    run(scenario)
+
+
+def test_messages_of_different_topics_are_refused() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        response = await world.send(message(), message(topic="other"))
+        assert response.status.code == v2.MESSAGE_CORRUPTED
+        assert (await world.send()).status.code == v2.MESSAGE_CORRUPTED
+
+    run(scenario)
+
+
+def test_messages_of_a_group_share_a_queue_and_others_go_round() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        for _ in range(8):
+            await world.send(message(message_group="group", queue_id=3))
+        assert len({stored.queue_id for stored in world.broker.log}) == 1
+        world.broker.log.clear()
+        for _ in range(8):
+            await world.send(message(queue_id=3))
+        assert {stored.queue_id for stored in world.broker.log} == set(range(8))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (message(topic=""), v2.ILLEGAL_TOPIC),
+        (message(topic="a.b"), v2.ILLEGAL_TOPIC),
+        (message(topic="TBW102"), v2.ILLEGAL_TOPIC),
+        (message(topic="%DLQ%group"), v2.TOPIC_NOT_FOUND),
+        (message(message_id=" "), v2.ILLEGAL_MESSAGE_ID),
+        (message(tag=" "), v2.ILLEGAL_MESSAGE_TAG),
+        (message(keys=[""]), v2.ILLEGAL_MESSAGE_KEY),
+        (message(message_group="g" * 64), v2.ILLEGAL_MESSAGE_GROUP),
+        (message(b""), v2.MESSAGE_BODY_EMPTY),
+        (message(b"x" * 4_194_305), v2.MESSAGE_BODY_TOO_LARGE),
+        (message(keys=["k" * 16_385]), v2.MESSAGE_PROPERTIES_TOO_LARGE),
+        (message(body_encoding=7), v2.BAD_REQUEST),
+        (message(message_type=v2.FIFO), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (
+            message(message_type=v2.NORMAL, message_group="g"),
+            v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        ),
+        (message(message_group="g", priority=1), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (message(message_type=99), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (message(priority=1), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (message(lite_topic="lite"), v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (
+            message(delivery_timestamp=Timestamp(seconds=1), message_group="g"),
+            v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        ),
+        (message(delivery_timestamp=Timestamp(seconds=-1)), v2.ILLEGAL_DELIVERY_TIME),
+        (message(delivery_timestamp=Timestamp(nanos=-1)), v2.ILLEGAL_DELIVERY_TIME),
+        (message(delivery_timestamp=Timestamp(nanos=10**9)), v2.ILLEGAL_DELIVERY_TIME),
+        (
+            message(delivery_timestamp=Timestamp(seconds=253_402_300_800)),
+            v2.ILLEGAL_DELIVERY_TIME,
+        ),
+        (message(message_type=v2.TRANSACTION), v2.NOT_IMPLEMENTED),
+    ],
+)
+def test_a_message_is_refused_with_its_code(refused: v2.Message, code: v2.Code.ValueType) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        response = await world.send(refused)
+        assert codes(response) == [code, code]
+        assert response.status.message
+        assert world.broker.log == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("topic_type", "accepted", "refused"),
+    [
+        (link_pb2.NORMAL, message(), message(message_group="g")),
+        (link_pb2.FIFO, message(message_group="g"), message()),
+        (link_pb2.TOPIC_TYPE_UNSPECIFIED, message(), message(message_group="g")),
+    ],
+)
+def test_a_message_has_to_fit_the_type_of_its_topic(
+    topic_type: int, accepted: v2.Message, refused: v2.Message
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic(kind=topic_type)
+        assert (await world.send(accepted)).status.code == v2.OK
+        response = await world.send(refused)
+        assert response.status.code == v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+    run(scenario)
+
+
+def test_an_unknown_topic_is_not_found_where_use_does_not_create() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        assert (await world.send(message())).status.code == v2.TOPIC_NOT_FOUND
+
+    run(scenario, auto_create=False)
+
+
+def test_clients_do_not_write_to_the_topics_of_the_broker() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic("%DLQ%group")
+        response = await world.send(message(topic="%DLQ%group"))
+        assert response.status.code == v2.FORBIDDEN
+
+    run(scenario)
+
+
+def test_a_call_without_a_client_id_is_refused() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        response = await world.call(
+            "SendMessage",
+            service.SendMessageRequest(messages=[message()]),
+            service.SendMessageResponse,
+            headers={name: value for name, value in HEADERS.items() if "id" not in name},
+        )
+        assert response.status.code == v2.CLIENT_ID_REQUIRED
+        assert world.broker.log == []
+
+    run(scenario)
+
+
+def test_bytes_that_are_no_request_are_a_bad_request() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        response = await world.call("SendMessage", b"\xff\xff", service.SendMessageResponse)
+        assert response.status.code == v2.BAD_REQUEST
+
+    run(scenario)
+
+
+def test_a_send_that_the_broker_does_not_answer_in_time_is_a_timeout_before_the_deadline() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        world.broker.holds.add("append")
+        async with asyncio.timeout(0.4):
+            response = await world.send(message(), deadline_s=0.4)
+        assert codes(response) == [v2.PROXY_TIMEOUT] * 2
+
+    run(scenario)
+
+
+def test_a_send_whose_connection_breaks_is_not_answered_with_ok() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        world.broker.holds.add("append")
+        async with asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(world.send(message(), message(), deadline_s=None))
+            await eventually(lambda: bool(world.link._pending))
+            world.broker.drop_links()
+        assert codes(send.result()) == [v2.INTERNAL_SERVER_ERROR] * 3
+        assert "unknown" in send.result().status.message
+
+    run(scenario)
+
+
+def test_the_link_comes_back_by_itself() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        world.broker.drop_links()
+        await eventually(lambda: not world.link.is_connected)
+        assert (await world.send(message())).status.code == v2.INTERNAL_SERVER_ERROR
+        await eventually(lambda: world.link.is_connected)
+        assert (await world.send(message())).status.code == v2.OK
+
+    run(scenario)
+
+
+def test_a_broker_that_is_overloaded_is_told_to_the_client() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        world.broker.failures["append"] = link_pb2.Failure(error="Overloaded", message="full")
+        response = await world.send(message())
+        assert codes(response) == [v2.TOO_MANY_REQUESTS] * 2
+        assert response.status.message == "full"
+
+    run(scenario)
+
+
+def test_messages_of_one_request_may_end_differently() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        topic = await world.put_topic(queues=2)
+        world.broker.refused_queues = {1}
+        response = await world.send(message(), message())
+        assert codes(response) == [v2.MULTIPLE_RESULTS, v2.OK, v2.TOO_MANY_REQUESTS]
+        assert topic.queues == 2
+
+    run(scenario)
+
+
+def test_requests_made_together_travel_together() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        frames = len(world.broker.frames)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(64):
+                tasks.create_task(world.send(message()))
+        assert len(world.broker.frames) - frames <= 3
+        assert len(world.broker.log) == 65
+
+    run(scenario)
+
+
+def test_requests_beyond_the_limit_are_refused() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        world.link._pending_bytes_max = 2000
+        world.broker.holds.add("append")
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(world.send(message(b"x" * 1500), deadline_s=0.5))
+            await eventually(lambda: bool(world.link._pending))
+            second = await world.send(message(b"x" * 1500))
+            assert second.status.code == v2.TOO_MANY_REQUESTS
+        assert first.result().status.code == v2.PROXY_TIMEOUT
+        assert world.link._pending_bytes == 0
+
+    run(scenario)
+
+
+def test_a_link_that_is_full_refuses_the_messages_that_do_not_fit() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic()
+        world.link._pending_bytes_max = 2000
+        response = await world.send(message(b"x" * 1500), message(b"x" * 1500))
+        assert codes(response) == [v2.MULTIPLE_RESULTS, v2.OK, v2.TOO_MANY_REQUESTS]
+        assert len(world.broker.log) == 1
+
+    run(scenario)
+
+
+def test_an_error_that_only_a_newer_broker_knows_is_a_server_error() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        world.broker.failures["append"] = link_pb2.Failure(error="Unheard", message="of")
+        response = await world.send(message())
+        assert codes(response) == [v2.INTERNAL_SERVER_ERROR] * 2
+
+    run(scenario)

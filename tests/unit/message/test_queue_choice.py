@@ -1,0 +1,34 @@
+"""Queues: groups of messages stay together, and all others spread."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.message.queue_choice import RoundRobin, queue_of_group
+
+
+def test_messages_without_a_group_go_round_the_queues() -> None:
+    turns = RoundRobin()
+    assert sorted(turns.choose_queue(8) for _ in range(16)) == sorted([*range(8), *range(8)])
+
+
+@given(st.text(min_size=1, max_size=63), st.integers(1, 64))
+def test_a_message_group_always_goes_to_the_same_queue(group: str, count: int) -> None:
+    queue = queue_of_group(group, queues=count)
+    assert 0 <= queue < count
+    assert queue_of_group(group, queues=count) == queue
+
+
+def test_the_queue_of_a_message_group_is_the_same_in_every_release() -> None:
+    """Golden: another answer would break the order of groups that are under way."""
+    assert [queue_of_group(f"order-{n}", queues=8) for n in range(8)] == [
+        2,
+        1,
+        4,
+        6,
+        7,
+        1,
+        4,
+        2,
+    ]

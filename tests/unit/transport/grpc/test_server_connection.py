@@ -1,0 +1,315 @@
+"""The server's end of gRPC, fed with frames that are written by hand."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from random import Random
+
+import pytest
+
+from tests.support import http2_peer as peer
+from tests.support.http2_peer import Frame, fields_of, grpc_message, parse
+from tidemill.transport.grpc.server_connection import (
+    CallEnded,
+    CallStarted,
+    CallWritable,
+    Held,
+    MessageReceived,
+    RequestsEnded,
+    ServerCall,
+    ServerConnection,
+    ServerEvent,
+)
+from tidemill.transport.grpc.status import RpcCode
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.frames import ErrorCode
+from tidemill.transport.http2.limits import Limit, Limits
+
+MESSAGE_BYTES_MAX = 200_000
+
+
+def served(
+    limits: Limits | None = None, hits: Counter[Limit] | None = None, held: Held | None = None
+) -> ServerConnection:
+    connection = ServerConnection(
+        limits or Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, hits=hits, held=held
+    )
+    connection.receive(peer.CLIENT_GREETING, 0.0)
+    connection.http.take_output()
+    return connection
+
+
+def called(connection: ServerConnection, raw: bytes | None = None) -> ServerCall:
+    events = connection.receive(peer.headers(1) if raw is None else raw, 0.0)
+    assert isinstance(events[0], CallStarted)
+    return events[0].call
+
+
+def output(connection: ServerConnection) -> list[Frame]:
+    return parse(connection.http.take_output())
+
+
+def status_of(found: list[Frame]) -> tuple[str, str]:
+    fields = fields_of(peer.of(frames.HEADERS, found)[-1].payload)
+    return fields["grpc-status"], fields.get("grpc-message", "")
+
+
+def test_a_unary_call_is_a_message_and_its_answer() -> None:
+    connection = served()
+    started, message = connection.receive(peer.request(1, b"question"), 0.0)
+    assert isinstance(started, CallStarted)
+    assert started.call.path == "/test.Service/Method"
+    assert message == MessageReceived(started.call, b"question", 13, is_last=True)
+    assert started.call.is_complete
+    connection.respond(started.call, b"answer")
+    headers, data, trailers = output(connection)
+    assert fields_of(headers.payload)["content-type"] == "application/grpc"
+    assert data.payload == grpc_message(b"answer")
+    assert (fields_of(trailers.payload), trailers.is_last) == ({"grpc-status": "0"}, True)
+    assert connection.call_count == connection.http.stream_count == 0
+
+
+def test_messages_of_a_stream_come_one_by_one_and_then_their_end() -> None:
+    connection = served()
+    call = called(connection)
+    raw = grpc_message(b"one") + grpc_message(b"two") + grpc_message(b"three")
+    events: list[ServerEvent] = []
+    for cut in (raw[:3], raw[3:9], raw[9:]):
+        events += connection.receive(peer.data(1, cut), 0.0)
+    events += connection.receive(peer.data(1, is_last=True), 0.0)
+    assert events == [
+        MessageReceived(call, b"one", 8, is_last=False),
+        MessageReceived(call, b"two", 8, is_last=False),
+        MessageReceived(call, b"three", 10, is_last=False),
+        RequestsEnded(call),
+    ]
+
+
+def test_the_last_message_tells_that_it_is_the_last() -> None:
+    connection = served()
+    call = called(connection)
+    raw = grpc_message(b"one") + grpc_message(b"two")
+    assert connection.receive(peer.data(1, raw, is_last=True), 0.0) == [
+        MessageReceived(call, b"one", 8, is_last=False),
+        MessageReceived(call, b"two", 8, is_last=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "end", [peer.data(1, is_last=True), peer.headers(1, (("x", ""),), is_last=True)]
+)
+def test_a_call_without_a_message_ends_all_the_same(end: bytes) -> None:
+    connection = served()
+    call = called(connection)
+    assert connection.receive(end, 0.0) == [RequestsEnded(call)]
+
+
+def test_headers_that_end_the_request_end_the_requests() -> None:
+    events = served().receive(peer.headers(1, is_last=True), 0.0)
+    assert [type(event) for event in events] == [CallStarted, RequestsEnded]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        pytest.param(grpc_message(b"", length=MESSAGE_BYTES_MAX + 1), "8", id="too large"),
+        pytest.param(grpc_message(b"x", compressed=1), "13", id="compressed without a name"),
+        pytest.param(grpc_message(b"x", compressed=7), "13", id="a strange flag"),
+        pytest.param(grpc_message(b"x", length=9), "13", id="cut by the end"),
+        pytest.param(b"\0", "13", id="a prefix that is cut"),
+    ],
+)
+def test_what_is_no_message_ends_the_call(content: bytes, code: str) -> None:
+    connection = served()
+    call = called(connection)
+    assert connection.receive(peer.data(1, content, is_last=True), 0.0) == [CallEnded(call)]
+    assert status_of(output(connection))[0] == code
+    assert connection.call_count == connection.http.stream_count == 0
+
+
+def test_messages_before_a_broken_one_do_not_hide_it() -> None:
+    connection = served()
+    call = called(connection)
+    events = connection.receive(peer.data(1, grpc_message(b"a") + b"\7\0\0\0\0"), 0.0)
+    assert events == [CallEnded(call)]
+
+
+def test_a_compressed_request_is_unpacked() -> None:
+    connection = served()
+    call = called(connection, peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-encoding", "gzip"))))
+    raw = peer.data(1, grpc_message(gzip.compress(b"text"), compressed=1), is_last=True)
+    assert connection.receive(raw, 0.0) == [
+        MessageReceived(call, b"text", 5 + len(gzip.compress(b"text")), is_last=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "code"), [(("grpc-encoding", "snappy"), "12"), (("grpc-timeout", "soon"), "13")]
+)
+def test_a_request_that_cannot_be_understood_is_not_started(
+    field: tuple[str, str], code: str
+) -> None:
+    connection = served()
+    raw = peer.request(1, fields=(*peer.GRPC_REQUEST, field))
+    assert connection.receive(raw, 0.0) == []
+    assert status_of(output(connection))[0] == code
+    assert connection.call_count == connection.http.stream_count == 0
+
+
+def test_a_timeout_is_handed_over_in_seconds() -> None:
+    raw = peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-timeout", "250m")))
+    assert called(served(), raw).timeout_s == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("field", "status"), [((":method", "GET"), "405"), (("content-type", "text/html"), "415")]
+)
+def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
+    field: tuple[str, str], status: str
+) -> None:
+    connection = served()
+    fields = tuple(
+        (name, field[1] if name == field[0] else value) for name, value in peer.GRPC_REQUEST
+    )
+    assert connection.receive(peer.headers(1, fields), 0.0) == []
+    assert output(connection) == []
+    assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
+    headers, body = output(connection)
+    assert fields_of(headers.payload)[":status"] == status
+    assert b"gRPC" in body.payload
+    assert body.is_last
+    assert connection.http.stream_count == 0
+
+
+def test_a_call_that_is_cancelled_is_answered_no_more() -> None:
+    connection = served()
+    call = called(connection)
+    assert connection.receive(peer.rst_stream(1), 0.0) == [CallEnded(call)]
+    connection.respond(call, b"answer")
+    connection.start(call)
+    assert connection.send(call, [b"answer"]) == 0
+    connection.finish(call, RpcCode.OK)
+    assert not connection.http.has_output
+
+
+def test_a_stream_of_responses_is_headers_messages_and_a_status() -> None:
+    connection = served()
+    call = called(connection)
+    connection.start(call)
+    connection.start(call)
+    assert connection.send(call, [b"one", b"two"]) == 0
+    connection.finish(call, RpcCode.ABORTED, "enough")
+    connection.finish(call, RpcCode.OK)
+    found = output(connection)
+    assert [one.kind for one in found] == [
+        frames.HEADERS, frames.DATA, frames.HEADERS, frames.RST_STREAM,
+    ]  # fmt: skip
+    assert found[1].payload == grpc_message(b"one") + grpc_message(b"two")
+    assert status_of(found) == ("10", "enough")
+
+
+def test_a_slow_reader_makes_messages_wait_and_tells_when_they_are_gone() -> None:
+    connection = served()
+    connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 10}), 0.0)
+    call = called(connection)
+    assert connection.send(call, [b"0123456789"]) == 5
+    assert call.queued_total_bytes == 15
+    assert connection.receive(peer.window_update(1, 5), 0.0) == [CallWritable(call)]
+
+
+def test_a_request_that_stands_still_is_ended_and_a_stream_may_take_its_time() -> None:
+    hits: Counter[Limit] = Counter()
+    connection = served(hits=hits)
+    slow, cut, stream = (
+        called(connection, peer.headers(n) + content)
+        for n, content in ((1, peer.data(1, b"\0")), (3, peer.data(3, b"\0")), (5, b""))
+    )
+    # Between messages, and not in the middle of one.
+    stream.is_open_ended = cut.is_open_ended = True
+    assert connection.check(60.0) == []
+    assert connection.check(61.0) == [CallEnded(slow), CallEnded(cut)]
+    assert hits == {Limit.REQUEST: 2}
+    assert status_of(output(connection))[0] == "4"
+    assert connection.call_count == 1
+
+
+def test_a_request_that_comes_byte_by_byte_is_ended_at_last() -> None:
+    connection = served()
+    call = called(connection, peer.headers(1) + peer.data(1, grpc_message(b"", length=1_000)))
+    for now_s in range(0, 301, 50):
+        connection.receive(peer.data(1, b"x"), float(now_s))
+        assert connection.check(float(now_s)) == []
+    connection.receive(peer.data(1, b"x"), 301.0)
+    assert connection.check(301.0) == [CallEnded(call)]
+
+
+def test_connections_share_what_may_be_on_its_way() -> None:
+    held = Held(1_000)
+    first, second = served(held=held), served(held=held)
+    half = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=800))
+    slow = called(first, half)
+    assert held.bytes == 605
+    [started, ended] = second.receive(half, 0.0)
+    assert isinstance(started, CallStarted)
+    assert ended == CallEnded(started.call)
+    assert status_of(output(second))[0] == "8"
+    # The rest makes it whole, and room for others.
+    first.receive(peer.data(1, b"x" * 200, is_last=True), 0.0)
+    assert held.bytes == 0
+    first.respond(slow, b"")
+    third = served(held=held)
+    called(third, half)
+    third.close(ErrorCode.NO_ERROR, "gone")
+    assert held.bytes == 0
+
+
+def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
+    connection = served()
+    connection.receive(peer.headers(1, ((":method", "GET"), *peer.GRPC_REQUEST[1:])), 0.0)
+    assert connection.check(61.0) == []
+    assert peer.of(frames.RST_STREAM, output(connection))
+    assert connection.http.stream_count == 0
+
+
+@pytest.mark.parametrize("frame_bytes", [1_000, 16_384])
+@pytest.mark.parametrize("size", [65_530, 65_531, 131_072, MESSAGE_BYTES_MAX])
+def test_a_large_message_comes_whole_through_the_windows_that_are_granted(
+    size: int, frame_bytes: int
+) -> None:
+    """The client sends as the windows allow, and the end of its request needs none."""
+    connection = served()
+    call = called(connection)
+    content, window, at = grpc_message(bytes(size)), 65_535, 0
+    events: list[ServerEvent] = []
+    while at < len(content):
+        step = min(frame_bytes, window, len(content) - at)
+        assert step > 0, "the message waits for a window that is not opened"
+        events += connection.receive(peer.data(1, content[at : at + step]), 0.0)
+        at, window = at + step, window - step
+        updates = peer.of(frames.WINDOW_UPDATE, output(connection))
+        window += sum(one.number for one in updates if one.stream_id == 1)
+    events += connection.receive(peer.data(1, is_last=True), 0.0)
+    assert events == [
+        MessageReceived(call, bytes(size), size + 5, is_last=False),
+        RequestsEnded(call),
+    ]
+    connection.respond(call, b"")
+    peer.check_accounts(connection.http)
+    assert connection.http._large_left == Limits().large_messages_bytes
+
+
+def test_the_same_bytes_are_the_same_calls_however_they_are_cut() -> None:
+    raw = peer.CLIENT_GREETING + b"".join(
+        peer.request(2 * n + 1, bytes(n * 97), frame_bytes=50 + n) for n in range(20)
+    )
+    for seed in range(10):
+        connection = ServerConnection(Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0)
+        received: dict[int, bytes] = {}
+        for piece in peer.pieces(raw, Random(seed), 300):
+            for event in connection.receive(piece, 0.0):
+                if isinstance(event, MessageReceived):
+                    assert event.is_last
+                    received[event.call.stream.id] = event.message
+            peer.check_accounts(connection.http)
+        assert received == {2 * n + 1: bytes(n * 97) for n in range(20)}

@@ -1,0 +1,232 @@
+"""Header blocks: the walk before the decoder, Huffman's padding, limits, and what is no request."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from random import Random
+
+import pytest
+from jh2._hazmat import Encoder
+
+from tests.support import http2_peer as peer
+from tidemill.transport.http2 import header_block
+from tidemill.transport.http2.frames import ConnectionFailure, ErrorCode
+from tidemill.transport.http2.header_block import HeaderDecoder, Malformed
+from tidemill.transport.http2.limits import Limit
+
+LIST_BYTES_MAX = 32_768
+
+
+def decode(block: bytes) -> list[tuple[str, str, bool]]:
+    return HeaderDecoder(LIST_BYTES_MAX).decode(block)
+
+
+def fields_of(block: bytes) -> list[tuple[str, str]]:
+    return [(name, value) for name, value, _ in decode(block)]
+
+
+def code_of(block: bytes) -> ErrorCode:
+    with pytest.raises(ConnectionFailure) as failure:
+        decode(block)
+    return failure.value.code
+
+
+# ---------------------------------------------------------------- what is good
+
+
+def test_examples_of_the_specification_are_read() -> None:
+    """RFC 7541 C.3 and C.4: requests on one connection, without and with Huffman's code."""
+    plain = HeaderDecoder(LIST_BYTES_MAX)
+    coded = HeaderDecoder(LIST_BYTES_MAX)
+    for block, huffman, expected in (
+        (
+            "828684410f7777772e6578616d706c652e636f6d",
+            "828684418cf1e3c2e5f23a6ba0ab90f4ff",
+            [":method GET", ":scheme http", ":path /", ":authority www.example.com"],
+        ),
+        (
+            "828684be58086e6f2d6361636865",
+            "828684be5886a8eb10649cbf",
+            [
+                ":method GET", ":scheme http", ":path /", ":authority www.example.com",
+                "cache-control no-cache",
+            ],
+        ),
+        (
+            "828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565",
+            "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf",
+            [
+                ":method GET", ":scheme https", ":path /index.html",
+                ":authority www.example.com", "custom-key custom-value",
+            ],
+        ),
+    ):  # fmt: skip
+        for decoder, raw in ((plain, block), (coded, huffman)):
+            found = decoder.decode(bytes.fromhex(raw))
+            assert [f"{name} {value}" for name, value, _ in found] == expected
+
+
+def test_what_we_encode_is_what_was_meant_at_every_length_of_a_length() -> None:
+    for size in (0, 1, 126, 127, 128, 254, 255, 256, 16_000):
+        fields = [("x-name", "v" * size), ("n" * max(size, 1), "")]
+        assert fields_of(header_block.encode(fields)) == fields
+        assert header_block.encode(fields) == peer.block(fields)
+
+
+def test_what_another_encoder_writes_is_read_whatever_it_does_with_its_table() -> None:
+    random = Random(7)
+    encoder, decoder = Encoder(), HeaderDecoder(LIST_BYTES_MAX)
+    names = [f"x-{n}" for n in range(40)]
+    for _ in range(200):
+        fields = [
+            (random.choice(names), "".join(random.choices("abcé 019~!", k=random.randint(0, 30))))
+            for _ in range(random.randint(0, 12))
+        ]
+        raw = [(name.encode(), value.encode(), random.random() < 0.1) for name, value in fields]
+        block = encoder.encode(raw, random.random() < 0.7)
+        assert [(name, value) for name, value, _ in decoder.decode(block)] == fields
+
+
+# ---------------------------------------------------------------- what is broken
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param("00", id="a literal that ends after its first byte"),
+        pytest.param("0001", id="a name that is not there"),
+        pytest.param("000161", id="a value that is not there"),
+        pytest.param("0001610261", id="a value that is too short"),
+        pytest.param("00ff80808080808080808001", id="a length that never ends"),
+        pytest.param("007fffffffff0f", id="a length beyond every block"),
+        pytest.param("007fffffffffff", id="a length that the block ends"),
+        pytest.param("80", id="index 0"),
+        pytest.param("be", id="an index of an empty table"),
+        pytest.param("ffffffffff0f", id="an index beyond every table"),
+        pytest.param("0f", id="a name's index that is not complete"),
+        pytest.param("7fffffffff0f0161", id="a name's index beyond every table"),
+        pytest.param("3fe21f", id="a table that is too large"),
+        pytest.param("8220", id="a table size after a field"),
+        pytest.param("3f", id="a table size that is not complete"),
+        pytest.param("000161 0181 00".replace(" ", ""), id="a field after a broken one"),
+        pytest.param("000161 81 ff".replace(" ", ""), id="a string of padding only"),
+        pytest.param("000161 82 1fff".replace(" ", ""), id="padding of more than 7 bits"),
+        pytest.param("000161 81 18".replace(" ", ""), id="padding with zeros"),
+        pytest.param("000161 84 ffffffff".replace(" ", ""), id="the end of string in a string"),
+    ],
+)
+def test_a_broken_block_ends_the_connection(block: str) -> None:
+    assert code_of(bytes.fromhex(block)) is ErrorCode.COMPRESSION_ERROR
+
+
+def test_huffmans_code_is_taken_with_every_legal_padding_and_no_other() -> None:
+    for size in range(1, 40):
+        block = Encoder().encode([(b"x", b"a" * size, True)], True)  # 5 bits each: 00011
+        assert decode(block)[0][1] == "a" * size
+        if -5 * size % 8:  # Its last bit is padding; without it the rest is no code of anything.
+            assert code_of(block[:-1] + bytes((block[-1] & 0xFE,))) is ErrorCode.COMPRESSION_ERROR
+
+
+def test_no_bytes_make_the_decoder_end_the_thread() -> None:
+    """The decoder in Rust reads over the end of some blocks; the walk keeps them from it."""
+    random = Random(11)
+    good = peer.block((*peer.GRPC_REQUEST, ("x-long", "v" * 300)))
+    coded = Encoder().encode([(b"x-coded", b"some text", False), (b":path", b"/a", False)], True)
+    for _ in range(20_000):
+        block = bytearray(random.choice((good, coded, coded * 3, random.randbytes(12))))
+        for _ in range(random.randint(0, 3)):
+            block[random.randrange(len(block))] = random.choice(
+                (0, 0x7F, 0x80, 0xFF, random.randrange(256))
+            )
+        with contextlib.suppress(ConnectionFailure):
+            decode(bytes(block[: random.randint(0, len(block))]))
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_a_list_that_grows_out_of_a_small_block_is_refused_by_name() -> None:
+    """A bomb: one large field in the table, and its one byte of index again and again."""
+    block = b"\x40\x01a" + peer._length(4_000) + b"v" * 4_000 + b"\xbe" * 9
+    with pytest.raises(ConnectionFailure) as failure:
+        decode(block)
+    assert failure.value.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert failure.value.limit is Limit.HEADER_BYTES
+
+
+def test_names_that_were_found_to_be_good_are_remembered_up_to_a_limit() -> None:
+    for n in range(3_000):
+        header_block.check_trailers([(f"x-{n}", "", False)])
+    assert len(header_block._checked) <= header_block._CHECKED_MAX
+
+
+# ---------------------------------------------------------------- requests, responses, trailers
+
+
+def check(*fields: tuple[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    return header_block.check_request((name, value, False) for name, value in fields)
+
+
+def test_a_request_is_told_apart_into_its_pseudo_fields_and_the_rest() -> None:
+    pseudo, fields = check(*peer.GRPC_REQUEST, ("x-twice", "1"), ("x-twice", "2"))
+    assert pseudo == {
+        ":method": "POST", ":scheme": "http", ":path": "/test.Service/Method",
+        ":authority": "localhost",
+    }  # fmt: skip
+    assert fields == {
+        "te": "trailers", "content-type": "application/grpc", "x-twice": "1,2",
+    }  # fmt: skip
+
+
+GET = ((":method", "GET"), (":scheme", "http"), (":path", "/"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(GET[1:], id="no method"),
+        pytest.param(GET[:2], id="no path"),
+        pytest.param((*GET[:2], (":path", "")), id="an empty path"),
+        pytest.param((GET[0], GET[2]), id="no scheme"),
+        pytest.param((*GET, GET[0]), id="a pseudo-field twice"),
+        pytest.param((*GET, (":status", "200")), id="a response's pseudo-field"),
+        pytest.param((*GET, (":what", "")), id="an unknown pseudo-field"),
+        pytest.param((*GET[:2], ("a", ""), GET[2]), id="a pseudo-field after others"),
+        pytest.param((*GET, ("Upper", "")), id="upper case"),
+        pytest.param((*GET, ("", "")), id="no name"),
+        pytest.param((*GET, ("a b", "")), id="a space in a name"),
+        pytest.param((*GET, ("é", "")), id="a letter that is not ASCII"),
+        pytest.param((*GET, ("connection", "close")), id="a field of HTTP/1.1"),
+        pytest.param((*GET, ("transfer-encoding", "chunked")), id="chunks"),
+        pytest.param((*GET, ("te", "gzip")), id="te that is not trailers"),
+        pytest.param((*GET, ("a", "line\nfeed")), id="a line feed"),
+        pytest.param((*GET, ("a", "\0")), id="a zero"),
+        pytest.param((*GET[:2], (":path", "/\r")), id="a carriage return in the path"),
+    ],
+)
+def test_what_is_no_request_is_malformed(fields: tuple[tuple[str, str], ...]) -> None:
+    with pytest.raises(Malformed):
+        check(*fields)
+
+
+def test_a_response_has_its_status_first_and_no_other_pseudo_field() -> None:
+    response = [(":status", "200", False), ("a", "1", False), ("a", "2", False)]
+    assert header_block.check_response(response) == {":status": "200", "a": "1,2"}
+    for broken in ([*response, response[0]], [(":path", "/", False)], [("A", "", False)]):
+        with pytest.raises(Malformed):
+            header_block.check_response(broken)
+
+
+def test_trailers_have_no_pseudo_fields() -> None:
+    assert header_block.check_trailers([("a", "1", False)]) == {"a": "1"}
+    with pytest.raises(Malformed):
+        header_block.check_trailers([(":path", "/", False)])
+
+
+@pytest.mark.parametrize("text", ["-5", "+5", "1_0", " 5", "", "5,5", "٣", "9" * 5_000])
+def test_content_length_is_a_number_and_nothing_else(text: str) -> None:
+    with pytest.raises(Malformed, match=re.escape("content-length is one number")):
+        header_block.content_length({"content-length": text})
+    assert header_block.content_length({"content-length": "05"}) == 5
+    assert header_block.content_length({}) == -1

@@ -1,0 +1,200 @@
+"""What a peer may do at once, and then a second; and what ends when nothing happens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from tests.support import http2_peer as peer
+from tests.support.http2_peer import greeted_server
+from tidemill.transport.http2 import frames
+from tidemill.transport.http2.connection import Connection, Role
+from tidemill.transport.http2.events import Event, Failed, StreamReset
+from tidemill.transport.http2.frames import ErrorCode
+from tidemill.transport.http2.limits import Allowance, Limit, Limits
+
+
+def test_an_allowance_is_a_burst_and_then_so_many_a_second() -> None:
+    allowance = Allowance(burst=3, per_s=2, now_s=0.0)
+    assert [allowance.take(0.0) for _ in range(4)] == [True, True, True, False]
+    assert [allowance.take(1.0) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(100.0) for _ in range(4)] == [True, True, True, False]
+    allowance.earn(100)
+    assert [allowance.take(100.0) for _ in range(4)] == [True, True, True, False]
+
+
+SMALL = Limits(
+    resets_burst=20, resets_per_s=1, settings_burst=20, settings_per_s=1, pings_burst=20,
+    pings_per_s=1, empty_data_burst=20, empty_data_per_s=1, control_burst=20, control_per_s=1,
+)  # fmt: skip
+# Each attack as the bytes of its turn n, of which 19 are taken after a first request.
+FLOODS: dict[str, tuple[Limit, Callable[[int], bytes]]] = {
+    "rapid reset": (Limit.RESETS, lambda n: peer.headers(2 * n + 3) + peer.rst_stream(2 * n + 3)),
+    "resets of what is gone": (Limit.RESETS, lambda n: peer.rst_stream(1)),
+    "malformed requests": (Limit.RESETS, lambda n: peer.headers(2 * n + 3, (("a", "b"),))),
+    "settings": (Limit.SETTINGS, lambda n: peer.settings()),
+    "pings": (Limit.PINGS, lambda n: peer.ping()),
+    "empty data": (Limit.EMPTY_DATA, lambda n: peer.data(1)),
+    "nothing but padding": (Limit.EMPTY_DATA, lambda n: peer.data(1, padding=200)),
+    "priorities": (Limit.CONTROL, lambda n: peer.priority(1, depends_on=3)),
+    "windows": (Limit.CONTROL, lambda n: peer.window_update(0, 1)),
+    "windows of a stream": (Limit.CONTROL, lambda n: peer.window_update(1, 1)),
+    "unknown frames": (Limit.CONTROL, lambda n: peer.frame(0x77)),
+    "goaways": (Limit.CONTROL, lambda n: peer.goaway(0)),
+    "answers to no ping": (Limit.CONTROL, lambda n: peer.ping(is_ack=True)),
+    "answers to no settings": (Limit.CONTROL, lambda n: peer.SETTINGS_ACK),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_ends_its_connection_and_a_trickle_does_not(name: str) -> None:
+    limit, turn = FLOODS[name]
+    hits: Counter[Limit] = Counter()
+
+    def greeted() -> Connection:
+        connection = Connection(Role.SERVER, SMALL, now_s=0.0, hits=hits)
+        connection.receive(peer.CLIENT_GREETING + peer.headers(1), 0.0)
+        return connection
+
+    def turns(connection: Connection, times: Iterable[float]) -> list[Event]:
+        return [one for n, now in enumerate(times) for one in connection.receive(turn(n), now)]
+
+    calm = greeted()
+    assert not [one for one in turns(calm, range(100)) if isinstance(one, Failed)]
+    assert not hits
+    events = turns(greeted(), [0.0] * 25)
+    [failed] = [one for one in events if isinstance(one, Failed)]
+    assert (failed.code, failed.limit) == (ErrorCode.ENHANCE_YOUR_CALM, limit)
+    assert hits == {limit: 1}
+
+
+LATE: dict[str, bytes] = {
+    "empty data": peer.data(1),
+    "headers": peer.headers(1, (("a", "b"),)),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_frames_for_a_stream_that_we_have_reset_are_no_way_round_the_limits(name: str) -> None:
+    connection = greeted_server(SMALL)
+    connection.receive(peer.headers(1, (("a", "b"),)), 0.0)
+    events = connection.receive(LATE[name] * 25, 0.0)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].limit is Limit.CONTROL
+
+
+def test_work_that_is_done_earns_pings_and_windows() -> None:
+    connection = greeted_server(SMALL)
+    for n in range(200):
+        stream_id = 2 * n + 1
+        connection.receive(peer.request(stream_id) + peer.ping() + peer.window_update(0, 9), 0.0)
+        stream = connection._streams[stream_id]
+        connection.send_response(stream, b"", b"answer", b"")
+    assert not connection.is_closed
+
+
+def test_data_of_streams_earns_pings_and_windows() -> None:
+    connection = greeted_server(SMALL)
+    connection.receive(peer.headers(1), 0.0)
+    for _ in range(200):
+        connection.send_data(connection._streams[1], b"message")
+        connection.receive(peer.ping() + peer.window_update(0, 7), 0.0)
+    assert not connection.is_closed
+
+
+def test_a_block_in_too_many_frames_ends_the_connection() -> None:
+    raw = peer.headers(1, is_complete=False) + peer.continuation(1, b"", is_complete=False) * 8
+    events = greeted_server().receive(raw, 0.0)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].limit is Limit.CONTINUATIONS
+
+
+def test_a_block_that_is_too_long_ends_the_connection() -> None:
+    full = bytes(16_384)
+    raw = peer.frame(frames.HEADERS, full, stream_id=1)
+    raw += peer.continuation(1, full, is_complete=False) + peer.continuation(
+        1, b"x", is_complete=True
+    )
+    events = greeted_server().receive(raw, 0.0)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].limit is Limit.HEADER_BYTES
+
+
+def test_small_windows_that_stay_closed_cost_a_stream_and_no_other() -> None:
+    connection = greeted_server(Limits(stall_timeout_s=60.0))
+    connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1}), 0.0)
+    connection.receive(peer.headers(1, is_last=True) + peer.headers(3, is_last=True), 0.0)
+    first, second = connection._streams[1], connection._streams[3]
+    connection.send_data(first, b"stalls")
+    connection.send_data(second, b"moves")
+    for now in (30.0, 59.0):
+        connection.receive(peer.window_update(3, 1), now)
+        assert connection.check(now) == []
+    connection.take_output()
+    assert connection.check(61.0) == [StreamReset(first, ErrorCode.CANCEL)]
+    assert connection.take_output() == peer.rst_stream(1)
+    assert connection.stream_count == 1
+
+
+# ---------------------------------------------------------------- as time passes
+
+
+def ended(connection: Connection, now_s: float) -> Limit | None:
+    for event in connection.check(now_s):
+        if isinstance(event, Failed):
+            return event.limit
+    return None
+
+
+def test_a_handshake_has_to_be_complete_in_time() -> None:
+    for begun in (b"", frames.PREFACE[:5], frames.PREFACE):
+        connection = Connection(Role.SERVER, Limits(handshake_timeout_s=10.0), now_s=100.0)
+        connection.receive(begun, 109.0)
+        assert ended(connection, 110.0) is None
+        assert ended(connection, 110.1) is Limit.HANDSHAKE
+
+
+@pytest.mark.parametrize("begun", [peer.ping()[:-1], peer.headers(1, is_complete=False)])
+def test_a_frame_or_block_has_to_go_on(begun: bytes) -> None:
+    connection = greeted_server()
+    connection.receive(begun, 0.0)
+    assert ended(connection, 60.0) is None
+    assert ended(connection, 61.0) is Limit.REQUEST
+
+
+def test_a_connection_without_streams_is_closed_after_a_while() -> None:
+    connection = greeted_server()
+    connection.receive(peer.headers(1, is_last=True), 0.0)
+    connection.receive(peer.rst_stream(1), 50.0)
+    connection.receive(peer.ping(), 169.0)
+    assert ended(connection, 170.0) is None
+    # First it is told, since a call may be on its way.
+    assert ended(connection, 171.0) is None
+    assert frames.GOAWAY in [frame.kind for frame in peer.parse(connection.take_output())]
+    assert ended(connection, 172.0) is Limit.IDLE
+
+
+def test_a_peer_that_is_silent_is_asked_for_a_sign_of_life() -> None:
+    connection = greeted_server()
+    connection.receive(peer.headers(1, is_last=True), 0.0)
+    assert ended(connection, 61.0) is None
+    [ping] = peer.parse(connection.take_output())
+    assert ping.kind == frames.PING
+    connection.receive(peer.ping(ping.payload, is_ack=True), 62.0)
+    assert ended(connection, 121.0) is None
+    assert ended(connection, 123.0) is None
+    assert peer.parse(connection.take_output())[0].kind == frames.PING
+    assert ended(connection, 143.0) is None
+    assert ended(connection, 143.1) is Limit.KEEPALIVE
+
+
+def test_responses_that_nobody_reads_end_the_connection_beyond_a_limit() -> None:
+    connection = greeted_server(Limits(unread_bytes_max=1_000))
+    connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}), 0.0)
+    connection.receive(peer.headers(1, is_last=True), 0.0)
+    connection.send_data(connection._streams[1], bytes(1_000))
+    assert ended(connection, 1.0) is None
+    connection.send_data(connection._streams[1], b"x")
+    assert ended(connection, 1.0) is Limit.UNREAD
