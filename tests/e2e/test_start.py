@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.processes import STOP_S, broker, command, environment
-from tidemill.broker.engine.background import CHECKPOINT_FILE
+from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 

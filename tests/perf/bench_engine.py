@@ -49,14 +49,16 @@ class Bench:
         config = EngineConfig(disk_reserve_bytes=0)
         self.engine, _ = open_engine(PosixDisk(folder), config, now_ms=now_ms(), entropy=ENTROPY)
         now = now_ms()
-        self.topic = self.engine.put_topic("t", type_=TopicType.NORMAL, queues=QUEUES, now_ms=now)
-        self.group = self.engine.put_group("g", now_ms=now)
-        self.engine.commit()
-        self.background = self.engine.background()
+        self.topic = self.engine.administration.put_topic(
+            "t", type_=TopicType.NORMAL, queues=QUEUES, now_ms=now
+        )
+        self.group = self.engine.administration.put_group("g", now_ms=now)
+        self.engine.commit(now)
 
     def round_done(self) -> None:
-        self.engine.commit()
-        files = next(self.background)
+        now = now_ms()
+        self.engine.commit(now)
+        files = self.engine.background.step(now, now)
         for file in files or ():
             file.sync()
 
@@ -65,7 +67,7 @@ class Bench:
         crc = crc32(data)
         topic_id, engine, now = self.topic.id, self.engine, now_ms()
         for n in range(count):
-            engine.append(topic_id, n % QUEUES, data, crc, now)
+            engine.send(topic_id, n % QUEUES, data, crc, now_ms=now, firing_ms=now)
             if n % ROUND == ROUND - 1:
                 self.round_done()
                 now = now_ms()

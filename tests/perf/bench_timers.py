@@ -143,11 +143,12 @@ def seed(folder: Path, count: int) -> float:
         now_ms=now_ms(),
         entropy=os.urandom(32),
     )
-    topic = engine.put_topic("seeded", type_=TopicType.MIXED, queues=8, now_ms=now_ms())
-    engine.commit()
+    topic = engine.administration.put_topic(
+        "seeded", type_=TopicType.MIXED, queues=8, now_ms=now_ms()
+    )
+    engine.commit(now_ms())
     message = bytearray(blob("x", size=64))
     message[stored_message.MESSAGE_TYPE_AT] = v2.DELAY
-    background = engine.background()
     at_ms = now_ms()
     began = time.process_time()
     for n in range(count):
@@ -155,21 +156,21 @@ def seed(folder: Path, count: int) -> float:
         due_at_ms = at_ms + 3_600_000 + n * 2_654_435_761 % SEED_SPAN_MS
         struct.pack_into(">q", message, stored_message.DUE_AT, due_at_ms)
         data = bytes(message)
-        engine.schedule(topic.id, n & 7, data, crc32(data), at_ms)
+        engine.send(topic.id, n & 7, data, crc32(data), now_ms=at_ms, firing_ms=at_ms)
         if n % ROUND == 0:
-            advance(engine, background)
-    engine.commit()
+            advance(engine, at_ms)
+    engine.commit(now_ms())
     used = (time.process_time() - began) / count * 1e6
     engine.close()
     return used
 
 
-def advance(engine: Engine, background: Any) -> None:
-    engine.write()
-    engine.synced()
-    engine.refresh(now_ms())
+def advance(engine: Engine, at_ms: int) -> None:
+    engine.write(at_ms)
+    engine.synced(engine.begin_sync()[0])
+    engine.refresh()
     for _ in range(4):
-        next(background)
+        engine.background.step(at_ms, at_ms)
 
 
 def measure_recall(folder: Path, load: Path, pending: int) -> dict[str, Any]:

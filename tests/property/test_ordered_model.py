@@ -138,7 +138,7 @@ class OrderedModel(RuleBasedStateMachine):
         one, _ = self.model.batch[text]
         try:
             self.world.engine.dead_letter(one.delivery, self.world.now_ms)
-            self.world.engine.commit()
+            self.world.commit()
         except InvalidReceiptHandle:
             self.settle_exhausted()
             assert text in self.model.settled

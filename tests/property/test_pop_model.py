@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 
 from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tests.support.log_checker import judge
-from tidemill.broker.engine.engine import AckResult, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult
 from tidemill.common.errors import InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
@@ -117,7 +118,7 @@ class PopModel(RuleBasedStateMachine):
         is_live = known.state == "in flight" and known.handle == key_of(one)
         try:
             self.world.engine.dead_letter(one.delivery, self.world.now_ms)
-            self.world.engine.commit()
+            self.world.commit()
         except InvalidReceiptHandle:
             assert not is_live
             return
@@ -160,8 +161,8 @@ class PopModel(RuleBasedStateMachine):
     @rule(to=st.sampled_from(["earliest", "latest"]))
     def reset(self, to: str) -> None:
         target = ResetTarget(earliest=to == "earliest", latest=to == "latest")
-        self.world.engine.reset_offset(GROUP, TOPIC, target, self.world.now_ms)
-        self.world.engine.commit()
+        self.world.engine.administration.reset_offset(GROUP, TOPIC, target, self.world.now_ms)
+        self.world.commit()
         self.acked_under.clear()
         for known in self.known.values():
             known.state = "ready" if to == "earliest" else "skipped"
@@ -174,7 +175,7 @@ class PopModel(RuleBasedStateMachine):
             return
         group = self.world.engine.catalog.find_group(GROUP)
         assert group is not None
-        progress = self.world.engine.group_progress(group)
+        progress = self.world.engine.inspection.group_progress(group)
         in_flight = sum(1 for known in self.known.values() if known.state == "in flight")
         assert sum(one.in_flight_count for one in progress) == in_flight
         if progress:

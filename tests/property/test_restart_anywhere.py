@@ -21,12 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.support.engine_world import SMALL, World, blob
 from tests.support.observation import lows_of, observe
-from tidemill.broker.engine.background import (
-    is_oldest_retired,
-    retire_oldest,
-    write_checkpoint,
-)
-from tidemill.broker.engine.engine import Delivery, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.metadata.catalog import Group, Topic, TopicType
 from tidemill.broker.engine.store.disk import File
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
@@ -61,13 +57,13 @@ class RestartAnywhere(RuleBasedStateMachine):
 
     def topic(self, name: str) -> Topic:
         engine = self.world.engine
-        return engine.catalog.find_topic(name) or engine.put_topic(
+        return engine.catalog.find_topic(name) or engine.administration.put_topic(
             name, type_=TopicType.NORMAL, queues=1, now_ms=self.world.now_ms
         )
 
     def group(self, name: str) -> Group:
         engine = self.world.engine
-        return engine.catalog.find_group(name) or engine.put_group(
+        return engine.catalog.find_group(name) or engine.administration.put_group(
             name,
             is_ordered=name.startswith("fifo"),
             max_attempts=3,
@@ -81,7 +77,7 @@ class RestartAnywhere(RuleBasedStateMachine):
 
     def commit(self) -> None:
         if self.world.engine.has_pending:
-            self.world.engine.commit()
+            self.world.commit()
 
     # ------------------------------------------------------------ commands
 
@@ -91,7 +87,14 @@ class RestartAnywhere(RuleBasedStateMachine):
         for _ in range(count):
             self.sent += 1
             data = blob(f"m{self.sent}", size=size)
-            world.engine.append(topic.id, self.sent % topic.queues, data, crc32(data), world.now_ms)
+            world.engine.send(
+                topic.id,
+                self.sent % topic.queues,
+                data,
+                crc32(data),
+                now_ms=world.now_ms,
+                firing_ms=world.now_ms,
+            )
         self.end(ends)
 
     @rule(
@@ -162,36 +165,38 @@ class RestartAnywhere(RuleBasedStateMachine):
     @rule(duration=st.sampled_from([1, 1_500, 25_000, 600_000]))
     def advance(self, duration: int) -> None:
         self.world.now_ms += duration
-        self.world.engine.refresh(self.world.now_ms)
+        self.world.engine.refresh()
 
     @rule(ends=ENDS_ROUND)
     def revive(self, ends: bool) -> None:
-        self.world.engine.run_due(self.world.now_ms)
+        self.world.engine.run_due(self.world.now_ms, self.world.now_ms)
         self.end(ends)
 
     @rule(name=TOPIC, group_name=GROUP, earliest=st.booleans(), ends=ENDS_ROUND)
     def reset(self, name: str, group_name: str, earliest: bool, ends: bool) -> None:
         self.topic(name), self.group(group_name)
         target = ResetTarget(earliest=earliest, latest=not earliest)
-        self.world.engine.reset_offset(group_name, name, target, self.world.now_ms)
+        self.world.engine.administration.reset_offset(group_name, name, target, self.world.now_ms)
         self.end(ends)
 
     @rule(name=TOPIC, ends=ENDS_ROUND)
     def grow(self, name: str, ends: bool) -> None:
         queues = min(self.topic(name).queues + 1, 3)
-        self.world.engine.put_topic(name, type_=None, queues=queues, now_ms=self.world.now_ms)
+        self.world.engine.administration.put_topic(
+            name, type_=None, queues=queues, now_ms=self.world.now_ms
+        )
         self.end(ends)
 
     @rule(name=TOPIC, ends=ENDS_ROUND)
     def delete_topic(self, name: str, ends: bool) -> None:
         self.topic(name)
-        self.world.engine.delete_topic(name, self.world.now_ms)
+        self.world.engine.administration.delete_topic(name, self.world.now_ms)
         self.end(ends)
 
     @rule(name=GROUP, ends=ENDS_ROUND)
     def delete_group(self, name: str, ends: bool) -> None:
         self.group(name)
-        self.world.engine.delete_group(name, self.world.now_ms)
+        self.world.engine.administration.delete_group(name, self.world.now_ms)
         self.end(ends)
 
     # ------------------------------------------------------------ background, restart
@@ -202,10 +207,11 @@ class RestartAnywhere(RuleBasedStateMachine):
         for _ in range(count):
             self.commit()
             if self.steps is None:
-                retires = is_oldest_retired(self.world.engine)
-                work = retire_oldest if retires else write_checkpoint
-                self.work = work.__name__
-                self.steps = work(self.world.engine)
+                engine, now_ms = self.world.engine, self.world.now_ms
+                if engine.retention.is_due(now_ms, engine.timers):
+                    self.work, self.steps = "retire", engine.retention.retire_oldest(now_ms)
+                else:
+                    self.work, self.steps = "checkpoint", engine.checkpoints.write()
             files = next(self.steps, None)
             if files is None:
                 self.done[self.work] += 1
@@ -296,5 +302,5 @@ def test_a_restart_changes_nothing_in_long_histories(seed: int) -> None:
                 lost = random.choice([(), (), ("snapshots",), ("queues",), DERIVED])
                 machine.restart(random.choice(["kill", "power cut"]), lost)
     machine.teardown()
-    assert machine.done["write_checkpoint"] > 2
-    assert machine.done["retire_oldest"] > 0
+    assert machine.done["checkpoint"] > 2
+    assert machine.done["retire"] > 0

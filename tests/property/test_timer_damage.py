@@ -49,7 +49,7 @@ def history(seed: int) -> TimerWorld:
         for n in range(210):
             delay_ms = random.choice(delays_s) * SECOND_MS + random.randrange(1_000)
             world.schedule(f"m{turn}-{n}", delay_ms=delay_ms, commit=n % 50 == 49)
-        world.engine.commit()
+        world.commit()
         world.sleep(4 * SECOND_MS)
         open_ids = sorted(world.timers.open)
         for timer_id in random.sample(open_ids, 20):
@@ -192,7 +192,7 @@ def test_evacuation_passes_a_damaged_record_and_takes_all_others(seed: int) -> N
     )
     for n in range(300):
         world.schedule(f"m{n}", delay_ms=300 * HOUR_MS + n, keys=("k",), commit=n % 9 == 0)
-    world.engine.commit()
+    world.commit()
     world.sleep(12 * SECOND_MS)
     world.background()
     world.checkpoint()

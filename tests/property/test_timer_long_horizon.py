@@ -36,7 +36,7 @@ def test_every_timer_of_400_days_comes_in_its_time_and_the_disk_stays_small() ->
     for n in range(COUNT):
         due_at_ms = begin_ms + random.randrange(DAY_MS, DAYS * DAY_MS)
         world.schedule(f"m{n}", due_at_ms=due_at_ms, commit=n % 500 == 499)
-    world.engine.commit()
+    world.commit()
     world.background()
     largest = 0
     for stride in range(DAYS * DAY_MS // STRIDE_MS + 1):

@@ -108,7 +108,7 @@ class TimerModel(RuleBasedStateMachine):
             self.known[scheduled.queue_offset] = Known(
                 text, topic, self.world.topic(topic), due_at_ms
             )
-        self.world.engine.commit()
+        self.world.commit()
 
     @rule(topic=TOPIC, ago_ms=st.sampled_from([0, 1, DAY_MS]))
     def schedule_for_the_past(self, topic: str, ago_ms: int) -> None:
@@ -164,8 +164,8 @@ class TimerModel(RuleBasedStateMachine):
     @rule(topic=TOPIC)
     def delete_topic(self, topic: str) -> None:
         self.world.topic(topic)
-        self.world.engine.delete_topic(topic, self.world.now_ms)
-        self.world.engine.commit()
+        self.world.engine.administration.delete_topic(topic, self.world.now_ms)
+        self.world.commit()
 
     # ------------------------------------------------------------ time
 

@@ -7,7 +7,6 @@ from random import Random
 from zlib import crc32
 
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.background import retire_oldest, write_checkpoint
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
@@ -26,7 +25,13 @@ GROUP = "billing"
 
 
 def blob(
-    text: str, *, message_id: str = "", tag: str = "", keys: tuple[str, ...] = (), size: int = 0
+    text: str,
+    *,
+    message_id: str = "",
+    tag: str = "",
+    keys: tuple[str, ...] = (),
+    size: int = 0,
+    kind: int = 1,
 ) -> bytes:
     """Build a stored message whose body is `text`, as short as the format allows."""
     id_bytes, tag_bytes = (message_id or f"id-{text}").encode(), tag.encode()
@@ -35,8 +40,9 @@ def blob(
     hashes = [stored_message.key_hash("id", id_bytes.decode())]
     hashes += [stored_message.key_hash("key", key) for key in keys]
     fixed = stored_message.FIXED.pack(
-        stored_message.VERSION, 1, 1, len(hashes), 0, len(id_bytes), len(id_bytes), len(tag_bytes),
-        0, 0, len(system), 0, len(body), stored_message.tag_hash(tag) if tag else 0, 0, 0,
+        stored_message.VERSION, kind, 1, len(hashes), 0, len(id_bytes), len(id_bytes),
+        len(tag_bytes), 0, 0, len(system), 0, len(body),
+        stored_message.tag_hash(tag) if tag else 0, 0, 0,
     )  # fmt: skip
     return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + body
 
@@ -70,22 +76,26 @@ class World:
         self.disk = self.disk.after_power_cut() if power_cut else self.disk.after_kill()
         self.open()
 
+    def commit(self) -> None:
+        """End the round: write and sync."""
+        self.engine.commit(self.now_ms)
+
     # ------------------------------------------------------------ commands, each a round
 
     def topic(self, name: str = TOPIC, *, queues: int = 1) -> int:
-        topic = self.engine.catalog.find_topic(name) or self.engine.put_topic(
+        topic = self.engine.catalog.find_topic(name) or self.engine.administration.put_topic(
             name, type_=TopicType.NORMAL, queues=queues, now_ms=self.now_ms
         )
-        self.engine.commit()
+        self.commit()
         return topic.id
 
     def group(self, name: str = GROUP, **options: object) -> int:
-        group = self.engine.catalog.find_group(name) or self.engine.put_group(
+        group = self.engine.catalog.find_group(name) or self.engine.administration.put_group(
             name,
             now_ms=self.now_ms,
             **options,  # type: ignore[arg-type]  # the caller's business
         )
-        self.engine.commit()
+        self.commit()
         return group.id
 
     def send(
@@ -94,8 +104,10 @@ class World:
         topic_id = self.topic(topic)
         for text in texts:
             data = blob(text, tag=tag, size=size)
-            self.engine.append(topic_id, queue_id, data, crc32(data), self.now_ms)
-        self.engine.commit()
+            self.engine.send(
+                topic_id, queue_id, data, crc32(data), now_ms=self.now_ms, firing_ms=self.now_ms
+            )
+        self.commit()
 
     def pop(
         self,
@@ -119,7 +131,7 @@ class World:
             now_ms=self.now_ms,
         )
         popped = [one for batch in batches for one in self._popped(batch, *ids)]
-        self.engine.commit()
+        self.commit()
         return popped
 
     def _popped(self, batch: Batch, group_id: int, topic_id: int) -> list[Popped]:
@@ -155,7 +167,7 @@ class World:
 
     def ack(self, *popped: Popped) -> list[AckResult]:
         results = [self.engine.ack(one.delivery, self.now_ms) for one in popped]
-        self.engine.commit()
+        self.commit()
         return results
 
     def change(self, popped: Popped, invisible_ms: int, *, suspend: bool = False) -> Popped:
@@ -165,14 +177,14 @@ class World:
             suspend=suspend,
             now_ms=self.now_ms,
         )
-        self.engine.commit()
+        self.commit()
         return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
 
     def run_due(self) -> None:
         """Revive all that is due."""
         for _ in range(100_000):
-            is_more = self.engine.run_due(self.now_ms)
-            self.engine.commit()
+            is_more = self.engine.run_due(self.now_ms, self.now_ms)
+            self.commit()
             if not is_more:
                 return
         raise AssertionError("revive does not come to an end")
@@ -183,26 +195,27 @@ class World:
         self.run_due()
 
     def checkpoint(self) -> None:
-        for files in write_checkpoint(self.engine):
+        for files in self.engine.checkpoints.write():
             for file in files:
                 file.sync()
 
     def retire(self) -> None:
-        for files in retire_oldest(self.engine):
+        for files in self.engine.retention.retire_oldest(self.now_ms):
             for file in files:
                 file.sync()
             if self.engine.has_pending:
-                self.engine.commit()
+                self.commit()
 
     def background(self, steps: int = 10_000) -> None:
         """Run background work until nothing is left to do."""
-        for _, files in zip(range(steps), self.engine.background(), strict=False):
+        for _ in range(steps):
+            files = self.engine.background.step(self.now_ms, self.now_ms)
             if files is None:
                 return
             for file in files:
                 file.sync()
             if self.engine.has_pending:
-                self.engine.commit()
+                self.commit()
         raise AssertionError("background work does not come to an end")
 
 

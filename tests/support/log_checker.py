@@ -31,13 +31,13 @@ from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.timer_log_fold import TimerFold
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint, record
+from tidemill.broker.engine.layout.config import decode_item
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
     PopCheckpoint,
 )
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, Header, Kind
-from tidemill.broker.engine.metadata.catalog import decode_config
 
 Queue = tuple[int, int, int]  # group id, topic id, queue id
 
@@ -100,7 +100,7 @@ class LogChecker:
             for slot, delivery_id, bits in ack.ENTRY.iter_unpack(body):
                 self._settle(slot, delivery_id, bits, "12: an ack")
         elif header.kind == Kind.CONFIG:
-            self._config(decode_config(body), at)
+            self._config(decode_item(body), at)
         elif header.kind == Kind.STATE:
             self._state(body[0], tail)
 

@@ -75,7 +75,7 @@ class TimerFold:
         elif header.kind == Kind.TIMER:
             self._control(header, body)
         elif header.kind == Kind.FRONTIER:
-            self._frontier(timer_control.decode_frontier(body))
+            self._frontier(timer_control.decode_frontier(body).frontier_ms)
 
     def fold_config(self, config: dict[str, Any]) -> None:
         if config["op"] == "topic":

@@ -12,14 +12,14 @@ from tests.support.engine_world import SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import LogChecker, records_of
 from tests.support.timer_log_fold import TimerFold
-from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.engine import Engine, EngineConfig, Sent
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerReason
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
-from tidemill.broker.engine.timer.status import Scheduled, TimerQuery, TimerState, TimerStatus
+from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
 from tidemill.message import stored_message
 
 SECOND_MS = 1_000
@@ -89,31 +89,34 @@ class TimerWorld(World):
         size: int = 0,
         keys: tuple[str, ...] = (),
         commit: bool = True,
-    ) -> Scheduled:
+    ) -> Sent:
         """Send a message that says itself when it is due, or let it wait for `delay_ms`."""
-        plain = blob(text, size=size, keys=keys)
+        plain = blob(text, size=size, keys=keys, kind=stored_message.TYPE_DELAY)
         data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
         topic_id = self.topic(topic)
-        scheduled = self.engine.schedule(
-            topic_id, queue_id, bytes(data), crc, self.now_ms, delay_ms=delay_ms
-        )
+        scheduled = self.engine.send(
+            topic_id, queue_id, bytes(data), crc,
+            now_ms=self.now_ms, firing_ms=self.now_ms, delay_ms=delay_ms,
+        )  # fmt: skip
         if commit:
-            self.engine.commit()
+            self.commit()
         return scheduled
 
     def cancel(self, timer_id: int) -> TimerStatus:
         self.engine.timers.cancel(timer_id, now_ms=self.now_ms)
-        self.engine.commit()
+        self.commit()
         return self.engine.timers.status(timer_id)
 
     def reschedule(self, timer_id: int, due_at_ms: int, **options: int) -> TimerStatus:
-        self.engine.timers.reschedule(timer_id, due_at_ms=due_at_ms, now_ms=self.now_ms, **options)
-        self.engine.commit()
+        self.engine.timers.reschedule(
+            timer_id, due_at_ms=due_at_ms, now_ms=self.now_ms, firing_ms=self.now_ms, **options
+        )
+        self.commit()
         return self.engine.timers.status(timer_id)
 
     def fire(self, timer_id: int) -> TimerStatus:
-        self.engine.timers.fire(timer_id, now_ms=self.now_ms)
-        self.engine.commit()
+        self.engine.timers.fire(timer_id, now_ms=self.now_ms, firing_ms=self.now_ms)
+        self.commit()
         return self.engine.timers.status(timer_id)
 
     def state(self, timer_id: int) -> TimerState:
@@ -142,9 +145,9 @@ class TimerWorld(World):
         while True:
             self.run_due()
             self.engine.take_ready()
-            if self.engine.wants_background:
+            if self.engine.background.is_wanted(self.now_ms):
                 self.background()
-            due_ms = self.engine.next_due_ms()
+            due_ms = self.engine.next_due_ms(self.now_ms, self.now_ms)
             if self.now_ms >= end_ms:
                 return
             spins = spins + 1 if due_ms is not None and due_ms <= self.now_ms else 0
@@ -194,21 +197,17 @@ class TimerWorld(World):
         super().run_due()
         self.judge()
 
-    def open(self) -> None:
-        super().open()
-        self._work = self.engine.background()
-
     def background(self, steps: int = 100_000) -> None:
         """Go on with background work until nothing is left, or for some steps."""
         self.judge()  # Before retention takes what was not read yet.
         for _ in range(steps):
-            files = next(self._work)
+            files = self.engine.background.step(self.now_ms, self.now_ms)
             if files is None:
                 break
             for file in files:
                 file.sync()
             if self.engine.has_pending:
-                self.engine.commit()
+                self.commit()
         else:
             assert steps < 100_000, "background work does not come to an end"
         self.judge()

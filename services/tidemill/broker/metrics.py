@@ -22,7 +22,8 @@ from tidemill.common.metrics import Registry
 from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.engine import Engine, QueueProgress
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.inspection import QueueProgress
     from tidemill.broker.engine.metadata.catalog import Group, Topic
 
 KIB = 1024
@@ -106,6 +107,11 @@ class Load(Protocol):
         ...
 
     @property
+    def now_ms(self) -> int:
+        """When the last round began."""
+        ...
+
+    @property
     def pending_count(self) -> int:
         """What waits for the next round."""
         ...
@@ -150,7 +156,7 @@ class BrokerMetrics:
             (
                 "message_reserve_time",
                 "Ms since the oldest record was stored.",
-                engine.now_ms - oldest_at_ms if oldest_at_ms else 0,
+                self._load.now_ms - oldest_at_ms if oldest_at_ms else 0,
             ),
         ):
             gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
@@ -179,7 +185,8 @@ class BrokerMetrics:
         behind = GaugeMetricFamily(
             "rocketmq_pop_revive_latency", "Ms the oldest of them is late.", labels=("queue_id",)
         )
-        for queue_id, (count, late_ms) in enumerate(engine.consumption.revive.lag(engine.now_ms)):
+        lags = engine.consumption.revive.lag(self._load.now_ms)
+        for queue_id, (count, late_ms) in enumerate(lags):
             lag.add_metric((str(queue_id),), count)
             behind.add_metric((str(queue_id),), late_ms)
         yield from (lag, behind)

@@ -41,6 +41,11 @@ class Source(Protocol):
         ...
 
     @property
+    def now_ms(self) -> int:
+        """When the last round began."""
+        ...
+
+    @property
     def firing_clock(self) -> FiringClock:
         """The clock of the timers."""
         ...
@@ -92,7 +97,7 @@ class TimerMetrics:
             timers.deliverer.delivered,
         )
         oldest_ms = timers.deliverer.oldest_due_ms()
-        behind_ms = 0 if oldest_ms is None else max(engine.now_ms - oldest_ms, 0)
+        behind_ms = 0 if oldest_ms is None else max(self._source.now_ms - oldest_ms, 0)
         for name, help_, value in (
             ("enqueue_lag", "Messages not yet on the wheel: they get there with their send.", 0),
             ("enqueue_latency", "Ms the oldest of them waits.", 0),
@@ -230,7 +235,7 @@ class TimerMetrics:
     def _collect_files(self, engine: Engine) -> Iterator[Metric]:
         timers = engine.timers
         at_ms = timers.flusher.checkpoint_at_ms
-        age_s = (engine.now_ms - at_ms) / 1000 if at_ms else 0
+        age_s = (self._source.now_ms - at_ms) / 1000 if at_ms else 0
         for name, help_, value in (
             ("pinned_bytes", "Log kept for pending messages.", timers.index.counts.pinned_bytes),
             ("index_bytes", "Timer log, wheel and state table.", timers.files_bytes),

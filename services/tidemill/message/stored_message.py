@@ -38,6 +38,7 @@ assert FIXED.size == FIXED_SIZE, "the stored message is part of the disk format"
 KEY_HASH_SIZE = 8  # bytes
 SYSTEM_WIRE_SIZE_MAX = 65_535  # bytes: positions inside it are 16 bits wide
 MESSAGE_TYPE_AT = 1  # position of message_type among the fixed fields
+TYPE_DELAY = 3  # MessageType.DELAY of the protocol: such a message waits until it is due
 TAG_HASH_AT = 32  # position of tag_hash
 KEY_COUNT_AT = 4  # position of key_count
 DUE_AT = 48  # position of due_at_ms

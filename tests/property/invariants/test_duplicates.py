@@ -13,7 +13,8 @@ from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge
 from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
-from tidemill.broker.engine.engine import AckResult, Delivery, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult, Delivery
 from tidemill.common.errors import InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -162,7 +163,7 @@ def test_invariant_16_change_invisible_leaves_exactly_one_live_delivery(group: s
         assert old is not None
         found = world.engine.catalog.find_group(group)
         assert found is not None
-        (progress,) = world.engine.group_progress(found)
+        (progress,) = world.engine.inspection.group_progress(found)
         assert progress.in_flight_count == 1
         (result,) = world.ack(old)
         if new is not None:
@@ -200,7 +201,7 @@ def test_invariant_17_two_acks_of_one_round_equal_one_through_a_power_cut() -> N
     (m0, _) = world.pop(2)
     for _ in range(2):
         world.engine.ack(m0.delivery, world.now_ms)
-    world.engine.commit()
+    world.commit()
     world.restart(power_cut=True)
     judge(world)
     assert world.ack(m0) == [AckResult.ALREADY]
@@ -232,11 +233,11 @@ def test_invariant_18_an_ack_in_the_round_of_the_revive_has_one_outcome() -> Non
         world.now_ms += 1_000
         if ack_first:
             result = world.engine.ack(m0.delivery, world.now_ms)
-            world.engine.run_due(world.now_ms)
+            world.engine.run_due(world.now_ms, world.now_ms)
         else:
-            world.engine.run_due(world.now_ms)
+            world.engine.run_due(world.now_ms, world.now_ms)
             result = world.engine.ack(m0.delivery, world.now_ms)
-        world.engine.commit()
+        world.commit()
         world.restart(power_cut=True)
         judge(world)
         assert result is (AckResult.APPLIED if ack_first else AckResult.GONE)
@@ -291,7 +292,7 @@ def test_invariant_19_a_forged_delivery_changes_nothing() -> None:
         with pytest.raises(InvalidReceiptHandle):
             world.engine.dead_letter(forged, world.now_ms)
         assert observe(world.engine, world.now_ms) == before, forged
-    world.engine.commit()
+    world.commit()
     world.restart()
     assert observe(world.engine, world.now_ms) == before
 
@@ -300,8 +301,8 @@ def test_invariant_19_a_handle_of_an_older_epoch_changes_nothing() -> None:
     world = World()
     world.send("m0", "m1")
     (m0, m1) = world.pop(2)
-    world.engine.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
-    world.engine.commit()
+    world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
+    world.commit()
     again = world.pop(2)
     before = observe(world.engine, world.now_ms)
     assert world.ack(m0, m1) == [AckResult.GONE] * 2
@@ -315,7 +316,7 @@ def test_invariant_19_the_proxy_refuses_handles_that_were_changed_anywhere() -> 
     world = World()
     world.send("m0")
     (m0,) = world.pop(1)
-    signer = HandleSigner(world.engine.handle_secret, world.engine.broker_name)
+    signer = HandleSigner(world.engine.catalog.handle_secret, world.engine.catalog.broker_name)
     one = m0.delivery
     signed = signer.sign(
         GROUP, TOPIC, slot=one.slot, delivery_id=one.delivery_id, visible_at_ms=one.visible_at_ms
@@ -331,7 +332,7 @@ def test_invariant_19_the_proxy_refuses_handles_that_were_changed_anywhere() -> 
         with pytest.raises(InvalidReceiptHandle):
             signer.open(text, group, topic)
     with pytest.raises(InvalidReceiptHandle):
-        HandleSigner(bytes(32), world.engine.broker_name).open(text, GROUP, TOPIC)
+        HandleSigner(bytes(32), world.engine.catalog.broker_name).open(text, GROUP, TOPIC)
 
 
 def test_invariant_20_one_response_never_holds_a_message_twice() -> None:

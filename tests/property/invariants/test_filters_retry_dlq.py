@@ -21,8 +21,10 @@ def with_hash_of(tag: str, data: bytes) -> bytes:
 
 
 def send_blob(world: World, data: bytes) -> None:
-    world.engine.append(world.topic(), 0, data, crc32(data), world.now_ms)
-    world.engine.commit()
+    world.engine.send(
+        world.topic(), 0, data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+    )
+    world.commit()
 
 
 @pytest.mark.parametrize("group", [GROUP, "fifo"])
@@ -44,7 +46,7 @@ def test_invariant_35_a_tag_of_equal_hash_is_never_delivered_and_is_settled(
     assert world.pop(group=group, tags=("wanted",)) == []
     found = world.engine.catalog.find_group(group)
     assert found is not None
-    (progress,) = world.engine.group_progress(found)
+    (progress,) = world.engine.inspection.group_progress(found)
     assert (progress.consumer_offset, progress.in_flight_count, progress.ready_count) == (3, 0, 0)
 
 
@@ -103,8 +105,8 @@ def test_invariant_36_a_lowered_limit_counts_at_the_next_transition(
         world.now_ms += 1_000
     if is_ready:
         world.run_due()
-    world.engine.put_group(group, max_attempts=3, now_ms=world.now_ms)
-    world.engine.commit()
+    world.engine.administration.put_group(group, max_attempts=3, now_ms=world.now_ms)
+    world.commit()
     assert world.bodies(group=group) == []
     assert world.bodies(group="auditor", topic=f"%DLQ%{group}") == ["m0"]
 
@@ -137,7 +139,7 @@ def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> Non
     world.checkpoint()
     world.restart()
     for how in ({"message_id": "the-id"}, {"key": "k1"}, {"key": "k2"}):
-        found = world.engine.find(topic, **how)  # type: ignore[arg-type]  # one of the two
+        found = world.engine.inspection.find(topic, **how)  # type: ignore[arg-type]  # one of the two
         assert {one.stored_topic for one in found} == {
             TOPIC, f"%RETRY%{GROUP}+{TOPIC}", f"%DLQ%{GROUP}",
         }  # fmt: skip

@@ -18,7 +18,7 @@ NAMES = st.text("abz019_-%|", min_size=1, max_size=60)
 
 def handle_of(world: World, group: str, topic: str, popped: object) -> str:
     delivery = popped.delivery  # type: ignore[attr-defined]  # a Popped
-    signer = HandleSigner(world.engine.handle_secret, world.engine.broker_name)
+    signer = HandleSigner(world.engine.catalog.handle_secret, world.engine.catalog.broker_name)
     signed = signer.sign(
         group, topic, slot=delivery.slot, delivery_id=delivery.delivery_id,
         visible_at_ms=delivery.visible_at_ms,

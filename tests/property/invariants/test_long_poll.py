@@ -8,6 +8,7 @@ from zlib import crc32
 
 from tests.support.engine_world import GROUP, blob
 from tests.support.round_world import Proxy, RoundWorld
+from tidemill.broker.engine.layout.message import Message
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -45,7 +46,14 @@ def test_invariant_39_a_sparse_filter_finds_what_waits_however_far_it_is() -> No
         engine = world.world.engine
         data = blob("x", tag="a")
         for _ in range(20_000):
-            engine.append(world.topic_id, 0, data, crc32(data), world.world.now_ms)
+            engine.send(
+                world.topic_id,
+                0,
+                data,
+                crc32(data),
+                now_ms=world.world.now_ms,
+                firing_ms=world.world.now_ms,
+            )
         world.world.send("wanted", tag="b")
         world.world.background()
         await proxy.send(world.pop_frame(1, poll_ms=20_000, tags=("b",)))
@@ -63,15 +71,17 @@ def test_invariant_39_a_batch_that_went_to_the_dead_letters_hides_nothing_behind
         for duration in (1_000, 1_000):
             inner.drain(invisible_ms=duration)
             inner.advance(1_000)
-        inner.engine.put_group(GROUP, max_attempts=2, now_ms=inner.now_ms)
-        inner.engine.commit()
+        inner.engine.administration.put_group(GROUP, max_attempts=2, now_ms=inner.now_ms)
+        inner.commit()
         inner.background()
         inner.engine.take_ready()
         inner.engine.take_config_changes()
         retry_id = inner.engine.catalog.retry_topic_ids[world.group_id, world.topic_id]
         data = blob("good")
-        inner.engine.store.append_message(retry_id, 0, data, crc32(data), inner.now_ms, attempts=1)
-        inner.engine.commit()
+        end = inner.engine.catalog.queue(retry_id, 0).max_offset
+        again = Message(retry_id, 0, 1, end, 0, None, data, crc32(data))
+        inner.engine.fold.append(again, inner.now_ms)
+        inner.commit()
         await proxy.send(world.pop_frame(1, poll_ms=20_000))
         reply = await proxy.reply()
         assert [list(batch.queue_offsets) for batch in reply.pops[0].batches] == [[64]]

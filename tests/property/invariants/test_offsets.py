@@ -8,14 +8,15 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.engine import QueueProgress, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.inspection import QueueProgress
 
 
 def progress_of(world: World, group: str = GROUP) -> QueueProgress:
     """Return the progress in the topic itself, retries left out."""
     found = world.engine.catalog.find_group(group)
     assert found is not None
-    (progress,) = [one for one in world.engine.group_progress(found) if not one.is_retry]
+    (progress,) = [one for one in world.engine.inspection.group_progress(found) if not one.is_retry]
     return progress
 
 
@@ -85,8 +86,8 @@ def test_invariant_24_after_a_reset_nothing_from_before_it_is_delivered(
     world.pop(2, group=group, invisible_ms=1_000)
     world.advance(1_000)
     world.pop(2, group=group, invisible_ms=1_000)
-    world.engine.reset_offset(group, TOPIC, ResetTarget(offset=target), world.now_ms)
-    world.engine.commit()
+    world.engine.administration.reset_offset(group, TOPIC, ResetTarget(offset=target), world.now_ms)
+    world.commit()
     if restarts:
         world.checkpoint()
         world.restart(power_cut=True)
@@ -106,9 +107,9 @@ def test_invariant_24_an_ack_of_the_round_of_a_reset_does_not_move_it() -> None:
         world.send("m0", "m1", "m2")
         popped = world.pop(3, group=group)
         world.engine.ack(popped[0].delivery, world.now_ms)
-        world.engine.reset_offset(group, TOPIC, ResetTarget(offset=1), world.now_ms)
+        world.engine.administration.reset_offset(group, TOPIC, ResetTarget(offset=1), world.now_ms)
         world.engine.ack(popped[1].delivery, world.now_ms)
-        world.engine.commit()
+        world.commit()
         world.restart(power_cut=True)
         assert world.drain(group=group) == ["m1", "m2"]
 
@@ -127,7 +128,7 @@ def test_invariant_25_at_quiescence_the_lag_is_nothing_without_further_polls(gro
     for _ in range(2):
         found = world.engine.catalog.find_group(group)
         assert found is not None
-        for one in world.engine.group_progress(found):
+        for one in world.engine.inspection.group_progress(found):
             assert one.max_offset == one.consumer_offset == one.pop_offset
             assert (one.ready_count, one.in_flight_count, one.oldest_unacked_at_ms) == (0, 0, 0)
         world.restart()

@@ -10,7 +10,8 @@ import pytest
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.round_world import RoundWorld
-from tidemill.broker.engine.engine import AckResult, Engine, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult, Engine
 from tidemill.broker.engine.pop.revive import (
     REVIVE_MESSAGES_A_TURN,
     REVIVE_MESSAGES_A_WINDOW,
@@ -23,7 +24,7 @@ from tidemill.common.errors import InvalidReceiptHandle, Overloaded
 def progress_sum(engine: Engine, group: str) -> int:
     found = engine.catalog.find_group(group)
     assert found is not None
-    return sum(one.in_flight_count for one in engine.group_progress(found))
+    return sum(one.in_flight_count for one in engine.inspection.group_progress(found))
 
 
 def test_invariant_43_deliveries_are_refused_at_their_bound_and_go_on_below_it() -> None:
@@ -109,8 +110,8 @@ def test_invariant_44_counters_are_the_live_deliveries_after_any_mix(seed: int) 
                 continue
         if turn % 20 == 19:
             target = ResetTarget(offset=random.randint(0, turn))
-            world.engine.reset_offset(group, TOPIC, target, world.now_ms)
-            world.engine.commit()
+            world.engine.administration.reset_offset(group, TOPIC, target, world.now_ms)
+            world.commit()
         if turn % 7 == 0:
             world.checkpoint()
             world.restart(power_cut=turn % 2 == 0)
@@ -154,8 +155,8 @@ def test_invariant_45_a_group_that_never_acks_does_not_delay_another(modest_firs
     world = two_groups_due_together(20_000, modest_first=modest_first)
     turns = 0
     while progress_sum(world.engine, "modest"):
-        world.engine.run_due(world.now_ms)
-        world.engine.commit()
+        world.engine.run_due(world.now_ms, world.now_ms)
+        world.commit()
         turns += 1
         assert turns < 50, "about a millisecond each"
     assert progress_sum(world.engine, "greedy") > 10_000
@@ -166,8 +167,8 @@ def test_invariant_45_the_work_of_a_window_and_of_a_turn_is_bounded() -> None:
     left = progress_sum(world.engine, "greedy")
     in_window = 0
     while True:
-        is_more = world.engine.run_due(world.now_ms)
-        world.engine.commit()
+        is_more = world.engine.run_due(world.now_ms, world.now_ms)
+        world.commit()
         now_left = progress_sum(world.engine, "greedy")
         assert left - now_left <= REVIVE_MESSAGES_A_TURN + 32
         in_window += left - now_left
@@ -176,9 +177,9 @@ def test_invariant_45_the_work_of_a_window_and_of_a_turn_is_bounded() -> None:
             break
     assert in_window <= REVIVE_MESSAGES_A_WINDOW + 32
     world.engine.take_ready()
-    assert world.engine.next_due_ms() == world.now_ms + REVIVE_WINDOW_MS
+    assert world.engine.next_due_ms(world.now_ms, world.now_ms) == world.now_ms + REVIVE_WINDOW_MS
     world.now_ms += REVIVE_WINDOW_MS
-    world.engine.run_due(world.now_ms)
+    world.engine.run_due(world.now_ms, world.now_ms)
     assert progress_sum(world.engine, "greedy") < left
 
 
@@ -196,10 +197,10 @@ def test_invariant_46_what_is_deleted_leaves_nothing_and_begins_anew(
         popped = world.pop(2, group=group, invisible_ms=duration)
         world.advance(1_000)
     if what == "topic":
-        world.engine.delete_topic(TOPIC, world.now_ms)
+        world.engine.administration.delete_topic(TOPIC, world.now_ms)
     else:
-        world.engine.delete_group(group, world.now_ms)
-    world.engine.commit()
+        world.engine.administration.delete_group(group, world.now_ms)
+    world.commit()
     if restarts:
         world.checkpoint()
         world.restart(power_cut=True)
@@ -224,8 +225,8 @@ def test_invariant_46_an_id_is_never_given_out_again() -> None:
         topic_id, group_id = world.topic(), world.group()
         assert not {topic_id, group_id} & seen
         seen |= {topic_id, group_id}
-        world.engine.delete_topic(TOPIC, world.now_ms)
-        world.engine.delete_group(GROUP, world.now_ms)
-        world.engine.commit()
+        world.engine.administration.delete_topic(TOPIC, world.now_ms)
+        world.engine.administration.delete_group(GROUP, world.now_ms)
+        world.commit()
         world.checkpoint()
         world.restart()

@@ -38,7 +38,7 @@ def test_t_1_and_t_2_what_waits_comes_at_its_millisecond_and_in_order(seed: int)
     for n in range(400):
         delay_ms = random.choice([random.randint(1, 50_000), 20_000 + random.randrange(300)])
         world.schedule(f"m{n}", delay_ms=delay_ms, commit=False)
-    world.engine.commit()
+    world.commit()
     world.sleep(60 * SECOND_MS)
     assert len(world.delivered) == 400
     lates = [one.stored_at_ms - one.due_at_ms for one in world.delivered]
@@ -93,14 +93,14 @@ def test_t_15_a_burst_delays_another_topic_by_one_round_and_not_by_the_burst() -
         world.schedule(f"burst-{n}", delay_ms=20_000, topic="burst", commit=False)
     for n in range(20):
         world.schedule(f"canary-{n}", delay_ms=20_000 + n, topic="canary", commit=False)
-    world.engine.commit()
+    world.commit()
     world.sleep(19_999)
     slices = 0
     while len(world.texts("canary")) < 20:
         world.now_ms += 1
         slices += 1
-        world.engine.run_due(world.now_ms)
-        world.engine.commit()
+        world.engine.run_due(world.now_ms, world.now_ms)
+        world.commit()
     assert slices <= 22, "each canary came with the slice in which it was due, or the next"
     assert len(world.texts("burst")) <= slices * DELIVERIES_A_SLICE
     assert len(world.texts("burst")) < 3_000, "the burst was still going on"
@@ -110,14 +110,14 @@ def test_t_15_what_is_due_now_comes_before_the_end_of_a_backlog() -> None:
     world = TimerWorld(timer=replace(TIMERS, load_chunk_records=10_000))
     for n in range(3_000):
         world.schedule(f"late-{n}", delay_ms=10_000 + n, topic="backlog", commit=False)
-    world.engine.commit()
+    world.commit()
     world.now_ms += 100_000
     world.restart()
     world.schedule("now", delay_ms=5, topic="canary")
     world.now_ms += 5
     for _ in range(6):
-        world.engine.run_due(world.now_ms)
-        world.engine.commit()
+        world.engine.run_due(world.now_ms, world.now_ms)
+        world.commit()
     assert world.texts("canary") == ["now"]
     assert len(world.texts("backlog")) < 3_000
 
@@ -134,7 +134,7 @@ def test_t_16_an_outage_of_any_length_costs_lateness_and_nothing_else(
     delays = [500, 5_000, 40_000, 20 * MINUTE_MS, 50 * MINUTE_MS, 3 * HOUR_MS, 20 * DAY_MS]
     for n, delay_ms in enumerate(delays * 20):
         world.schedule(f"m{n}", delay_ms=delay_ms + n, commit=False)
-    world.engine.commit()
+    world.commit()
     world.sleep(11 * SECOND_MS)
     if flushed:
         world.checkpoint()
@@ -158,7 +158,7 @@ def test_t_17_a_step_of_the_wall_clock_fires_nothing_early_and_nothing_twice(ste
     clock = FiringClock()
     for n in range(120):
         world.schedule(f"m{n}", delay_ms=n * SECOND_MS + 1, commit=False)
-    world.engine.commit()
+    world.commit()
     true_ms, begin_ms, owner_ms = world.now_ms, world.now_ms, world.now_ms
     early: list[int] = []
     for tick in range(0, 240 * SECOND_MS, 100):
@@ -170,8 +170,8 @@ def test_t_17_a_step_of_the_wall_clock_fires_nothing_early_and_nothing_twice(ste
         firing_ms = min(clock.read(wall_ms, tick), owner_ms)
         before = len(world.delivered)
         while world.engine.run_due(owner_ms, firing_ms):
-            world.engine.commit()
-        world.engine.commit()
+            world.commit()
+        world.commit()
         world.judge()
         early += [
             one.due_at_ms - true_ms for one in world.delivered[before:] if one.due_at_ms > true_ms
@@ -224,12 +224,12 @@ def test_t_22_of_a_huge_second_no_more_is_loaded_than_a_chunk_and_a_slice() -> N
     world = TimerWorld(timer=replace(TIMERS, load_chunk_records=chunk))
     for n in range(5_000):
         world.schedule(f"m{n}", delay_ms=30_000 + n % 700, commit=False)
-    world.engine.commit()
+    world.commit()
     near, most = world.engine.timers.near, 0
     for _ in range(6_000):
         world.now_ms += 20
-        world.engine.run_due(world.now_ms)
-        world.engine.commit()
+        world.engine.run_due(world.now_ms, world.now_ms)
+        world.commit()
         most = max(most, near.outstanding_count)
         if world.engine.timers.index.pending_count == 0:
             break
@@ -244,7 +244,7 @@ def test_t_23_clustered_messages_are_asked_for_in_few_large_reads(
     world = TimerWorld(timer=replace(TIMERS, load_chunk_records=100_000), segment_bytes=4 << 20)
     for n in range(2_000):
         world.schedule(f"m{n}", delay_ms=60_000, size=500, commit=False)
-    world.engine.commit()
+    world.commit()
     # A constant of the machine, not of the code: how much of the log its memory holds.
     monkeypatch.setattr(body, "WARM_BYTES", 0)
     world.sleep(59_000)

@@ -10,6 +10,7 @@ import pytest
 from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.server import link
+from tidemill.broker.server.rounds import Turn
 from tidemill.common.errors import Draining, TopicNotFound
 from tidemill.message import stored_message
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -197,7 +198,9 @@ def test_a_poll_on_a_deleted_topic_is_told() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7, poll_ms=20_000))
         await idle()
-        await world.rounds.call(lambda engine, now_ms: engine.delete_topic("orders", now_ms))
+        await world.rounds.call(
+            lambda engine, turn: engine.administration.delete_topic("orders", turn.now_ms)
+        )
         reply = await proxy.reply()
         assert [(f.request_id, f.error) for f in reply.failures] == [(7, "TopicNotFound")]
 
@@ -213,15 +216,17 @@ def test_draining_answers_polls_empty_and_refuses_changes() -> None:
         await proxy.send(world.pop_frame(8, poll_ms=20_000))
         assert not (await proxy.reply()).pops[0].batches
         with pytest.raises(Draining):
-            await world.rounds.call(lambda engine, now_ms: engine.delete_topic("orders", now_ms))
+            await world.rounds.call(
+                lambda engine, turn: engine.administration.delete_topic("orders", turn.now_ms)
+            )
 
     in_world(scenario)
 
 
 def test_an_administrative_call_raises_what_the_engine_raises() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        def delete(engine: Engine, now_ms: int) -> None:
-            engine.delete_topic("nobody", now_ms)
+        def delete(engine: Engine, turn: Turn) -> None:
+            engine.administration.delete_topic("nobody", turn.now_ms)
 
         with pytest.raises(TopicNotFound):
             await world.rounds.call(delete)

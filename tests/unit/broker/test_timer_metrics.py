@@ -99,8 +99,8 @@ def test_refusals_and_drops_have_their_reason() -> None:
         world.schedule("too far", delay_ms=401 * DAY_MS)
     assert value(world, FiringClock(), "timer_flow_control_total", reason="horizon") == 1
     world.schedule("orphan", delay_ms=SECOND_MS)
-    world.engine.delete_topic("orders", world.now_ms)
-    world.engine.commit()
+    world.engine.administration.delete_topic("orders", world.now_ms)
+    world.commit()
     world.sleep(SECOND_MS)
     deliverer = world.engine.timers.deliverer
     assert deliverer.take_notices() == {("orders", "topic_deleted"): (1, 0)}

@@ -31,7 +31,7 @@ def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]]) -> None:
     async def main() -> None:
         world = RoundWorld()
         engine = world.world.engine
-        engine.put_topic(TOPIC, type_=None, queues=2, now_ms=world.clock.wall_ms())
+        engine.administration.put_topic(TOPIC, type_=None, queues=2, now_ms=world.clock.wall_ms())
         async with asyncio.timeout(20), world.running(), world.proxy() as proxy:
             await scenario(world, proxy)
 
@@ -173,7 +173,7 @@ def test_proxies_learn_nothing_of_the_hidden_topic() -> None:
 def test_a_stored_message_goes_to_the_queue_of_its_group_or_round() -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         admin = MessageAdmin(world.rounds, Traffic())
-        made = world.world.engine.put_topic(
+        made = world.world.engine.administration.put_topic(
             "wide", type_=None, queues=8, now_ms=world.clock.wall_ms()
         )
         for n in range(2):

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.background import retire_oldest, write_checkpoint
-from tidemill.broker.engine.engine import AckResult, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -45,7 +45,7 @@ def interleave(world: World, steps: Iterable[list[File]], between: Callable[[], 
         for file in files:
             file.sync()
         if world.engine.has_pending:
-            world.engine.commit()
+            world.commit()
         between()
 
 
@@ -56,8 +56,8 @@ def once(command: Callable[[], None]) -> Callable[[], None]:
 
 
 def delete_topic(world: World, name: str) -> None:
-    world.engine.delete_topic(name, world.now_ms)
-    world.engine.commit()
+    world.engine.administration.delete_topic(name, world.now_ms)
+    world.commit()
 
 
 def world_about_to_retire() -> World:
@@ -74,7 +74,7 @@ def test_a_topic_deleted_while_state_is_stated_again_stays_deleted(
     restart: Callable[[World], None],
 ) -> None:
     world = world_about_to_retire()
-    steps = retire_oldest(world.engine)
+    steps = world.engine.retention.retire_oldest(world.now_ms)
     interleave(world, steps, once(lambda: delete_topic(world, "topic-4")))
     fill(world, 1)
     world.checkpoint()
@@ -86,10 +86,12 @@ def test_a_topic_changed_while_state_is_stated_again_stays_changed() -> None:
     world = world_about_to_retire()
 
     def change() -> None:
-        world.engine.put_topic("topic-4", type_=TopicType.DELAY, queues=0, now_ms=world.now_ms)
-        world.engine.commit()
+        world.engine.administration.put_topic(
+            "topic-4", type_=TopicType.DELAY, queues=0, now_ms=world.now_ms
+        )
+        world.commit()
 
-    interleave(world, retire_oldest(world.engine), once(change))
+    interleave(world, world.engine.retention.retire_oldest(world.now_ms), once(change))
     keep_only_the_log(world)
     topic = world.engine.catalog.find_topic("topic-4")
     assert topic is not None
@@ -140,7 +142,7 @@ def test_an_ack_between_two_slices_of_a_snapshot_counts_though_its_slot_is_used_
             again = world.pop(3)
             assert again[0].delivery.slot == ordered[0].delivery.slot
 
-    interleave(world, write_checkpoint(world.engine), settle_and_use_again)
+    interleave(world, world.engine.checkpoints.write(), settle_and_use_again)
     world.restart()
     world.advance(60_000)
     assert world.bodies(1, group=FIFO) == ["m1"]
@@ -163,7 +165,7 @@ def test_a_delivery_that_begins_and_ends_between_two_slices_is_settled_after_a_r
             again = world.pop(3)
             assert again[0].delivery.slot == ordered.delivery.slot
 
-    interleave(world, write_checkpoint(world.engine), pop_settle_and_use_again)
+    interleave(world, world.engine.checkpoints.write(), pop_settle_and_use_again)
     assert not commands
     world.restart()
     world.advance(60_000)
@@ -179,7 +181,7 @@ def test_queues_that_are_first_read_during_a_snapshot_do_not_end_it() -> None:
         if world.disk.read("snapshots/unfinished") is not None:
             world.pop(1, group=FIFO, topic="wide")
 
-    interleave(world, write_checkpoint(world.engine), pop)
+    interleave(world, world.engine.checkpoints.write(), pop)
     world.restart()
     assert world.report.snapshot
 
@@ -191,8 +193,8 @@ def test_an_ordered_group_that_was_reset_is_in_order_though_it_is_stated_later()
     world.topic()
     fill(world, 1)
     world.send("the first of the next segment", topic="filler", size=130_000)
-    world.engine.reset_offset(FIFO, TOPIC, ResetTarget(earliest=True), world.now_ms)
-    world.engine.commit()
+    world.engine.administration.reset_offset(FIFO, TOPIC, ResetTarget(earliest=True), world.now_ms)
+    world.commit()
     fill(world, 1)
     world.background()
     assert world.engine.log.min_offset == 1 << 20
@@ -207,8 +209,8 @@ def test_what_a_reset_voided_stays_void_when_its_record_is_gone(restarts: bool) 
     world = World(retention_bytes=2 << 20)
     world.send("m0", "m1", "m2")
     void = world.pop(2, invisible_ms=DAY_MS)
-    world.engine.reset_offset(GROUP, TOPIC, ResetTarget(latest=True), world.now_ms)
-    world.engine.commit()
+    world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(latest=True), world.now_ms)
+    world.commit()
     fill(world, 2)
     world.send("n0", "n1")
     world.pop(1, invisible_ms=DAY_MS)
@@ -230,9 +232,10 @@ def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) 
     def append() -> None:
         offsets.extend(log.append(Kind.STATE, b"b" * 100, 0) for _ in range(records))
         log.write()
-        for file in log.unsynced_files():
+        log_offset, files = log.begin_sync()
+        for file in files:
             file.sync()
-        log.synced()
+        log.synced(log_offset)
 
     append()
     for steps in (log.prepare(slice_bytes=1024), log.prepare(slice_bytes=4096), log.drop_oldest()):
@@ -255,16 +258,18 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
         log = CommitLog(disk, segment_bytes=4096)
         offsets = [log.append(Kind.STATE, b"b" * 100, 0) for _ in range(20)]
         log.write()
-        for file in log.unsynced_files():
+        log_offset, files = log.begin_sync()
+        for file in files:
             file.sync()
-        log.synced()
+        log.synced(log_offset)
         for _ in log.prepare(slice_bytes=4096):
             if log._prepared is not None:  # Renamed, and its folder not synced.
                 offsets += [log.append(Kind.STATE, b"b" * 100, 0) for _ in range(20)]
                 log.write()
-                for file in log.unsynced_files():
+                log_offset, files = log.begin_sync()
+                for file in files:
                     file.sync()
-                log.synced()
+                log.synced(log_offset)
                 break
         again = CommitLog(disk.after_power_cut(), segment_bytes=4096)
         again.open_segments()

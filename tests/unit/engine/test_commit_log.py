@@ -31,9 +31,10 @@ def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
 
 def commit(log: CommitLog) -> None:
     log.write()
-    for file in log.unsynced_files():
+    log_offset, files = log.begin_sync()
+    for file in files:
         file.sync()
-    log.synced()
+    log.synced(log_offset)
 
 
 def append(log: CommitLog, count: int, body: bytes = BODY) -> list[int]:
@@ -79,7 +80,7 @@ def test_what_was_not_synced_is_not_committed() -> None:
     append(log, 3)
     log.write()
     assert log.committed_offset == 0
-    log.synced()
+    log.synced(log.begin_sync()[0])
     assert log.committed_offset == log.log_end
 
 
@@ -147,7 +148,7 @@ def test_a_missing_segment_stops_the_start() -> None:
 def test_a_record_of_an_unknown_kind_stops_the_start() -> None:
     world = World(FaultyDisk(Random(0)), config=SMALL)
     world.engine.log.append(99, b"from the future", 0)  # type: ignore[arg-type]  # that is the point
-    world.engine.commit()
+    world.commit()
     with pytest.raises(CorruptStore, match=r"kind 99.*later"):
         world.restart()
 

@@ -12,7 +12,7 @@ from tidemill.common.errors import Conflict, GroupNotFound, TopicNotFound
 def test_a_dead_letter_topic_can_be_watched_before_the_first_dead_letter() -> None:
     world = World(auto_create=False)
     world.group(max_attempts=1)
-    world.engine.ensure(f"%DLQ%{GROUP}", "", world.now_ms)
+    world.engine.administration.ensure(f"%DLQ%{GROUP}", "", world.now_ms)
     assert world.bodies(group="auditor", topic=f"%DLQ%{GROUP}") == []
     world.send("m0")
     world.pop(1, invisible_ms=1_000)
@@ -23,16 +23,16 @@ def test_a_dead_letter_topic_can_be_watched_before_the_first_dead_letter() -> No
 def test_the_dead_letter_topic_of_no_group_is_not_made() -> None:
     world = World()
     with pytest.raises(TopicNotFound, match="no consumer group"):
-        world.engine.ensure("%DLQ%nobody", "", world.now_ms)
+        world.engine.administration.ensure("%DLQ%nobody", "", world.now_ms)
     assert world.engine.catalog.find_topic("%DLQ%nobody") is None
 
 
 def test_nothing_is_made_by_use_where_that_is_switched_off() -> None:
     world = World(auto_create=False)
     with pytest.raises(TopicNotFound):
-        world.engine.ensure("orders", "", world.now_ms)
+        world.engine.administration.ensure("orders", "", world.now_ms)
     with pytest.raises(GroupNotFound):
-        world.engine.ensure("", "billing", world.now_ms)
+        world.engine.administration.ensure("", "billing", world.now_ms)
     assert not world.engine.catalog.topics
     assert not world.engine.catalog.groups
 
@@ -40,29 +40,31 @@ def test_nothing_is_made_by_use_where_that_is_switched_off() -> None:
 @pytest.mark.parametrize("type_", [TopicType.FIFO, TopicType.MIXED])
 def test_the_queues_of_a_topic_with_message_groups_are_fixed(type_: TopicType) -> None:
     world = World()
-    world.engine.put_topic("t", type_=type_, queues=2, now_ms=world.now_ms)
+    world.engine.administration.put_topic("t", type_=type_, queues=2, now_ms=world.now_ms)
     with pytest.raises(Conflict, match="order would break"):
-        world.engine.put_topic("t", type_=None, queues=3, now_ms=world.now_ms)
+        world.engine.administration.put_topic("t", type_=None, queues=3, now_ms=world.now_ms)
 
 
 def test_the_queues_of_a_normal_topic_can_grow_and_not_shrink() -> None:
     world = World()
-    world.engine.put_topic("t", type_=TopicType.NORMAL, queues=2, now_ms=world.now_ms)
-    grown = world.engine.put_topic("t", type_=None, queues=3, now_ms=world.now_ms)
+    world.engine.administration.put_topic(
+        "t", type_=TopicType.NORMAL, queues=2, now_ms=world.now_ms
+    )
+    grown = world.engine.administration.put_topic("t", type_=None, queues=3, now_ms=world.now_ms)
     assert (grown.queues, grown.version) == (3, 2)
     with pytest.raises(Conflict, match="only grow"):
-        world.engine.put_topic("t", type_=None, queues=2, now_ms=world.now_ms)
+        world.engine.administration.put_topic("t", type_=None, queues=2, now_ms=world.now_ms)
 
 
 def test_a_group_has_its_delivery_order_for_life() -> None:
     world = World()
     world.group(is_ordered=True)
     with pytest.raises(Conflict, match="for life"):
-        world.engine.put_group(GROUP, is_ordered=False, now_ms=world.now_ms)
+        world.engine.administration.put_group(GROUP, is_ordered=False, now_ms=world.now_ms)
 
 
 def test_a_put_that_changes_nothing_leaves_the_version() -> None:
     world = World()
     world.group(max_attempts=5)
-    group = world.engine.put_group(GROUP, max_attempts=5, now_ms=world.now_ms)
+    group = world.engine.administration.put_group(GROUP, max_attempts=5, now_ms=world.now_ms)
     assert group.version == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
-from tidemill.broker.engine.engine import QueueProgress, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.inspection import QueueProgress
 from tidemill.common.errors import Overloaded
 
 DAY_MS = 86_400_000
@@ -22,7 +23,7 @@ def expire_all(world: World) -> None:
 def progress_of(world: World, name: str) -> list[QueueProgress]:
     group = world.engine.catalog.find_group(name)
     assert group is not None
-    return world.engine.group_progress(group)
+    return world.engine.inspection.group_progress(group)
 
 
 def test_a_retry_topic_whose_messages_have_all_expired_does_not_stop_pops() -> None:
@@ -55,7 +56,7 @@ def test_a_dead_letter_that_retention_took_is_only_settled() -> None:
     (retried,) = world.pop(1, invisible_ms=DAY_MS)
     expire_all(world)
     world.engine.dead_letter(retried.delivery, world.now_ms)
-    world.engine.commit()
+    world.commit()
     assert sum(one.in_flight_count for one in progress_of(world, GROUP)) == 0
 
 
@@ -81,12 +82,14 @@ def test_expired_ordered_deliveries_that_a_reset_or_deletion_voids_leave_the_tab
         world.send(f"m{n}")
         world.pop(1, group=FIFO, invisible_ms=1_000)
         world.advance(2_000)
-        world.engine.reset_offset(FIFO, TOPIC, ResetTarget(earliest=True), world.now_ms)
-        world.engine.commit()
+        world.engine.administration.reset_offset(
+            FIFO, TOPIC, ResetTarget(earliest=True), world.now_ms
+        )
+        world.commit()
     world.pop(1, group=FIFO, invisible_ms=1_000)
     world.advance(2_000)
-    world.engine.delete_group(FIFO, world.now_ms)
-    world.engine.commit()
+    world.engine.administration.delete_group(FIFO, world.now_ms)
+    world.commit()
     assert world.engine.state.table.used_count == 0
 
 
@@ -136,10 +139,12 @@ def test_a_batch_without_attempts_left_does_not_hide_what_is_behind_it() -> None
     world.send(*[f"m{n}" for n in range(33)])
     assert len(world.drain(invisible_ms=1_000)) == 33
     world.advance(2_000)
-    world.engine.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
+    world.engine.administration.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
     world.engine.take_ready()
     assert world.pop(32) == []
-    assert world.engine.next_due_ms() == world.now_ms, "the next turn looks at the rest"
+    assert world.engine.next_due_ms(world.now_ms, world.now_ms) == world.now_ms, (
+        "the next turn looks at the rest"
+    )
     assert world.pop(32) == []
     assert len(world.drain(group="auditor", topic=f"%DLQ%{GROUP}")) == 33
 
@@ -151,7 +156,7 @@ def test_dead_letters_wake_who_waits_for_them() -> None:
         (popped,) = world.pop(1)
         world.engine.take_ready()
         world.engine.dead_letter(popped.delivery, world.now_ms)
-        world.engine.commit()
+        world.commit()
         topic_ids, _ = world.engine.take_ready()
         topic = world.engine.catalog.find_topic(f"%DLQ%{GROUP}")
         assert topic is not None

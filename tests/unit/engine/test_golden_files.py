@@ -20,8 +20,8 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import check_log
 from tests.support.timer_log_fold import CANCELLED, DROPPED, PENDING
 from tests.support.timer_world import TIMERS, TimerWorld
-from tidemill.broker.engine.background import retire_oldest, write_checkpoint
-from tidemill.broker.engine.engine import AckResult, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import (
     message,
     pop_checkpoint,
@@ -69,8 +69,10 @@ def history() -> dict[str, bytes]:
     world.topic(queues=2)
     for n in range(12):
         data = blob(f"m{n}", tag="ab"[n // 2 % 2], keys=("k",) * (n % 3))
-        engine.append(world.topic(), n % 2, data, crc32(data), world.now_ms)
-    engine.commit()
+        engine.send(
+            world.topic(), n % 2, data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+        )
+    world.commit()
     gaps = world.pop(2, tags=("a",), invisible_ms=1_000)
     rest = world.pop(4, invisible_ms=600_000)
     ordered = world.pop(3, group="fifo", invisible_ms=600_000, attempt_id="attempt-1")
@@ -82,12 +84,12 @@ def history() -> dict[str, bytes]:
     world.advance(1_000)
     engine.dead_letter(rest[2].delivery, world.now_ms)
     world.pop(1, group="resetter")
-    engine.reset_offset("resetter", TOPIC, ResetTarget(offset=3), world.now_ms)
+    engine.administration.reset_offset("resetter", TOPIC, ResetTarget(offset=3), world.now_ms)
     world.topic("gone")
-    engine.delete_topic("gone", world.now_ms)
-    engine.commit()
+    engine.administration.delete_topic("gone", world.now_ms)
+    world.commit()
     assert len(gaps) == 2
-    for files in write_checkpoint(engine):
+    for files in engine.checkpoints.write():
         sync(list(files))
     found = {
         f"{folder}.bin": world.disk.read(world.disk.names(folder)[0]) or b""
@@ -97,11 +99,11 @@ def history() -> dict[str, bytes]:
     while len(engine.log.segments) < 2:
         world.send("filler", topic="filler", size=3_000)
     # As if a later checkpoint had been written: only then a segment may go.
-    engine.derived_offset = engine.committed_offset
+    engine.store.derived_offset = engine.committed_offset
     segments: dict[str, bytes] = {}
-    for files in retire_oldest(engine):
+    for files in engine.retention.retire_oldest(world.now_ms):
         sync(list(files))
-        engine.commit()
+        world.commit()
         for segment in engine.log.segments:
             segments[segment.file.name] = bytes(segment.view)
     found["log.bin"] = b"".join(data for _, data in sorted(segments.items()))
@@ -123,14 +125,14 @@ def timer_history() -> dict[str, bytes]:
     engine = world.engine
     world.topic(queues=2)
     for n in range(6):
-        world.schedule(f"m{n}", delay_ms=(n + 2) * 1_000, queue_id=n % 2, keys=("k",))
-    world.schedule("parked", delay_ms=30 * 24 * 3_600_000)
-    world.schedule("moved", delay_ms=500_000)
-    world.schedule("gone", delay_ms=9_000, topic="gone")
+        schedule(world, f"m{n}", (n + 2) * 1_000, queue_id=n % 2, keys=("k",))
+    schedule(world, "parked", 30 * 24 * 3_600_000)
+    schedule(world, "moved", 500_000)
+    schedule(world, "gone", 9_000, topic="gone")
     world.cancel(1)
     world.reschedule(7, world.now_ms + 600_000)
-    engine.delete_topic("gone", world.now_ms)
-    engine.commit()
+    engine.administration.delete_topic("gone", world.now_ms)
+    world.commit()
     world.sleep(5_000)
     # As if retention were near: the copies go to another segment.
     while len(engine.log.segments) < 2:
@@ -138,17 +140,40 @@ def timer_history() -> dict[str, bytes]:
     engine.timers.evacuation._is_due = lambda _now_ms: True
     world.sleep(4_000)
     engine.timers.evacuation._is_due = lambda _now_ms: False
-    for files in engine.timers.flusher.flush(world.now_ms, engine.timers.store_uuid, iter_nothing):
+    for files in engine.timers.flusher.flush(
+        world.now_ms, engine.timers.opening.store_uuid, iter_nothing
+    ):
         sync(list(files))
-    world.schedule("after", delay_ms=40_000)
+    schedule(world, "after", 40_000)
     world.cancel(9)
-    for files in engine.timers.flusher.flush(world.now_ms, engine.timers.store_uuid, iter_nothing):
+    for files in engine.timers.flusher.flush(
+        world.now_ms, engine.timers.opening.store_uuid, iter_nothing
+    ):
         sync(list(files))
     world.judge()
     disk = world.disk
     return {golden_name: disk.read(name) or b"" for golden_name, name in TIMER_FILES.items()} | {
         "timer_commit_log.bin": b"".join(disk.read(name) or b"" for name in disk.names("log")),
     }
+
+
+def schedule(
+    world: TimerWorld,
+    text: str,
+    delay_ms: int,
+    *,
+    topic: str = TOPIC,
+    queue_id: int = 0,
+    keys: tuple[str, ...] = (),
+) -> None:
+    """Schedule a message of a type that `Engine.send` would store at once, as the files have it."""
+    data = blob(text, keys=keys)
+    topic_id, now_ms, engine = world.topic(topic), world.now_ms, world.engine
+    engine.timers.schedule(
+        engine.catalog.topics[topic_id], queue_id, data, crc32(data),
+        due_at_ms=now_ms + delay_ms, now_ms=now_ms, firing_ms=now_ms,
+    )  # fmt: skip
+    world.commit()
 
 
 def iter_nothing() -> Iterator[list[File]]:
@@ -334,10 +359,10 @@ def test_an_engine_of_today_goes_on_with_the_golden_files(with_derived_files: bo
     assert sorted(world.bodies(group="auditor")) == sorted(f"m{n}" for n in range(12))
     assert len(world.bodies(group="resetter")) == 6
     assert len(world.bodies(group="auditor", topic=f"%DLQ%{GROUP}")) == 3
-    assert sum(one.in_flight_count for one in world.engine.group_progress(fifo)) == 2
+    assert sum(one.in_flight_count for one in world.engine.inspection.group_progress(fifo)) == 2
     topic = catalog.find_topic(TOPIC)
     assert topic is not None
-    assert {one.stored_topic for one in world.engine.find(topic, key="k")} >= {TOPIC}
+    assert {one.stored_topic for one in world.engine.inspection.find(topic, key="k")} >= {TOPIC}
     popped = world.pop(group="fifo", attempt_id="attempt-2")
     assert len(popped) == 6, "of one queue the golden batch is out"
     world.advance(1_000_000)

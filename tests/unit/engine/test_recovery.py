@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.engine_world import GROUP, World
 from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.metadata.catalog import encode_config
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.common.errors import BadRequest, MessageCorrupted
 
@@ -73,8 +73,8 @@ def test_an_empty_file_left_by_the_making_of_a_segment_does_no_harm() -> None:
 
 def test_a_log_of_a_later_version_is_refused_with_a_sentence() -> None:
     world = World(FaultyDisk(Random(0)))
-    world.engine.log.append(Kind.CONFIG, encode_config({"op": "fromTheFuture"}), 0)
-    world.engine.commit()
+    world.engine.log.append(Kind.CONFIG, encode_item({"op": "fromTheFuture"}), 0)
+    world.commit()
     with pytest.raises(CorruptStore, match=r"fromTheFuture.*later one"):
         world.restart()
 
@@ -97,7 +97,9 @@ def test_a_message_that_is_none_is_refused_and_not_stored(data: bytes) -> None:
     topic_id = world.topic()
     end = world.engine.log_end
     with pytest.raises(MessageCorrupted):
-        world.engine.append(topic_id, 0, data, crc32(data), world.now_ms)
+        world.engine.send(
+            topic_id, 0, data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+        )
     assert world.engine.log_end == end
 
 
@@ -109,7 +111,7 @@ def test_expired_messages_of_an_ordered_group_are_counted_as_ready() -> None:
     world.advance(1_001)
     group = world.engine.catalog.find_group(GROUP)
     assert group is not None
-    (progress,) = world.engine.group_progress(group)
+    (progress,) = world.engine.inspection.group_progress(group)
     assert (progress.ready_count, progress.in_flight_count) == (3, 0)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.engine import AckResult, ResetTarget
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult
 from tidemill.common.errors import DiskFull
 
 DAY_MS = 86_400_000
@@ -50,23 +51,23 @@ def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
     ordered = world.pop(2, group="ordered", invisible_ms=10 * DAY_MS, attempt_id="a1")
     world.ack(ordered[0])
     void = world.pop(2, group="resetter", invisible_ms=10 * DAY_MS)
-    world.engine.reset_offset("resetter", TOPIC, ResetTarget(offset=5), world.now_ms)
-    world.engine.commit()
+    world.engine.administration.reset_offset("resetter", TOPIC, ResetTarget(offset=5), world.now_ms)
+    world.commit()
     fill(world, 3)
     world.now_ms += 2 * DAY_MS
-    world.engine.refresh(world.now_ms)
+    world.engine.refresh()
     fill(world, 1)
     world.background()
     assert world.engine.log.min_offset >= 2 << 20
     topics = {topic.name: topic for topic in world.engine.catalog.topics.values()}
     groups = {group.name: group for group in world.engine.catalog.groups.values()}
-    secret = world.engine.handle_secret
+    secret = world.engine.catalog.handle_secret
     keep_only_the_log(world)
 
     catalog = world.engine.catalog
     assert {topic.name: topic for topic in catalog.topics.values()} == topics
     assert {group.name: group for group in catalog.groups.values()} == groups
-    assert world.engine.handle_secret == secret
+    assert world.engine.catalog.handle_secret == secret
     quiet = catalog.queue(topics["quiet"].id, 0)
     assert (quiet.min_offset, quiet.max_offset) == (2, 2), "offsets go on where they were"
     assert world.ack(live[1]) == [AckResult.GONE], "a replaced handle stays refused"
@@ -84,7 +85,7 @@ def test_a_second_retirement_keeps_what_the_first_stated_again() -> None:
     for _ in range(3):
         fill(world, 2)
         world.now_ms += 2 * DAY_MS
-        world.engine.refresh(world.now_ms)
+        world.engine.refresh()
         fill(world, 1)
         world.background()
     keep_only_the_log(world)
@@ -110,7 +111,7 @@ def test_expired_messages_are_counted_and_the_rest_is_delivered() -> None:
     got = world.drain()
     assert got == sent[len(sent) - len(got) :]
     assert len(got) < len(sent)
-    assert world.engine.expired_count == len(sent) - len(got)
+    assert world.engine.retention.expired_count == len(sent) - len(got)
 
 
 def test_the_original_of_a_delivery_may_expire_before_its_revive() -> None:
@@ -134,7 +135,7 @@ def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
     (popped,) = world.pop(1)
     while world.engine.free_bytes >= 4 << 20:
         world.send(f"big{world.disk.written_bytes}", size=100_000)
-        world.engine.refresh(world.now_ms)
+        world.engine.refresh()
     with pytest.raises(DiskFull, match="messages are refused until there is room"):
         world.send("one too many")
     assert world.ack(popped) == [AckResult.APPLIED]

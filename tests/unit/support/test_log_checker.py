@@ -9,9 +9,9 @@ import pytest
 from tests.support.engine_world import World
 from tests.support.log_checker import BrokenPromise, check_log, judge
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint
+from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.message import Cause, Reason
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.metadata.catalog import encode_config
 
 FIFO = "fifo"
 START = 1_000_000
@@ -33,7 +33,7 @@ class Forger:
 
     def append(self, kind: Kind, body: bytes, *, after_ms: int = 0) -> None:
         self.world.engine.log.append(kind, body, START + after_ms)
-        self.world.engine.commit()
+        self.world.commit()
 
     def ck(
         self, slot: int, start: int, count: int, *, after_ms: int = 0, ordered: bool = False,
@@ -65,13 +65,13 @@ class Forger:
         body = message.PLACE.pack(99, 0, 1, self.copies) + message.encode_cause(cause)
         self.world.engine.log.append(Kind.MESSAGE, body, START + after_ms, flags=message.FLAG_CAUSE)
         self.copies += 1
-        self.world.engine.commit()
+        self.world.commit()
 
     def reset(self, offset: int) -> None:
         config = {
             "op": "reset", "group_id": self.group_id, "offsets": [[self.topic_id, 0, offset]],
         }  # fmt: skip
-        self.append(Kind.CONFIG, encode_config(config))
+        self.append(Kind.CONFIG, encode_item(config))
 
 
 def change_twice(forger: Forger) -> None:

@@ -19,7 +19,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import Group, Topic
-    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.server.rounds import Rounds, Turn
 
 T = TypeVar("T")
 
@@ -37,15 +37,15 @@ class BrokerAdminService:
     async def PutTopic(self, request: pb.PutTopicRequest) -> pb.TopicConfig:
         """Create or change a topic."""
 
-        def put(engine: Engine, now_ms: int) -> pb.TopicConfig:
+        def put(engine: Engine, turn: Turn) -> pb.TopicConfig:
             check_own_topic(request.name)
             before = engine.catalog.find_topic(request.name)
-            topic = engine.put_topic(
+            topic = engine.administration.put_topic(
                 request.name,
                 type_=config_frames.topic_type(request.type),
                 queues=request.queues,
                 delivery_spread_ms=config_frames.delivery_spread_ms(request),
-                now_ms=now_ms,
+                now_ms=turn.now_ms,
             )
             config_log.topic_put(before, topic, auto_create=False)
             return config_frames.topic_config(topic)
@@ -55,9 +55,9 @@ class BrokerAdminService:
     async def DeleteTopic(self, request: pb.NamedRequest) -> pb.Empty:
         """Delete a topic with its messages."""
 
-        def delete(engine: Engine, now_ms: int) -> pb.Empty:
+        def delete(engine: Engine, turn: Turn) -> pb.Empty:
             find_topic(engine, request.name)
-            engine.delete_topic(request.name, now_ms)
+            engine.administration.delete_topic(request.name, turn.now_ms)
             config_log.topic_deleted(request.name)
             return pb.Empty()
 
@@ -66,11 +66,11 @@ class BrokerAdminService:
     async def PutGroup(self, request: pb.PutGroupRequest) -> pb.GroupConfig:
         """Create or change a consumer group."""
 
-        def put(engine: Engine, now_ms: int) -> pb.GroupConfig:
+        def put(engine: Engine, turn: Turn) -> pb.GroupConfig:
             check_group(request.name)
             before = engine.catalog.find_group(request.name)
-            group = engine.put_group(
-                request.name, **config_frames.group_fields(request), now_ms=now_ms
+            group = engine.administration.put_group(
+                request.name, **config_frames.group_fields(request), now_ms=turn.now_ms
             )
             config_log.group_put(before, group, auto_create=False)
             return config_frames.group_config(group)
@@ -80,8 +80,8 @@ class BrokerAdminService:
     async def DeleteGroup(self, request: pb.NamedRequest) -> pb.Empty:
         """Delete a consumer group with its progress."""
 
-        def delete(engine: Engine, now_ms: int) -> pb.Empty:
-            engine.delete_group(request.name, now_ms)
+        def delete(engine: Engine, turn: Turn) -> pb.Empty:
+            engine.administration.delete_group(request.name, turn.now_ms)
             config_log.group_deleted(request.name)
             return pb.Empty()
 
@@ -93,7 +93,7 @@ class BrokerAdminService:
     ) -> pb.ConfigUpdate:
         """Return all topics and groups."""
 
-        def get(engine: Engine, _now_ms: int) -> pb.ConfigUpdate:
+        def get(engine: Engine, _turn: Turn) -> pb.ConfigUpdate:
             return config_frames.complete_config(engine, auto_create=self._auto_create)
 
         return await self._call(get)
@@ -101,11 +101,12 @@ class BrokerAdminService:
     async def GetTopicStatus(self, request: pb.NamedRequest) -> pb.TopicStatus:
         """Return a topic and what its queues hold."""
 
-        def get(engine: Engine, _now_ms: int) -> pb.TopicStatus:
+        def get(engine: Engine, _turn: Turn) -> pb.TopicStatus:
             topic = find_topic(engine, request.name)
+            queues = engine.inspection.queue_status(topic)
             return pb.TopicStatus(
                 topic=config_frames.topic_config(topic),
-                queues=[config_frames.queue_status(q) for q in engine.queue_status(topic)],
+                queues=[config_frames.queue_status(queue) for queue in queues],
             )
 
         return await self._call(get)
@@ -113,11 +114,12 @@ class BrokerAdminService:
     async def GetGroupProgress(self, request: pb.NamedRequest) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
 
-        def get(engine: Engine, _now_ms: int) -> pb.GroupProgress:
+        def get(engine: Engine, _turn: Turn) -> pb.GroupProgress:
             group = find_group(engine, request.name)
+            queues = engine.inspection.group_progress(group)
             return pb.GroupProgress(
                 group=config_frames.group_config(group),
-                queues=[config_frames.queue_progress(q) for q in engine.group_progress(group)],
+                queues=[config_frames.queue_progress(queue) for queue in queues],
             )
 
         return await self._call(get)
@@ -125,10 +127,12 @@ class BrokerAdminService:
     async def ResetOffset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""
 
-        def reset(engine: Engine, now_ms: int) -> pb.ResetOffsetReply:
+        def reset(engine: Engine, turn: Turn) -> pb.ResetOffsetReply:
             target = config_frames.reset_target(request)
             find_topic(engine, request.topic)
-            statuses = engine.reset_offset(request.group, request.topic, target, now_ms)
+            statuses = engine.administration.reset_offset(
+                request.group, request.topic, target, turn.now_ms
+            )
             config_log.offsets_reset(request.group, request.topic)
             return pb.ResetOffsetReply(queues=[config_frames.queue_status(q) for q in statuses])
 
@@ -137,8 +141,8 @@ class BrokerAdminService:
     async def FindMessages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
         """Find messages by id or by key."""
 
-        def find(engine: Engine, _now_ms: int) -> pb.FindMessagesReply:
-            found = engine.find(
+        def find(engine: Engine, _turn: Turn) -> pb.FindMessagesReply:
+            found = engine.inspection.find(
                 find_topic(engine, request.topic),
                 message_id=request.message_id,
                 key=request.key,
@@ -148,11 +152,11 @@ class BrokerAdminService:
 
         return await self._call(find)
 
-    async def _call(self, function: Callable[[Engine, int], T]) -> T:
+    async def _call(self, function: Callable[[Engine, Turn], T]) -> T:
         return await in_round(self._rounds, function)
 
 
-async def in_round(rounds: Rounds, function: Callable[[Engine, int], T]) -> T:
+async def in_round(rounds: Rounds, function: Callable[[Engine, Turn], T]) -> T:
     """Run `function` in a round; its refusal ends the call."""
     try:
         return await rounds.call(function)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypedDict
 
-from tidemill.broker.engine.engine import (
-    Engine,
-    FoundMessage,
-    QueueProgress,
-    QueueStatus,
-    ResetTarget,
-)
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.inspection import FoundMessage, QueueProgress, QueueStatus
 from tidemill.broker.engine.metadata.catalog import (
     ConfigChanges,
     ExponentialRetry,
@@ -68,8 +64,8 @@ def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
         is_complete=True,
         topics=_visible(engine.catalog.topics.values()),
         groups=[group_config(group) for group in engine.catalog.groups.values()],
-        handle_secret=engine.handle_secret,
-        broker_name=engine.broker_name,
+        handle_secret=engine.catalog.handle_secret,
+        broker_name=engine.catalog.broker_name,
         auto_create=auto_create,
     )
 

@@ -8,8 +8,9 @@ from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
 from tidemill.common.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.engine import Engine, QueueProgress
-    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.inspection import QueueProgress
+    from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.common.clock import Clock
 
 
@@ -43,10 +44,10 @@ class _Progress:
     def __init__(self, group_id: int) -> None:
         self._group_id = group_id
 
-    def __call__(self, engine: Engine, _now_ms: int) -> list[QueueProgress]:
+    def __call__(self, engine: Engine, _turn: Turn) -> list[QueueProgress]:
         group = engine.catalog.groups.get(self._group_id)
-        return engine.group_progress(group) if group is not None else []
+        return engine.inspection.group_progress(group) if group is not None else []
 
 
-def _group_ids(engine: Engine, _now_ms: int) -> list[int]:
+def _group_ids(engine: Engine, _turn: Turn) -> list[int]:
     return list(engine.catalog.groups)

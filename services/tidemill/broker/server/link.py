@@ -20,8 +20,6 @@ from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Pop
 from tidemill.broker.server.replies import Replies
 from tidemill.common.errors import Overloaded, ServiceError
-from tidemill.message.stored_message import MESSAGE_TYPE_AT
-from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
@@ -38,8 +36,6 @@ UNSENT_POPS_BYTES_MAX = 256 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
-# Where the type of a stored message is, and what it is in a delayed one.
-_TYPE_AT, _DELAY = MESSAGE_TYPE_AT, int(v2.DELAY)
 
 
 class Outlet(Protocol):
@@ -136,22 +132,22 @@ class Link:
 
     def _apply_appends(self, appends: pb.AppendBatch, turn: Turn) -> Iterator[None]:
         replies, now_ms = self._replies, turn.now_ms
-        append, appended = turn.engine.append, self._traffic.appended
+        send, appended = turn.engine.send, self._traffic.appended
+        firing_ms = turn.firing_ms
         columns = zip(
             appends.request_ids, appends.topic_ids, appends.queue_ids, appends.crcs, appends.blobs,
             strict=True,
         )  # fmt: skip
         for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(columns, 1):
             try:
-                if len(blob) > _TYPE_AT and blob[_TYPE_AT] == _DELAY:
-                    offset, due_at_ms = turn.engine.schedule(topic_id, queue_id, blob, crc, now_ms)
-                    if due_at_ms:
-                        replies.append_dues[len(replies.append_ids)] = due_at_ms
-                else:
-                    offset = append(topic_id, queue_id, blob, crc, now_ms)
+                offset, due_at_ms = send(
+                    topic_id, queue_id, blob, crc, now_ms=now_ms, firing_ms=firing_ms
+                )
             except ServiceError as error:
                 replies.failures.append((request_id, error))
             else:
+                if due_at_ms:
+                    replies.append_dues[len(replies.append_ids)] = due_at_ms
                 replies.append_ids.append(request_id)
                 replies.append_offsets.append(offset)
                 appended(topic_id, blob)
@@ -201,7 +197,7 @@ class Link:
         catalog = turn.engine.catalog
         topic, group = catalog.find_topic(request.topic), catalog.find_group(request.group)
         try:
-            turn.engine.ensure(request.topic, request.group, turn.now_ms)
+            turn.engine.administration.ensure(request.topic, request.group, turn.now_ms)
         except ServiceError as error:
             self._replies.failures.append((request.request_id, error))
         else:

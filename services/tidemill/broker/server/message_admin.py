@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.server.rounds import Rounds, Turn
 
 
 class MessageAdmin:
@@ -33,22 +33,28 @@ class MessageAdmin:
     async def StoreMessage(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
         """Store a message, or schedule it when its type is DELAY."""
 
-        def store(engine: Engine, now_ms: int) -> pb.StoreMessageReply:
+        def store(engine: Engine, turn: Turn) -> pb.StoreMessageReply:
             fields = _decode(request.blob)
             kind = v2.MessageType.ValueType(fields.message_type)
-            topic = _use_topic(engine, request.topic, now_ms)
+            topic = _use_topic(engine, request.topic, turn.now_ms)
             check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
             queue_id = self._queue(request, fields, topic)
-            if kind == v2.DELAY:
-                reply = _schedule(engine, request, topic.id, queue_id, now_ms)
-            elif request.HasField("delay_ms"):
+            has_delay = request.HasField("delay_ms")
+            if has_delay and kind != v2.DELAY:
                 raise BadRequest("only messages of type DELAY have a delay")
-            else:
-                blob = request.blob
-                offset = engine.append(topic.id, queue_id, blob, crc32(blob), now_ms)
-                reply = pb.StoreMessageReply(queue_id=queue_id, queue_offset=offset)
+            sent = engine.send(
+                topic.id,
+                queue_id,
+                request.blob,
+                crc32(request.blob),
+                now_ms=turn.now_ms,
+                firing_ms=turn.firing_ms,
+                delay_ms=request.delay_ms if has_delay else None,
+            )
             self._traffic.appended(topic.id, request.blob)
-            return reply
+            return pb.StoreMessageReply(
+                queue_id=queue_id, queue_offset=sent.queue_offset, due_at_ms=sent.due_at_ms
+            )
 
         return await in_round(self._rounds, store)
 
@@ -76,26 +82,10 @@ def _use_topic(engine: Engine, name: str, now_ms: int) -> Topic:
     topic = engine.catalog.find_topic(name)
     if topic is None or name.startswith(HIDDEN_TOPIC_PREFIX):
         check_own_topic(name)
-        engine.ensure(name, "", now_ms)
+        engine.administration.ensure(name, "", now_ms)
         topic = engine.catalog.find_topic(name)
         assert topic is not None, "what was ensured is there"
         config_log.topic_put(None, topic, auto_create=True)
     if topic.is_system:
         raise Forbidden(f"messages get to {name} by the broker only")
     return topic
-
-
-def _schedule(
-    engine: Engine, request: pb.StoreMessageRequest, topic_id: int, queue_id: int, now_ms: int
-) -> pb.StoreMessageReply:
-    scheduled = engine.schedule(
-        topic_id,
-        queue_id,
-        request.blob,
-        crc32(request.blob),
-        now_ms,
-        delay_ms=request.delay_ms if request.HasField("delay_ms") else None,
-    )
-    return pb.StoreMessageReply(
-        queue_id=queue_id, queue_offset=scheduled.queue_offset, due_at_ms=scheduled.due_at_ms
-    )

@@ -84,13 +84,22 @@ class Work(Protocol):
 class Turn:
     """What a round hands to its work."""
 
-    __slots__ = ("_touched", "engine", "is_draining", "monotonic_ms", "now_ms", "polls")
+    __slots__ = (
+        "_touched",
+        "engine",
+        "firing_ms",
+        "is_draining",
+        "monotonic_ms",
+        "now_ms",
+        "polls",
+    )
 
     def __init__(self, engine: Engine, polls: LongPolling, clock: Clock) -> None:
         self.engine = engine
         self.polls = polls
         self.now_ms = clock.wall_ms()
         self.monotonic_ms = clock.monotonic_ms()
+        self.firing_ms = self.now_ms  # by which delayed messages are due
         self.is_draining = False
         self._touched: dict[Asker, None] = {}
 
@@ -133,7 +142,7 @@ class Rounds:
         self._wake = asyncio.Event()
         self._is_draining = False
         self._is_stopped = False
-        self._background = engine.background()
+        self._background = engine.background
         self._firing_clock = FiringClock(hold_ms=clock_hold_ms)
         self._is_background_idle = False
         self._background_idle_at_ms = 0
@@ -148,6 +157,11 @@ class Rounds:
     def engine(self) -> Engine:
         """The engine, for reading what a scrape needs; never for a command."""
         return self._engine
+
+    @property
+    def now_ms(self) -> int:
+        """When the last round began, by wall time."""
+        return self.turn.now_ms
 
     @property
     def firing_clock(self) -> FiringClock:
@@ -173,8 +187,8 @@ class Rounds:
             self._has_room.clear()
         self._wake.set()
 
-    async def call(self, function: Callable[[Engine, int], T]) -> T:
-        """Run `function(engine, now_ms)` in a round; return its result once that is durable."""
+    async def call(self, function: Callable[[Engine, Turn], T]) -> T:
+        """Run `function(engine, turn)` in a round; return its result once that is durable."""
         if self._is_draining:
             raise Draining("the broker is about to stop")
         if self._calls >= CALLS_MAX:
@@ -191,7 +205,7 @@ class Rounds:
         """Wait until all that is queued now is applied and answered."""
         # The second round begins when the first has answered everybody.
         for _ in range(2):
-            barrier = _Call(lambda _engine, _now_ms: None)
+            barrier = _Call(lambda _engine, _turn: None)
             self.put(barrier)
             await barrier.result
 
@@ -225,7 +239,7 @@ class Rounds:
                 is_last = self._is_stopped
                 has_more = await self._round()
                 if is_last:
-                    self._engine.finish()
+                    self._engine.finish(self._clock.wall_ms())
                     return
                 if self._pending or has_more or self._is_stopped:
                     await asyncio.sleep(0)  # Frames must be read to queue up.
@@ -245,19 +259,18 @@ class Rounds:
 
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
-            engine.refresh(turn.now_ms)
+            engine.refresh()
             for (topic, reason), found in engine.timers.deliverer.take_notices().items():
                 log.warning(
                     "timers not delivered",
                     topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
                 )  # fmt: skip
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
-        firing_ms = min(firing_ms, turn.now_ms)
-        engine.timers.set_time(turn.now_ms, firing_ms)
+        turn.firing_ms = min(firing_ms, turn.now_ms)
         for item in work:
             await _in_turns(item.apply(turn))
         begin_s = time.monotonic()
-        has_more = engine.run_due(turn.now_ms, firing_ms)
+        has_more = engine.run_due(turn.now_ms, turn.firing_ms)
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
@@ -268,10 +281,11 @@ class Rounds:
         if turn.is_draining:
             polls.release()
 
-        engine.write()
-        if files := engine.unsynced_files():
+        engine.write(turn.now_ms)
+        log_offset, files = engine.begin_sync()
+        if files:
             await self._syncs.sync(files)
-            engine.synced()
+            engine.synced(log_offset)
             self._is_background_idle = False
         for asker in turn.touched():
             await _in_turns(asker.answer())
@@ -292,13 +306,14 @@ class Rounds:
 
     def _run_background(self) -> bool:
         """Do one slice of background work; True when there is more to do at once."""
-        now_ms = self.turn.monotonic_ms
+        turn = self.turn
+        now_ms = turn.monotonic_ms
         # Retention is a matter of time alone: nothing need happen for it to have work.
         is_idle = self._is_background_idle and now_ms < self._background_idle_at_ms + SLEEP_MS_MAX
-        is_idle = is_idle and not self._engine.wants_background
+        is_idle = is_idle and not self._background.is_wanted(turn.now_ms)
         if is_idle or self._background_files or self._is_stopped:
             return False
-        files = next(self._background)
+        files = self._background.step(turn.now_ms, turn.firing_ms)
         if files is None:
             self._is_background_idle = True
             self._background_idle_at_ms = now_ms
@@ -329,9 +344,9 @@ class Rounds:
     async def _sleep(self) -> None:
         """Sleep until there is work or the next deadline."""
         delay_ms = SLEEP_MS_MAX
-        dues = [self._engine.next_due_ms()]
+        dues = [self._engine.next_due_ms(self.turn.now_ms, self.turn.firing_ms)]
         if not self._background_files:
-            dues.append(self._engine.next_background_ms())
+            dues.append(self._background.next_ms())
         for due_ms in dues:
             if due_ms is not None:
                 delay_ms = min(delay_ms, due_ms - self._clock.wall_ms())
@@ -351,7 +366,7 @@ class _Call(Generic[T]):
 
     size_bytes = 1024  # about what it keeps in memory
 
-    def __init__(self, function: Callable[[Engine, int], T]) -> None:
+    def __init__(self, function: Callable[[Engine, Turn], T]) -> None:
         self._function = function
         self._outcome: T | ServiceError | None = None
         self.result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -359,7 +374,7 @@ class _Call(Generic[T]):
     def apply(self, turn: Turn) -> Iterator[None]:
         turn.touch(self)
         try:
-            self._outcome = self._function(turn.engine, turn.now_ms)
+            self._outcome = self._function(turn.engine, turn)
         except ServiceError as error:
             self._outcome = error
         yield

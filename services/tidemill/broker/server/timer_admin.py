@@ -13,7 +13,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.server.rounds import Rounds, Turn
 
 log = structlog.get_logger()
 
@@ -30,9 +30,9 @@ class TimerAdmin:
         The search takes a round a slice, so that nobody waits for it.
         """
         search = await in_round(
-            self._rounds, lambda engine, _now_ms: engine.timers.search(_query(engine, request))
+            self._rounds, lambda engine, _turn: engine.timers.search(_query(engine, request))
         )
-        while await in_round(self._rounds, lambda _engine, _now_ms: search.step()):
+        while await in_round(self._rounds, lambda _engine, _turn: search.step()):
             pass
         last_due_ms, last_timer_id = search.last
         return pb.ListTimersReply(
@@ -46,15 +46,15 @@ class TimerAdmin:
         """Return one timer, also one that was delivered, cancelled or dropped."""
         return _timer(
             await in_round(
-                self._rounds, lambda engine, _now_ms: engine.timers.status(request.timer_id)
+                self._rounds, lambda engine, _turn: engine.timers.status(request.timer_id)
             )
         )
 
     async def CancelTimer(self, request: pb.TimerRequest) -> pb.Timer:
         """Cancel a pending timer; cancelling it again is no error."""
 
-        def cancel(engine: Engine, now_ms: int) -> TimerStatus:
-            engine.timers.cancel(request.timer_id, now_ms=now_ms)
+        def cancel(engine: Engine, turn: Turn) -> TimerStatus:
+            engine.timers.cancel(request.timer_id, now_ms=turn.now_ms)
             return engine.timers.status(request.timer_id)
 
         status = await in_round(self._rounds, cancel)
@@ -65,15 +65,16 @@ class TimerAdmin:
         """Let a pending timer be due at another time."""
         expected = request.expected_due_at_ms if request.HasField("expected_due_at_ms") else None
 
-        def reschedule(engine: Engine, now_ms: int) -> TimerStatus:
+        def reschedule(engine: Engine, turn: Turn) -> TimerStatus:
             due_at_ms = request.due_at_ms
             if request.HasField("delay_ms"):
-                due_at_ms = engine.timers.firing_time(now_ms) + request.delay_ms
+                due_at_ms = turn.firing_ms + request.delay_ms
             engine.timers.reschedule(
                 request.timer_id,
                 due_at_ms=due_at_ms,
                 expected_due_at_ms=expected,
-                now_ms=now_ms,
+                now_ms=turn.now_ms,
+                firing_ms=turn.firing_ms,
             )
             return engine.timers.status(request.timer_id)
 
@@ -87,8 +88,8 @@ class TimerAdmin:
     async def FireTimer(self, request: pb.TimerRequest) -> pb.Timer:
         """Deliver the message of a pending timer now."""
 
-        def fire(engine: Engine, now_ms: int) -> TimerStatus:
-            engine.timers.fire(request.timer_id, now_ms=now_ms)
+        def fire(engine: Engine, turn: Turn) -> TimerStatus:
+            engine.timers.fire(request.timer_id, now_ms=turn.now_ms, firing_ms=turn.firing_ms)
             return engine.timers.status(request.timer_id)
 
         status = await in_round(self._rounds, fire)

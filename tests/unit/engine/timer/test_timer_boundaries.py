@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
-from zlib import crc32
 
 import pytest
 
-from tests.support.engine_world import TOPIC, blob
+from tests.support.engine_world import TOPIC
 from tests.support.timer_world import (
     DAY_MS,
     HOUR_MS,
@@ -104,7 +103,7 @@ def test_ids_go_on_over_pages_and_files_of_the_table() -> None:
     for n in range(1_537):
         done = world.schedule(f"m{n}", delay_ms=5_000 + n, commit=n % 100 == 0)
         assert done.queue_offset == n
-    world.engine.commit()
+    world.commit()
     world.sleep(3_000)
     world.background()
     for edge in (0, 511, 512, 1_023, 1_024, 1_535, 1_536):
@@ -118,13 +117,8 @@ def test_ids_go_on_over_pages_and_files_of_the_table() -> None:
 def test_the_largest_message_and_an_empty_one_come_as_they_were_sent() -> None:
     world = TimerWorld(segment_bytes=8 << 20)
     keys = tuple(f"key-{n}-{'x' * 200}" for n in range(250))
-    plain = blob("", keys=keys, size=4 << 20)
-    done = world.engine.schedule(
-        world.topic(), 0, plain, crc32(plain), world.now_ms, delay_ms=2_000
-    )
-    empty = blob("", message_id="empty")
-    world.engine.schedule(world.topic(), 0, empty, crc32(empty), world.now_ms, delay_ms=2_000)
-    world.engine.commit()
+    done = world.schedule("", keys=keys, size=4 << 20, delay_ms=2_000)
+    world.schedule("", delay_ms=2_000)
     assert world.engine.timers.status(done.queue_offset).size > 4 << 20
     assert len(world.search(TimerQuery(page_size=9, key=keys[-1]))) == 1
     world.sleep(3_000)
@@ -136,7 +130,7 @@ def test_the_largest_message_and_an_empty_one_come_as_they_were_sent() -> None:
 def test_a_timer_of_a_deleted_topic_is_dropped_with_its_reason_also_if_the_name_is_back() -> None:
     world = TimerWorld()
     world.schedule("gone", delay_ms=5_000)
-    world.engine.delete_topic(TOPIC, world.now_ms)
+    world.engine.administration.delete_topic(TOPIC, world.now_ms)
     world.schedule("new", delay_ms=5_000)
     world.sleep(6_000)
     assert world.texts() == ["new"]
@@ -179,7 +173,7 @@ def test_a_full_second_is_refused_spread_or_taken_by_the_formula(policy: Overloa
             assert count > limit
         else:
             taken += 1
-    world.engine.commit()
+    world.commit()
     world.check()
     if policy is OverloadPolicy.REJECT:
         assert abs(taken - expected) < 60

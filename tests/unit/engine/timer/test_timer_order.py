@@ -15,7 +15,7 @@ def scheduled(count: int, delay_ms: int, spread_ms: int = 1) -> TimerWorld:
     due_at_ms = (world.now_ms + delay_ms) // 1000 * 1000
     for n in range(count):
         world.schedule(f"m{n}", due_at_ms=due_at_ms + n * 7 % spread_ms, commit=n % 256 == 255)
-    world.engine.commit()
+    world.commit()
     return world
 
 

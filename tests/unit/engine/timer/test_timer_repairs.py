@@ -124,7 +124,7 @@ def test_the_audit_does_not_take_a_quarantined_timer_for_a_lost_one() -> None:
     drift = world.engine.timers.janitor.drift
     world.now_ms += 3 * DAY_MS
     world.engine.timers.index.hand_s = world.now_ms // 1000 - 1
-    world.engine.refresh(world.now_ms)
+    world.engine.refresh()
     for _ in world.engine.timers.janitor.audit(world.now_ms):
         pass
     assert not +drift
@@ -148,4 +148,4 @@ def test_the_topic_on_which_timers_wait_cannot_be_deleted() -> None:
     world = TimerWorld()
     world.schedule("a", delay_ms=SECOND_MS)
     with pytest.raises(Conflict):
-        world.engine.delete_topic(TIMER_TOPIC, world.now_ms)
+        world.engine.administration.delete_topic(TIMER_TOPIC, world.now_ms)

@@ -12,8 +12,26 @@ Bit i set: message i of the delivery is settled. Acks of one checkpoint in one r
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 ENTRY = struct.Struct(">IqI")
 SIZE = 16  # bytes
 assert ENTRY.size == SIZE, "part of the disk format"
 ENTRIES_MAX = 2048  # of one record: its head stays below the 64 KiB that head_size can say
+
+
+class Acks(NamedTuple):
+    """The entries (slot, delivery id, bits) of one ACK record."""
+
+    entries: list[tuple[int, int, int]]
+
+
+def encode(acks: Acks) -> bytes:
+    """Encode the body of an ACK record."""
+    pack = ENTRY.pack
+    return b"".join([pack(slot, delivery_id, bits) for slot, delivery_id, bits in acks.entries])
+
+
+def decode(body: bytes | memoryview) -> Acks:
+    """Decode the body of an ACK record."""
+    return Acks(list(ENTRY.iter_unpack(body)))

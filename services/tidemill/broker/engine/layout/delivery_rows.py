@@ -19,7 +19,11 @@ delivery was replaced by change-invisible, kept so that the old handle is refuse
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS
 
 ROW = np.dtype(
     [
@@ -39,3 +43,32 @@ ROW = np.dtype(
 )
 ROW_SIZE = 56  # bytes
 assert ROW.itemsize == ROW_SIZE, "part of the disk format"
+COUNT_SIZE = 4
+
+
+class DeliveryRows(NamedTuple):
+    """Rows of the form above, and by row number the gaps of those that have any."""
+
+    rows: np.ndarray
+    gaps: dict[int, tuple[int, ...]]
+
+
+def encode(deliveries: DeliveryRows) -> bytes:
+    """Encode rows and gaps."""
+    rows, gaps = deliveries
+    flat = [gap for number in sorted(gaps) for gap in gaps[number]]
+    count = len(rows).to_bytes(COUNT_SIZE, "big")
+    return count + rows.tobytes() + np.array(flat, dtype=">u4").tobytes()
+
+
+def decode(data: bytes | memoryview) -> DeliveryRows:
+    """Decode rows and gaps."""
+    count = int.from_bytes(data[:COUNT_SIZE], "big")
+    rows = np.frombuffer(data, dtype=ROW, count=count, offset=COUNT_SIZE)
+    at = COUNT_SIZE + count * ROW_SIZE
+    gaps: dict[int, tuple[int, ...]] = {}
+    for number in np.flatnonzero(rows["flags"] & FLAG_GAPS).tolist():
+        n = int(rows["count"][number])
+        gaps[number] = tuple(np.frombuffer(data, dtype=">u4", count=n, offset=at).tolist())
+        at += 4 * n
+    return DeliveryRows(rows, gaps)

@@ -99,19 +99,6 @@ class Cause(NamedTuple):
     origin: str
 
 
-def encode_cause(cause: Cause) -> bytes:
-    """Encode `cause` as it stands behind the place."""
-    origin = cause.origin.encode()
-    return CAUSE.pack(*cause[:-1], len(origin)) + origin
-
-
-def decode_cause(body: bytes | memoryview) -> Cause:
-    """Decode the cause in a message record's body."""
-    *fields, origin_size = CAUSE.unpack_from(body, PLACE_SIZE)
-    begin = PLACE_SIZE + CAUSE_SIZE
-    return Cause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
-
-
 class Target(NamedTuple):
     """Where a delayed message goes, and when."""
 
@@ -129,6 +116,58 @@ class TimerCause(NamedTuple):
     due_at_ms: int
     reason: int
     origin: str  # "" for what was delivered
+
+
+class Message(NamedTuple):
+    """A MESSAGE record: a stored message, where it stands, and why it is there."""
+
+    topic_id: int
+    queue_id: int
+    attempts: int
+    queue_offset: int
+    flags: int  # 0, or the one of the flags above that says what `cause` is
+    cause: Cause | Target | TimerCause | None
+    blob: bytes | memoryview
+    blob_crc: int
+
+
+def encode(message: Message) -> bytes:
+    """Encode the body of a MESSAGE record; its tail is the blob as it is."""
+    place = PLACE.pack(message[0], message[1], message[2], message[3])
+    match message.cause:
+        case None:
+            return place
+        case Cause() as cause:
+            return place + encode_cause(cause)
+        case Target() as target:
+            return place + encode_target(target)
+        case TimerCause() as cause:
+            return place + encode_timer_cause(cause)
+
+
+def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> Message:
+    """Decode a MESSAGE record; of the blob nothing is copied."""
+    cause: Cause | Target | TimerCause | None = None
+    if flags & FLAG_CAUSE:
+        cause = decode_cause(body)
+    elif flags & FLAG_SCHEDULE:
+        cause = decode_target(body)
+    elif flags & FLAG_TIMER:
+        cause = decode_timer_cause(body)
+    return Message._make((*PLACE.unpack_from(body), flags, cause, blob, blob_crc))
+
+
+def encode_cause(cause: Cause) -> bytes:
+    """Encode `cause` as it stands behind the place."""
+    origin = cause.origin.encode()
+    return CAUSE.pack(*cause[:-1], len(origin)) + origin
+
+
+def decode_cause(body: bytes | memoryview) -> Cause:
+    """Decode the cause in a message record's body."""
+    *fields, origin_size = CAUSE.unpack_from(body, PLACE_SIZE)
+    begin = PLACE_SIZE + CAUSE_SIZE
+    return Cause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
 
 
 def encode_target(target: Target) -> bytes:

@@ -72,6 +72,22 @@ def revive_queue_of(topic_id: int, group_id: int, queue_id: int) -> int:
     return (topic_id * 31 + group_id * 17 + queue_id) % REVIVE_QUEUES
 
 
+def encode(ck: PopCheckpoint) -> bytes:
+    """Encode the body of a CK record; `flags` say which optional parts there are."""
+    body = BODY.pack(*ck[:10])
+    if not ck.flags & (FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED):
+        return body
+    if ck.gaps is not None:
+        body += GAPS[ck.num].pack(*ck.gaps)
+    if ck.superseded is not None:
+        body += SUPERSEDED.pack(*ck.superseded)
+    if ck.attempts is not None:
+        attempt_id = ck.attempt_id.encode()
+        assert len(attempt_id) <= ATTEMPT_ID_BYTES_MAX, "the engine refuses longer ones"
+        body += ATTEMPTS[ck.num].pack(*ck.attempts) + bytes([len(attempt_id)]) + attempt_id
+    return body
+
+
 def decode(body: bytes | memoryview) -> PopCheckpoint:
     """Decode a CK record's body."""
     fixed = BODY.unpack_from(body)

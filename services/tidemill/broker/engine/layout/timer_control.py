@@ -41,6 +41,12 @@ class TimerControl(NamedTuple):
     new_due_at_ms: int
 
 
+class Frontier(NamedTuple):
+    """A FRONTIER record's body, decoded."""
+
+    frontier_ms: int
+
+
 def encode(control: TimerControl) -> bytes:
     """Encode the body of a TIMER record."""
     return _CONTROL.pack(*control)
@@ -51,11 +57,11 @@ def decode(body: bytes | memoryview) -> TimerControl:
     return TimerControl._make(_CONTROL.unpack(body))
 
 
-def encode_frontier(frontier_ms: int) -> bytes:
+def encode_frontier(frontier: Frontier) -> bytes:
     """Encode the body of a FRONTIER record."""
-    return _FRONTIER.pack(frontier_ms)
+    return _FRONTIER.pack(frontier.frontier_ms)
 
 
-def decode_frontier(body: bytes | memoryview) -> int:
+def decode_frontier(body: bytes | memoryview) -> Frontier:
     """Decode the body of a FRONTIER record."""
-    return int(_FRONTIER.unpack(body)[0])
+    return Frontier._make(_FRONTIER.unpack(body))

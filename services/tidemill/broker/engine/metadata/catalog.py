@@ -7,7 +7,6 @@ begins in the middle of the log may meet a message before the record that states
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any, final
@@ -155,6 +154,8 @@ class Catalog:
                 raise UnknownRecord(f"configuration item {other!r} at log offset {log_offset}")
 
     def _put_topic(self, topic: Topic, log_offset: int) -> None:
+        if self.topics.get(topic.id) != topic:
+            self.changes.topics[topic.id] = topic
         self.topics[topic.id] = topic
         self.topic_ids[topic.name] = topic.id
         self.next_id = max(self.next_id, topic.id + 1)
@@ -164,14 +165,14 @@ class Catalog:
             self.open_queues[topic.id] = queues
         if topic.retry_of is not None:
             self.retry_topic_ids[topic.retry_of] = topic.id
-        self.changes.topics[topic.id] = topic
 
     def _put_group(self, group: Group, log_offset: int) -> None:
+        if self.groups.get(group.id) != group:
+            self.changes.groups[group.id] = group
         self.groups[group.id] = group
         self.group_ids[group.name] = group.id
         self.next_id = max(self.next_id, group.id + 1)
         self.stated_at[f"group {group.id}"] = log_offset
-        self.changes.groups[group.id] = group
 
     def _delete_topic(self, topic_id: int) -> None:
         for retry_of, retry_id in list(self.retry_topic_ids.items()):
@@ -236,18 +237,6 @@ def topic_item(topic: Topic) -> dict[str, Any]:
     if not topic.delivery_spread_ms:
         del fields["delivery_spread_ms"]  # Stores of before know of no such field.
     return {"op": "topic", "topic": fields}
-
-
-def encode_config(config: dict[str, Any]) -> bytes:
-    """Encode a configuration item."""
-    return json.dumps(config, separators=(",", ":"), sort_keys=True).encode()
-
-
-def decode_config(data: bytes | memoryview) -> dict[str, Any]:
-    """Decode a configuration item."""
-    config = json.loads(bytes(data))
-    assert isinstance(config, dict), "a configuration item is an object"
-    return config
 
 
 def decode_topic(fields: dict[str, Any]) -> Topic:

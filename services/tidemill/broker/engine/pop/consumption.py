@@ -1,28 +1,32 @@
 """What consumer groups do, in one place; and the pop of a group that is not ordered.
 
-Each decision reads the state, appends one record that says what happened, and changes the state in
-the way in which a replay of that record changes it. Nothing is decided twice: what a pop hides is
-in its CK, what an ack settles in its ACK, what a revive or dead letter settles in the copy itself.
+Each decision reads the state and records one entry that says what happened; the fold applies that
+entry. Nothing is decided twice: what a pop hides is in its CK, what an ack settles in its ACK, what
+a revive or dead letter settles in the copy itself.
 
-    consumption  which queues a pop looks at          settlement  ack, change-invisible, dead-letter
-    scan, room   which messages match, how many       revive      deadlines
-    ordered      the next batch of an ordered queue   copies      retry and dead-letter copies
-    deliveries   the CK of what goes out              state       the fold that all of them share
+    consumption   which queues a pop looks at          settlement  acks, changes, dead letters
+    queue_reader  which messages match, `budget` of    revive      deadlines
+    ordered       the next batch of an ordered queue   redelivery  retry and dead-letter copies
+    deliveries    the CK of what goes out              acks        what a round has settled
+    state         what the records make of it all      catch_up    the same behind a snapshot
 """
 
 from __future__ import annotations
 
 from typing import final
 
+from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.state import StatedProgress
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
-from tidemill.broker.engine.pop.copies import Copies
+from tidemill.broker.engine.pop.acks import RoundAcks
+from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, Delivery
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
+from tidemill.broker.engine.pop.queue_reader import QueueReader
+from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.revive import Revive
-from tidemill.broker.engine.pop.room import Room
-from tidemill.broker.engine.pop.scan import Scan
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common.errors import GroupNotFound, Overloaded, TopicNotFound
@@ -38,18 +42,30 @@ class Consumption:
     """All that consumer groups do."""
 
     def __init__(
-        self, state: PopState, store: MessageStore, catalog: Catalog, *, deliveries_max: int
+        self,
+        state: PopState,
+        store: MessageStore,
+        catalog: Catalog,
+        recorder: Recorder,
+        *,
+        deliveries_max: int,
     ) -> None:
         self._state = state
         self._store = store
         self._catalog = catalog
+        self._recorder = recorder
         self._deliveries_max = deliveries_max
-        self._scan = Scan(state, store)
-        self._deliveries = Deliveries(state)
-        self._copies = Copies(state, store, catalog)
-        self._ordered = OrderedPop(state, self._scan, self._deliveries, self._copies)
-        self.settlement = Settlement(state, catalog, self._copies, deliveries_max=deliveries_max)
-        self.revive = Revive(state, catalog, self._copies, self._ordered)
+        self._reader = QueueReader(state, store)
+        self._deliveries = Deliveries(state, recorder)
+        self.acks = RoundAcks(state, recorder)
+        self._redelivery = Redelivery(state, store, catalog, recorder, self.acks)
+        self._ordered = OrderedPop(
+            state, self._reader, self._deliveries, self.acks, self._redelivery
+        )
+        self.settlement = Settlement(
+            state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
+        )
+        self.revive = Revive(state, catalog, self._redelivery, self._ordered)
 
     def pop(
         self,
@@ -83,13 +99,13 @@ class Consumption:
         else:
             sources = self._sources(subscription, now_ms)
         for progress in sources:
-            room = Room(want, taken_bytes=taken_bytes, is_untouched=not batches)
+            budget = PopBudget(want, taken_bytes=taken_bytes, is_untouched=not batches)
             if group.is_ordered:
                 batch = self._ordered.pop(
-                    progress, group, room, visible_at_ms, tags, attempt_id, now_ms
+                    progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
                 )
             else:
-                batch = self._pop_any(progress, group, room, visible_at_ms, tags, now_ms)
+                batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
             if batch is not None:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
@@ -103,10 +119,10 @@ class Consumption:
         ready = [
             progress
             for progress in _rotated(subscription.queues, subscription.turn)
-            if progress.pop_offset < progress.queue.max_offset
+            if progress.position < progress.queue.max_offset
         ]
         retry = subscription.retry
-        if retry is not None and retry.pop_offset < retry.queue.max_offset:
+        if retry is not None and retry.position < retry.queue.max_offset:
             is_first = subscription.turn % RETRY_SHARE == 0 or (
                 bool(ready) and self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
             )
@@ -114,7 +130,7 @@ class Consumption:
         return ready
 
     def _waits_since(self, progress: Progress, now_ms: int) -> int:
-        offset = max(progress.pop_offset, progress.queue.min_offset)
+        offset = progress.next_offset
         if offset == progress.queue.max_offset:
             return now_ms  # Retention took all of it.
         return self._store.stored_at_ms(progress.queue.entry(offset)[0])
@@ -138,11 +154,11 @@ class Consumption:
         ]
         if is_new and group.start_from_latest:
             # In the log, since a restart must not move the start past what arrived meanwhile.
-            for progress in queues:
-                progress.pop_offset = progress.queue.max_offset
-            self._store.append_state(
-                self._store.PROGRESS, self._state.encode_progress(queues), now_ms
-            )
+            rows = [
+                progress.as_row()._replace(pop_offset=progress.queue.max_offset)
+                for progress in queues
+            ]
+            self._recorder.append(StatedProgress(rows), now_ms)
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
         retry = None if retry_id is None else self._state.progress_of(group.id, retry_id, 0)
         subscription = Subscription(
@@ -155,26 +171,22 @@ class Consumption:
         self,
         progress: Progress,
         group: Group,
-        room: Room,
+        budget: PopBudget,
         visible_at_ms: int,
         tags: frozenset[str],
         now_ms: int,
     ) -> Batch | None:
-        self._scan.skip_expired(progress)
-        taken = self._scan.take(progress, progress.pop_offset, room, tags)
-        if taken is None:
-            return None
-        offsets, log_offsets, next_offset = taken
-        progress.pop_offset = next_offset
-        if not offsets:
+        self._reader.skip_expired(progress)
+        taken = self._reader.take(progress, budget, tags)
+        if taken is None or not taken.offsets:
             return None
         batch = self._deliveries.deliver(
-            progress, offsets, log_offsets, visible_at_ms, now_ms, size_bytes=room.taken_bytes
+            progress, taken, visible_at_ms, now_ms, size_bytes=budget.taken_bytes
         )
         if progress.named_topic_id == progress.topic_id:
             return batch
-        attempts = [self._store.place(offset).attempts + 1 for offset in log_offsets]
-        return self._copies.within_limit(batch, attempts, progress, group, now_ms)
+        attempts = [self._store.place(offset).attempts + 1 for offset in taken.log_offsets]
+        return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
 
 
 def _rotated(queues: list[Progress], turn: int) -> list[Progress]:

@@ -7,9 +7,10 @@ from enum import IntEnum
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import pop_checkpoint
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED, PopCheckpoint
 from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.queue_reader import Taken
 from tidemill.broker.engine.pop.state import PopState
 
 # Delivery attempts of a batch whose messages are all delivered for the first time, by its size.
@@ -52,66 +53,43 @@ class Batch(NamedTuple):
 
 @final
 class Deliveries:
-    """Makes deliveries: their CK in the log, and their row in the table."""
+    """Makes deliveries: each is one CK."""
 
-    def __init__(self, state: PopState) -> None:
+    def __init__(self, state: PopState, recorder: Recorder) -> None:
         self._state = state
-        self._log = state.log
+        self._recorder = recorder
 
     def deliver(
         self,
         progress: Progress,
-        offsets: Sequence[int],
-        log_offsets: Sequence[int],
+        taken: Taken,
         visible_at_ms: int,
         now_ms: int,
         *,
         size_bytes: int,
-        ordered: bytes = b"",
+        attempts: tuple[int, ...] | None = None,
+        attempt_id: str = "",
     ) -> Batch:
-        """Log the CK of a delivery and take it in."""
+        """Hide messages of a queue from its group; `attempts` are for an ordered one."""
+        offsets = taken.offsets
         start, count = offsets[0], len(offsets)
-        flags = FLAG_ORDERED if ordered else 0
+        flags = FLAG_ORDERED if attempts is not None else 0
         gaps = None
         if offsets[-1] - start + 1 != count:
             gaps = tuple([offset - start for offset in offsets])
             flags |= FLAG_GAPS
-            ordered = pop_checkpoint.GAPS[count].pack(*gaps) + ordered
         queue_id = progress.queue.queue_id
         slot = self._state.table.allocate()
-        body = pop_checkpoint.BODY.pack(
-            slot,
-            progress.group_id,
-            progress.topic_id,
-            queue_id,
-            count,
-            flags,
-            pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
-            start,
-            visible_at_ms,
-            progress.pop_offset,
-        )
-        delivery_id = self._log.append(Kind.CK, body + ordered, now_ms)
+        delivery_id = self._recorder.append(
+            PopCheckpoint(
+                slot, progress.group_id, progress.topic_id, queue_id, count, flags,
+                pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
+                start, visible_at_ms, taken.next_offset, gaps, None, attempts, attempt_id,
+            ),
+            now_ms,
+        )  # fmt: skip
         self._state.count("ck", progress, 1)
-        self._state.place(
-            progress,
-            slot,
-            delivery_id,
-            start=start,
-            count=count,
-            flags=flags,
-            visible_at_ms=visible_at_ms,
-            popped_at_ms=now_ms,
-            gaps=gaps,
-        )
         return Batch(
             slot, delivery_id, now_ms, visible_at_ms, queue_id, range(count), offsets,
-            _FIRST_ATTEMPTS[count], log_offsets, size_bytes,
+            attempts or _FIRST_ATTEMPTS[count], taken.log_offsets, size_bytes,
         )  # fmt: skip
-
-
-def encode_ordered(attempts: list[int], attempt_id: str) -> bytes:
-    """Encode the part of a CK that only ordered groups have."""
-    encoded = attempt_id.encode()
-    assert len(encoded) <= pop_checkpoint.ATTEMPT_ID_BYTES_MAX, "the engine refuses longer ones"
-    return pop_checkpoint.ATTEMPTS[len(attempts)].pack(*attempts) + bytes([len(encoded)]) + encoded

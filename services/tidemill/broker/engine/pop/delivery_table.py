@@ -20,7 +20,7 @@ from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.layout.delivery_rows import ROW, ROW_SIZE
+from tidemill.broker.engine.layout.delivery_rows import ROW, DeliveryRows
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_GAPS,
     FLAG_ORDERED,
@@ -60,28 +60,37 @@ class DeliveryTable:
         self._deadline_previous = array("I")
         self._deadline_next = array("I")
         self.gaps: dict[int, tuple[int, ...]] = {}
+        # Slots to give out, the next one last. A fold that places what another engine has given
+        # out leaves slots in use among them; `allocate` passes over those.
         self._free = array("I")
+        self._is_listed = array("B")  # whether a slot is in `_free`
         self._near: dict[int, int] = {}
         self._near_heap: list[int] = []
         self._coarse: dict[int, int] = {}
         self._coarse_heap: list[int] = []
-        self._now_ms = 0
+        self._taken_to_ms = 0  # what was due up to here has been taken
         self.used_count = 0
 
     # ------------------------------------------------------------ slots
 
     def allocate(self) -> int:
         """Return an empty slot, which stays empty until `place`."""
-        if not self._free:
-            self.grow()
-        return self._free.pop()
+        while True:
+            if not self._free:
+                self.grow()
+            slot = self._free.pop()
+            self._is_listed[slot] = 0
+            if self.ids[slot] == FREE:
+                return slot
 
     def release(self, slot: int) -> None:
         """Empty a slot that is in no list any more."""
         self.ids[slot] = FREE
         if self.flags[slot] & FLAG_GAPS:
             del self.gaps[slot]
-        self._free.append(slot)
+        if not self._is_listed[slot]:
+            self._is_listed[slot] = 1
+            self._free.append(slot)
         self.used_count -= 1
 
     def grow(self, count: int = GROWTH) -> None:
@@ -96,9 +105,15 @@ class DeliveryTable:
             self._deadline_previous, self._deadline_next,
         ):  # fmt: skip
             column.frombytes(zeros[: 4 * count])
-        self.counts.frombytes(zeros[:count])
-        self.flags.frombytes(zeros[:count])
+        for column in (self.counts, self.flags):
+            column.frombytes(zeros[:count])
+        self._is_listed.frombytes(b"\x01" * count)
         self._free.extend(range(begin + count - 1, begin - 1, -1))
+
+    def grow_to(self, size: int) -> None:
+        """Add empty slots until there are at least `size`."""
+        while len(self.ids) < size:
+            self.grow()
 
     def place(
         self,
@@ -112,7 +127,7 @@ class DeliveryTable:
         popped_at_ms: int,
         gaps: tuple[int, ...] | None,
     ) -> None:
-        """Fill a slot that `allocate` gave out; the caller links it."""
+        """Fill an empty slot; the caller links it."""
         self.ids[slot] = self.stated_at[slot] = delivery_id
         self.owners[slot] = owner
         self.starts[slot] = start
@@ -140,7 +155,7 @@ class DeliveryTable:
     def watch(self, slot: int) -> None:
         """Put a slot into the list of its deadline."""
         deadline = self.visible_at_ms[slot]
-        if deadline - self._now_ms > NEAR_MS:
+        if deadline - self._taken_to_ms > NEAR_MS:
             self.flags[slot] |= FLAG_COARSE
             key, buckets, heap = deadline >> COARSE_SHIFT, self._coarse, self._coarse_heap
         else:
@@ -181,7 +196,7 @@ class DeliveryTable:
 
     def take_due(self, now_ms: int, limit: int) -> list[int]:
         """Return up to about `limit` slots whose deadline has come, out of their lists."""
-        self._now_ms = now_ms
+        self._taken_to_ms = now_ms
         spread = 0
         while (
             self._coarse_heap
@@ -221,100 +236,98 @@ class DeliveryTable:
             self._deadline_previous[slot] = NIL
         return max(count, 1)
 
-    # ------------------------------------------------------------ rows
-
-    def encode_rows(self, slots: np.ndarray, places: np.ndarray) -> bytes:
-        """Encode slots as delivery rows; `places` has (group, topic, queue) of each owner."""
-        rows = np.empty(len(slots), dtype=ROW)
-        owners = np.frombuffer(self.owners, dtype=np.uint32)[slots]
-        rows["slot"] = slots
-        rows["group_id"], rows["topic_id"], rows["queue_id"] = places[owners].T
-        for name, column in (
-            ("delivery_id", self.ids), ("start_offset", self.starts), ("count", self.counts),
-            ("visible_at_ms", self.visible_at_ms), ("popped_at_ms", self.popped_at_ms),
-            ("live", self.live), ("superseded", self.superseded),
-        ):  # fmt: skip
-            rows[name] = np.frombuffer(column, dtype=column.typecode)[slots]
-        rows["flags"] = np.frombuffer(self.flags, dtype=np.uint8)[slots] & FLAGS_STORED
-        with_gaps = [int(slot) for slot in slots[(rows["flags"] & FLAG_GAPS) > 0]]
-        gaps = [gap for slot in with_gaps for gap in self.gaps[slot]]
-        return (
-            len(slots).to_bytes(4, "big") + rows.tobytes() + np.array(gaps, dtype=">u4").tobytes()
-        )
+    # ------------------------------------------------------------ rows, many at once
 
     def in_use(self, begin: int, end: int) -> np.ndarray:
         """Return the slots from `begin` to `end` that hold a delivery."""
         ids = np.frombuffer(self.ids, dtype=np.int64)[begin:end]
         return np.flatnonzero(ids != FREE) + begin
 
-    def ordered_among(self, slots: np.ndarray) -> list[int]:
-        """Return which of `slots` hold a delivery of an ordered queue."""
-        slots = slots[slots < len(self.ids)].astype(np.int64)
-        ids = np.frombuffer(self.ids, dtype=np.int64)[slots]
-        flags = np.frombuffer(self.flags, dtype=np.uint8)[slots]
-        found: list[int] = slots[(ids != FREE) & (flags & FLAG_ORDERED > 0)].tolist()
-        return found
+    def rows_of(self, slots: np.ndarray, places: np.ndarray) -> DeliveryRows:
+        """Return slots as delivery rows; `places` has (group, topic, queue) of each."""
+        rows = np.empty(len(slots), dtype=ROW)
+        rows["slot"] = slots
+        rows["group_id"], rows["topic_id"], rows["queue_id"] = places.T
+        for name, column in self._stored_columns():
+            rows[name] = np.frombuffer(column, dtype=column.typecode)[slots]
+        rows["flags"] = np.frombuffer(self.flags, dtype=np.uint8)[slots] & FLAGS_STORED
+        with_gaps = np.flatnonzero(rows["flags"] & FLAG_GAPS).tolist()
+        return DeliveryRows(rows, {number: self.gaps[int(slots[number])] for number in with_gaps})
 
     def load(self, rows: np.ndarray, owners: np.ndarray) -> None:
-        """Take rows over where no later use of their slots is known, many at once."""
-        while len(self.ids) <= int(rows["slot"].max(initial=0)):
-            self.grow()
+        """Take rows over where no later use of their slots is known; `relink` makes the lists."""
+        self.grow_to(int(rows["slot"].max(initial=0)) + 1)
         slots = rows["slot"].astype(np.int64)
         is_later = np.frombuffer(self.ids, dtype=np.int64)[slots] < rows["delivery_id"]
         rows, owners, slots = rows[is_later], owners[is_later], slots[is_later]
         for slot in self.gaps.keys() & set(slots.tolist()):
             del self.gaps[slot]
-        for name, column in (
-            ("delivery_id", self.ids), ("delivery_id", self.stated_at), ("live", self.live),
-            ("start_offset", self.starts), ("count", self.counts), ("flags", self.flags),
-            ("visible_at_ms", self.visible_at_ms), ("popped_at_ms", self.popped_at_ms),
-            ("superseded", self.superseded),
-        ):  # fmt: skip
+        for name, column in (*self._stored_columns(), ("delivery_id", self.stated_at)):
             np.frombuffer(column, dtype=column.typecode)[slots] = rows[name]
+        np.frombuffer(self.flags, dtype=np.uint8)[slots] = rows["flags"]
         np.frombuffer(self.owners, dtype=np.uint32)[slots] = owners
 
-    def relink(self, *, now_ms: int) -> list[np.ndarray]:
-        """Rebuild free list and deadline lists after a replay.
+    def _stored_columns(self) -> tuple[tuple[str, array[int]], ...]:
+        return (
+            ("delivery_id", self.ids), ("start_offset", self.starts), ("count", self.counts),
+            ("visible_at_ms", self.visible_at_ms), ("popped_at_ms", self.popped_at_ms),
+            ("live", self.live), ("superseded", self.superseded),
+        )  # fmt: skip
 
-        Returns the used slots of each owner in pop order, one array an owner that has any; the
-        caller links those through `link_chain`.
+    def relink(self, *, now_ms: int) -> tuple[np.ndarray, np.ndarray]:
+        """Build free list, deadline lists and the lists in pop order; all of them anew.
+
+        Returns the slots with live messages in the order of owner and identity, and where in them
+        each owner's begin. No loop here is over deliveries.
         """
-        self._now_ms = now_ms
-        size = len(self.ids)
+        self._taken_to_ms = now_ms
         ids = np.frombuffer(self.ids, dtype=np.int64)
         free = np.flatnonzero(ids == FREE)[::-1].astype(np.uint32)
         used = np.flatnonzero(ids != FREE)
         self.used_count = len(used)
-        assert self.used_count + len(free) == size
-        owners = np.frombuffer(self.owners, dtype=np.uint32)[used]
-        order = np.lexsort((ids[used], owners))
-        used, owners = used[order], owners[order]
-        del ids
         self._free = array("I", free.tobytes())
-        for slot in used.tolist():
-            self.flags[slot] &= FLAGS_STORED
-            self.watch(slot)
-        if not size or not len(used):
-            return []
-        return np.split(used, np.flatnonzero(np.diff(owners)) + 1)
+        np.frombuffer(self._is_listed, dtype=np.uint8)[:] = ids == FREE
+        self._relink_deadlines(used)
+        live = used[np.frombuffer(self.live, dtype=np.uint32)[used] != 0]
+        owners = np.frombuffer(self.owners, dtype=np.uint32)[live]
+        order = np.lexsort((ids[live], owners))
+        live, owners = live[order], owners[order]
+        begins = _begins(owners)
+        self._link_all(self.previous, self.next, live, begins)
+        return live, begins
 
-    def link_chain(self, slots: np.ndarray) -> None:
-        """Link `slots` one after the other."""
-        following = np.append(slots[1:], NIL).astype(np.uint32)
-        preceding = np.insert(slots[:-1], 0, NIL).astype(np.uint32)
-        np.frombuffer(self.next, dtype=np.uint32)[slots] = following
-        np.frombuffer(self.previous, dtype=np.uint32)[slots] = preceding
+    def _relink_deadlines(self, used: np.ndarray) -> None:
+        """Put all used slots into coarse buckets; `take_due` spreads the first of them."""
+        self._near.clear()
+        self._near_heap.clear()
+        flags = np.frombuffer(self.flags, dtype=np.uint8)
+        flags[used] = flags[used] & FLAGS_STORED | FLAG_COARSE
+        keys = np.frombuffer(self.visible_at_ms, dtype=np.int64)[used] >> COARSE_SHIFT
+        order = np.argsort(keys, kind="stable")
+        slots, keys = used[order], keys[order]
+        begins = _begins(keys)
+        self._link_all(self._deadline_previous, self._deadline_next, slots, begins)
+        self._coarse = dict(zip(keys[begins].tolist(), slots[begins].tolist(), strict=True))
+        self._coarse_heap = list(self._coarse)  # Sorted, and so a heap.
 
-    def decode_rows(self, data: memoryview) -> tuple[np.ndarray, list[tuple[int, ...] | None]]:
-        """Decode delivery rows and the gaps of each."""
-        count = int.from_bytes(data[:4], "big")
-        rows = np.frombuffer(data, dtype=ROW, count=count, offset=4)
-        at = 4 + count * ROW_SIZE
-        gaps: list[tuple[int, ...] | None] = []
-        for flags, n in zip(rows["flags"].tolist(), rows["count"].tolist(), strict=True):
-            if flags & FLAG_GAPS:
-                gaps.append(tuple(np.frombuffer(data, dtype=">u4", count=n, offset=at).tolist()))
-                at += 4 * n
-            else:
-                gaps.append(None)
-        return rows, gaps
+    @staticmethod
+    def _link_all(
+        previous: array[int], following: array[int], slots: np.ndarray, begins: np.ndarray
+    ) -> None:
+        """Link `slots` into lists, each of which begins at one of the positions `begins`."""
+        before = np.empty(len(slots), dtype=np.uint32)
+        after = np.empty(len(slots), dtype=np.uint32)
+        before[1:], after[:-1] = slots[:-1], slots[1:]
+        if len(slots):
+            before[begins] = NIL
+            after[begins[1:] - 1] = NIL
+            after[-1] = NIL
+        np.frombuffer(previous, dtype=np.uint32)[slots] = before
+        np.frombuffer(following, dtype=np.uint32)[slots] = after
+
+
+def _begins(keys: np.ndarray) -> np.ndarray:
+    """Return the positions at which another key begins among sorted ones."""
+    if not len(keys):
+        return np.empty(0, dtype=np.int64)
+    return np.append(0, np.flatnonzero(np.diff(keys)) + 1)

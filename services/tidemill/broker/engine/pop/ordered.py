@@ -11,12 +11,12 @@ from typing import final
 
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.metadata.catalog import Group
-from tidemill.broker.engine.pop.copies import Copies
-from tidemill.broker.engine.pop.deliveries import Batch, Deliveries, encode_ordered
-from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.acks import RoundAcks
+from tidemill.broker.engine.pop.budget import PopBudget
+from tidemill.broker.engine.pop.deliveries import Batch, Deliveries
 from tidemill.broker.engine.pop.progress import Progress
-from tidemill.broker.engine.pop.room import Room
-from tidemill.broker.engine.pop.scan import Scan
+from tidemill.broker.engine.pop.queue_reader import QueueReader, Taken
+from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 
 
@@ -24,17 +24,25 @@ from tidemill.broker.engine.pop.state import PopState
 class OrderedPop:
     """Takes the next batch of a queue for an ordered group."""
 
-    def __init__(self, state: PopState, scan: Scan, deliveries: Deliveries, copies: Copies) -> None:
+    def __init__(
+        self,
+        state: PopState,
+        reader: QueueReader,
+        deliveries: Deliveries,
+        acks: RoundAcks,
+        redelivery: Redelivery,
+    ) -> None:
         self._state = state
-        self._scan = scan
+        self._reader = reader
         self._deliveries = deliveries
-        self._copies = copies
+        self._acks = acks
+        self._redelivery = redelivery
 
     def pop(
         self,
         progress: Progress,
         group: Group,
-        room: Room,
+        budget: PopBudget,
         visible_at_ms: int,
         tags: frozenset[str],
         attempt_id: str,
@@ -43,88 +51,84 @@ class OrderedPop:
         """Take what fits of a queue; None where it is blocked or has nothing that does."""
         ordered = progress.ordered
         assert ordered is not None, "the progress of an ordered group knows its order"
-        table = self._state.table
-        self._drop_expired(progress)
+        self._settle_expired(progress)
+        # The CK of this batch voids what is not settled by a record before it.
+        self._acks.record(now_ms)
         is_repeat = bool(attempt_id) and attempt_id == ordered.attempt_id
-        live = self._live_slots(progress)
-        if any(table.visible_at_ms[slot] > now_ms for slot in live):
-            return self._same_batch(progress, live, room) if is_repeat else None
-        if self._state.has_unflushed_acks:
-            # A replay meets these acks before the CK that voids what was not acked.
-            self._state.flush_acks(now_ms)
-        self.dead_letter_exhausted(live, progress, group, now_ms)
-        self._scan.skip_expired(progress)
-        offsets = sorted(ordered.pending)[: room.messages_left]
-        entries = [progress.queue.entry(offset) for offset in offsets]
-        del offsets[room.take_first([entry[1] for entry in entries]) :]
-        log_offsets = [entry[0] for entry in entries[: len(offsets)]]
-        if len(offsets) == len(ordered.pending) and room.messages_left:
-            taken = self._scan.take(progress, progress.pop_offset, room, tags)
-            if taken is not None:
-                offsets += taken.offsets
-                log_offsets += taken.log_offsets
-                progress.pop_offset = taken.next_offset
-        if not offsets:
+        out = self._state.deliveries_of(progress)
+        if any(self._state.table.visible_at_ms[slot] > now_ms for slot in out):
+            return self._same_batch(progress, out, budget) if is_repeat else None
+        self.dead_letter_exhausted(out, progress, group, now_ms)
+        taken = self._choose(progress, budget, tags)
+        if not taken.offsets:
             return None
         counted = 0 if is_repeat else 1
-        attempts = [ordered.pending.get(offset, 1 - counted) + counted for offset in offsets]
-        attempts = [max(attempt, 1) for attempt in attempts]
-        for slot in self._live_slots(progress):
-            self._void(slot, progress)
+        attempts = tuple(
+            [max(ordered.pending.get(offset, 1 - counted) + counted, 1) for offset in taken.offsets]
+        )
+        low = progress.queue.min_offset
+        # Of earlier batches: the CK of this one, which begins behind them, forgets them.
+        expired = sum(offset < low for offset in ordered.pending)
+        if expired:
+            self._state.count("expired_before_revive", progress, expired)
         batch = self._deliveries.deliver(
             progress,
-            offsets,
-            log_offsets,
+            taken,
             visible_at_ms,
             now_ms,
-            size_bytes=room.taken_bytes,
-            ordered=encode_ordered(attempts, attempt_id),
+            size_bytes=budget.taken_bytes,
+            attempts=attempts,
+            attempt_id=attempt_id,
         )
-        ordered.pending.update(zip(offsets, attempts, strict=True))
-        ordered.attempt_id = attempt_id
-        ordered.batch_id = batch.delivery_id
-        return self._copies.within_limit(batch, attempts, progress, group, now_ms)
+        return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
 
-    def _drop_expired(self, progress: Progress) -> None:
-        """Settle what retention took from an ordered queue: it can block nobody."""
+    def _choose(self, progress: Progress, budget: PopBudget, tags: frozenset[str]) -> Taken:
+        """Choose what is pending, the lowest first, and behind all of it what is new."""
         assert progress.ordered is not None
-        table, pending, low = self._state.table, progress.ordered.pending, progress.queue.min_offset
-        gone = [offset for offset in pending if offset < low]
-        if not gone:
+        pending = progress.ordered.pending
+        self._reader.skip_expired(progress)
+        low = progress.queue.min_offset
+        waiting = sorted(offset for offset in pending if offset >= low)
+        offsets = waiting[: budget.messages_left]
+        entries = [progress.queue.entry(offset) for offset in offsets]
+        del offsets[budget.take_first([entry[1] for entry in entries]) :]
+        log_offsets = [entry[0] for entry in entries[: len(offsets)]]
+        if len(offsets) == len(waiting) and budget.messages_left:
+            new = self._reader.take(progress, budget, tags)
+            if new is not None:
+                return Taken(
+                    [*offsets, *new.offsets], [*log_offsets, *new.log_offsets], new.next_offset
+                )
+        return Taken(offsets, log_offsets, progress.next_offset)
+
+    def _settle_expired(self, progress: Progress) -> None:
+        """Settle what retention took out of live deliveries: it can block nobody."""
+        assert progress.ordered is not None
+        low = progress.queue.min_offset
+        if not any(offset < low for offset in progress.ordered.pending):
             return
-        for slot in self._live_slots(progress):
-            for index in table.indexes_of(table.live[slot]):
-                if table.offset_of(slot, index) < low:
-                    self._state.settle(slot, 1 << index, progress)
-        for offset in gone:
-            pending.pop(offset, None)
-        self._state.count("expired_before_revive", progress, len(gone))
+        table = self._state.table
+        for slot in self._state.deliveries_of(progress):
+            bits = [
+                1 << index
+                for index in table.indexes_of(self._acks.live(slot))
+                if table.offset_of(slot, index) < low
+            ]
+            if bits:
+                self._acks.add(slot, sum(bits))
+                self._state.count("expired_before_revive", progress, len(bits))
 
-    def _live_slots(self, progress: Progress) -> list[int]:
-        slots, slot = [], progress.head
-        while slot != NIL:
-            slots.append(slot)
-            slot = self._state.table.next[slot]
-        return slots
-
-    def _void(self, slot: int, progress: Progress) -> None:
-        """Give up an expired delivery of an ordered queue: its messages are pending again."""
-        assert progress.ordered is not None
-        pending = dict(progress.ordered.pending)
-        self._state.settle(slot, self._state.table.live[slot], progress)
-        progress.ordered.pending = pending
-
-    def _same_batch(self, progress: Progress, live: list[int], room: Room) -> Batch | None:
+    def _same_batch(self, progress: Progress, out: list[int], budget: PopBudget) -> Batch | None:
         """Return what the repeated attempt already holds, as far as it is not settled."""
         assert progress.ordered is not None
         table = self._state.table
-        slot = next((slot for slot in live if table.ids[slot] == progress.ordered.batch_id), None)
+        slot = next((slot for slot in out if table.ids[slot] == progress.ordered.batch_id), None)
         if slot is None:
             return None
-        indexes = table.indexes_of(table.live[slot])[: room.messages_left]
+        indexes = table.indexes_of(table.live[slot])[: budget.messages_left]
         offsets = [table.offset_of(slot, index) for index in indexes]
         entries = [progress.queue.entry(offset) for offset in offsets]
-        count = room.take_first([entry[1] for entry in entries])
+        count = budget.take_first([entry[1] for entry in entries])
         if not count:
             return None
         indexes, offsets = indexes[:count], offsets[:count]
@@ -138,7 +142,7 @@ class OrderedPop:
             offsets,
             [progress.ordered.pending[offset] for offset in offsets],
             [entry[0] for entry in entries[:count]],
-            room.taken_bytes,
+            budget.taken_bytes,
         )
 
     def dead_letter_exhausted(
@@ -151,6 +155,6 @@ class OrderedPop:
             for index in table.indexes_of(table.live[slot]):
                 deliveries = progress.ordered.pending.get(table.offset_of(slot, index), 0)
                 if deliveries >= group.max_attempts:
-                    self._copies.copy_to_dlq(
+                    self._redelivery.copy_to_dlq(
                         slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, deliveries
                     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+from tidemill.broker.engine.layout.progress_rows import OrderedRow, ProgressRow
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
@@ -48,14 +49,34 @@ class Progress:
     # Deliveries with an identity below this are void: a reset or a deletion came after them.
     void_before: int = 0
     stated_at: int = 0
-    # Only while replaying: records below this log offset are already part of this state.
-    covered: int = 0
+    # Up to here a filter has looked in vain. Not in the log: whoever loses it looks again.
+    scan_offset: int = 0
     ordered: OrderedState | None = None
 
     @property
     def ready_count(self) -> int:
         """Messages that no pop has taken yet."""
-        return self.queue.max_offset - max(self.pop_offset, self.queue.min_offset)
+        return self.queue.max_offset - self.next_offset
+
+    @property
+    def position(self) -> int:
+        """The first offset that no pop has taken and no filter passed over."""
+        return max(self.pop_offset, self.scan_offset)
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next pop goes on: the position, or behind what retention took."""
+        return max(self.pop_offset, self.scan_offset, self.queue.min_offset)
+
+    def as_row(self) -> ProgressRow:
+        """Return all of this that is stored."""
+        ordered = self.ordered
+        return ProgressRow(
+            self.group_id, self.topic_id, self.queue.queue_id, self.named_topic_id,
+            self.position, self.void_before, self.stated_at,
+            ordered
+            and OrderedRow(list(ordered.pending.items()), ordered.attempt_id, ordered.batch_id),
+        )  # fmt: skip
 
 
 @final

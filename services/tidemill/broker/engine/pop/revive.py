@@ -11,9 +11,9 @@ from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.copies import Copies
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 
 REVIVE_MESSAGES_A_TURN = 64  # about a millisecond of copying
@@ -28,11 +28,11 @@ class Revive:
     """Works off the deadlines of all deliveries."""
 
     def __init__(
-        self, state: PopState, catalog: Catalog, copies: Copies, ordered: OrderedPop
+        self, state: PopState, catalog: Catalog, redelivery: Redelivery, ordered: OrderedPop
     ) -> None:
         self._state = state
         self._catalog = catalog
-        self._copies = copies
+        self._redelivery = redelivery
         self._ordered = ordered
         # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
         self._due: dict[int, deque[tuple[int, int, int]]] = {}
@@ -66,10 +66,24 @@ class Revive:
         return list(zip(self._due_counts, late_ms, strict=True))
 
     def run_due(self, now_ms: int) -> bool:
-        """Revive one slice of what is due; True: more is."""
+        """Revive one slice of what is due; True: more is. No ack of the round may be unrecorded."""
+        self._collect(now_ms)
         if now_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
             self._window_at_ms = now_ms
             self._window_used.clear()
+        left = REVIVE_MESSAGES_A_TURN
+        while left > 0 and self._due:
+            before = left
+            for group_id in list(self._due):
+                if self._window_used.get(group_id, 0) < REVIVE_MESSAGES_A_WINDOW:
+                    left -= self._revive_next(group_id, now_ms)
+            if left == before:
+                break
+        following = self.next_due_ms()
+        return following is not None and following <= now_ms
+
+    def _collect(self, now_ms: int) -> None:
+        """Take what is due out of its deadline's list; what is void or settled leaves the table."""
         state, table = self._state, self._state.table
         for slot in table.take_due(now_ms, DUE_SLOTS_A_TURN):
             progress = state.owners[table.owners[slot]]
@@ -84,16 +98,6 @@ class Revive:
                 )
                 due.append((slot, table.ids[slot], number))
                 self._due_counts[number] += 1
-        left = REVIVE_MESSAGES_A_TURN
-        while left > 0 and self._due:
-            before = left
-            for group_id in list(self._due):
-                if self._window_used.get(group_id, 0) < REVIVE_MESSAGES_A_WINDOW:
-                    left -= self._revive_next(group_id, now_ms)
-            if left == before:
-                break
-        following = self.next_due_ms()
-        return following is not None and following <= now_ms
 
     def _revive_next(self, group_id: int, now_ms: int) -> int:
         """Revive the next due delivery of a group; return what it cost, in messages."""
@@ -111,7 +115,7 @@ class Revive:
             return 1
         indexes = table.indexes_of(table.live[slot])
         for index in indexes:
-            self._copies.revive(slot, index, progress, now_ms)
+            self._redelivery.revive(slot, index, progress, now_ms)
         self._window_used[group_id] = self._window_used.get(group_id, 0) + len(indexes)
         return len(indexes)
 

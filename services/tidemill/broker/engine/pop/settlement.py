@@ -9,18 +9,20 @@ from __future__ import annotations
 from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
+from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
     FLAG_SUSPEND,
+    PopCheckpoint,
 )
-from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.copies import Copies
-from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, encode_ordered
+from tidemill.broker.engine.pop.acks import RoundAcks
+from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded
 
@@ -32,30 +34,35 @@ class Settlement:
     """Settles deliveries as their clients ask."""
 
     def __init__(
-        self, state: PopState, catalog: Catalog, copies: Copies, *, deliveries_max: int
+        self,
+        state: PopState,
+        catalog: Catalog,
+        recorder: Recorder,
+        acks: RoundAcks,
+        redelivery: Redelivery,
+        *,
+        deliveries_max: int,
     ) -> None:
         self._state = state
-        self._log = state.log
         self._catalog = catalog
-        self._copies = copies
+        self._recorder = recorder
+        self._acks = acks
+        self._redelivery = redelivery
         self._deliveries_max = deliveries_max
 
-    def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
-        """Settle one message of a delivery."""
+    def ack(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
+        """Settle one message of a delivery. No delivery made so far lies at `log_end` or behind."""
         table = self._state.table
         slot = delivery.slot
         if slot >= len(table.ids) or table.ids[slot] != delivery.delivery_id:
-            result = self._answer_for_missing(delivery, now_ms)
+            result = self._answer_for_missing(delivery, log_end=log_end, now_ms=now_ms)
         else:
             progress = self._state.owners[table.owners[slot]]
             bit = 1 << delivery.message_index
             if not self._is_of(progress, delivery) or delivery.message_index >= table.counts[slot]:
                 result = AckResult.GONE
-            elif table.live[slot] & bit:
-                self._state.ack(slot, bit)
-                self._state.settle(slot, bit, progress)
-                if progress.ordered is not None and progress.head == NIL:
-                    self._state.ready.add((progress.group_id, progress.named_topic_id))
+            elif self._acks.live(slot) & bit:
+                self._acks.add(slot, bit)
                 result = AckResult.APPLIED
             else:
                 # After the deadline it may as well have been revived or dead-lettered.
@@ -72,7 +79,7 @@ class Settlement:
             and delivery.delivery_id >= progress.void_before
         )
 
-    def _answer_for_missing(self, delivery: Delivery, now_ms: int) -> AckResult:
+    def _answer_for_missing(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
         """Say what became of a delivery that is not in the table.
 
         It leaves the table when it is settled by acks, or at its deadline; a replaced one stays
@@ -80,7 +87,7 @@ class Settlement:
         """
         if (
             delivery.visible_at_ms <= now_ms
-            or delivery.delivery_id >= self._log.log_end
+            or delivery.delivery_id >= log_end
             or delivery.group_id not in self._catalog.groups
             or delivery.topic_id not in self._catalog.topics
         ):
@@ -96,7 +103,8 @@ class Settlement:
         slot = delivery.slot
         if slot < len(table.ids) and table.ids[slot] == delivery.delivery_id:
             progress = self._state.owners[table.owners[slot]]
-            if self._is_of(progress, delivery) and table.live[slot] >> delivery.message_index & 1:
+            live = self._acks.live(slot)
+            if self._is_of(progress, delivery) and live >> delivery.message_index & 1:
                 return progress
         raise InvalidReceiptHandle(
             "the receipt handle names no live delivery: the message was acked, was redelivered "
@@ -111,7 +119,7 @@ class Settlement:
         0 makes the message available at once. Raises InvalidReceiptHandle.
         """
         progress = self._find_live(delivery)
-        state, table = self._state, self._state.table
+        table = self._state.table
         if table.used_count >= self._deliveries_max * (1 + CHANGES_RESERVE_PART):
             raise Overloaded(
                 "the broker's table of deliveries is full of replaced ones, which it keeps until "
@@ -120,41 +128,24 @@ class Settlement:
         old_slot, old_index = delivery.slot, delivery.message_index
         offset = table.offset_of(old_slot, old_index)
         flags = FLAG_SUPERSEDES | (FLAG_SUSPEND if suspend else 0)
-        extra = pop_checkpoint.SUPERSEDED.pack(old_slot, delivery.delivery_id, old_index)
+        attempts = None
         if progress.ordered is not None:
             flags |= FLAG_ORDERED
             was_suspended = bool(table.flags[old_slot] & FLAG_SUSPEND)
-            counted = progress.ordered.pending.get(offset, 1) + was_suspended - suspend
-            extra += encode_ordered([counted], "")
-            progress.ordered.pending[offset] = counted
+            attempts = (progress.ordered.pending.get(offset, 1) + was_suspended - suspend,)
         visible_at_ms = now_ms + invisible_duration_ms
         queue_id = progress.queue.queue_id
         slot = table.allocate()
-        body = pop_checkpoint.BODY.pack(
-            slot,
-            progress.group_id,
-            progress.topic_id,
-            queue_id,
-            1,
-            flags,
-            pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
-            offset,
-            visible_at_ms,
-            progress.pop_offset,
-        )
-        delivery_id = self._log.append(Kind.CK, body + extra, now_ms)
+        delivery_id = self._recorder.append(
+            PopCheckpoint(
+                slot, progress.group_id, progress.topic_id, queue_id, 1, flags,
+                pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
+                offset, visible_at_ms, progress.position, None,
+                (old_slot, delivery.delivery_id, old_index), attempts, "",
+            ),
+            now_ms,
+        )  # fmt: skip
         self._state.count("ck", progress, 1)
-        state.place(
-            progress,
-            slot,
-            delivery_id,
-            start=offset,
-            count=1,
-            flags=flags,
-            visible_at_ms=visible_at_ms,
-            popped_at_ms=now_ms,
-        )
-        state.supersede(old_slot, old_index, progress)
         return delivery._replace(
             slot=slot, delivery_id=delivery_id, message_index=0, visible_at_ms=visible_at_ms
         )
@@ -166,8 +157,8 @@ class Settlement:
         if progress.ordered is not None:
             attempts = progress.ordered.pending.get(offset, 1)
         else:
-            attempts = self._copies.attempts_of(progress, offset)
-        self._copies.copy_to_dlq(
+            attempts = self._redelivery.attempts_of(progress, offset)
+        self._redelivery.copy_to_dlq(
             delivery.slot,
             delivery.message_index,
             progress,

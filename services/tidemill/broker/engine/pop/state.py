@@ -1,51 +1,44 @@
-"""The pop state: the fold of CK, ACK, reset and copy records.
+"""The pop state: what CK, ACK and copy records, resets and deletions make of it.
 
-Live path and replay share what is here. Live, the lists that run through the delivery table are
-kept up with every change; a replay leaves them alone and rebuilds them once at its end, because the
-slices of a snapshot are of different moments: `covered` of a slice says which records it already
-contains.
+Every method that changes something applies one entry of the log: live, in recovery, and in an
+engine that only follows. The lists through the delivery table are part of it.
 
-Settling happens in memory at once, in the log by one ACK record a round (`flush_acks`); a slot that
-became empty is given out again only behind that record, so that replay meets the two in this order.
+Two things pass without a record, on every engine by its own clock: a delivery that is only kept to
+refuse old handles, or that a reset has voided, leaves the table at its deadline (`discard`); and
+what is due is taken out of its deadline's list. So an entry may find its slot still in use.
+
+While the slices of a snapshot are of different moments there is a `catch_up`: it says which of them
+contains an entry already, and the lists are made at its end.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, final
+from collections.abc import Iterable, Iterator
+from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.layout import ack
+from tidemill.broker.engine.layout.ack import Acks
+from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.pop_checkpoint import (
-    FLAG_GAPS,
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
     PopCheckpoint,
 )
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.progress_rows import ProgressRow
+from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.delivery_table import (
-    FLAG_DUE,
-    FLAGS_STORED,
-    FREE,
-    NIL,
-    DeliveryTable,
-)
+from tidemill.broker.engine.pop.catch_up import CatchUp
+from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, NIL, DeliveryTable
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress, Subscription
-from tidemill.broker.engine.store.commit_log import CommitLog
-
-SLOTS_A_SLICE = 2048  # of the delivery table in one section of a snapshot
 
 
 @final
 class PopState:
     """All deliveries and all progress of all groups."""
 
-    def __init__(self, log: CommitLog, catalog: Catalog) -> None:
-        self.log = log
+    def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.table = DeliveryTable()
         self.progress: dict[tuple[int, int, int], Progress] = {}
@@ -54,12 +47,7 @@ class PopState:
         self.ready: set[tuple[int, int]] = set()  # (group id, topic id) with new availability
         self.ready_topics: set[int] = set()  # topic ids with new messages, for all groups
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (what, group id, topic id)
-        self._acked: dict[int, int] = {}  # slot -> bits settled by acks of this round
-        self._settled: list[int] = []
-        self._slot_covered: dict[int, int] = {}
-        # While replaying: (slot, delivery id) of deliveries of ordered queues whose slot is used
-        # again in a later section of the snapshot, with what their settlement must still reach.
-        self._displaced: dict[tuple[int, int], tuple[Progress, list[int]]] = {}
+        self.catch_up: CatchUp | None = None
 
     def progress_of(self, group_id: int, topic_id: int, queue_id: int) -> Progress:
         """Return the progress of a group in a queue, made when it is new."""
@@ -85,28 +73,75 @@ class PopState:
         """Count something that happened to a group's messages, for the metrics."""
         self.counts[what, progress.group_id, progress.named_topic_id] += count
 
-    # ------------------------------------------------------------ live path
+    def deliveries_of(self, progress: Progress) -> list[int]:
+        """Return the slots of a queue's live deliveries in pop order."""
+        slots, slot = [], progress.head
+        while slot != NIL:
+            slots.append(slot)
+            slot = self.table.next[slot]
+        return slots
 
-    def place(
-        self,
-        progress: Progress,
-        slot: int,
-        delivery_id: int,
-        *,
-        start: int,
-        count: int,
-        flags: int,
-        visible_at_ms: int,
-        popped_at_ms: int,
-        gaps: tuple[int, ...] | None = None,
+    # ------------------------------------------------------------ CK
+
+    def apply_checkpoint(self, ck: PopCheckpoint, log_offset: int, popped_at_ms: int) -> None:
+        """Apply a CK record: a delivery, and what it replaces."""
+        progress = self.progress.get((ck.group_id, ck.topic_id, ck.queue_id))
+        if progress is None:
+            progress = self.progress_of(ck.group_id, ck.topic_id, ck.queue_id)
+        catch_up, flags = self.catch_up, ck.flags
+        if catch_up is None or catch_up.is_new_to_progress(progress, log_offset):
+            if not flags & FLAG_SUPERSEDES:
+                progress.pop_offset = ck.next_offset
+                if not progress.void_before:
+                    progress.stated_at = log_offset
+            if flags & FLAG_ORDERED:
+                self._apply_ordered(progress, ck, log_offset)
+        if ck.superseded is not None:
+            slot, delivery_id, index = ck.superseded
+            self._supersede(slot, delivery_id, index, log_offset)
+        if catch_up is not None and not catch_up.is_new_to_slot(ck.slot, progress, log_offset):
+            return
+        self._place(ck, progress, log_offset, popped_at_ms)
+
+    def _apply_ordered(self, progress: Progress, ck: PopCheckpoint, log_offset: int) -> None:
+        assert ck.attempts is not None, "a CK of an ordered group has attempts"
+        ordered = progress.ordered
+        if ordered is None:
+            # The record that states the group comes later: this replay began behind the first one.
+            ordered = progress.ordered = OrderedState()
+        if not ck.flags & FLAG_SUPERSEDES:
+            # A new batch voids what was out and not settled; its messages stay pending.
+            for slot in self.deliveries_of(progress):
+                live = self.table.live[slot]
+                progress.in_flight -= live.bit_count()
+                self._remove(slot, live, progress)
+            ordered.attempt_id, ordered.batch_id = ck.attempt_id, log_offset
+            # A batch begins with the lowest message that is left: what is lower, retention took.
+            for offset in [offset for offset in ordered.pending if offset < ck.start_offset]:
+                del ordered.pending[offset]
+        ordered.pending.update(zip(ck.offsets, ck.attempts, strict=True))
+
+    def _place(
+        self, ck: PopCheckpoint, progress: Progress, delivery_id: int, popped_at_ms: int
     ) -> None:
-        """Take a new delivery in."""
-        table = self.table
+        table, slot = self.table, ck.slot
+        if slot >= len(table.ids):
+            table.grow_to(slot + 1)
+        if table.ids[slot] != FREE:
+            if self.catch_up is not None and not self.catch_up.may_place(slot, delivery_id):
+                self.catch_up.note_displaced(slot, delivery_id, progress, list(ck.offsets))
+                return
+            self.discard(slot)
         table.place(
-            slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms,
-            gaps,
+            slot, delivery_id, progress.index, ck.start_offset, ck.num, ck.flags,
+            ck.visible_at_ms, popped_at_ms, ck.gaps,
         )  # fmt: skip
-        tail = progress.tail
+        if self.catch_up is None:
+            self._link(slot, progress, ck.num)
+
+    def _link(self, slot: int, progress: Progress, count: int) -> None:
+        """Add a delivery to the lists, as the newest of its queue."""
+        table, tail = self.table, progress.tail
         table.previous[slot] = tail
         table.next[slot] = NIL
         if tail == NIL:
@@ -115,27 +150,57 @@ class PopState:
             table.next[tail] = slot
         progress.tail = slot
         progress.in_flight += count
-        if not flags & FLAG_SUPERSEDES:
-            if progress.oldest == NIL:
-                progress.oldest = slot
-            if not progress.void_before:
-                progress.stated_at = delivery_id
+        if progress.oldest == NIL and not table.flags[slot] & FLAG_SUPERSEDES:
+            progress.oldest = slot
         table.watch(slot)
 
-    def settle(self, slot: int, bits: int, progress: Progress) -> None:
-        """Settle live messages of a delivery, by whatever came."""
+    # ------------------------------------------------------------ settling
+
+    def apply_acks(self, acks: Acks, log_offset: int) -> None:
+        """Apply an ACK record."""
+        for slot, delivery_id, bits in acks.entries:
+            self.settle(slot, delivery_id, bits, log_offset)
+
+    def settle(self, slot: int, delivery_id: int, bits: int, log_offset: int) -> None:
+        """Settle messages of a delivery: acked, expired, or copied elsewhere."""
+        progress = self._owner(slot, delivery_id, log_offset)
+        if progress is None:
+            if self.catch_up is not None:
+                self.catch_up.settle_displaced(slot, delivery_id, bits, log_offset)
+            return
         table = self.table
-        progress.in_flight -= bits.bit_count()
+        bits &= table.live[slot]
+        if not bits:
+            return
         if progress.ordered is not None:
             for index in table.indexes_of(bits):
                 progress.ordered.pending.pop(table.offset_of(slot, index), None)
+        progress.in_flight -= bits.bit_count()
         self._remove(slot, bits, progress)
 
-    def supersede(self, slot: int, index: int, progress: Progress) -> None:
-        """Note that another delivery has taken the place of this one's message."""
-        self.table.superseded[slot] |= 1 << index
-        progress.in_flight -= 1
-        self._remove(slot, 1 << index, progress)
+    def _supersede(self, slot: int, delivery_id: int, index: int, log_offset: int) -> None:
+        """Note that another delivery has taken the place of one message of this one."""
+        progress = self._owner(slot, delivery_id, log_offset)
+        if progress is None:
+            return
+        bit = 1 << index
+        self.table.superseded[slot] |= bit
+        if self.table.live[slot] & bit:
+            progress.in_flight -= 1
+            self._remove(slot, bit, progress)
+
+    def _owner(self, slot: int, delivery_id: int, log_offset: int) -> Progress | None:
+        """Return the progress of a delivery that is in the table; None where it is not, or void."""
+        table = self.table
+        if slot >= len(table.ids) or table.ids[slot] != delivery_id:
+            return None
+        progress = self.owners[table.owners[slot]]
+        if delivery_id < progress.void_before:
+            return None
+        catch_up = self.catch_up
+        if catch_up is not None and not catch_up.is_new_to_slot(slot, progress, log_offset):
+            return None
+        return progress
 
     def _remove(self, slot: int, bits: int, progress: Progress) -> None:
         table = self.table
@@ -143,10 +208,14 @@ class PopState:
         table.live[slot] = left
         if left:
             return
+        if self.catch_up is not None:
+            if not table.superseded[slot]:
+                table.release(slot)
+            return
         self._unlink(slot, progress)
         if not table.superseded[slot] or table.flags[slot] & FLAG_DUE:
             table.unwatch(slot)
-            self._settled.append(slot)
+            table.release(slot)
         # Otherwise it stays until its deadline: its old handles must keep being refused.
 
     def _unlink(self, slot: int, progress: Progress) -> None:
@@ -165,70 +234,30 @@ class PopState:
                 after = table.next[after]
             progress.oldest = after
 
-    def consumer_offset(self, progress: Progress) -> int:
-        """Return the offset below which all is settled or delivered; only a reset lowers it."""
-        if progress.ordered is not None:
-            return min(progress.ordered.pending, default=progress.pop_offset)
-        if progress.oldest == NIL:
-            return progress.pop_offset
-        return self.table.starts[progress.oldest]
-
-    def expired_ordered_count(self, progress: Progress) -> int:
-        """Count the messages of an ordered queue whose delivery has run out."""
-        if progress.ordered is None:
-            return 0
-        table, slot, count = self.table, progress.head, 0
-        while slot != NIL:
-            if table.flags[slot] & FLAG_DUE:
-                count += table.live[slot].bit_count()
-            slot = table.next[slot]
-        return count
-
     def discard(self, slot: int) -> None:
-        """Empty a slot that is in no list: void, or only kept to refuse old handles."""
-        self._settled.append(slot)
+        """Empty a slot whose delivery is void, or whose messages are all settled or replaced."""
+        table = self.table
+        if self.catch_up is None:
+            progress = self.owners[table.owners[slot]]
+            if table.live[slot] and table.ids[slot] >= progress.void_before:
+                # An earlier release settled without a record what retention had taken.
+                progress.in_flight -= table.live[slot].bit_count()
+                self._unlink(slot, progress)
+            table.unwatch(slot)
+        table.release(slot)
 
-    def ack(self, slot: int, bit: int) -> None:
-        """Note an ack for the round's ACK record."""
-        self._acked[slot] = self._acked.get(slot, 0) | bit
+    # ------------------------------------------------------------ resets, deletions, configuration
 
-    def flush_acks(self, now_ms: int) -> None:
-        """Put the round's acks into the log, and give the emptied slots out again."""
-        if self._acked:
-            ids, pack = self.table.ids, ack.ENTRY.pack
-            for slot in self._acked:
-                owner = self.owners[self.table.owners[slot]]
-                self.counts["ack", owner.group_id, owner.named_topic_id] += 1
-            entries = [pack(slot, ids[slot], bits) for slot, bits in self._acked.items()]
-            for begin in range(0, len(entries), ack.ENTRIES_MAX):
-                body = b"".join(entries[begin : begin + ack.ENTRIES_MAX])
-                self.log.append(Kind.ACK, body, now_ms)
-            self._acked.clear()
-        if self._settled:
-            for slot in self._settled:
-                self.table.release(slot)
-            self._settled.clear()
-
-    @property
-    def has_unflushed_acks(self) -> bool:
-        """Whether memory is ahead of the pending records."""
-        return bool(self._acked)
-
-    @property
-    def has_unflushed(self) -> bool:
-        """Whether `flush_acks` has anything to do."""
-        return bool(self._acked or self._settled)
-
-    # ------------------------------------------------------------ reset, deletion
-
-    def apply_reset(self, config: dict[str, Any], log_offset: int) -> None:
-        """Fold a reset in: positions are set, and everything delivered before is void."""
-        for topic_id, queue_id, offset in config["offsets"]:
-            progress = self.progress_of(config["group_id"], topic_id, queue_id)
-            if log_offset < progress.covered:
+    def apply_reset(
+        self, group_id: int, offsets: Iterable[tuple[int, int, int]], log_offset: int
+    ) -> None:
+        """Set positions (topic id, queue id, offset); everything delivered before is void."""
+        for topic_id, queue_id, offset in offsets:
+            progress = self.progress_of(group_id, topic_id, queue_id)
+            if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
                 continue
             self._void(progress, log_offset)
-            progress.pop_offset = offset
+            progress.pop_offset, progress.scan_offset = offset, 0
             if progress.ordered is not None:
                 progress.ordered = OrderedState()
             self.ready.add((progress.group_id, progress.named_topic_id))
@@ -236,11 +265,10 @@ class PopState:
     def _void(self, progress: Progress, log_offset: int) -> None:
         # Slots are emptied when their deadlines come: a reset costs the same at any size. Those of
         # an ordered queue, a batch at most, may be past theirs and wait for a pop.
-        slot = progress.head if progress.ordered is not None else NIL
-        while slot != NIL:
-            if self.table.flags[slot] & FLAG_DUE:
-                self.discard(slot)
-            slot = self.table.next[slot]
+        if progress.ordered is not None:
+            for slot in self.deliveries_of(progress):
+                if self.table.flags[slot] & FLAG_DUE:
+                    self.table.release(slot)
         progress.void_before = log_offset
         progress.head = progress.tail = progress.oldest = NIL
         progress.in_flight = 0
@@ -259,279 +287,103 @@ class PopState:
             if pair[0] == group_id or pair[1] == topic_id:
                 del self.subscriptions[pair]
 
-    # ------------------------------------------------------------ replay
+    def add_retry_topic(self, group_id: int, topic_id: int, retry_topic_id: int) -> None:
+        """Let a group's pops of a topic look at its retry topic too."""
+        progress = self.progress_of(group_id, retry_topic_id, 0)
+        progress.named_topic_id = topic_id
+        subscription = self.subscriptions.get((group_id, topic_id))
+        if subscription is not None:
+            subscription.retry = progress
 
-    def replay_ck(self, ck: PopCheckpoint, log_offset: int, popped_at_ms: int) -> None:
-        """Fold a CK record in."""
-        progress = self.progress_of(ck.group_id, ck.topic_id, ck.queue_id)
-        if ck.flags & FLAG_ORDERED and progress.ordered is None:
-            progress.ordered = OrderedState()
-        if log_offset >= progress.covered:
-            if not ck.flags & FLAG_SUPERSEDES:
-                progress.pop_offset = ck.next_offset
-                if not progress.void_before:
-                    progress.stated_at = log_offset
-            if progress.ordered is not None and ck.attempts is not None:
-                progress.ordered.pending.update(zip(ck.offsets, ck.attempts, strict=True))
-                if not ck.flags & FLAG_SUPERSEDES:
-                    progress.ordered.attempt_id = ck.attempt_id
-                    progress.ordered.batch_id = log_offset
-        if ck.superseded is not None:
-            slot, delivery_id, index = ck.superseded
-            self.replay_settle(slot, delivery_id, 1 << index, log_offset, is_superseded=True)
-        if log_offset < self._covered(ck.slot, progress):
-            return
-        if self._is_later(ck.slot, log_offset):
-            self.table.place(
-                ck.slot, log_offset, progress.index, ck.start_offset, ck.num,
-                ck.flags & FLAGS_STORED, ck.visible_at_ms, popped_at_ms, ck.gaps,
-            )  # fmt: skip
-        elif progress.ordered is not None:
-            self._displaced[ck.slot, log_offset] = progress, list(ck.offsets)
+    # ------------------------------------------------------------ rows
 
-    def replay_acks(self, body: memoryview, log_offset: int) -> None:
-        """Fold an ACK record in."""
-        for slot, delivery_id, bits in ack.ENTRY.iter_unpack(body):
-            self.replay_settle(slot, delivery_id, bits, log_offset)
-
-    def replay_settle(
-        self,
-        slot: int,
-        delivery_id: int,
-        bits: int,
-        log_offset: int,
-        *,
-        is_superseded: bool = False,
-    ) -> None:
-        """Fold the settling of some messages of a delivery in."""
-        table = self.table
-        if slot >= len(table.ids) or table.ids[slot] != delivery_id:
-            if not is_superseded:
-                self._settle_displaced(slot, delivery_id, bits, log_offset)
-            return
-        progress = self.owners[table.owners[slot]]
-        if log_offset < self._covered(slot, progress):
-            return
-        table.live[slot] &= ~bits & 0xFFFFFFFF
-        if is_superseded:
-            table.superseded[slot] |= bits
-        elif progress.ordered is not None:
-            for index in table.indexes_of(bits):
-                progress.ordered.pending.pop(table.offset_of(slot, index), None)
-        if not table.live[slot] and not table.superseded[slot]:
-            self._replay_release(slot)
-
-    def _displace(self, slot: int) -> None:
-        """Remember a delivery of an ordered queue before a later use of its slot is loaded."""
-        table = self.table
-        if slot < len(table.ids) and table.ids[slot] != FREE and table.flags[slot] & FLAG_ORDERED:
-            progress = self.owners[table.owners[slot]]
-            offsets = [table.offset_of(slot, index) for index in range(table.counts[slot])]
-            self._displaced[slot, table.ids[slot]] = progress, offsets
-
-    def _settle_displaced(self, slot: int, delivery_id: int, bits: int, log_offset: int) -> None:
-        progress, offsets = self._displaced.get((slot, delivery_id), (None, []))
-        if progress is None or log_offset < progress.covered:
-            return
-        assert progress.ordered is not None, "only deliveries of ordered queues are remembered"
-        for index in self.table.indexes_of(bits):
-            progress.ordered.pending.pop(offsets[index], None)
-
-    def _replay_release(self, slot: int) -> None:
-        self.table.ids[slot] = FREE
-        self.table.gaps.pop(slot, None)
-
-    def _covered(self, slot: int, progress: Progress) -> int:
-        # The deliveries of an ordered queue are in the same slice as its progress.
-        if progress.ordered is not None:
-            return progress.covered
-        return self._slot_covered.get(slot // SLOTS_A_SLICE, 0)
-
-    def _is_later(self, slot: int, delivery_id: int) -> bool:
-        while slot >= len(self.table.ids):
-            self.table.grow()
-        if self.table.ids[slot] >= delivery_id:
-            return False
-        self.table.gaps.pop(slot, None)
-        return True
-
-    def end_replay(self, *, now_ms: int) -> None:
-        """Drop what is void, and rebuild the lists and counts."""
-        table = self.table
-        for (group_id, _), retry_id in self.catalog.retry_topic_ids.items():
-            self.progress_of(group_id, retry_id, 0)
-        for key, progress in list(self.progress.items()):
-            is_known = (
-                progress.group_id in self.catalog.groups
-                and progress.topic_id in self.catalog.topics
-            )
-            if not is_known:
-                progress.void_before = VOID
-                del self.progress[key]
-            group = self.catalog.groups.get(progress.group_id)
-            if group is not None and group.is_ordered and progress.ordered is None:
-                # A reset was met before the record that states the group again.
-                progress.ordered = OrderedState()
-            topic = self.catalog.topics.get(progress.topic_id)
-            if topic is not None and topic.retry_of:
-                progress.named_topic_id = topic.retry_of[1]
-        floors = [owner.void_before for owner in self.owners]
-        self._release_before(floors, keeps_superseded=False)
-        floors = [owner.ordered.batch_id if owner.ordered else 0 for owner in self.owners]
-        self._release_before(floors, keeps_superseded=True)
-        for chain in table.relink(now_ms=now_ms):
-            self._link(chain)
-        self._displaced.clear()
-
-    def _release_before(self, floors: list[int], *, keeps_superseded: bool) -> None:
-        """Empty the slots whose identity is below the floor of their owner."""
-        table = self.table
-        slots = table.in_use(0, len(table.ids))
-        if not len(slots):
-            return
-        owners = np.frombuffer(table.owners, dtype=np.uint32)[slots]
-        ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
-        for slot in slots[ids < np.array(floors, dtype=np.int64)[owners]].tolist():
-            if keeps_superseded and table.superseded[slot]:
-                table.live[slot] = 0
-            else:
-                self._replay_release(slot)
-
-    def _link(self, chain: np.ndarray) -> None:
-        table = self.table
-        progress = self.owners[table.owners[int(chain[0])]]
-        live = np.frombuffer(table.live, dtype=np.uint32)[chain]
-        chain = chain[live != 0]
-        if not len(chain):
-            return
-        table.link_chain(chain)
-        progress.head, progress.tail = int(chain[0]), int(chain[-1])
-        progress.in_flight = int(np.bitwise_count(live).sum())
-        flags = np.frombuffer(table.flags, dtype=np.uint8)[chain]
-        popped = chain[(flags & FLAG_SUPERSEDES) == 0]
-        progress.oldest = int(popped[0]) if len(popped) else NIL
-
-    # ------------------------------------------------------------ snapshots and STATE
-
-    def places(self) -> np.ndarray:
-        """Return (group, topic, queue) of each owner, for delivery rows."""
-        rows = [(owner.group_id, owner.topic_id, owner.queue.queue_id) for owner in self.owners]
-        return np.array(rows or [(0, 0, 0)], dtype=np.uint32)
-
-    def encode_progress(self, progresses: list[Progress]) -> bytes:
-        """Encode the positions of some queues."""
-        return json.dumps([_progress_fields(progress) for progress in progresses]).encode()
-
-    def encode_deliveries(self, begin: int, end: int) -> bytes:
-        """Encode the deliveries in a range of slots, live ones of ordered queues left out."""
-        slots = self.table.in_use(begin, end)
-        flags = np.frombuffer(self.table.flags, dtype=np.uint8)[slots]
-        live = np.frombuffer(self.table.live, dtype=np.uint32)[slots]
-        return self.table.encode_rows(
-            slots[((flags & FLAG_ORDERED) == 0) | (live == 0)], self.places()
-        )
-
-    def encode_ordered(self, progress: Progress) -> bytes:
-        """Encode the positions and deliveries of an ordered queue, as of one moment."""
-        slots = []
-        slot = progress.head
-        while slot != NIL:
-            slots.append(slot)
-            slot = self.table.next[slot]
-        fields = self.encode_progress([progress])
-        rows = self.table.encode_rows(np.array(slots, dtype=np.int64), self.places())
-        return len(fields).to_bytes(4, "big") + fields + rows
-
-    def load_progress(self, data: memoryview, covered: int) -> list[Progress]:
-        """Take positions over that contain everything before log offset `covered`."""
-        loaded = []
-        for fields in json.loads(bytes(data)):
-            progress = self.progress_of(fields["group"], fields["topic"], fields["queue"])
-            if covered < progress.covered:
+    def apply_progress(self, rows: list[ProgressRow], log_offset: int) -> list[Progress]:
+        """Take positions over that contain everything before `log_offset`; return whose."""
+        taken = []
+        for row in rows:
+            progress = self.progress_of(row.group_id, row.topic_id, row.queue_id)
+            if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
                 continue
-            progress.pop_offset = fields["pop"]
-            progress.void_before = fields["voidBefore"]
-            progress.named_topic_id = fields["namedTopic"]
-            progress.stated_at = fields["statedAt"]
-            progress.covered = covered
-            ordered = fields["ordered"]
-            if ordered is not None:
-                pending = {int(offset): count for offset, count in ordered["pending"]}
-                progress.ordered = OrderedState(pending, ordered["attemptId"], ordered["batchId"])
-            loaded.append(progress)
-        return loaded
+            progress.pop_offset = row.pop_offset
+            progress.void_before = row.void_before
+            progress.named_topic_id = row.named_topic_id
+            progress.stated_at = log_offset
+            if row.ordered is not None:
+                progress.ordered = OrderedState(
+                    dict(row.ordered.pending), row.ordered.attempt_id, row.ordered.batch_id
+                )
+            taken.append(progress)
+        return taken
 
-    def load_deliveries(self, data: memoryview) -> None:
-        """Take deliveries of a snapshot over; the latest use of a slot wins."""
-        rows, gaps = self.table.decode_rows(data)
-        if not len(rows):
-            return
-        for slot in self.table.ordered_among(rows["slot"]):
-            self._displace(slot)
-        plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
-        keys = np.stack([rows["group_id"], rows["topic_id"], rows["queue_id"]], axis=1)
-        places, places_at = np.unique(keys[plain], axis=0, return_inverse=True)
-        owners = [self.progress_of(*place).index for place in places.tolist()]
-        self.table.load(rows[plain], np.array(owners, dtype=np.uint32)[places_at.ravel()])
-        for number in np.flatnonzero(~plain).tolist():
-            self._load_row(rows[number].item(), gaps[number])
+    def apply_deliveries(self, deliveries: DeliveryRows, log_offset: int) -> None:
+        """Note where live deliveries are stated now; take over those that nothing else states."""
+        table, rows = self.table, deliveries.rows
+        if self.catch_up is not None:
+            for number, row in enumerate(rows.tolist()):
+                progress = self.progress_of(*row[2:5])
+                if self.catch_up.is_new_to_slot(row[0], progress, log_offset):
+                    self.load_row(row, deliveries.gaps.get(number))
+        slots = rows["slot"].astype(np.int64)
+        is_known = slots < len(table.ids)
+        slots, ids = slots[is_known], rows["delivery_id"][is_known]
+        same = slots[np.frombuffer(table.ids, dtype=np.int64)[slots] == ids]
+        np.frombuffer(table.stated_at, dtype=np.int64)[same] = log_offset
 
-    def _load_row(self, row: tuple[int, ...], gap: tuple[int, ...] | None) -> None:
+    def load_row(self, row: tuple[int, ...], gaps: tuple[int, ...] | None) -> None:
+        """Take one row over while catching up; the latest use of a slot wins."""
         slot, delivery_id, group_id, topic_id, queue_id, count, flags, *rest = row
         start, visible_at_ms, popped_at_ms, live, superseded = rest
-        self._displace(slot)
-        if not self._is_later(slot, delivery_id):
-            return
+        assert self.catch_up is not None, "rows are taken over while the state catches up"
+        table = self.table
+        table.grow_to(slot + 1)
+        self.catch_up.displace(slot)
+        if table.ids[slot] != FREE:
+            if not self.catch_up.may_place(slot, delivery_id):
+                return
+            table.release(slot)
         progress = self.progress_of(group_id, topic_id, queue_id)
         if flags & FLAG_ORDERED and progress.ordered is None:
             progress.ordered = OrderedState()
-        self.table.place(
-            slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms, gap
+        table.place(
+            slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms,
+            gaps,
         )  # fmt: skip
-        self.table.live[slot] = live
-        self.table.superseded[slot] = superseded
+        table.live[slot] = live
+        table.superseded[slot] = superseded
 
-    def replay_deliveries(self, data: memoryview, log_offset: int) -> None:
-        """Fold the rows of a STATE record in."""
-        rows, gaps = self.table.decode_rows(data)
-        for row, gap in zip(rows.tolist(), gaps, strict=True):
-            slot, delivery_id, group_id, topic_id, queue_id = row[:5]
-            progress = self.progress_of(group_id, topic_id, queue_id)
-            if log_offset >= self._covered(slot, progress):
-                self._load_row(row, gap)
-            if slot < len(self.table.ids) and self.table.ids[slot] == delivery_id:
-                self.table.stated_at[slot] = log_offset
-
-    def load_ordered(self, data: memoryview, covered: int) -> None:
-        """Take an ordered queue over."""
-        size = int.from_bytes(data[:4], "big")
-        if self.load_progress(data[4 : 4 + size], covered):
-            self.load_deliveries(data[4 + size :])
-
-    def set_slots_covered(self, number: int, covered: int) -> None:
-        """Note that slice `number` of the table contains everything before `covered`."""
-        self._slot_covered[number] = covered
+    def rows_of(self, slots: np.ndarray) -> DeliveryRows:
+        """Return deliveries as rows for a snapshot or a STATE record."""
+        owners = np.frombuffer(self.table.owners, dtype=np.uint32)[slots]
+        used, used_at = np.unique(owners, return_inverse=True)
+        places = [
+            (owner.group_id, owner.topic_id, owner.queue.queue_id)
+            for owner in (self.owners[index] for index in used.tolist())
+        ]
+        of_used = np.array(places, dtype=np.uint32).reshape(-1, 3)
+        return self.table.rows_of(slots, of_used[used_at])
 
     def slices(self) -> Iterator[tuple[int, int]]:
-        """Yield the slot ranges of the table."""
+        """Yield the slot ranges of the table, one a section of a snapshot."""
         for begin in range(0, len(self.table.ids), SLOTS_A_SLICE):
             yield begin, begin + SLOTS_A_SLICE
 
+    # ------------------------------------------------------------ what is known
 
-def _progress_fields(progress: Progress) -> dict[str, Any]:
-    ordered = progress.ordered
-    return {
-        "group": progress.group_id,
-        "topic": progress.topic_id,
-        "queue": progress.queue.queue_id,
-        "namedTopic": progress.named_topic_id,
-        "pop": progress.pop_offset,
-        "voidBefore": progress.void_before,
-        "statedAt": progress.stated_at,
-        "ordered": ordered
-        and {
-            "pending": list(ordered.pending.items()),
-            "attemptId": ordered.attempt_id,
-            "batchId": ordered.batch_id,
-        },
-    }
+    def consumer_offset(self, progress: Progress) -> int:
+        """Return the offset below which all is settled or delivered; only a reset lowers it."""
+        if progress.ordered is not None:
+            return min(progress.ordered.pending, default=progress.position)
+        if progress.oldest == NIL:
+            return progress.position
+        return self.table.starts[progress.oldest]
+
+    def expired_ordered_count(self, progress: Progress) -> int:
+        """Count the messages of an ordered queue whose delivery has run out."""
+        if progress.ordered is None:
+            return 0
+        table = self.table
+        return sum(
+            table.live[slot].bit_count()
+            for slot in self.deliveries_of(progress)
+            if table.flags[slot] & FLAG_DUE
+        )

@@ -4,7 +4,8 @@ Owned by the engine's one owner. What must stay true:
 
 - A record's bytes are at its log offset, in one segment; `log_end` only grows.
 - `append` puts records into the pending round; `write` hands them to the disk in one writev a
-  segment; `synced` says that the disk has them: then `committed_offset` moves.
+  segment; `begin_sync` names the files that a sync must cover, and `synced` says that it has:
+  then `committed_offset` moves. Between the two, later rounds may be appended and written.
 - A failed write or sync is final (DiskFailed): the process ends and recovers from what is durable.
 
 After a crash `recover` walks the log from the checkpoint file's offset, cuts a torn tail, and
@@ -208,14 +209,19 @@ class CommitLog:
         self._pending_records.clear()
         self._written_offset = self._chunk_from = self.log_end
 
-    def unsynced_files(self) -> list[File]:
-        """Return the files that a sync has to cover before `synced` may be called."""
-        return list(self._unsynced.values())
+    def begin_sync(self) -> tuple[int, list[File]]:
+        """Return the log offset up to which a sync of the files beside it makes all durable.
 
-    def synced(self) -> None:
-        """All that was written is durable."""
+        What is written from here on is the business of the next one.
+        """
+        files = list(self._unsynced.values())
         self._unsynced.clear()
-        self.committed_offset = self._written_offset
+        return self._written_offset, files
+
+    def synced(self, log_offset: int) -> None:
+        """Everything before `log_offset` is durable."""
+        assert log_offset <= self._written_offset, "only what was written is durable"
+        self.committed_offset = max(self.committed_offset, log_offset)
 
     # ------------------------------------------------------------ reading
 

@@ -64,10 +64,10 @@ class Admission:
                 f"{index.pending_count} delayed messages wait, the broker's limit "
                 f"(timer_max_pending); try again when some of them have been delivered"
             )
-        if index.counts.pinned_bytes + size > self._pinned_max:
+        if index.pinned_bytes + size > self._pinned_max:
             self.refused["backlog"] += 1
             raise Overloaded(
-                f"delayed messages hold {index.counts.pinned_bytes >> 20} MiB of the broker's "
+                f"delayed messages hold {index.pinned_bytes >> 20} MiB of the broker's "
                 f"disk, its limit (timer_max_pinned_part); enlarge the volume, or try again later"
             )
         soft_limit, policy = config.soft_limit_per_second, config.overload_policy
@@ -76,6 +76,7 @@ class Admission:
             spread_ms = config.spread_ms
         if not soft_limit or (policy is OverloadPolicy.ACCEPT and not spread_ms):
             return due_at_ms
+        index.link_gathered()
         second = due_at_ms // 1000
         count = index.wheel.count(second) if second < index.ring_end_s else 0
         if count <= soft_limit:

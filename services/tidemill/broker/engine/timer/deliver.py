@@ -17,11 +17,12 @@ from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.layout import message
-from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerCause, TimerReason
+from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.message import FLAG_TIMER, Message, TimerCause, TimerReason
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
-from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
 from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -67,8 +68,8 @@ class Deliverer:
         index: TimerIndex,
         near: NearWheel,
         bodies: Bodies,
-        store: MessageStore,
         catalog: Catalog,
+        recorder: Recorder,
         *,
         ready: Callable[[int], None],
         may_append: Callable[[], bool],
@@ -78,8 +79,8 @@ class Deliverer:
         self._index = index
         self._near = near
         self._bodies = bodies
-        self._store = store
         self._catalog = catalog
+        self._recorder = recorder
         self._ready = ready
         self._may_append = may_append  # whether the disk has room
         self._rate_max = rate_max
@@ -270,9 +271,8 @@ class Deliverer:
         elif is_expired:
             self._drop(timer_id, entry, body, TimerReason.EXPIRED, now_ms)
         else:
-            queue_id = body.queue_id
-            self._append(timer_id, entry, body, entry.topic_id, queue_id % len(queues), now_ms)
-            self._index.finish(timer_id, entry, TimerState.DELIVERED)
+            queue = queues[body.queue_id % len(queues)]
+            self._append(timer_id, entry, body, queue, now_ms)
             self.delivered[entry.topic_id] += 1
             self.lateness.observe(entry.topic_id, firing_ms - entry.due_at_ms)
 
@@ -280,9 +280,8 @@ class Deliverer:
         self, timer_id: int, entry: TimerEntry, body: Body, reason: TimerReason, now_ms: int
     ) -> None:
         """Move a message that can never be delivered to the timers' dead-letter topic."""
-        target = self._store.ensure_system_topic(TIMER_DEAD_LETTER_TOPIC, None, now_ms)
-        self._append(timer_id, entry, body, target.id, 0, now_ms, reason)
-        self._index.finish(timer_id, entry, TimerState.DROPPED)
+        target = ensure_system_topic(self._catalog, self._recorder, TIMER_DEAD_LETTER_TOPIC, now_ms)
+        self._append(timer_id, entry, body, self._catalog.queue(target.id, 0), now_ms, reason)
         self.dropped[entry.topic_id, reason] += 1
         self._note(timer_id, body.origin, reason.name.lower())
 
@@ -291,19 +290,20 @@ class Deliverer:
         timer_id: int,
         entry: TimerEntry,
         body: Body,
-        topic_id: int,
-        queue_id: int,
+        queue: ConsumeQueue,
         now_ms: int,
         reason: TimerReason = TimerReason.DELIVERED,
     ) -> None:
         blob, crc = with_due_time(body.blob, body.crc, entry.due_at_ms)
         origin = body.origin if reason != TimerReason.DELIVERED else ""
         cause = TimerCause(timer_id, entry.due_at_ms, reason, origin)
-        self._store.append_message(
-            topic_id, queue_id, blob, crc, now_ms,
-            flags=FLAG_TIMER, cause=message.encode_timer_cause(cause),
+        self._recorder.append(
+            Message(
+                queue.topic_id, queue.queue_id, 0, queue.max_offset, FLAG_TIMER, cause, blob, crc
+            ),
+            now_ms,
         )  # fmt: skip
-        self._ready(topic_id)
+        self._ready(queue.topic_id)
 
 
 def _by_topic(items: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:

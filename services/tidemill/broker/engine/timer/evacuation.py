@@ -15,13 +15,14 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout import message
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Target
+from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Message, Target
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
-from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Segment
 from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import COPY_QUEUE, TimerState
+from tidemill.broker.engine.timer.status import COPY_QUEUE, TIMER_TOPIC, TimerState
 
 RECORDS_A_SLICE = 256  # of any kind, mostly passed over by their header
 PAUSE_MS = 100  # when the rate is used up
@@ -38,20 +39,20 @@ class Evacuation:
         self,
         index: TimerIndex,
         log: CommitLog,
-        store: MessageStore,
+        catalog: Catalog,
+        recorder: Recorder,
         bodies: Bodies,
         *,
         rate_bytes: int,
         is_due: Callable[[int], bool],
-        hidden_topic_id: Callable[[], int],
     ) -> None:
         self._index = index
         self._log = log
-        self._store = store
+        self._catalog = catalog
+        self._recorder = recorder
         self._bodies = bodies
         self._rate_bytes = rate_bytes
         self._is_due = is_due  # whether the oldest segment will have to go soon, by now_ms
-        self._hidden_topic_id = hidden_topic_id
         self._segment: Segment | None = None
         self._timers: Iterator[int] = iter(())
         self._tokens = 0.0
@@ -124,12 +125,14 @@ class Evacuation:
             self.quarantined[timer_id] = entry.topic_id  # Its segment stays.
             return
         target = Target(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
-        self._store.append_message(
-            self._hidden_topic_id(), COPY_QUEUE, body.blob, body.crc, now_ms,
-            flags=FLAG_SCHEDULE, cause=message.encode_target(target),
+        topic_id = self._catalog.topic_ids[TIMER_TOPIC]
+        queue_offset = self._catalog.queue(topic_id, COPY_QUEUE).max_offset
+        self._recorder.append(
+            Message(
+                topic_id, COPY_QUEUE, 0, queue_offset, FLAG_SCHEDULE, target, body.blob, body.crc
+            ),
+            now_ms,
         )  # fmt: skip
-        log_offset = self._store.last_log_offset
-        self._index.evacuate(timer_id, log_offset, self._log.log_end - log_offset)
         self.evacuated[entry.topic_id] += 1
         self._tokens -= entry.size
 

@@ -1,8 +1,8 @@
 """Stage I, index (the reference's enqueue-get and enqueue-put): transitions into table and wheel.
 
-The one place where timers change, for the live path and for the replay of the log alike. Each
-method folds one transition: it is harmless to fold one twice, in the order of the log. Counts are
-derived from the transitions and from nothing else.
+The one place where timers change. Each `apply_` method applies one entry of the log, live and in a
+replay, where files may know it already: it is harmless to apply one twice, in the order of the log.
+Counts are derived from the transitions and from nothing else.
 
 Invariant: a pending timer is linked in a slot after the hand, with the due time that the table
 has, or is loaded, or is quarantined.
@@ -10,25 +10,33 @@ has, or is loaded, or is quarantined.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Protocol, final
 
 import numpy as np
 
-from tidemill.broker.engine.layout import timer_record, timer_slot
+from tidemill.broker.engine.layout import timer_entry, timer_record, timer_slot
+from tidemill.broker.engine.layout.message import Target, TimerCause, TimerReason
+from tidemill.broker.engine.layout.timer_control import Frontier, Operation, TimerControl
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.layout.timer_record import NO_POSITION, SIZE
 from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.counts import Counts
-from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.status import COPY_QUEUE, TimerState
 from tidemill.broker.engine.timer.table import TimerTable
 from tidemill.broker.engine.timer.timer_log import TimerLog
 from tidemill.broker.engine.timer.wheel import Wheel
 
 # The ring ends a little earlier than a revolution, so that a slot is never reused while it is read.
 RING_RESERVE_S = 60
+ROWS_MIN = 16  # fewer are linked one by one: arrays cost about 80 us at once
+GATHERED_MAX = 1_024  # linked in about a millisecond
 _PENDING = TimerState.PENDING.value  # packing an enum costs more than the rest of an entry
 Arrival = Callable[[int, int, int, int, int], None]
+ArrivedRows = Callable[[int, np.ndarray], None]
 
 
 class Follower(Protocol):
@@ -54,10 +62,19 @@ class TimerIndex:
         self.is_linking = True  # off while wheel and timer log will be made again anyway
         self.is_damaged = False  # wheel or timer log: to be made again from the table
         self.event_count = 0  # transitions so far, to know whether a flush has work
+        self.frontier_ms = 0  # of the newest FRONTIER record
+        self.frontier_at_ms = 0  # when that was written
+        self.frontier_events = 0  # transitions by then
+        # Schedules that are not linked: (log offset, size, due time, topic id) of each, in a row;
+        # their ids are the last ones before `next_id`.
+        self._gathered = array("q")
+        self._gathered_bytes = 0
+        self._gathered_at_ms = 0
         self.counts = Counts(log, table)
         self.latest_s: dict[int, int] = {}  # by timer log file: its latest slot
         # Told of every timer that is linked: due_at_ms, timer_id, topic_id, size, slot second.
         self.arrived: Arrival = _nobody
+        self.arrived_rows: ArrivedRows = _no_rows
         self.follower: Follower | None = None  # told of all that is counted: an audit
 
     @property
@@ -82,97 +99,121 @@ class TimerIndex:
 
     # ------------------------------------------------------------ transitions
 
-    def schedule(
-        self, timer_id: int, due_at_ms: int, topic_id: int, log_offset: int, size: int, now_ms: int
+    def apply_schedule(
+        self, target: Target, log_offset: int, size: int, now_ms: int, *, queue_id: int
     ) -> None:
-        """Add a timer that was never met before: the live path."""
+        """Apply a MESSAGE record that schedules a timer, or is a newer copy of its message."""
+        timer_id = target.timer_id
         self.event_count += 1
+        if timer_id < self.next_id:
+            self._schedule_again(target, log_offset, size, now_ms, is_copy=queue_id == COPY_QUEUE)
+            return
+        if self._gathered and timer_id != self.next_id:
+            self.link_gathered()
+        self._gathered.extend((log_offset, size, target.due_at_ms, target.topic_id))
+        self._gathered_bytes += size
+        self._gathered_at_ms = now_ms
         self.next_id = timer_id + 1
-        entry = TimerEntry(log_offset, size, due_at_ms, topic_id, _PENDING)
+        if len(self._gathered) >= GATHERED_MAX * 4:
+            self.link_gathered()
+
+    def _schedule_again(
+        self, target: Target, log_offset: int, size: int, now_ms: int, *, is_copy: bool
+    ) -> None:
+        """Apply a schedule that files may know, or a copy."""
+        self.link_gathered()
+        timer_id = target.timer_id
+        entry = self.get(timer_id)
+        if entry.state == TimerState.UNUSED:
+            self._add(timer_id, _entry(log_offset, size, target.due_at_ms, target.topic_id), now_ms)
+            return
+        if entry.state != TimerState.PENDING:
+            return
+        if log_offset > entry.log_offset:
+            self.count(timer_id, entry, -1)
+            entry = entry._replace(log_offset=log_offset, size=size)
+            self.table.put(timer_id, entry)
+            self.count(timer_id, entry, 1)
+        if not is_copy and entry.due_at_ms == target.due_at_ms:
+            # Its link may have been lost with what was not flushed.
+            self._link(timer_id, entry, timer_record.SCHEDULE, now_ms)
+
+    def link_gathered(self) -> None:
+        """Add the timers that were scheduled since the last call: the many of a round at once.
+
+        Invariant: nothing is gathered when a timer is looked at, or a round ends.
+        """
+        if not self._gathered:
+            return
+        columns = np.frombuffer(self._gathered, np.int64).reshape(-1, 4)
+        self._gathered, self._gathered_bytes = array("q"), 0
+        first_id, now_ms = self.next_id - len(columns), self._gathered_at_ms
+        if len(columns) < ROWS_MIN or self.follower is not None:
+            for timer_id, fields in enumerate(columns.tolist(), first_id):
+                self._add(timer_id, _entry(*fields), now_ms)
+            return
+        rows = np.zeros(len(columns), timer_entry.DTYPE)
+        rows["log_offset"], rows["size"] = columns[:, 0], columns[:, 1]
+        rows["due"], rows["topic_id"] = columns[:, 2], columns[:, 3]
+        rows["state"] = _PENDING
+        for begin, part in self.table.put_rows(first_id, rows):
+            self.counts.add_rows(begin, part)
+            if self.is_linking:
+                self.link_rows(begin, part, now_ms)
+                self.arrived_rows(begin, part)
+
+    def _add(self, timer_id: int, entry: TimerEntry, now_ms: int) -> None:
         self.table.put(timer_id, entry)
         self.count(timer_id, entry, 1)
         self._link(timer_id, entry, timer_record.SCHEDULE, now_ms)
 
-    def replay_schedule(
-        self,
-        timer_id: int,
-        due_at_ms: int,
-        topic_id: int,
-        log_offset: int,
-        size: int,
-        now_ms: int,
-        *,
-        kind: int,
-    ) -> None:
-        """Fold a SCHEDULE or EVACUATED record in, whether or not the files know it already."""
+    def apply_control(self, control: TimerControl, now_ms: int) -> None:
+        """Apply a TIMER record."""
+        self.link_gathered()
         self.event_count += 1
-        self.next_id = max(self.next_id, timer_id + 1)
-        entry = self.get(timer_id)
-        if entry.state == TimerState.UNUSED:
-            entry = TimerEntry(log_offset, size, due_at_ms, topic_id, TimerState.PENDING)
-            self.table.put(timer_id, entry)
-            self.count(timer_id, entry, 1)
-        elif entry.state == TimerState.PENDING and log_offset > entry.log_offset:
-            entry = self._move(timer_id, entry, log_offset, size)
-        if entry.state == TimerState.PENDING and entry.due_at_ms == due_at_ms:
-            # Its link may have been lost with what was not flushed.
-            self._link(timer_id, entry, kind, now_ms)
-
-    def evacuate(self, timer_id: int, log_offset: int, size: int) -> None:
-        """Note a newer copy of a pending timer's message."""
-        self.event_count += 1
-        entry = self.get(timer_id)
-        if entry.state == TimerState.PENDING:
-            self._move(timer_id, entry, log_offset, size)
-
-    def _move(self, timer_id: int, entry: TimerEntry, log_offset: int, size: int) -> TimerEntry:
-        self.count(timer_id, entry, -1)
-        entry = entry._replace(log_offset=log_offset, size=size)
-        self.table.put(timer_id, entry)
-        self.count(timer_id, entry, 1)
-        return entry
-
-    def reschedule(self, timer_id: int, due_at_ms: int, new_due_at_ms: int, now_ms: int) -> None:
-        """Fold a RESCHEDULE record in."""
-        self.event_count += 1
+        timer_id = control.timer_id
+        if control.operation == Operation.CANCEL:
+            cancelled = self._finish(timer_id, TimerState.CANCELLED)
+            if cancelled is not None:
+                self._unlink(timer_id, cancelled, timer_record.CANCEL, now_ms)
+            return
         entry = self.get(timer_id)
         if entry.state != TimerState.PENDING:
             return
-        if entry.due_at_ms == due_at_ms:
+        if entry.due_at_ms == control.due_at_ms:
             self._unlink(timer_id, entry, timer_record.RESCHEDULED_OUT, now_ms)
-            entry = entry._replace(due_at_ms=new_due_at_ms)
+            entry = entry._replace(due_at_ms=control.new_due_at_ms)
             self.table.put(timer_id, entry)
-        if entry.due_at_ms == new_due_at_ms:
+        if entry.due_at_ms == control.new_due_at_ms:
             self._link(timer_id, entry, timer_record.RESCHEDULED_IN, now_ms)
 
-    def cancel(self, timer_id: int, now_ms: int) -> None:
-        """Fold a CANCEL record in."""
-        entry = self._finish(timer_id, TimerState.CANCELLED)
-        if entry is not None:
-            self._unlink(timer_id, entry, timer_record.CANCEL, now_ms)
-
-    def settle(self, timer_id: int, state: TimerState) -> None:
-        """Fold the record in by which a timer was delivered or dropped."""
-        self._finish(timer_id, state)
+    def apply_outcome(self, cause: TimerCause) -> None:
+        """Apply a MESSAGE record by which a timer was delivered or dropped."""
+        if self._gathered:
+            self.link_gathered()
+        self.event_count += 1
+        is_delivered = cause.reason == TimerReason.DELIVERED
+        self._finish(cause.timer_id, TimerState.DELIVERED if is_delivered else TimerState.DROPPED)
 
     def _finish(self, timer_id: int, state: TimerState) -> TimerEntry | None:
+        """Settle a timer; return its entry if it was pending until now."""
         entry = self.get(timer_id)
         if entry.state == TimerState.UNUSED:
             # Met without its schedule: that is gone with an old segment, and all it said is this.
-            self.event_count += 1
             self.next_id = max(self.next_id, timer_id + 1)
             self.table.put(timer_id, entry._replace(state=state))
             return None
         if entry.state != TimerState.PENDING:
             return None
-        self.finish(timer_id, entry, state)
-        return entry
-
-    def finish(self, timer_id: int, entry: TimerEntry, state: TimerState) -> None:
-        """Settle a timer whose entry is at hand and pending: the live path."""
-        self.event_count += 1
         self.count(timer_id, entry, -1)
         self.table.put(timer_id, entry._replace(state=state))
+        return entry
+
+    def apply_frontier(self, frontier: Frontier, now_ms: int) -> None:
+        """Apply a FRONTIER record."""
+        self.frontier_ms = max(self.frontier_ms, frontier.frontier_ms)
+        self.frontier_at_ms = now_ms
+        self.frontier_events = self.event_count
 
     def get(self, timer_id: int) -> TimerEntry:
         """Return a timer's entry. Raises EntryDamaged."""
@@ -191,7 +232,12 @@ class TimerIndex:
     @property
     def pending_count(self) -> int:
         """How many timers wait."""
-        return self.counts.pending_count
+        return self.counts.pending_count + len(self._gathered) // 4
+
+    @property
+    def pinned_bytes(self) -> int:
+        """How many bytes of the log their messages hold."""
+        return self.counts.pinned_bytes + self._gathered_bytes
 
     def count(self, timer_id: int, entry: TimerEntry, change: int) -> None:
         """Add a pending timer to the counts, or take it away."""
@@ -216,6 +262,13 @@ class TimerIndex:
         if due_s < self.ring_end_s:
             return due_s, 0
         return self.parking_s, timer_record.PARKED
+
+    def slots_of(self, dues: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `_slot_of` does, for many: the seconds, and whether each is a parking one."""
+        due_s = dues.astype(np.int64) // 1000
+        is_parked = due_s >= self.ring_end_s
+        slots = np.where(is_parked, self.parking_s, np.maximum(due_s, self.hand_s + 1))
+        return slots, is_parked
 
     def _link(
         self, timer_id: int, entry: TimerEntry, kind: int, now_ms: int, *, change: int = 1
@@ -260,9 +313,7 @@ class TimerIndex:
         if not len(waiting):
             return
         found = rows[waiting]
-        due_s = found["due"].astype(np.int64) // 1000
-        is_parked = due_s >= self.ring_end_s
-        slots = np.where(is_parked, self.parking_s, np.maximum(due_s, self.hand_s + 1))
+        slots, is_parked = self.slots_of(found["due"])
         order = np.argsort(slots, kind="stable")
         found, slots, is_parked = found[order], slots[order], is_parked[order]
         ids = first_id + waiting[order]
@@ -301,6 +352,24 @@ class TimerIndex:
         last_file = self.timer_log.file_number(int(positions[-1]))
         for file in range(self.timer_log.file_number(begin), last_file + 1):
             self.latest_s[file] = max(self.latest_s.get(file, 0), int(slots.max()))
+
+
+def open_index(disk: Disk, config: TimerConfig, log: CommitLog) -> TimerIndex:
+    """Make the index over the timers' files; nothing is read yet."""
+    table = TimerTable(
+        disk, file_entries=config.table_file_entries, pages_max=config.table_pages_max
+    )
+    wheel = Wheel(disk, slot_count=config.wheel_slots)
+    timer_log = TimerLog(disk, file_bytes=config.timer_log_file_bytes)
+    return TimerIndex(table, wheel, timer_log, log)
+
+
+def _entry(log_offset: int, size: int, due_at_ms: int, topic_id: int) -> TimerEntry:
+    return TimerEntry(log_offset, size, due_at_ms, topic_id, _PENDING)
+
+
+def _no_rows(_first_id: int, _rows: np.ndarray) -> None:
+    pass
 
 
 def _nobody(_due: int, _timer_id: int, _topic_id: int, _size: int, _slot_s: int) -> None:

@@ -62,12 +62,12 @@ class Loader:
         self._suspended: dict[int, _Walk] = {}  # by slot: the rest of chains longer than a chunk
         self._walked: dict[int, int] = {}  # by slot: where its chain began when it was walked
         self._again: set[int] = set()  # slots with records that were neither loaded nor walked
-        self._now_ms = 0
+        self._loaded_at_ms = 0  # firing time of the last slice: the horizon begins there
 
     def begin(self, now_ms: int) -> None:
         """Start behind the hand."""
         hand_s = self._index.hand_s
-        self._now_ms = now_ms
+        self._loaded_at_ms = now_ms
         self._backlog_next_s = hand_s + 1
         self._on_time_first_s = self._on_time_next_s = max(now_ms // 1000, hand_s + 1)
         self._on_time.clear()
@@ -88,7 +88,7 @@ class Loader:
 
     def arrived(self, due_at_ms: int, timer_id: int, topic_id: int, size: int, slot_s: int) -> None:
         """Load a timer that was linked just now if it is due within the horizon."""
-        now_ms = self._now_ms
+        now_ms = self._loaded_at_ms
         # What is linked behind its second is due before that slot is loaded.
         is_near = due_at_ms < now_ms + self._horizon_ms or slot_s > due_at_ms // 1000
         if not is_near and not self._is_loaded(slot_s):
@@ -97,6 +97,19 @@ class Loader:
             self._near.add(due_at_ms, timer_id, topic_id, size, slot_s, now_ms)
         elif self._is_loaded(slot_s):
             self._again.add(slot_s)
+
+    def arrived_rows(self, first_id: int, rows: np.ndarray) -> None:
+        """Load what is due within the horizon among timers that were linked just now."""
+        dues = rows["due"].astype(np.int64)
+        slots, _ = self._index.slots_of(dues)
+        is_near = (dues < self._loaded_at_ms + self._horizon_ms) | (slots > dues // 1000)
+        is_near |= (slots < self._on_time_next_s) & (slots >= self._on_time_first_s)
+        is_near |= slots < self._backlog_next_s
+        for at in np.flatnonzero(is_near).tolist():
+            row = rows[at]
+            self.arrived(
+                int(dues[at]), first_id + at, int(row["topic_id"]), int(row["size"]), int(slots[at])
+            )
 
     def _has_room(self, slot_s: int) -> bool:
         return not self._is_full and self._near.outstanding[slot_s] < self._chunk
@@ -110,7 +123,7 @@ class Loader:
 
     def step(self, now_ms: int) -> bool:
         """Load one slice; True when there is more to load at once."""
-        self._now_ms = now_ms
+        self._loaded_at_ms = now_ms
         try:
             if self._walk is None and not self._choose(now_ms):
                 return False
@@ -233,7 +246,7 @@ class Loader:
         entry = self._index.find_pending(record.timer_id)
         if entry is not None and entry.due_at_ms == record.due_at_ms:
             kind = record.magic & ~timer_record.PARKED & 0xFFFFFF
-            self._index.relink(record.timer_id, entry, kind, self._now_ms)
+            self._index.relink(record.timer_id, entry, kind, self._loaded_at_ms)
 
     # ------------------------------------------------------------ the hand
 

@@ -62,6 +62,28 @@ class TimerTable:
         self._damaged.discard(timer_id)
         timer_entry.write(page, index * SIZE, entry)
 
+    def put_rows(self, first_id: int, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Write entries of consecutive timers; yield (first id, entries) of each file's part."""
+        done = 0
+        while done < len(rows):
+            begin = first_id + done
+            count = min(self._file_entries - begin % self._file_entries, len(rows) - done)
+            part = rows[done : done + count]
+            for at in range(0, count, PAGE_ENTRIES):
+                self._put_in_pages(begin + at, part[at : at + PAGE_ENTRIES])
+            yield begin, part
+            done += count
+
+    def _put_in_pages(self, first_id: int, rows: np.ndarray) -> None:
+        """Write at most a page full of entries, which lie on one page or two."""
+        while len(rows):
+            number, index = divmod(first_id, PAGE_ENTRIES)
+            page = self._pages.get(number) or self._page(number)
+            part = rows[: PAGE_ENTRIES - index]
+            self._changes.touch(number)
+            page[index * SIZE : (index + len(part)) * SIZE] = part.tobytes()
+            first_id, rows = first_id + len(part), rows[len(part) :]
+
     def _page(self, number: int) -> bytearray:
         page = bytearray(self._read(number))
         self._pages[number] = page

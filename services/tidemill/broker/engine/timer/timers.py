@@ -1,32 +1,30 @@
-"""Delayed messages: all commands, the five stages, and opening their files.
+"""Delayed messages: all commands, and the turns of the five stages.
 
     admission   whether a message is taken            index    I: transitions into table and wheel
     load        L: slots into the near wheel          body     B: messages asked for early, checked
     deliver     D: what is due into its topic         flush    files, never ahead of the log
     evacuation  copies out of old segments            janitor  files nobody needs, and the audit
+    opening     the files at a start, and making them again
 
-Owned by the engine's one owner; each command appends one record and folds it in at once, in the way
-in which a replay folds it. Every answer leaves after the sync.
+Owned by the engine's one owner; each command records one entry, which the fold applies to the
+index. Wall time (`now_ms`) stamps records; firing time (`firing_ms`) says what is due.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
+from collections.abc import Callable, Iterator
 from typing import final
 
-import numpy as np
-
-from tidemill.broker.engine.layout import message, timer_control, timer_record
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, Place, TimerReason
-from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.layout.timer_checkpoint import FLAG_CLEAN, UUID_SIZE, TimerCheckpoint
-from tidemill.broker.engine.layout.timer_control import Operation, TimerControl
+from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Message, Target
+from tidemill.broker.engine.layout.timer_checkpoint import FLAG_CLEAN
+from tidemill.broker.engine.layout.timer_control import Frontier, Operation, TimerControl
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
-from tidemill.broker.engine.store.commit_log import CommitLog, Record, Segment
+from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.store.commit_log import CommitLog, Segment
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.timer.admission import Admission
 from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
@@ -37,13 +35,13 @@ from tidemill.broker.engine.timer.evacuation import Evacuation
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT, Janitor
+from tidemill.broker.engine.timer.janitor import Janitor
 from tidemill.broker.engine.timer.load import Loader
 from tidemill.broker.engine.timer.near_wheel import NearWheel
+from tidemill.broker.engine.timer.opening import Opening
 from tidemill.broker.engine.timer.patch import due_time, with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
 from tidemill.broker.engine.timer.status import (
-    COPY_QUEUE,
     SCHEDULE_QUEUE,
     TIMER_TOPIC,
     Scheduled,
@@ -51,9 +49,6 @@ from tidemill.broker.engine.timer.status import (
     TimerState,
     TimerStatus,
 )
-from tidemill.broker.engine.timer.table import TimerTable
-from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
-from tidemill.broker.engine.timer.wheel import Wheel, WheelDamaged
 from tidemill.common.errors import Conflict, IllegalDeliveryTime, MessageNotFound
 from tidemill.message import stored_message
 
@@ -74,75 +69,51 @@ class Timers:
         log: CommitLog,
         store: MessageStore,
         catalog: Catalog,
+        index: TimerIndex,
+        recorder: Recorder,
         *,
         ready: Callable[[int], None],
         may_append: Callable[[], bool],
         is_retirement_near: Callable[[int, int], bool],
     ) -> None:
-        self._log = log
         self._store = store
         self._catalog = catalog
+        self._recorder = recorder
         self._may_append = may_append
-        table = TimerTable(
-            disk, file_entries=config.table_file_entries, pages_max=config.table_pages_max
-        )
-        wheel = Wheel(disk, slot_count=config.wheel_slots)
-        timer_log = TimerLog(disk, file_bytes=config.timer_log_file_bytes)
-        self.index = TimerIndex(table, wheel, timer_log, log)
+        self.index = index
         self.near = NearWheel()
         self.bodies = Bodies(log)
-        self.admission = Admission(self.index, config, volume_bytes=disk.total_bytes())
+        self.admission = Admission(index, config, volume_bytes=disk.total_bytes())
         self.loader = Loader(
-            self.index, self.near, self.bodies,
+            index, self.near, self.bodies,
             horizon_ms=config.load_horizon_ms, chunk=config.load_chunk_records,
         )  # fmt: skip
         self.deliverer = Deliverer(
-            self.index, self.near, self.bodies, store, catalog,
+            index, self.near, self.bodies, catalog, recorder,
             ready=ready, may_append=may_append,
             rate_max=config.max_rate, expire_after_ms=config.expire_backlog_after_ms,
         )  # fmt: skip
         self.evacuation = Evacuation(
-            self.index, log, store, self.bodies,
+            index, log, catalog, recorder, self.bodies,
             rate_bytes=config.evacuation_rate_bytes,
             is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
-            hidden_topic_id=lambda: self._hidden_topic(self._now_ms).id,
         )  # fmt: skip
-        self.flusher = Flusher(disk, self.index, log, config)
+        self.flusher = Flusher(disk, index, log, config)
+        self.opening = Opening(index, self.loader, self.flusher, log, catalog)
         self.janitor = Janitor(
-            self.index, log, self.flusher, config,
+            index, log, self.flusher, config,
             is_caught_up=lambda: not self.near.outstanding_count,
             quarantined=lambda: self.quarantined,
         )  # fmt: skip
-        self.census = Census(self.index)
+        self.census = Census(index)
         self.delays = Histogram(DELAY_BUCKETS_S)  # asked for, by topic id
         self.scheduled: Counter[int] = Counter()  # by topic id
         self.recalled: Counter[tuple[int, str]] = Counter()  # by topic id and result
         self.rescheduled: Counter[tuple[int, str]] = Counter()
-        self.frontier_ms = 0  # of the newest FRONTIER record
-        self._frontier_at_ms = 0  # when that was written
-        self._frontier_events = 0  # transitions by then
-        self._now_ms = 0
-        self._firing_lag_ms = 0  # by how much firing time is behind wall time
         self._advanced_s = 0
-        self._rebuilt_hand_s = 0  # timers due before it may wait in the slot after it
         self._is_loaders_turn = False
-        self._needs_relink = False
-        self.made_again = ""  # which files the start has made again: "", "wheel", or "all"
-        self._needs_complete = False  # the table, after a replay from the log's beginning
-        self._has_overdue = False  # timers wait that the hand had passed: damaged, or late
-        self._is_open = False
-        self.is_rebuilding = False
 
     # ------------------------------------------------------------ commands
-
-    def set_time(self, now_ms: int, firing_ms: int) -> None:
-        """Say what time it is, and by which time messages are due: before a round's commands."""
-        self._now_ms = now_ms
-        self._firing_lag_ms = now_ms - firing_ms
-
-    def firing_time(self, now_ms: int) -> int:
-        """Return by which time messages are due when it is `now_ms`."""
-        return now_ms - self._firing_lag_ms
 
     def schedule(
         self,
@@ -150,27 +121,30 @@ class Timers:
         queue_id: int,
         blob: bytes,
         crc: int,
-        now_ms: int,
         *,
         due_at_ms: int,
+        now_ms: int,
+        firing_ms: int,
     ) -> Scheduled:
-        """Keep a message until it is due; that is later than now. Raises Overloaded."""
-        firing_ms = self.firing_time(now_ms)
-        if not self.index.pending_count:
-            self._begin(firing_ms)
+        """Keep a message until it is due; that is later than `firing_ms`. Raises Overloaded."""
+        index = self.index
+        if not index.pending_count:
+            self.opening.begin(firing_ms)
         due_at_ms = self.admission.admit(due_at_ms, topic, len(blob), crc, firing_ms)
         data, crc = with_due_time(blob, crc, due_at_ms)
-        hidden_id = self._hidden_topic(now_ms).id
+        hidden_id = self._catalog.topic_ids.get(TIMER_TOPIC)
+        if hidden_id is None:
+            hidden_id = ensure_system_topic(
+                self._catalog, self._recorder, TIMER_TOPIC, now_ms, queues=2
+            ).id
         timer_id = self._catalog.queues[hidden_id, SCHEDULE_QUEUE].max_offset
-        origin = topic.name.encode()
-        target = message.TARGET.pack(timer_id, due_at_ms, topic.id, queue_id, len(origin)) + origin
-        self._store.append_message(
-            hidden_id, SCHEDULE_QUEUE, data, crc, now_ms,
-            flags=FLAG_SCHEDULE, cause=target,
+        target = Target(timer_id, due_at_ms, topic.id, queue_id, topic.name)
+        self._recorder.append(
+            Message(
+                hidden_id, SCHEDULE_QUEUE, 0, timer_id, FLAG_SCHEDULE, target, data, crc
+            ),
+            now_ms,
         )  # fmt: skip
-        log_offset = self._store.last_log_offset
-        size = self._log.log_end - log_offset
-        self.index.schedule(timer_id, due_at_ms, topic.id, log_offset, size, now_ms)
         self.scheduled[topic.id] += 1
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         return Scheduled(timer_id, due_at_ms)
@@ -197,8 +171,7 @@ class Timers:
         if entry.state != TimerState.PENDING:
             self.recalled[entry.topic_id, "already_fired"] += 1
             raise MessageNotFound(f"the message has been {_name(entry)} already")
-        self._append(Operation.CANCEL, timer_id, entry.due_at_ms, 0, now_ms)
-        self.index.cancel(timer_id, now_ms)
+        self._recorder.append(TimerControl(Operation.CANCEL, timer_id, entry.due_at_ms, 0), now_ms)
         self.deliverer.quarantined.pop(timer_id, None)
         self.evacuation.quarantined.pop(timer_id, None)
         self.recalled[entry.topic_id, "recalled"] += 1
@@ -210,6 +183,7 @@ class Timers:
         due_at_ms: int,
         expected_due_at_ms: int | None = None,
         now_ms: int,
+        firing_ms: int,
     ) -> None:
         """Let a pending timer be due at another time; a time in the past means now.
 
@@ -218,7 +192,6 @@ class Timers:
         Raises MessageNotFound, IllegalDeliveryTime, and Conflict when it is not due at
         `expected_due_at_ms` any more.
         """
-        firing_ms = self.firing_time(now_ms)
         self.admission.check_due(due_at_ms, firing_ms)
         entry = self._entry(timer_id, 0, self.rescheduled)
         if entry.state != TimerState.PENDING:
@@ -229,22 +202,17 @@ class Timers:
             raise Conflict(f"the timer is due at {entry.due_at_ms} by now; look again")
         due_at_ms = max(due_at_ms, firing_ms)
         if due_at_ms != entry.due_at_ms:
-            self._append(Operation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms, now_ms)
-            self.index.reschedule(timer_id, entry.due_at_ms, due_at_ms, now_ms)
+            self._recorder.append(
+                TimerControl(Operation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms), now_ms
+            )
         self.rescheduled[entry.topic_id, "rescheduled"] += 1
 
-    def fire(self, timer_id: int, *, now_ms: int) -> None:
+    def fire(self, timer_id: int, *, now_ms: int, firing_ms: int) -> None:
         """Let a pending timer be due now. Raises MessageNotFound."""
-        self.reschedule(timer_id, due_at_ms=self.firing_time(now_ms), now_ms=now_ms)
-
-    def _append(
-        self, operation: Operation, timer_id: int, due_at_ms: int, new_due_ms: int, now_ms: int
-    ) -> None:
-        self._now_ms = now_ms
-        control = TimerControl(operation, timer_id, due_at_ms, new_due_ms)
-        self._log.append(Kind.TIMER, timer_control.encode(control), now_ms)
+        self.reschedule(timer_id, due_at_ms=firing_ms, now_ms=now_ms, firing_ms=firing_ms)
 
     def _entry(self, timer_id: int, topic_id: int, results: Counter[tuple[int, str]]) -> TimerEntry:
+        self.index.link_gathered()
         if not 0 <= timer_id < self.index.next_id:
             results[0, "not_found"] += 1
             raise MessageNotFound(f"there is no timer {timer_id}")
@@ -293,6 +261,7 @@ class Timers:
 
     def search(self, query: TimerQuery) -> TimerSearch:
         """Begin a search of pending timers."""
+        self.index.link_gathered()
         return TimerSearch(self.index, self._store, query, self.status)
 
     @property
@@ -306,63 +275,58 @@ class Timers:
         index = self.index
         return index.timer_log.size_bytes + index.wheel.size_bytes + index.table.size_bytes
 
-    @property
-    def store_uuid(self) -> bytes:
-        """Which store the files belong to, b"" before that is known."""
-        secret = self._catalog.handle_secret
-        return blake2b(secret, digest_size=UUID_SIZE, person=b"store").digest() if secret else b""
-
     # ------------------------------------------------------------ time
 
     def run_due(self, now_ms: int, firing_ms: int) -> bool:
         """Do one slice of each stage; True when there is more to do at once."""
-        self.set_time(now_ms, firing_ms)
-        if not self.index.next_id:
+        index = self.index
+        index.link_gathered()
+        if not index.next_id:
             return False
+        is_rebuilding = self.opening.is_rebuilding
         self.deliverer.take_due(firing_ms)
         has_more = self.deliverer.step(now_ms, firing_ms)
         # Delivering and loading take turns, so that one call stays short.
         self._is_loaders_turn = not (has_more and self._is_loaders_turn)
-        if self._is_loaders_turn and not self.is_rebuilding:
+        if self._is_loaders_turn and not is_rebuilding:
             has_more |= self.loader.step(firing_ms)
             has_more |= self.bodies.read_ahead()
         has_more |= self.evacuation.step(now_ms)
-        is_whole = not (self.is_rebuilding or self.index.is_damaged)
+        is_whole = not (is_rebuilding or index.is_damaged)
         # A clock that jumped by more than a revolution: the ring must move on to load the rest.
         is_behind = not has_more and self.loader.is_behind(firing_ms)
         if is_whole and (firing_ms // 1000 > self._advanced_s or is_behind):
             self._advanced_s = firing_ms // 1000
-            hand_s = self.index.hand_s
+            hand_s = index.hand_s
             self.loader.advance_hand(firing_ms)
             self._write_frontier(now_ms)
-            has_more |= is_behind and self.index.hand_s > hand_s
+            has_more |= is_behind and index.hand_s > hand_s
         return has_more
 
     def _write_frontier(self, now_ms: int) -> None:
         """Say in the log how far the hand is: when that is news, or has not been said for long."""
-        frontier_ms = self.index.hand_s * 1000
-        is_news = frontier_ms > self.frontier_ms and self.index.hand_s > self._rebuilt_hand_s
+        index = self.index
+        frontier_ms = index.hand_s * 1000
+        is_news = frontier_ms > index.frontier_ms and index.hand_s > self.opening.rebuilt_hand_s
         if not is_news or not self._may_append():
             return
-        was_active = self.index.event_count != self._frontier_events
-        idle_ms = now_ms - self._frontier_at_ms
+        was_active = index.event_count != index.frontier_events
+        idle_ms = now_ms - index.frontier_at_ms
         is_due = was_active and idle_ms >= FRONTIER_PERIOD_MS
-        if is_due or (self.index.pending_count and idle_ms >= FRONTIER_IDLE_MS):
-            self._log.append(Kind.FRONTIER, timer_control.encode_frontier(frontier_ms), now_ms)
-            self.frontier_ms, self._frontier_at_ms = frontier_ms, now_ms
-            self._frontier_events = self.index.event_count
+        if is_due or (index.pending_count and idle_ms >= FRONTIER_IDLE_MS):
+            self._recorder.append(Frontier(frontier_ms), now_ms)
 
-    def next_due_ms(self) -> int | None:
-        """Return when `run_due` has something to do next, None: never."""
+    def next_due_ms(self, now_ms: int, firing_ms: int) -> int | None:
+        """Return when, by wall time, `run_due` has something to do next; None: never."""
         index = self.index
         if not index.next_id:
             return None
-        deliverer, lag_ms = self.deliverer, self._firing_lag_ms
-        if deliverer.has_work:
-            return deliverer.next_step_ms(self._now_ms)
+        if self.deliverer.has_work:
+            return self.deliverer.next_step_ms(now_ms)
         times = [self.near.next_due_ms()]
         if index.pending_count:
             times.append(self.loader.next_step_ms())
+        lag_ms = now_ms - firing_ms
         wanted = [at_ms + lag_ms for at_ms in times if at_ms is not None]
         evacuation_ms = self.evacuation.next_step_ms()
         if evacuation_ms is not None:
@@ -384,15 +348,15 @@ class Timers:
         )
 
     def find_background(
-        self, now_ms: int, quiet: Callable[[], Iterator[list[File]]]
+        self, now_ms: int, firing_ms: int, quiet: Callable[[], Iterator[list[File]]]
     ) -> Iterator[list[File]] | None:
         """Return the steps of the most urgent background work, None when there is none."""
         if not self.index.next_id:
             return None
         if self.index.is_damaged:
-            return self.rebuild(now_ms, hand_s=self.index.hand_s)
+            return self.opening.rebuild(now_ms, firing_ms, hand_s=self.index.hand_s)
         if self.flusher.is_due(now_ms):
-            return self.flusher.flush(now_ms, self.store_uuid, quiet)
+            return self.flusher.flush(now_ms, self.opening.store_uuid, quiet)
         if self.flusher.is_log_due(now_ms):
             return self.flusher.flush_log(now_ms)
         if self.census.is_due(now_ms):
@@ -403,9 +367,10 @@ class Timers:
         """Write all files for the last time: the next start has nothing to fold in again."""
         index = self.index
         # A flush that the stop has interrupted holds pages of its own: then what it wrote counts.
-        if index.next_id and not (self.is_rebuilding or index.is_damaged or self.flusher.is_active):
+        is_busy = self.opening.is_rebuilding or index.is_damaged or self.flusher.is_active
+        if index.next_id and not is_busy:
             yield from self.flusher.flush(
-                now_ms, self.store_uuid, lambda: iter(()), flags=FLAG_CLEAN
+                now_ms, self.opening.store_uuid, lambda: iter(()), flags=FLAG_CLEAN
             )
 
     def may_drop(self, segment: Segment) -> bool:
@@ -414,196 +379,11 @@ class Timers:
             return True
         return not self.index.counts.pins[segment.start] and segment.end <= self.flusher.replay_from
 
-    # ------------------------------------------------------------ opening
-
-    def open(self) -> int:
-        """Load the files; return the log offset from which the log must be folded in."""
-        self._is_open = True
-        checkpoint = self.flusher.find_checkpoint()
-        is_usable = (
-            checkpoint is not None
-            and checkpoint.store_uuid == self.store_uuid
-            and checkpoint.replay_from >= self._log.min_offset
-        )
-        if checkpoint is None or not is_usable or not self._load_table(checkpoint):
-            self._reset()
-            return self._log.min_offset
-        index = self.index
-        index.next_id = max(index.next_id, checkpoint.queue_offset)
-        index.hand_s = checkpoint.hand_ms // 1000
-        # No FRONTIER record before the checkpoint went further.
-        self.frontier_ms = checkpoint.hand_ms
-        self.flusher.use(checkpoint)
-        try:
-            self._load_wheel(checkpoint.timer_log_position, checkpoint.slots_used)
-        except (TimerLogDamaged, WheelDamaged):
-            self._needs_relink = True
-        return checkpoint.replay_from
-
-    def _load_table(self, checkpoint: TimerCheckpoint) -> bool:
-        """Count what the table has; False when a file or an entry is missing or damaged."""
-        table = self.index.table
-        known_ids = checkpoint.queue_offset
-        is_whole = table.load(
-            known_ids=known_ids,
-            files_kept=TABLE_FILES_KEPT,
-            live_files=checkpoint.live_files or (),
-        )
-        if not is_whole:
-            return False
-        for first_id, rows in table.file_batches():
-            if table.has_gaps(rows, known_ids - first_id) or not table.is_intact(rows):
-                return False
-            self.index.count_rows(first_id, rows)
-            due = rows["due"][rows["state"] == TimerState.PENDING]
-            self._has_overdue |= bool((due <= checkpoint.hand_ms).any())
-        return True
-
-    def _load_wheel(self, position: int, slots_used: int) -> None:
-        index = self.index
-        newer = [(record.slot_s, record.magic) for record in index.timer_log.load(position)]
-        index.wheel.load(
-            position_min=index.timer_log.begin,
-            position_max=index.timer_log.end,
-            hand_s=index.hand_s,
-            used_count=slots_used,
-        )
-        for number, (slot_s, magic) in enumerate(newer):
-            if slot_s > index.hand_s:
-                is_gone = magic & (timer_record.CANCEL | timer_record.RESCHEDULED_OUT)
-                at = position + number * timer_record.SIZE
-                index.wheel.revise(slot_s, at, change=-1 if is_gone else 1)
-
-    def _reset(self) -> None:
-        """Begin with no files: everything is folded in again from the log's first record."""
-        for files in self.flusher.drop_checkpoints():
-            for file in files:
-                file.sync()
-        self.index.clear()
-        self._needs_complete = True
-        self.flusher.replay_from = self._log.min_offset
-        self._needs_relink = True
-
-    def _discard_leftovers(self) -> None:
-        """Without `open` the replay says all there is: files, if any, know less than it."""
-        if not self._is_open:
-            self._is_open = True
-            if self.flusher.has_files:
-                self._reset()
-
-    def replay(self, found: Record) -> None:
-        """Fold in a record of the log, from the offset on that `open` returned."""
-        self._discard_leftovers()
-        index, header = self.index, found.header
-        now_ms = header.stored_at_ms
-        index.is_linking = not self._needs_relink
-        match header.kind:
-            case Kind.MESSAGE if header.flags & FLAG_SCHEDULE:
-                target = message.decode_target(found.body)
-                place = Place._make(message.PLACE.unpack_from(found.body))
-                is_copy = place.queue_id == COPY_QUEUE
-                index.replay_schedule(
-                    target.timer_id, target.due_at_ms, target.topic_id, found.log_offset,
-                    header.size, now_ms,
-                    kind=timer_record.EVACUATED if is_copy else timer_record.SCHEDULE,
-                )  # fmt: skip
-            case Kind.MESSAGE if header.flags & FLAG_TIMER:
-                cause = message.decode_timer_cause(found.body)
-                is_delivered = cause.reason == TimerReason.DELIVERED
-                state = TimerState.DELIVERED if is_delivered else TimerState.DROPPED
-                index.settle(cause.timer_id, state)
-            case Kind.TIMER:
-                control = timer_control.decode(found.body)
-                if control.operation == Operation.CANCEL:
-                    index.cancel(control.timer_id, now_ms)
-                else:
-                    index.reschedule(
-                        control.timer_id, control.due_at_ms, control.new_due_at_ms, now_ms
-                    )
-            case Kind.FRONTIER:
-                self.frontier_ms = max(self.frontier_ms, timer_control.decode_frontier(found.body))
-                self._frontier_at_ms = now_ms
-
-    def end_replay(self, now_ms: int) -> None:
-        """Link what must be linked again, and start behind the hand."""
-        self._discard_leftovers()
-        index = self.index
-        index.is_linking = True
-        if self._needs_complete:
-            index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
-        outage_s = now_ms // 1000 - index.hand_s
-        if index.next_id and self._needs_complete:
-            self.made_again = "all"
-        elif index.next_id and self._needs_relink:
-            self.made_again = "wheel"
-        if index.next_id and (self._needs_relink or outage_s > index.wheel.slot_count // 2):
-            hand_s = self._first_hand_s(now_ms)
-            for _ in self._rebuild(index.table.file_batches(), now_ms, hand_s):
-                pass
-        elif self._has_overdue:
-            self._link_overdue(now_ms)
-        self._needs_relink = False
-        index.arrived = self.loader.arrived
-        self.flusher.begin(now_ms)
-        self._begin(now_ms)
-
-    def _link_overdue(self, now_ms: int) -> None:
-        """Link again what was due before the hand and still waits: quarantined, or late then."""
-        index = self.index
-        for first_id, rows in index.table.file_batches():
-            is_late = (rows["state"] == TimerState.PENDING) & (rows["due"] <= index.hand_s * 1000)
-            for at in np.flatnonzero(is_late).tolist():
-                entry = index.find_pending(first_id + at)
-                if entry is not None:
-                    index.relink(first_id + at, entry, timer_record.SCHEDULE, now_ms)
-
-    def _begin(self, firing_ms: int) -> None:
-        """Start loading behind the hand; where nothing waits the hand is at the present."""
-        if not self.index.pending_count:
-            self.index.hand_s = max(self.index.hand_s, firing_ms // 1000 - 1)
-        self.loader.begin(firing_ms)
-
-    def rebuild(self, now_ms: int, *, hand_s: int) -> Iterator[list[File]]:
-        """Make wheel and timer log again from the table, in slices of a page."""
-        return self._rebuild(self.index.table.page_batches(), now_ms, hand_s)
-
-    def _rebuild(
-        self, batches: Iterable[tuple[int, np.ndarray]], now_ms: int, hand_s: int
-    ) -> Iterator[list[File]]:
-        index = self.index
-        self.is_rebuilding = True
-        index.wheel.clear()
-        index.timer_log.clear()
-        index.latest_s.clear()
-        index.hand_s = self._rebuilt_hand_s = hand_s
-        for first_id, rows in batches:
-            index.link_rows(first_id, rows, now_ms)
-            yield []
-        index.event_count += 1
-        self._begin(now_ms - self._firing_lag_ms)
-        self.is_rebuilding = index.is_damaged = False
-
-    def _first_hand_s(self, now_ms: int) -> int:
-        """Return a hand before all that waits, and at most half a revolution behind the clock."""
-        index = self.index
-        now_s = now_ms // 1000
-        first_s = now_s
-        for _, rows in index.table.file_batches():
-            waiting = rows["due"][rows["state"] == TimerState.PENDING]
-            if len(waiting):
-                first_s = min(first_s, int(waiting.min()) // 1000)
-        return max(first_s - 1, now_s - index.wheel.slot_count // 2, index.hand_s)
-
     def close(self) -> None:
         """Close the files; nothing is written."""
         self.index.table.close()
         self.index.wheel.close()
         self.index.timer_log.close()
-
-    def _hidden_topic(self, now_ms: int) -> Topic:
-        return self._catalog.find_topic(TIMER_TOPIC) or self._store.ensure_system_topic(
-            TIMER_TOPIC, None, now_ms, queues=2
-        )
 
 
 def _name(entry: TimerEntry) -> str:

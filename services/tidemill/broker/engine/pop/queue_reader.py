@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.progress import Progress
-from tidemill.broker.engine.pop.room import Room
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.message import stored_message
 
@@ -16,7 +16,7 @@ SCAN_ENTRIES_AT_ONCE = 512  # read and then compared; most filters are satisfied
 
 
 class Taken(NamedTuple):
-    """Messages that a pop has chosen from a queue."""
+    """Messages that a pop has chosen from a queue, and where the next one goes on."""
 
     offsets: Sequence[int]
     log_offsets: Sequence[int]
@@ -24,7 +24,7 @@ class Taken(NamedTuple):
 
 
 @final
-class Scan:
+class QueueReader:
     """Looks through a queue for a group."""
 
     def __init__(self, state: PopState, store: MessageStore) -> None:
@@ -32,24 +32,28 @@ class Scan:
         self._store = store
 
     def skip_expired(self, progress: Progress) -> None:
-        """Go on behind what retention took, and count it."""
-        missed = progress.queue.min_offset - progress.pop_offset
+        """Go on behind what retention took, and count that."""
+        missed = progress.queue.min_offset - progress.position
         if missed > 0:
             self._state.count("expired", progress, missed)
-            progress.pop_offset = progress.queue.min_offset
+            progress.scan_offset = progress.queue.min_offset
 
-    def take(
-        self, progress: Progress, offset: int, room: Room, tags: frozenset[str]
-    ) -> Taken | None:
-        """Choose matching messages from `offset` on that fit; None: there are none at all."""
-        queue = progress.queue
+    def take(self, progress: Progress, budget: PopBudget, tags: frozenset[str]) -> Taken | None:
+        """Choose the next matching messages that fit; None: there are none at all."""
+        queue, offset = progress.queue, progress.next_offset
         if offset >= queue.max_offset:
             return None
         if not tags:
-            entries = queue.entries(offset, room.messages_left)
-            count = room.take_first([entry[1] for entry in entries])
+            entries = queue.entries(offset, budget.messages_left)
+            count = budget.take_first([entry[1] for entry in entries])
             end = offset + count
             return Taken(range(offset, end), [entry[0] for entry in entries[:count]], end)
+        return self._take_matching(progress, offset, budget, tags)
+
+    def _take_matching(
+        self, progress: Progress, offset: int, budget: PopBudget, tags: frozenset[str]
+    ) -> Taken:
+        queue = progress.queue
         hashes = {stored_message.tag_hash(tag) for tag in tags}
         offsets: list[int] = []
         log_offsets: list[int] = []
@@ -60,7 +64,7 @@ class Scan:
                 offset, min(scan_end - offset, SCAN_ENTRIES_AT_ONCE)
             ):
                 if tag_hash in hashes and self._store.tag(log_offset) in tags:
-                    is_full = not room.take(size)
+                    is_full = not budget.take(size)
                     if is_full:
                         break
                     offsets.append(offset)
@@ -68,9 +72,11 @@ class Scan:
                 elif progress.named_topic_id != progress.topic_id:
                     self._state.count("filtered_retry", progress, 1)
                 offset += 1
-                is_full = room.messages_left == 0
+                is_full = budget.messages_left == 0
                 if is_full:
                     break
+        if not offsets:
+            progress.scan_offset = offset
         if offset < queue.max_offset and not is_full:
             # The rest is looked at in the next turn: others must not wait for a sparse filter.
             self._state.ready.add((progress.group_id, progress.named_topic_id))

@@ -11,8 +11,8 @@ POP_BYTES_MAX: Final = 16 << 20
 
 
 @final
-class Room:
-    """What a pop may still take from a queue."""
+class PopBudget:
+    """What a pop may still take from a queue, in messages and bytes."""
 
     __slots__ = ("_bytes_left", "_is_untouched", "messages_left", "taken_bytes")
 

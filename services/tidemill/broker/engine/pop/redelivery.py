@@ -6,13 +6,17 @@ a crash finds both or none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from tidemill.broker.engine.layout import message
-from tidemill.broker.engine.layout.message import Cause, Place, Reason
+from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.message import Cause, Message, Place, Reason
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import Batch
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
@@ -20,18 +24,27 @@ from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPI
 
 
 @final
-class Copies:
+class Redelivery:
     """Makes messages available again, or dead."""
 
-    def __init__(self, state: PopState, store: MessageStore, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        state: PopState,
+        store: MessageStore,
+        catalog: Catalog,
+        recorder: Recorder,
+        acks: RoundAcks,
+    ) -> None:
         self._state = state
         self._store = store
         self._catalog = catalog
+        self._recorder = recorder
+        self._acks = acks
 
     def within_limit(
         self,
         batch: Batch,
-        attempts: list[int],
+        attempts: Sequence[int],
         progress: Progress,
         group: Group,
         now_ms: int,
@@ -66,9 +79,7 @@ class Copies:
         table = self._state.table
         offset = table.offset_of(slot, index)
         if offset < progress.queue.min_offset:
-            # Retention took the original: final, and counted.
-            self._state.count("expired_before_revive", progress, 1)
-            self._state.settle(slot, 1 << index, progress)
+            self._expire(slot, index, progress)
             return
         attempts = self.attempts_of(progress, offset)
         if table.flags[slot] & FLAG_SUSPEND:
@@ -87,16 +98,20 @@ class Copies:
     ) -> None:
         """Move one message of a delivery to the group's dead-letter topic."""
         if self._state.table.offset_of(slot, index) < progress.queue.min_offset:
-            self._state.count("expired_before_revive", progress, 1)
-            self._state.settle(slot, 1 << index, progress)
+            self._expire(slot, index, progress)
             return
         group = self._catalog.groups[progress.group_id]
-        target = self._store.ensure_system_topic(
-            DEAD_LETTER_TOPIC_PREFIX + group.name, None, now_ms
+        target = ensure_system_topic(
+            self._catalog, self._recorder, DEAD_LETTER_TOPIC_PREFIX + group.name, now_ms
         )
         self._copy(slot, index, progress, target, reason, now_ms, attempts)
         self._state.ready_topics.add(target.id)
         self._state.count("dead_lettered", progress, 1)
+
+    def _expire(self, slot: int, index: int, progress: Progress) -> None:
+        """Settle a message that retention took while it was out: final, and counted."""
+        self._state.count("expired_before_revive", progress, 1)
+        self._acks.add(slot, 1 << index)
 
     def attempts_of(self, progress: Progress, offset: int) -> int:
         """Count the deliveries of a message of a group that is not ordered, this one included."""
@@ -111,12 +126,7 @@ class Copies:
         if known is not None:
             return self._catalog.topics[known]
         name = f"{RETRY_TOPIC_PREFIX}{group.name}+{self._catalog.topics[topic_id].name}"
-        topic = self._store.ensure_system_topic(name, retry_of, now_ms)
-        progress = self._state.progress_of(group.id, topic.id, 0)
-        subscription = self._state.subscriptions.get(retry_of)
-        if subscription is not None:
-            subscription.retry = progress
-        return topic
+        return ensure_system_topic(self._catalog, self._recorder, name, now_ms, retry_of=retry_of)
 
     def _copy(
         self,
@@ -143,23 +153,13 @@ class Copies:
             root_place = place.topic_id, place.queue_id, place.queue_offset
             first_popped_at_ms = table.popped_at_ms[slot]
         cause = Cause(
-            progress.group_id,
-            slot,
-            table.ids[slot],
-            index,
-            reason,
-            first_popped_at_ms,
-            *root_place,
-            origin,
-        )
-        self._store.append_message(
-            target.id,
-            0,
-            original.tail,
-            original.header.tail_crc,
+            progress.group_id, slot, table.ids[slot], index, reason, first_popped_at_ms,
+            *root_place, origin,
+        )  # fmt: skip
+        self._recorder.append(
+            Message(
+                target.id, 0, attempts, self._catalog.queue(target.id, 0).max_offset,
+                message.FLAG_CAUSE, cause, original.tail, original.header.tail_crc,
+            ),
             now_ms,
-            attempts=attempts,
-            flags=message.FLAG_CAUSE,
-            cause=message.encode_cause(cause),
-        )
-        self._state.settle(slot, 1 << index, progress)
+        )  # fmt: skip

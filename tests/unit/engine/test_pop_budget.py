@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engine_world import GROUP, World
-from tidemill.broker.engine.pop import room
-from tidemill.broker.engine.pop.room import Room
+from tidemill.broker.engine.pop import budget
+from tidemill.broker.engine.pop.budget import PopBudget
 
 FIFO = "fifo"
 HALF = 60_000  # of what the pops of these tests may take
@@ -15,7 +15,7 @@ TEXTS = [f"m{n}" for n in range(6)]
 
 @pytest.fixture(autouse=True)
 def small_pops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "POP_BYTES_MAX", 2 * HALF + 1_000)
+    monkeypatch.setattr(budget, "POP_BYTES_MAX", 2 * HALF + 1_000)
 
 
 @pytest.mark.parametrize("tags", [(), ("red",)])
@@ -80,7 +80,7 @@ def test_messages_of_an_ordered_group_that_come_again_are_bounded_in_bytes(
     assert len(world.pop(32, group=FIFO, invisible_ms=1_000)) == 4
     world.advance(2_000)
     world.send(*TEXTS[4:])
-    monkeypatch.setattr(room, "POP_BYTES_MAX", 500)
+    monkeypatch.setattr(budget, "POP_BYTES_MAX", 500)
     seen: list[str] = []
     while popped := world.pop(32, group=FIFO):
         assert len(popped) < 4
@@ -96,7 +96,7 @@ def test_a_repeated_attempt_is_bounded_in_bytes(
     world.group(FIFO, is_ordered=True)
     world.send(*TEXTS[:4])
     assert len(world.pop(32, group=FIFO, attempt_id="a")) == 4
-    monkeypatch.setattr(room, "POP_BYTES_MAX", 1)
+    monkeypatch.setattr(budget, "POP_BYTES_MAX", 1)
     assert world.bodies(32, group=FIFO, attempt_id="a") == TEXTS[:1]
 
 
@@ -105,21 +105,21 @@ def test_exhausted_messages_take_no_room_from_what_can_be_delivered() -> None:
     world.send(*TEXTS[:2], size=HALF)
     assert len(world.pop(32, invisible_ms=1_000)) == 2
     world.advance(2_000)
-    world.engine.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
+    world.engine.administration.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
     world.send(*TEXTS[2:4], size=HALF)
     bodies = [text for _ in range(8) for text in world.bodies(32)]
     assert bodies == TEXTS[2:4]
 
 
 def test_take_first_takes_what_fits_and_no_more() -> None:
-    half = room.POP_BYTES_MAX // 2
-    many = Room(32, taken_bytes=0, is_untouched=True)
-    assert many.take_first([room.POP_BYTES_MAX + 1, 1]) == 1
-    full = Room(32, taken_bytes=half, is_untouched=False)
+    half = budget.POP_BYTES_MAX // 2
+    many = PopBudget(32, taken_bytes=0, is_untouched=True)
+    assert many.take_first([budget.POP_BYTES_MAX + 1, 1]) == 1
+    full = PopBudget(32, taken_bytes=half, is_untouched=False)
     assert full.take_first([half, 1]) == 1
-    none = Room(32, taken_bytes=half, is_untouched=False)
+    none = PopBudget(32, taken_bytes=half, is_untouched=False)
     assert none.take_first([half + 1]) == 0
-    few = Room(2, taken_bytes=0, is_untouched=True)
+    few = PopBudget(2, taken_bytes=0, is_untouched=True)
     assert few.take_first([1, 1, 1]) == 2
     assert few.messages_left == 0
     assert few.taken_bytes == 2

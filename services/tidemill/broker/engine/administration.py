@@ -1,0 +1,268 @@
+"""Changes of topics, groups and offsets, as people and first uses ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple, final
+
+from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.inspection import QueueStatus
+from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import (
+    QUEUES_MAX,
+    Catalog,
+    ExponentialRetry,
+    Group,
+    Topic,
+    TopicType,
+    topic_item,
+)
+from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.pop.acks import RoundAcks
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.timer.status import TIMER_TOPIC
+from tidemill.common.errors import (
+    BadRequest,
+    Conflict,
+    GroupNotFound,
+    IllegalOffset,
+    TopicNotFound,
+)
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD_LETTER_TOPIC
+
+TYPES_WITH_ORDER = {TopicType.FIFO, TopicType.MIXED}
+MAX_ATTEMPTS_MAX = 1000
+RETRY_STEPS_MAX = 100
+SPREAD_MS_MAX = 3_600_000  # around this time, not around this day
+
+
+class ResetTarget(NamedTuple):
+    """Where a reset goes: exactly one of the four is set."""
+
+    timestamp_ms: int | None = None
+    offset: int | None = None
+    earliest: bool = False
+    latest: bool = False
+
+
+@final
+class Administration:
+    """The commands that change what is configured."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: MessageStore,
+        fold: Fold,
+        acks: RoundAcks,
+        *,
+        auto_create: bool,
+        default_queues: int,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._fold = fold
+        self._acks = acks
+        self._auto_create = auto_create
+        self._default_queues = default_queues
+
+    def ensure(self, topic: str, group: str, now_ms: int) -> None:
+        """Create what is missing of a topic and a group, each possibly "", by their first use.
+
+        Raises TopicNotFound, GroupNotFound where that is not allowed.
+        """
+        if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            # A group's dead-letter topic may be watched before the first message gets there.
+            group_name = topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
+            is_known = self._catalog.find_group(group_name) is not None
+            if not is_known and topic != TIMER_DEAD_LETTER_TOPIC:
+                raise TopicNotFound(f"there is no consumer group to the topic {topic!r}")
+            ensure_system_topic(self._catalog, self._fold, topic, now_ms)
+        is_missing = bool(topic) and self._catalog.find_topic(topic) is None
+        if is_missing and not self._auto_create:
+            raise TopicNotFound(f"there is no topic {topic!r}; create it first")
+        if is_missing:
+            self.put_topic(topic, type_=None, queues=0, now_ms=now_ms)
+        is_missing = bool(group) and self._catalog.find_group(group) is None
+        if is_missing and not self._auto_create:
+            raise GroupNotFound(f"there is no consumer group {group!r}; create it first")
+        if is_missing:
+            self.put_group(group, now_ms=now_ms)
+
+    def put_topic(
+        self,
+        name: str,
+        *,
+        type_: TopicType | None,
+        queues: int,
+        delivery_spread_ms: int | None = None,
+        now_ms: int,
+    ) -> Topic:
+        """Create or change a topic; None and 0 queues keep what is, or take the defaults.
+
+        Raises Conflict, BadRequest.
+        """
+        if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
+            raise BadRequest(
+                f"deliveries are spread over 0 to {SPREAD_MS_MAX} ms, not {delivery_spread_ms}"
+            )
+        if not 0 <= queues <= QUEUES_MAX:
+            raise BadRequest(f"a topic has 1 to {QUEUES_MAX} queues, not {queues}")
+        old = self._catalog.find_topic(name)
+        if old is None:
+            topic = Topic(
+                id=self._catalog.next_id,
+                version=1,
+                name=name,
+                type=type_ or TopicType.MIXED,
+                queues=queues or self._default_queues,
+                delivery_spread_ms=delivery_spread_ms or 0,
+            )
+        else:
+            if old.is_system:
+                raise Conflict("retry and dead-letter topics are managed by the broker")
+            topic = replace(
+                old,
+                version=old.version + 1,
+                type=type_ or old.type,
+                queues=queues or old.queues,
+            )
+            if delivery_spread_ms is not None:
+                topic = replace(topic, delivery_spread_ms=delivery_spread_ms)
+            if topic.queues < old.queues:
+                raise Conflict(
+                    f"topic {name!r} has {old.queues} queues, and messages in them; the number can "
+                    f"only grow"
+                )
+            if topic.queues > old.queues and {old.type, topic.type} & TYPES_WITH_ORDER:
+                raise Conflict(
+                    "the queues of a topic that takes FIFO messages are fixed at its creation: "
+                    "message groups are spread over them by hash, and their order would break"
+                )
+            if replace(topic, version=old.version) == old:
+                return old
+        self._put(topic_item(topic), now_ms)
+        return topic
+
+    def _put(self, item: dict[str, Any], now_ms: int) -> None:
+        # Acks of before a deletion or a reset come before it in the log.
+        self._acks.record(now_ms)
+        self._fold.append(Config(item), now_ms)
+
+    def delete_topic(self, name: str, now_ms: int) -> None:
+        """Delete a topic, its messages, and all groups' progress in it. Raises TopicNotFound."""
+        topic = self._catalog.find_topic(name)
+        if topic is None:
+            raise TopicNotFound(f"there is no topic {name!r}")
+        if topic.retry_of is not None:
+            raise Conflict("a retry topic lives as long as its group and topic")
+        if topic.name == TIMER_TOPIC:
+            raise Conflict("delayed messages wait on this topic; cancel them one by one")
+        self._keep_next_id(now_ms)
+        self._put({"op": "deleteTopic", "id": topic.id}, now_ms)
+
+    def _keep_next_id(self, now_ms: int) -> None:
+        # The record that states the highest id may be the one that is deleted.
+        self._put({"op": "nextId", "nextId": self._catalog.next_id}, now_ms)
+
+    def put_group(
+        self,
+        name: str,
+        *,
+        is_ordered: bool | None = None,
+        max_attempts: int = 0,
+        exponential: ExponentialRetry | None = None,
+        customized_ms: Sequence[int] = (),
+        start_from_latest: bool = False,
+        now_ms: int,
+    ) -> Group:
+        """Create or change a consumer group; None, 0 and empty keep what is, or the defaults.
+
+        Raises Conflict, BadRequest.
+        """
+        _check_retry(max_attempts, exponential, customized_ms)
+        old = self._catalog.find_group(name)
+        if old is not None and is_ordered is not None and is_ordered != old.is_ordered:
+            raise Conflict(
+                f"group {name!r} has its delivery order for life; delete it and create it again"
+            )
+        group = old or Group(
+            id=self._catalog.next_id,
+            version=0,
+            name=name,
+            is_ordered=bool(is_ordered),
+            start_from_latest=start_from_latest,
+        )
+        group = replace(group, max_attempts=max_attempts or group.max_attempts)
+        if exponential is not None:
+            group = replace(group, exponential=exponential)
+        elif customized_ms:
+            group = replace(group, exponential=None, customized_ms=tuple(customized_ms))
+        if old == group:
+            return group
+        group = replace(group, version=group.version + 1)
+        self._put({"op": "group", "group": asdict(group)}, now_ms)
+        return group
+
+    def delete_group(self, name: str, now_ms: int) -> None:
+        """Delete a group and its progress; its dead letters stay. Raises GroupNotFound."""
+        group = self._catalog.find_group(name)
+        if group is None:
+            raise GroupNotFound(f"there is no consumer group {name!r}")
+        self._keep_next_id(now_ms)
+        self._put({"op": "deleteGroup", "id": group.id}, now_ms)
+
+    def reset_offset(
+        self, group_name: str, topic_name: str, target: ResetTarget, now_ms: int
+    ) -> list[QueueStatus]:
+        """Set where a group goes on in a topic; deliveries and retries before it are void.
+
+        Raises TopicNotFound, GroupNotFound, IllegalOffset. Returns the new offsets as max_offset.
+        """
+        group = self._catalog.find_group(group_name)
+        topic = self._catalog.find_topic(topic_name)
+        if group is None:
+            raise GroupNotFound(f"there is no consumer group {group_name!r}")
+        if topic is None:
+            raise TopicNotFound(f"there is no topic {topic_name!r}")
+        queues = self._catalog.queues_of(topic)
+        offsets = [[topic.id, queue.queue_id, self._resolve(queue, target)] for queue in queues]
+        answer = [
+            QueueStatus(queue.queue_id, queue.min_offset, offset)
+            for queue, (_, _, offset) in zip(queues, offsets, strict=True)
+        ]
+        retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
+        if retry_id is not None:
+            offsets.append([retry_id, 0, self._catalog.queue(retry_id, 0).max_offset])
+        config = {"op": "reset", "group_id": group.id, "offsets": offsets}
+        self._put(config, now_ms)
+        return answer
+
+    def _resolve(self, queue: ConsumeQueue, target: ResetTarget) -> int:
+        if target.earliest:
+            return queue.min_offset
+        if target.latest:
+            return queue.max_offset
+        if target.timestamp_ms is not None:
+            return queue.offset_at(target.timestamp_ms, self._store.stored_at_ms)
+        assert target.offset is not None, "a reset has a target"
+        if target.offset < 0:
+            raise IllegalOffset(f"an offset is 0 or more, not {target.offset}")
+        return min(max(target.offset, queue.min_offset), queue.max_offset)
+
+
+def _check_retry(
+    max_attempts: int, exponential: ExponentialRetry | None, customized_ms: Sequence[int]
+) -> None:
+    if not 0 <= max_attempts <= MAX_ATTEMPTS_MAX:
+        raise BadRequest(f"a group has 1 to {MAX_ATTEMPTS_MAX} attempts, not {max_attempts}")
+    if exponential is not None and not (
+        0 < exponential.initial_ms <= exponential.max_ms and exponential.multiplier >= 1
+    ):
+        raise BadRequest(
+            "exponential retry needs 0 < initialMs <= maxMs and a multiplier of at least 1"
+        )
+    if len(customized_ms) > RETRY_STEPS_MAX or any(step <= 0 for step in customized_ms):
+        raise BadRequest(f"customized retry has 1 to {RETRY_STEPS_MAX} steps, each over 0 ms")

@@ -1,0 +1,234 @@
+"""The fold: the one place in which a record changes state.
+
+    append(entry, now_ms)   a command has decided: encode the entry, log it, apply it
+    apply(record)           recovery, or a replica that follows: decode the record, apply it
+
+Both end in the same function of the same entry. What an entry changes:
+
+    MESSAGE              queue and index; the delivery, or the timer, that it settles or is
+    CK, ACK              deliveries and progress
+    CONFIG               topics and groups; resets and deletions void deliveries
+    TIMER, FRONTIER      timers
+    STATE                what it states, where that is not known; and which record states it
+
+Adding a record kind is a row in `_ENCODERS`, a row in `_decode`, and a method here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias, final
+from zlib import crc32
+
+from tidemill.broker.engine.layout import ack, config, message, pop_checkpoint, state, timer_control
+from tidemill.broker.engine.layout.ack import Acks
+from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.entry import Entry, EpochStart
+from tidemill.broker.engine.layout.message import Cause, Message, Target, TimerCause
+from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
+from tidemill.broker.engine.layout.record import Kind, UnknownRecord
+from tidemill.broker.engine.layout.state import (
+    State,
+    StatedConfig,
+    StatedDeliveries,
+    StatedProgress,
+    StatedQueues,
+)
+from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.store.commit_log import CommitLog, Record
+from tidemill.broker.engine.timer.index import TimerIndex
+
+
+class _Encoded(NamedTuple):
+    """An entry as the log takes it."""
+
+    kind: Kind
+    body: bytes
+    flags: int = 0
+    tail: bytes | memoryview = b""
+    tail_crc: int = 0
+
+
+def _encode_message(entry: Message) -> tuple[Kind, bytes, int, bytes | memoryview, int]:
+    return Kind.MESSAGE, message.encode(entry), entry.flags, entry.blob, entry.blob_crc
+
+
+def _encode_state(entry: State) -> _Encoded:
+    body, tail = state.encode(entry)
+    return _Encoded(Kind.STATE, body, 0, tail, crc32(tail))
+
+
+_Encoder: TypeAlias = Callable[[Any], tuple[Kind, bytes, int, bytes | memoryview, int]]
+_ENCODERS: Final[dict[type, _Encoder]] = {
+    Message: _encode_message,
+    PopCheckpoint: lambda entry: _Encoded(Kind.CK, pop_checkpoint.encode(entry)),
+    Acks: lambda entry: _Encoded(Kind.ACK, ack.encode(entry)),
+    Config: lambda entry: _Encoded(Kind.CONFIG, config.encode_item(entry.item)),
+    TimerControl: lambda entry: _Encoded(Kind.TIMER, timer_control.encode(entry)),
+    Frontier: lambda entry: _Encoded(Kind.FRONTIER, timer_control.encode_frontier(entry)),
+    EpochStart: lambda _: _Encoded(Kind.EPOCH_START, b""),
+    StatedConfig: _encode_state,
+    StatedQueues: _encode_state,
+    StatedProgress: _encode_state,
+    StatedDeliveries: _encode_state,
+}
+
+
+def _decode(found: Record) -> Entry:
+    """Decode a record. Raises UnknownRecord."""
+    match found.header.kind:
+        case Kind.MESSAGE:
+            header = found.header
+            return message.decode(found.body, header.flags, found.tail, header.tail_crc)
+        case Kind.CK:
+            return pop_checkpoint.decode(found.body)
+        case Kind.ACK:
+            return ack.decode(found.body)
+        case Kind.CONFIG:
+            return Config(config.decode_item(found.body))
+        case Kind.STATE:
+            return state.decode(found.body, found.tail)
+        case Kind.TIMER:
+            return timer_control.decode(found.body)
+        case Kind.FRONTIER:
+            return timer_control.decode_frontier(found.body)
+        case Kind.EPOCH_START:
+            return EpochStart()
+        case kind:
+            raise UnknownRecord(f"record of kind {kind}")
+
+
+@final
+class Fold:
+    """The log, and the state that its records make."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        catalog: Catalog,
+        store: MessageStore,
+        pops: PopState,
+        timers: TimerIndex,
+    ) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._store = store
+        self._pops = pops
+        self._timers = timers
+        # What a snapshot, or the timers' files, contain of the catalog and of timers already:
+        # everything before these offsets.
+        self.catalog_from = 0
+        self.timers_from = 0
+        self._appliers: Final[dict[type, Callable[[Any, int, int, int], None]]] = {
+            Message: self._message,
+            PopCheckpoint: self._checkpoint,
+            Acks: self._acks,
+            Config: self._config,
+            TimerControl: self._timer,
+            Frontier: self._frontier,
+            EpochStart: self._epoch_start,
+            StatedConfig: self._stated_config,
+            StatedQueues: self._stated_queues,
+            StatedProgress: self._stated_progress,
+            StatedDeliveries: self._stated_deliveries,
+        }
+
+    def append(self, entry: Entry, now_ms: int) -> int:
+        """Put `entry` into the pending round, apply it, and return its log offset.
+
+        Raises MessageBodyTooLarge, and changes nothing, when it cannot fit into a segment.
+        """
+        log = self._log
+        kind = type(entry)
+        record_kind, body, flags, tail, tail_crc = _ENCODERS[kind](entry)
+        log_offset = log.append(
+            record_kind, body, now_ms, flags=flags, tail=tail, tail_crc=tail_crc
+        )
+        self._appliers[kind](entry, log_offset, log.log_end - log_offset, now_ms)
+        return log_offset
+
+    def apply(self, found: Record) -> None:
+        """Apply a record that somebody else has put into the log. Raises UnknownRecord."""
+        entry, header = _decode(found), found.header
+        self._appliers[type(entry)](entry, header.log_offset, header.size, header.stored_at_ms)
+
+    # ------------------------------------------------------------ one method an entry
+
+    def _message(self, entry: Message, log_offset: int, size: int, stored_at_ms: int) -> None:
+        self._store.apply_message(entry, log_offset, size)
+        match entry.cause:
+            case None:
+                return
+            case Cause() as cause:
+                bit = 1 << cause.message_index
+                self._pops.settle(cause.slot, cause.delivery_id, bit, log_offset)
+            case Target() as target:
+                if log_offset >= self.timers_from:
+                    self._timers.apply_schedule(
+                        target, log_offset, size, stored_at_ms, queue_id=entry.queue_id
+                    )
+            case TimerCause() as cause:
+                if log_offset >= self.timers_from:
+                    self._timers.apply_outcome(cause)
+
+    def _checkpoint(
+        self, entry: PopCheckpoint, log_offset: int, _size: int, stored_at_ms: int
+    ) -> None:
+        self._pops.apply_checkpoint(entry, log_offset, stored_at_ms)
+
+    def _acks(self, entry: Acks, log_offset: int, _size: int, _stored_at_ms: int) -> None:
+        self._pops.apply_acks(entry, log_offset)
+
+    def _config(self, entry: Config, log_offset: int, _size: int, _stored_at_ms: int) -> None:
+        item = entry.item
+        if item["op"] == "reset":
+            self._pops.apply_reset(item["group_id"], item["offsets"], log_offset)
+            return
+        if log_offset >= self.catalog_from:
+            self._catalog.apply(item, log_offset)
+        match item["op"]:
+            case "deleteTopic":
+                self._pops.forget(topic_id=item["id"])
+            case "deleteGroup":
+                self._pops.forget(group_id=item["id"])
+            case "topic" if item["topic"]["retry_of"]:
+                group_id, topic_id = item["topic"]["retry_of"]
+                self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
+
+    def _timer(self, entry: TimerControl, log_offset: int, _size: int, stored_at_ms: int) -> None:
+        if log_offset >= self.timers_from:
+            self._timers.apply_control(entry, stored_at_ms)
+
+    def _frontier(self, entry: Frontier, log_offset: int, _size: int, stored_at_ms: int) -> None:
+        if log_offset >= self.timers_from:
+            self._timers.apply_frontier(entry, stored_at_ms)
+
+    def _epoch_start(
+        self, _entry: EpochStart, _log_offset: int, _size: int, _stored_at_ms: int
+    ) -> None:
+        """Change nothing: the epoch is in every header."""
+
+    def _stated_config(
+        self, entry: StatedConfig, log_offset: int, _size: int, _stored_at_ms: int
+    ) -> None:
+        if log_offset >= self.catalog_from:
+            self._catalog.apply(entry.item, log_offset)
+
+    def _stated_queues(
+        self, entry: StatedQueues, log_offset: int, _size: int, _stored_at_ms: int
+    ) -> None:
+        for topic_id, queue_id, end_offset in entry.ends:
+            self._catalog.queue(topic_id, queue_id).restart_at(end_offset, log_offset)
+
+    def _stated_progress(
+        self, entry: StatedProgress, log_offset: int, _size: int, _stored_at_ms: int
+    ) -> None:
+        self._pops.apply_progress(entry.rows, log_offset)
+
+    def _stated_deliveries(
+        self, entry: StatedDeliveries, log_offset: int, _size: int, _stored_at_ms: int
+    ) -> None:
+        self._pops.apply_deliveries(entry.deliveries, log_offset)

@@ -1,0 +1,174 @@
+"""Questions about topics, groups and messages. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+
+from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.message import Reason, TimerReason
+from tidemill.broker.engine.message_store import MessageStore, cause_of
+from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.store.commit_log import Record
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.message import stored_message
+
+
+class QueueStatus(NamedTuple):
+    """Where a queue begins and ends."""
+
+    queue_id: int
+    min_offset: int
+    max_offset: int
+
+
+class QueueProgress(NamedTuple):
+    """How far a group is in a queue."""
+
+    topic: str
+    queue_id: int
+    is_retry: bool
+    min_offset: int
+    max_offset: int
+    pop_offset: int
+    consumer_offset: int
+    ready_count: int
+    in_flight_count: int
+    oldest_unacked_at_ms: int  # 0: nothing is unacked
+    oldest_ready_at_ms: int  # 0: nothing is ready
+
+
+class FoundMessage(NamedTuple):
+    """A message found by id or key, or a copy of it."""
+
+    queue_id: int
+    queue_offset: int
+    stored_at_ms: int
+    log_offset: int
+    delivery_attempt: int
+    blob: bytes
+    stored_topic: str
+    group: str
+    origin_topic: str
+    reason: str
+
+
+@final
+class Inspection:
+    """What is known, for people and metrics."""
+
+    def __init__(self, catalog: Catalog, store: MessageStore, pops: PopState) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._pops = pops
+
+    def queue_status(self, topic: Topic) -> list[QueueStatus]:
+        """Return where each queue of a topic begins and ends."""
+        return [
+            QueueStatus(queue.queue_id, queue.min_offset, queue.max_offset)
+            for queue in self._catalog.queues_of(topic)
+        ]
+
+    def group_progress(self, group: Group) -> list[QueueProgress]:
+        """Return how far a group is in each queue of the topics it reads, retries included."""
+        topic_ids = {key[1] for key in self._pops.progress if key[0] == group.id}
+        return [
+            self.queue_progress(self._pops.progress_of(group.id, topic_id, queue_id))
+            for topic_id in sorted(topic_ids)
+            for queue_id in range(self._catalog.topics[topic_id].queues)
+        ]
+
+    def queue_progress(self, progress: Progress) -> QueueProgress:
+        """Return how far a group is in one queue."""
+        queue = progress.queue
+        name = self._catalog.topics[progress.named_topic_id].name
+        # What an ordered group did not ack in time waits in its place for the next pop.
+        expired = self._pops.expired_ordered_count(progress)
+        is_retry = progress.named_topic_id != progress.topic_id
+        ready_at = 0
+        if progress.ready_count > 0:
+            ready_at = self._entry_stored_at(queue, progress.next_offset)
+        unacked_at = ready_at
+        if progress.head != NIL:
+            oldest = self._pops.table.starts[progress.head]
+            unacked_at = self._entry_stored_at(queue, oldest) or ready_at
+        return QueueProgress(
+            name,
+            queue.queue_id,
+            is_retry,
+            queue.min_offset,
+            queue.max_offset,
+            progress.position,
+            self._pops.consumer_offset(progress),
+            max(progress.ready_count, 0) + expired,
+            progress.in_flight - expired,
+            unacked_at,
+            ready_at,
+        )
+
+    def _entry_stored_at(self, queue: ConsumeQueue, offset: int) -> int:
+        if offset < queue.min_offset:
+            return 0
+        return self._store.stored_at_ms(queue.entry(offset)[0])
+
+    def find(
+        self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32
+    ) -> list[FoundMessage]:
+        """Find messages of a topic, and their copies, by id or by key, newest first."""
+        kind, text = ("id", message_id) if message_id else ("key", key)
+        found: list[FoundMessage] = []
+        for log_offset in self._store.index.find(stored_message.key_hash(kind, text)):
+            if len(found) == max_messages:
+                break
+            if log_offset < self._store.log.min_offset:
+                continue
+            candidate = self._describe(log_offset)
+            is_it = candidate is not None and topic.name in (
+                candidate.stored_topic,
+                candidate.origin_topic,
+            )
+            if candidate is not None and is_it and _has_key(candidate.blob, message_id, key):
+                found.append(candidate)
+        return found
+
+    def _describe(self, log_offset: int) -> FoundMessage | None:
+        found = self._store.record(log_offset)
+        place = message.Place._make(message.PLACE.unpack_from(found.body))
+        stored_topic = self._catalog.topics.get(place.topic_id)
+        if stored_topic is None:
+            return None
+        origin, reason = _origin_of(found)
+        cause = cause_of(found)
+        group = self._catalog.groups.get(cause.group_id) if cause else None
+        return FoundMessage(
+            place.queue_id,
+            place.queue_offset,
+            found.header.stored_at_ms,
+            log_offset,
+            place.attempts + 1,
+            bytes(found.tail),
+            stored_topic.name,
+            group.name if group else "",
+            origin,
+            reason,
+        )
+
+
+def _origin_of(found: Record) -> tuple[str, str]:
+    """Return the topic that a copy came from or waits for, and why it is one; "" for neither."""
+    flags = found.header.flags
+    if flags & message.FLAG_SCHEDULE:
+        return message.decode_target(found.body).origin, "scheduled"
+    if flags & message.FLAG_TIMER:
+        timer_cause = message.decode_timer_cause(found.body)
+        return timer_cause.origin, TimerReason(timer_cause.reason).name.lower()
+    cause = cause_of(found)
+    return (cause.origin, Reason(cause.reason).name.lower()) if cause else ("", "")
+
+
+def _has_key(blob: bytes, message_id: str, key: str) -> bool:
+    if message_id:
+        return stored_message.message_id_of(blob) == message_id
+    return stored_message.has_key(blob, key)

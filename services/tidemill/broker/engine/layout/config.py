@@ -1,0 +1,34 @@
+"""The body of a CONFIG record: one change of what is configured, as a JSON object.
+
+    {"op": "broker", "name": ..., "handleSecret": hex}     the broker group itself
+    {"op": "nextId", "nextId": n}                          ids below n were given out
+    {"op": "topic", "topic": {...}}                        a topic as it is from here on
+    {"op": "group", "group": {...}}                        a consumer group as it is from here on
+    {"op": "deleteTopic", "id": n}   {"op": "deleteGroup", "id": n}
+    {"op": "reset", "group_id": n, "offsets": [[topic_id, queue_id, offset], ...]}
+
+UTF-8, keys sorted, no spaces. The fields of topics and groups are those of `metadata.catalog`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+
+class Config(NamedTuple):
+    """A CONFIG record: one item of the forms above."""
+
+    item: dict[str, Any]
+
+
+def encode_item(item: dict[str, Any]) -> bytes:
+    """Encode a configuration item."""
+    return json.dumps(item, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_item(data: bytes | memoryview) -> dict[str, Any]:
+    """Decode a configuration item."""
+    item = json.loads(bytes(data))
+    assert isinstance(item, dict), "a configuration item is an object"
+    return item

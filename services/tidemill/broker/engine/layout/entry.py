@@ -1,0 +1,38 @@
+"""Entries: what a record of each kind says, as a tuple. The closed set that the fold applies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypeAlias
+
+from tidemill.broker.engine.layout.ack import Acks
+from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.message import Message
+from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
+from tidemill.broker.engine.layout.state import (
+    StatedConfig,
+    StatedDeliveries,
+    StatedProgress,
+    StatedQueues,
+)
+from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
+
+
+class EpochStart(NamedTuple):
+    """The first record of each life of the broker; its epoch is in its header, as in all."""
+
+
+Entry: TypeAlias = (
+    EpochStart | Message | PopCheckpoint | Acks | Config | TimerControl | Frontier
+    | StatedConfig | StatedQueues | StatedProgress | StatedDeliveries
+)  # fmt: skip
+
+
+class Recorder(Protocol):
+    """Where decisions become records: the fold, as those see it who decide."""
+
+    def append(self, entry: Entry, now_ms: int) -> int:
+        """Put `entry` into the pending round, apply it, and return its log offset.
+
+        Raises MessageBodyTooLarge, and changes nothing, when it cannot fit into a segment.
+        """
+        ...

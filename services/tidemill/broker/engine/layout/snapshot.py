@@ -1,0 +1,83 @@
+"""Sections of a snapshot: slices of the state, each with the log offset that it covers.
+
+A snapshot is a block file (`layout.block_file`, magic "TMS1"). Of a directory row key_1 is the kind
+of the section, key_2 its number, and first the log offset before which the section contains all.
+
+    1 CATALOG     JSON array of configuration items (`layout.config`)
+    2 QUEUES      JSON [[topic_id, queue_id, end offset, stated_at], ...]; covers the file's begin
+    3 PROGRESS    how far groups are in some queues that are not ordered (`layout.progress_rows`)
+    4 ORDERED     one ordered queue and its deliveries, as of one moment:
+
+         0         4            4 + size
+        ┌─────────┬────────────┬──────────────────────────────────────┐
+        │ size u32│ progress of│ its deliveries (`delivery_rows`)      │
+        │         │ one queue  │                                      │
+        └─────────┴────────────┴──────────────────────────────────────┘
+
+    5 DELIVERIES  the used slots among SLOTS_A_SLICE of the delivery table (`layout.delivery_rows`),
+                  those of live ordered deliveries left out; the number is that of the slice
+"""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from tidemill.broker.engine.layout import delivery_rows, progress_rows
+from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.progress_rows import ProgressRow
+
+SLOTS_A_SLICE = 2048  # of the delivery table in one section: encoded in under a millisecond
+
+
+class Section(IntEnum):
+    """The kinds of sections."""
+
+    CATALOG = 1
+    QUEUES = 2
+    PROGRESS = 3
+    ORDERED = 4
+    DELIVERIES = 5
+
+
+class QueueEnd(NamedTuple):
+    """Where a queue ends, and which record says so."""
+
+    topic_id: int
+    queue_id: int
+    end_offset: int
+    stated_at: int
+
+
+def encode_items(items: list[dict[str, Any]]) -> bytes:
+    """Encode a CATALOG section."""
+    return json.dumps(items).encode()
+
+
+def decode_items(data: bytes | memoryview) -> list[dict[str, Any]]:
+    """Decode a CATALOG section."""
+    items: list[dict[str, Any]] = json.loads(bytes(data))
+    return items
+
+
+def encode_ends(ends: list[QueueEnd]) -> bytes:
+    """Encode a QUEUES section."""
+    return json.dumps(ends).encode()
+
+
+def decode_ends(data: bytes | memoryview) -> list[QueueEnd]:
+    """Decode a QUEUES section."""
+    return [QueueEnd(*fields) for fields in json.loads(bytes(data))]
+
+
+def encode_ordered(row: ProgressRow, deliveries: DeliveryRows) -> bytes:
+    """Encode an ORDERED section."""
+    fields = progress_rows.encode([row])
+    return len(fields).to_bytes(4, "big") + fields + delivery_rows.encode(deliveries)
+
+
+def decode_ordered(data: bytes | memoryview) -> tuple[list[ProgressRow], DeliveryRows]:
+    """Decode an ORDERED section."""
+    end = 4 + int.from_bytes(data[:4], "big")
+    return progress_rows.decode(data[4:end]), delivery_rows.decode(data[end:])

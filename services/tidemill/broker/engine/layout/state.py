@@ -1,0 +1,85 @@
+"""A STATE record: what only an old segment states, said again before that segment goes.
+
+0         1 (the record's tail)
+┌─────────┬──────────────────────────────────────────────────────────────┐
+│ what u8 │ 1 CONFIG      one configuration item (`layout.config`)        │
+│         │ 2 QUEUES      JSON [[topic_id, queue_id, end offset], ...]    │
+│         │ 3 PROGRESS    how far groups are (`layout.progress_rows`)     │
+│         │ 4 DELIVERIES  live deliveries (`layout.delivery_rows`)        │
+└─────────┴──────────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeAlias
+
+from tidemill.broker.engine.layout import config, delivery_rows, progress_rows
+from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.progress_rows import ProgressRow
+from tidemill.broker.engine.layout.record import UnknownRecord
+
+
+class What(IntEnum):
+    """What a STATE record says again: the first byte of its body."""
+
+    CONFIG = 1
+    QUEUES = 2
+    PROGRESS = 3
+    DELIVERIES = 4
+
+
+class StatedConfig(NamedTuple):
+    """One configuration item."""
+
+    item: dict[str, Any]
+
+
+class StatedQueues(NamedTuple):
+    """Where queues end: (topic id, queue id, offset of the next message)."""
+
+    ends: list[tuple[int, int, int]]
+
+
+class StatedProgress(NamedTuple):
+    """How far groups are in some queues."""
+
+    rows: list[ProgressRow]
+
+
+class StatedDeliveries(NamedTuple):
+    """Live deliveries."""
+
+    deliveries: DeliveryRows
+
+
+State: TypeAlias = StatedConfig | StatedQueues | StatedProgress | StatedDeliveries
+
+
+def encode(state: State) -> tuple[bytes, bytes]:
+    """Return body and tail of a STATE record."""
+    match state:
+        case StatedConfig(item):
+            return bytes([What.CONFIG]), config.encode_item(item)
+        case StatedQueues(ends):
+            return bytes([What.QUEUES]), json.dumps(ends).encode()
+        case StatedProgress(rows):
+            return bytes([What.PROGRESS]), progress_rows.encode(rows)
+        case StatedDeliveries(deliveries):
+            return bytes([What.DELIVERIES]), delivery_rows.encode(deliveries)
+
+
+def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
+    """Decode a STATE record. Raises UnknownRecord."""
+    match body[0]:
+        case What.CONFIG:
+            return StatedConfig(config.decode_item(tail))
+        case What.QUEUES:
+            return StatedQueues([(row[0], row[1], row[2]) for row in json.loads(bytes(tail))])
+        case What.PROGRESS:
+            return StatedProgress(progress_rows.decode(tail))
+        case What.DELIVERIES:
+            return StatedDeliveries(delivery_rows.decode(tail))
+        case what:
+            raise UnknownRecord(f"STATE record of kind {what}")

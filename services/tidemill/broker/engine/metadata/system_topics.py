@@ -1,0 +1,32 @@
+"""Topics of the broker's own: retry topics, dead-letter topics, the timers' hidden one."""
+
+from __future__ import annotations
+
+from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.metadata.catalog import Catalog, Topic, TopicType, topic_item
+
+
+def ensure_system_topic(
+    catalog: Catalog,
+    recorder: Recorder,
+    name: str,
+    now_ms: int,
+    *,
+    retry_of: tuple[int, int] | None = None,
+    queues: int = 1,
+) -> Topic:
+    """Return a topic of the broker's own, made when it is new."""
+    topic = catalog.find_topic(name)
+    if topic is None:
+        topic = Topic(
+            id=catalog.next_id,
+            version=1,
+            name=name,
+            type=TopicType.NORMAL,
+            queues=queues,
+            retry_of=retry_of,
+            is_system=True,
+        )
+        recorder.append(Config(topic_item(topic)), now_ms)
+    return topic

@@ -1,0 +1,195 @@
+"""Catching up with a snapshot: its slices are of different moments, until the log has passed them.
+
+A slice says before which log offset it contains everything, so that an entry is applied to the
+slices that lack it and to no other. The lists through the delivery table are not kept meanwhile:
+`finish` makes them at once, when the log has passed the last slice. A log whose first segments are
+gone, without a snapshot, is caught up with at its end: what only those segments stated is stated
+again later in it.
+
+A delivery of an ordered queue is in the same slice as the queue's progress, and its slot may have
+been used again in a later slice: settling the first use must still reach the queue (`displace`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED, FLAG_SUPERSEDES
+from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
+from tidemill.broker.engine.pop.delivery_table import FREE, NIL
+from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.layout.progress_rows import ProgressRow
+    from tidemill.broker.engine.pop.state import PopState
+
+
+@final
+class CatchUp:
+    """What each slice contains, and what the end of it all makes."""
+
+    def __init__(self, state: PopState) -> None:
+        self._state = state
+        self._progress_covered: dict[int, int] = {}  # by index of the progress
+        self._slots_covered: dict[int, int] = {}  # by number of the slice
+        # (slot, delivery id) of deliveries of ordered queues whose slot is used again in a later
+        # slice, with what their settlement must still reach.
+        self._displaced: dict[tuple[int, int], tuple[Progress, list[int]]] = {}
+
+    # ------------------------------------------------------------ what contains what
+
+    def is_new_to_progress(self, progress: Progress, log_offset: int) -> bool:
+        """Whether the progress of a queue lacks what the record at `log_offset` says."""
+        return log_offset >= self._progress_covered.get(progress.index, 0)
+
+    def is_new_to_slot(self, slot: int, progress: Progress, log_offset: int) -> bool:
+        """Whether a slot lacks what the record at `log_offset` says of a queue's delivery."""
+        if progress.ordered is not None:
+            # The deliveries of an ordered queue are in the same slice as its progress.
+            return self.is_new_to_progress(progress, log_offset)
+        return log_offset >= self._slots_covered.get(slot // SLOTS_A_SLICE, 0)
+
+    def may_place(self, slot: int, delivery_id: int) -> bool:
+        """Whether a delivery is a later use of a slot than the one that is known."""
+        return self._state.table.ids[slot] < delivery_id
+
+    # ------------------------------------------------------------ slices
+
+    def load_progress(self, rows: list[ProgressRow], covered: int) -> bool:
+        """Take a PROGRESS section over; False when a later one was known of all of it."""
+        state = self._state
+        stated_at = {state.progress_of(*row[:3]).index: row.stated_at for row in rows}
+        taken = state.apply_progress(rows, covered)
+        for progress in taken:
+            self._progress_covered[progress.index] = covered
+            # The section is no record: it says which one states the progress.
+            progress.stated_at = stated_at[progress.index]
+        return bool(taken)
+
+    def load_ordered(self, row: ProgressRow, deliveries: DeliveryRows, covered: int) -> None:
+        """Take an ordered queue over."""
+        if self.load_progress([row], covered):
+            self._load_rows(deliveries)
+
+    def load_deliveries(self, number: int, deliveries: DeliveryRows, covered: int) -> None:
+        """Take slice `number` of the table over."""
+        self._load_rows(deliveries)
+        self._slots_covered[number] = covered
+
+    def _load_rows(self, deliveries: DeliveryRows) -> None:
+        state, (rows, gaps) = self._state, deliveries
+        if not len(rows):
+            return
+        for slot in self._ordered_among(rows["slot"]):
+            self.displace(slot)
+        plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
+        keys = np.stack([rows["group_id"], rows["topic_id"], rows["queue_id"]], axis=1)
+        places, places_at = np.unique(keys[plain], axis=0, return_inverse=True)
+        owners = [state.progress_of(*place).index for place in places.tolist()]
+        state.table.load(rows[plain], np.array(owners, dtype=np.uint32)[places_at.ravel()])
+        for number in np.flatnonzero(~plain).tolist():
+            state.load_row(rows[number].item(), gaps.get(number))
+
+    def _ordered_among(self, slots: np.ndarray) -> list[int]:
+        """Return which of `slots` hold a delivery of an ordered queue."""
+        table = self._state.table
+        slots = slots[slots < len(table.ids)].astype(np.int64)
+        ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
+        flags = np.frombuffer(table.flags, dtype=np.uint8)[slots]
+        found: list[int] = slots[(ids != FREE) & (flags & FLAG_ORDERED > 0)].tolist()
+        return found
+
+    # ------------------------------------------------------------ displaced deliveries
+
+    def displace(self, slot: int) -> None:
+        """Remember a delivery of an ordered queue before a later use of its slot is taken over."""
+        table = self._state.table
+        if table.ids[slot] != FREE and table.flags[slot] & FLAG_ORDERED:
+            progress = self._state.owners[table.owners[slot]]
+            offsets = [table.offset_of(slot, index) for index in range(table.counts[slot])]
+            self._displaced[slot, table.ids[slot]] = progress, offsets
+
+    def note_displaced(
+        self, slot: int, delivery_id: int, progress: Progress, offsets: list[int]
+    ) -> None:
+        """Remember a delivery that cannot be placed, since a later use of its slot is known."""
+        if progress.ordered is not None:
+            self._displaced[slot, delivery_id] = progress, offsets
+
+    def settle_displaced(self, slot: int, delivery_id: int, bits: int, log_offset: int) -> None:
+        """Settle messages of a delivery whose slot has a later use."""
+        progress, offsets = self._displaced.get((slot, delivery_id), (None, []))
+        if progress is None or not self.is_new_to_progress(progress, log_offset):
+            return
+        assert progress.ordered is not None, "only deliveries of ordered queues are remembered"
+        for index in self._state.table.indexes_of(bits):
+            progress.ordered.pending.pop(offsets[index], None)
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self, *, now_ms: int) -> None:
+        """Drop what is void, and make the lists: from here on every entry is new to everything."""
+        state = self._state
+        for (group_id, topic_id), retry_id in state.catalog.retry_topic_ids.items():
+            state.add_retry_topic(group_id, topic_id, retry_id)
+        for key, progress in list(state.progress.items()):
+            is_known = (
+                progress.group_id in state.catalog.groups
+                and progress.topic_id in state.catalog.topics
+            )
+            if not is_known:
+                progress.void_before = VOID
+                del state.progress[key]
+            group = state.catalog.groups.get(progress.group_id)
+            if group is not None and group.is_ordered and progress.ordered is None:
+                # A reset was met before the record that states the group again.
+                progress.ordered = OrderedState()
+        state.catch_up = None
+        self._release_before([owner.void_before for owner in state.owners], keeps_replaced=False)
+        batches = [owner.ordered.batch_id if owner.ordered else 0 for owner in state.owners]
+        self._release_before(batches, keeps_replaced=True)
+        self._make_lists(now_ms=now_ms)
+
+    def _release_before(self, floors: list[int], *, keeps_replaced: bool) -> None:
+        """Empty the slots whose identity is below the floor of their owner."""
+        table = self._state.table
+        slots = table.in_use(0, len(table.ids))
+        if not len(slots):
+            return
+        owners = np.frombuffer(table.owners, dtype=np.uint32)[slots]
+        ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
+        below = slots[ids < np.array(floors, dtype=np.int64)[owners]]
+        if keeps_replaced:
+            is_replaced = np.frombuffer(table.superseded, dtype=np.uint32)[below] != 0
+            np.frombuffer(table.live, dtype=np.uint32)[below[is_replaced]] = 0
+            below = below[~is_replaced]
+        np.frombuffer(table.ids, dtype=np.int64)[below] = FREE
+        for slot in table.gaps.keys() & set(below.tolist()):
+            del table.gaps[slot]
+
+    def _make_lists(self, *, now_ms: int) -> None:
+        state, table = self._state, self._state.table
+        for progress in state.owners:
+            progress.head = progress.tail = progress.oldest = NIL
+            progress.in_flight = 0
+        slots, begins = table.relink(now_ms=now_ms)
+        if not len(slots):
+            return
+        live = np.bitwise_count(np.frombuffer(table.live, dtype=np.uint32)[slots])
+        totals = np.add.reduceat(live, begins, dtype=np.int64).tolist()
+        ends = np.append(begins[1:], len(slots))
+        popped = np.frombuffer(table.flags, dtype=np.uint8)[slots] & FLAG_SUPERSEDES == 0
+        # Of each position the first one from there on that a pop has made.
+        positions = np.where(popped, np.arange(len(slots)), len(slots))
+        first_popped = np.minimum.accumulate(positions[::-1])[::-1][begins]
+        heads = np.frombuffer(table.owners, dtype=np.uint32)[slots[begins]].tolist()
+        for number, owner in enumerate(heads):
+            progress = state.owners[owner]
+            progress.head = int(slots[begins[number]])
+            progress.tail = int(slots[ends[number] - 1])
+            progress.in_flight = totals[number]
+            first = int(first_popped[number])
+            progress.oldest = int(slots[first]) if first < ends[number] else NIL
