@@ -45,7 +45,7 @@ class OrderedModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world = World(config=SMALL, checkpoint_log_bytes=20_000)
+        self.world = World(config=SMALL, checkpoint_log_bytes=20_000, is_followed=True)
         self.world.topic(TOPIC, queues=1)
         self.world.group(is_ordered=True, max_attempts=MAX_ATTEMPTS)
         self.model = QueueModel()
@@ -154,6 +154,10 @@ class OrderedModel(RuleBasedStateMachine):
     @rule(power_cut=st.booleans())
     def restart(self, power_cut: bool) -> None:
         self.world.restart(power_cut=power_cut)
+
+    @rule()
+    def fail_over(self) -> None:
+        self.world.fail_over()
 
     @rule()
     def restart_without_derived_files(self) -> None:

@@ -54,7 +54,7 @@ class PopModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world = World(config=SMALL, checkpoint_log_bytes=20_000)
+        self.world = World(config=SMALL, checkpoint_log_bytes=20_000, is_followed=True)
         self.world.topic(TOPIC, queues=QUEUES)
         self.world.group(max_attempts=MAX_ATTEMPTS)
         self.known: dict[str, Known] = {}
@@ -140,6 +140,10 @@ class PopModel(RuleBasedStateMachine):
     @rule(power_cut=st.booleans())
     def restart(self, power_cut: bool) -> None:
         self.world.restart(power_cut=power_cut)
+
+    @rule()
+    def fail_over(self) -> None:
+        self.world.fail_over()
 
     @rule()
     def restart_without_derived_files(self) -> None:

@@ -42,8 +42,9 @@ class RestartAnywhere(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.world = World(
-            config=SMALL, segment_bytes=64 << 10, retention_bytes=200 << 10, deliveries_max=10_000
-        )
+            config=SMALL, segment_bytes=64 << 10, retention_bytes=200 << 10, deliveries_max=10_000,
+            is_followed=True,
+        )  # fmt: skip
         self.steps: Iterator[list[File]] | None = None
         self.done: Counter[str] = Counter()
         self.work = ""
@@ -238,6 +239,13 @@ class RestartAnywhere(RuleBasedStateMachine):
         seen = observe(world.engine, world.now_ms, lows)
         assert seen == observe(before, world.now_ms, lows)
 
+    @rule()
+    def fail_over(self) -> None:
+        """Go on with the engine that has only seen the committed bytes of the log."""
+        self.commit()
+        self.steps = None
+        self.world.fail_over()
+
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.restart("kill", ())
@@ -256,6 +264,7 @@ TestRestartAnywhere = RestartAnywhere.TestCase
 WEIGHTS = {
     "send": 20, "pop": 20, "ack": 14, "change": 8, "dead_letter": 2, "advance": 8, "revive": 10,
     "reset": 1, "grow": 1, "delete_topic": 1, "delete_group": 1, "step": 60, "restart": 4,
+    "fail_over": 1,
 }  # fmt: skip
 
 
@@ -298,6 +307,8 @@ def test_a_restart_changes_nothing_in_long_histories(seed: int) -> None:
                 machine.delete_group(group, ends)
             case "step":
                 machine.step(random.randint(1, 4))
+            case "fail_over":
+                machine.fail_over()
             case "restart":
                 lost = random.choice([(), (), ("snapshots",), ("queues",), DERIVED])
                 machine.restart(random.choice(["kill", "power cut"]), lost)

@@ -75,7 +75,7 @@ class TimerModel(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.world = TimerWorld(
             FaultyDisk(Random(seed)), segment_bytes=64 << 10, retention_ms=3 * DAY_MS,
-            checkpoint_log_bytes=30_000,
+            checkpoint_log_bytes=30_000, is_followed=True,
         )  # fmt: skip
         self.known: dict[int, Known] = {}
         self.at_once: list[str] = []  # due already when they were sent
@@ -194,6 +194,12 @@ class TimerModel(RuleBasedStateMachine):
         self.world.restart(power_cut=power_cut)
         if outage_ms:
             self.late_until_ms = self.world.now_ms + CATCH_UP_MS
+
+    @rule()
+    def fail_over(self) -> None:
+        """The second engine goes on: it has made its own files of the same log."""
+        self.world.fail_over()
+        self.late_until_ms = max(self.late_until_ms, self.world.now_ms + LATE_MS)
 
     @rule(place=PLACE, what=st.sampled_from(["all", "wheel", "timerlog", "checkpoint"]))
     def restart_without_timer_files(self, place: int, what: str) -> None:

@@ -7,6 +7,7 @@ from random import Random
 from zlib import crc32
 
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.following import Follower
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
@@ -56,17 +57,22 @@ class World:
         *,
         config: EngineConfig = SMALL,
         now_ms: int = 1_000_000,
+        is_followed: bool = False,
         **changes: object,
     ) -> None:
+        """Open an engine; one that is followed has a second one beside it from its first byte."""
         self.config = replace(config, **changes)  # type: ignore[arg-type]  # checked by replace
         self.disk = disk or FaultyDisk(Random(0))
         self.now_ms = now_ms
         self.engine: Engine
         self.report: RecoveryReport
+        self.follower = Follower(self.config) if is_followed else None
         self.open()
+        self._has_restarted = False
 
     def open(self) -> None:
         """Start on the disk as it is."""
+        self._has_restarted = True
         self.engine, self.report = open_engine(
             self.disk, self.config, now_ms=self.now_ms, entropy=ENTROPY
         )
@@ -76,9 +82,27 @@ class World:
         self.disk = self.disk.after_power_cut() if power_cut else self.disk.after_kill()
         self.open()
 
+    def fail_over(self) -> None:
+        """Go on with the second engine; another one follows it from the first byte on."""
+        assert self.follower is not None, "somebody follows"
+        self.follow()
+        self.follower.compare_deeply(self.engine)
+        self.disk = self.follower.disk
+        self.engine = self.follower.take_over(ENTROPY, self.now_ms)
+        self.follower = Follower(self.config)
+        self._has_restarted = False
+        self.follow()
+
+    def follow(self) -> None:
+        """Let the second engine see what was committed, and compare both."""
+        if self.follower is not None:
+            self.follower.feed(self.engine, self.now_ms)
+            self.follower.compare(self.engine, self.now_ms, has_restarted=self._has_restarted)
+
     def commit(self) -> None:
-        """End the round: write and sync."""
+        """End the round: write and sync, and let the second engine see it, where there is one."""
         self.engine.commit(self.now_ms)
+        self.follow()
 
     # ------------------------------------------------------------ commands, each a round
 

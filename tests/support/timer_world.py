@@ -12,14 +12,14 @@ from tests.support.engine_world import SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import LogChecker, records_of
 from tests.support.timer_log_fold import TimerFold
-from tidemill.broker.engine.engine import Engine, EngineConfig, Sent
+from tidemill.broker.engine.engine import Engine, EngineConfig
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerReason
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
-from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
+from tidemill.broker.engine.timer.status import Scheduled, TimerQuery, TimerState, TimerStatus
 from tidemill.message import stored_message
 
 SECOND_MS = 1_000
@@ -89,7 +89,7 @@ class TimerWorld(World):
         size: int = 0,
         keys: tuple[str, ...] = (),
         commit: bool = True,
-    ) -> Sent:
+    ) -> Scheduled:
         """Send a message that says itself when it is due, or let it wait for `delay_ms`."""
         plain = blob(text, size=size, keys=keys, kind=stored_message.TYPE_DELAY)
         data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
@@ -100,7 +100,7 @@ class TimerWorld(World):
         )  # fmt: skip
         if commit:
             self.commit()
-        return scheduled
+        return Scheduled(*scheduled)
 
     def cancel(self, timer_id: int) -> TimerStatus:
         self.engine.timers.cancel(timer_id, now_ms=self.now_ms)

@@ -18,7 +18,7 @@ A round of the owner:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.administration import Administration
@@ -49,6 +49,12 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 
 # Below this part of the reserve even pops are refused; acks and revive go on to the end.
 POP_RESERVE_PART = 4
+# What became of a message that was sent: its queue offset and 0; or, when it waits for its time,
+# its timer id and when it is due. A plain tuple, since every send makes one.
+Sent: TypeAlias = tuple[int, int]
+_TYPE_AT, _DELAY = stored_message.MESSAGE_TYPE_AT, stored_message.TYPE_DELAY
+# Makes a named tuple of a tuple without a call of Python code, for what every message makes.
+_tuple = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +72,6 @@ class EngineConfig:
     default_queues: int = 8
     broker_name: str = "broker-0"  # only used when the store is new
     timer: TimerConfig = field(default_factory=TimerConfig)
-
-
-class Sent(NamedTuple):
-    """What became of a message that was sent."""
-
-    queue_offset: int  # or, for one that waits for its time, the timer id
-    due_at_ms: int  # 0: it is in its queue
 
 
 @final
@@ -152,25 +151,22 @@ class Engine:
             raise MessageCorrupted(
                 "the message was damaged on its way to the broker; send it again"
             )
-        if blob[stored_message.MESSAGE_TYPE_AT] == stored_message.TYPE_DELAY:
+        if blob[_TYPE_AT] == _DELAY:
             timers = self.timers
             due_at_ms = timers.due_of(blob, delay_ms, firing_ms)
             if due_at_ms > firing_ms:
-                return Sent._make(
-                    timers.schedule(
-                        self.catalog.topics[topic_id], queue_id, blob, blob_crc,
-                        due_at_ms=due_at_ms, now_ms=now_ms, firing_ms=firing_ms,
-                    )
+                return timers.schedule(
+                    self.catalog.topics[topic_id], queue_id, blob, blob_crc,
+                    due_at_ms=due_at_ms, now_ms=now_ms, firing_ms=firing_ms,
                 )  # fmt: skip
             data, blob_crc = with_due_time(blob, blob_crc, due_at_ms)
         else:
             data = blob
         queue_offset = queues[queue_id].max_offset
-        self.fold.append(
-            Message(topic_id, queue_id, 0, queue_offset, 0, None, data, blob_crc), now_ms
-        )
+        entry = _tuple(Message, (topic_id, queue_id, 0, queue_offset, 0, None, data, blob_crc))
+        self.fold.append_message(entry, now_ms)
         self.state.ready_topics.add(topic_id)
-        return Sent(queue_offset, 0)
+        return queue_offset, 0
 
     def _make_ready(self, topic_id: int) -> None:
         # The set is another one after each `take_ready`.
@@ -329,8 +325,13 @@ class Engine:
 
     # ------------------------------------------------------------ the beginning
 
-    def begin_epoch(self, secret: bytes, now_ms: int) -> None:
-        """Record the first entry of this life of the broker, and in its first life its name."""
+    def take_over(self, secret: bytes, now_ms: int) -> None:
+        """Begin to decide: all that is in the log is applied, and nobody else appends to it.
+
+        Makes the first record of this epoch durable, and of a new store its name and `secret`.
+        """
+        self.consumption.revive.take_over()
+        self.timers.opening.end_replay(now_ms)
         self.log.epoch += 1
         self.fold.append(EpochStart(), now_ms)
         if not self.catalog.handle_secret:
@@ -338,3 +339,4 @@ class Engine:
                 "op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()
             }  # fmt: skip
             self.fold.append(Config(item), now_ms)
+        self.commit(now_ms)

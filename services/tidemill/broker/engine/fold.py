@@ -11,13 +11,13 @@ Both end in the same function of the same entry. What an entry changes:
     TIMER, FRONTIER      timers
     STATE                what it states, where that is not known; and which record states it
 
-Adding a record kind is a row in `_ENCODERS`, a row in `_decode`, and a method here.
+Adding a record kind is a row in `_BODIES`, one in `_decode`, and one in `_appliers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, Final, cast, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import ack, config, message, pop_checkpoint, state, timer_control
@@ -41,39 +41,15 @@ from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.commit_log import CommitLog, Record
 from tidemill.broker.engine.timer.index import TimerIndex
 
-
-class _Encoded(NamedTuple):
-    """An entry as the log takes it."""
-
-    kind: Kind
-    body: bytes
-    flags: int = 0
-    tail: bytes | memoryview = b""
-    tail_crc: int = 0
-
-
-def _encode_message(entry: Message) -> tuple[Kind, bytes, int, bytes | memoryview, int]:
-    return Kind.MESSAGE, message.encode(entry), entry.flags, entry.blob, entry.blob_crc
-
-
-def _encode_state(entry: State) -> _Encoded:
-    body, tail = state.encode(entry)
-    return _Encoded(Kind.STATE, body, 0, tail, crc32(tail))
-
-
-_Encoder: TypeAlias = Callable[[Any], tuple[Kind, bytes, int, bytes | memoryview, int]]
-_ENCODERS: Final[dict[type, _Encoder]] = {
-    Message: _encode_message,
-    PopCheckpoint: lambda entry: _Encoded(Kind.CK, pop_checkpoint.encode(entry)),
-    Acks: lambda entry: _Encoded(Kind.ACK, ack.encode(entry)),
-    Config: lambda entry: _Encoded(Kind.CONFIG, config.encode_item(entry.item)),
-    TimerControl: lambda entry: _Encoded(Kind.TIMER, timer_control.encode(entry)),
-    Frontier: lambda entry: _Encoded(Kind.FRONTIER, timer_control.encode_frontier(entry)),
-    EpochStart: lambda _: _Encoded(Kind.EPOCH_START, b""),
-    StatedConfig: _encode_state,
-    StatedQueues: _encode_state,
-    StatedProgress: _encode_state,
-    StatedDeliveries: _encode_state,
+_pack_place = message.PLACE.pack
+# What becomes the body of a record, and nothing beside it.
+_BODIES: Final[dict[type, tuple[Kind, Callable[[Any], bytes]]]] = {
+    PopCheckpoint: (Kind.CK, pop_checkpoint.encode),
+    Acks: (Kind.ACK, ack.encode),
+    Config: (Kind.CONFIG, lambda entry: config.encode_item(entry.item)),
+    TimerControl: (Kind.TIMER, timer_control.encode),
+    Frontier: (Kind.FRONTIER, timer_control.encode_frontier),
+    EpochStart: (Kind.EPOCH_START, lambda _: b""),
 }
 
 
@@ -122,18 +98,17 @@ class Fold:
         # everything before these offsets.
         self.catalog_from = 0
         self.timers_from = 0
-        self._appliers: Final[dict[type, Callable[[Any, int, int, int], None]]] = {
-            Message: self._message,
-            PopCheckpoint: self._checkpoint,
-            Acks: self._acks,
+        self._appliers: Final[dict[type, Callable[[Any, int, int], None]]] = {
+            PopCheckpoint: pops.apply_checkpoint,
+            Acks: pops.apply_acks,
             Config: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
             EpochStart: self._epoch_start,
             StatedConfig: self._stated_config,
             StatedQueues: self._stated_queues,
-            StatedProgress: self._stated_progress,
-            StatedDeliveries: self._stated_deliveries,
+            StatedProgress: pops.apply_stated_progress,
+            StatedDeliveries: pops.apply_stated_deliveries,
         }
 
     def append(self, entry: Entry, now_ms: int) -> int:
@@ -141,27 +116,48 @@ class Fold:
 
         Raises MessageBodyTooLarge, and changes nothing, when it cannot fit into a segment.
         """
-        log = self._log
-        kind = type(entry)
-        record_kind, body, flags, tail, tail_crc = _ENCODERS[kind](entry)
-        log_offset = log.append(
-            record_kind, body, now_ms, flags=flags, tail=tail, tail_crc=tail_crc
-        )
-        self._appliers[kind](entry, log_offset, log.log_end - log_offset, now_ms)
+        log, type_ = self._log, type(entry)
+        row = _BODIES.get(type_)
+        if row is not None:
+            kind, encode = row
+            log_offset = log.append(kind, encode(entry), now_ms)
+        elif isinstance(entry, Message):
+            body, crc = message.encode(entry), entry.blob_crc
+            log_offset = log.append(Kind.MESSAGE, body, now_ms, entry.flags, entry.blob, crc)
+            self._message(entry, log_offset, log.log_end - log_offset, now_ms)
+            return log_offset
+        else:
+            body, tail = state.encode(cast("State", entry))
+            log_offset = log.append(Kind.STATE, body, now_ms, 0, tail, crc32(tail))
+        self._appliers[type_](entry, log_offset, now_ms)
         return log_offset
+
+    def append_message(self, entry: Message, now_ms: int) -> None:
+        """Do what `append` does for a message that settles nothing and waits for nothing.
+
+        Nearly all entries are such, so their way is written out.
+        """
+        log = self._log
+        log_offset = log.append(
+            Kind.MESSAGE, _pack_place(*entry[:4]), now_ms, 0, entry.blob, entry.blob_crc
+        )
+        self._store.apply_message(entry, log_offset, log.log_end - log_offset)
 
     def apply(self, found: Record) -> None:
         """Apply a record that somebody else has put into the log. Raises UnknownRecord."""
         entry, header = _decode(found), found.header
-        self._appliers[type(entry)](entry, header.log_offset, header.size, header.stored_at_ms)
+        if isinstance(entry, Message):
+            self._message(entry, header.log_offset, header.size, header.stored_at_ms)
+        else:
+            self._appliers[type(entry)](entry, header.log_offset, header.stored_at_ms)
 
     # ------------------------------------------------------------ one method an entry
 
     def _message(self, entry: Message, log_offset: int, size: int, stored_at_ms: int) -> None:
         self._store.apply_message(entry, log_offset, size)
+        if entry.cause is None:
+            return
         match entry.cause:
-            case None:
-                return
             case Cause() as cause:
                 bit = 1 << cause.message_index
                 self._pops.settle(cause.slot, cause.delivery_id, bit, log_offset)
@@ -174,15 +170,7 @@ class Fold:
                 if log_offset >= self.timers_from:
                     self._timers.apply_outcome(cause)
 
-    def _checkpoint(
-        self, entry: PopCheckpoint, log_offset: int, _size: int, stored_at_ms: int
-    ) -> None:
-        self._pops.apply_checkpoint(entry, log_offset, stored_at_ms)
-
-    def _acks(self, entry: Acks, log_offset: int, _size: int, _stored_at_ms: int) -> None:
-        self._pops.apply_acks(entry, log_offset)
-
-    def _config(self, entry: Config, log_offset: int, _size: int, _stored_at_ms: int) -> None:
+    def _config(self, entry: Config, log_offset: int, _stored_at_ms: int) -> None:
         item = entry.item
         if item["op"] == "reset":
             self._pops.apply_reset(item["group_id"], item["offsets"], log_offset)
@@ -198,37 +186,21 @@ class Fold:
                 group_id, topic_id = item["topic"]["retry_of"]
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
 
-    def _timer(self, entry: TimerControl, log_offset: int, _size: int, stored_at_ms: int) -> None:
+    def _timer(self, entry: TimerControl, log_offset: int, stored_at_ms: int) -> None:
         if log_offset >= self.timers_from:
             self._timers.apply_control(entry, stored_at_ms)
 
-    def _frontier(self, entry: Frontier, log_offset: int, _size: int, stored_at_ms: int) -> None:
+    def _frontier(self, entry: Frontier, log_offset: int, stored_at_ms: int) -> None:
         if log_offset >= self.timers_from:
             self._timers.apply_frontier(entry, stored_at_ms)
 
-    def _epoch_start(
-        self, _entry: EpochStart, _log_offset: int, _size: int, _stored_at_ms: int
-    ) -> None:
+    def _epoch_start(self, _entry: EpochStart, _log_offset: int, _stored_at_ms: int) -> None:
         """Change nothing: the epoch is in every header."""
 
-    def _stated_config(
-        self, entry: StatedConfig, log_offset: int, _size: int, _stored_at_ms: int
-    ) -> None:
+    def _stated_config(self, entry: StatedConfig, log_offset: int, _stored_at_ms: int) -> None:
         if log_offset >= self.catalog_from:
             self._catalog.apply(entry.item, log_offset)
 
-    def _stated_queues(
-        self, entry: StatedQueues, log_offset: int, _size: int, _stored_at_ms: int
-    ) -> None:
+    def _stated_queues(self, entry: StatedQueues, log_offset: int, _stored_at_ms: int) -> None:
         for topic_id, queue_id, end_offset in entry.ends:
             self._catalog.queue(topic_id, queue_id).restart_at(end_offset, log_offset)
-
-    def _stated_progress(
-        self, entry: StatedProgress, log_offset: int, _size: int, _stored_at_ms: int
-    ) -> None:
-        self._pops.apply_progress(entry.rows, log_offset)
-
-    def _stated_deliveries(
-        self, entry: StatedDeliveries, log_offset: int, _size: int, _stored_at_ms: int
-    ) -> None:
-        self._pops.apply_deliveries(entry.deliveries, log_offset)

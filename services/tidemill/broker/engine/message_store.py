@@ -13,9 +13,9 @@ from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.message import stored_message
 
 _STORED_AT = struct.Struct(">q")
-# Of a stored message's fixed fields: the number of its keys, and its tag's hash.
-_FIELDS = struct.Struct(">4xH26xq")
-_KEY_HASH = struct.Struct(">Q")
+# Of a stored message: the number of its keys, its tag's hash, and the first key's hash.
+_FIELDS = struct.Struct(">4xH26xq16xQ")
+_TAG_HASH = struct.Struct(">q")
 _KEYS_AT = stored_message.FIXED_SIZE
 assert stored_message.KEY_COUNT_AT == 4 and stored_message.TAG_HASH_AT == 32, (  # noqa: PT018
     "the store reads the layout it was written for"
@@ -55,15 +55,18 @@ class MessageStore:
         if entry.queue_offset > queue.max_offset:
             # What was before is gone by retention, and this is the first that is left.
             queue.restart_at(entry.queue_offset, log_offset)
-        key_count, tag_hash = _FIELDS.unpack_from(entry.blob)
+        blob, index = entry.blob, self.index
+        if len(blob) < _FIELDS.size:
+            key_count, (tag_hash,) = 0, _TAG_HASH.unpack_from(blob, stored_message.TAG_HASH_AT)
+        else:
+            key_count, tag_hash, key_hash = _FIELDS.unpack_from(blob)
         if entry.queue_offset == queue.max_offset:
             queue.append(log_offset, size, tag_hash)
-        index = self.index
         if key_count == 1:
-            index.hashes.append(_KEY_HASH.unpack_from(entry.blob, _KEYS_AT)[0])
+            index.hashes.append(key_hash)
             index.offsets.append(log_offset)
         elif key_count:
-            index.add(entry.blob[_KEYS_AT : _KEYS_AT + 8 * key_count], log_offset)
+            index.add(blob[_KEYS_AT : _KEYS_AT + 8 * key_count], log_offset)
 
     # ------------------------------------------------------------ reading
 

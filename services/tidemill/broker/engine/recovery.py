@@ -82,9 +82,7 @@ def open_engine(
     if is_new:
         engine.timers.opening.open_nothing()
     report = {} if is_new else _Recovery(engine, checkpoint).run(now_ms)
-    engine.timers.opening.end_replay(now_ms)
-    engine.begin_epoch(entropy[:SECRET_SIZE], now_ms)
-    engine.commit(now_ms)
+    engine.take_over(entropy[:SECRET_SIZE], now_ms)
     # What was found is durable: from now on damage to it is never taken for a torn tail.
     for files in engine.checkpoints.write_file(
         engine.store.derived_offset, min_offset=engine.log.min_offset

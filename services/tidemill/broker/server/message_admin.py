@@ -42,7 +42,7 @@ class MessageAdmin:
             has_delay = request.HasField("delay_ms")
             if has_delay and kind != v2.DELAY:
                 raise BadRequest("only messages of type DELAY have a delay")
-            sent = engine.send(
+            queue_offset, due_at_ms = engine.send(
                 topic.id,
                 queue_id,
                 request.blob,
@@ -53,7 +53,7 @@ class MessageAdmin:
             )
             self._traffic.appended(topic.id, request.blob)
             return pb.StoreMessageReply(
-                queue_id=queue_id, queue_offset=sent.queue_offset, due_at_ms=sent.due_at_ms
+                queue_id=queue_id, queue_offset=queue_offset, due_at_ms=due_at_ms
             )
 
         return await in_round(self._rounds, store)

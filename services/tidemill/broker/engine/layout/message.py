@@ -133,10 +133,12 @@ class Message(NamedTuple):
 
 def encode(message: Message) -> bytes:
     """Encode the body of a MESSAGE record; its tail is the blob as it is."""
-    place = PLACE.pack(message[0], message[1], message[2], message[3])
+    place = PLACE.pack(*message[:4])
+    if not message.flags:
+        return place
     match message.cause:
         case None:
-            return place
+            raise AssertionError("the flags of a message say what its cause is")
         case Cause() as cause:
             return place + encode_cause(cause)
         case Target() as target:

@@ -75,7 +75,7 @@ def revive_queue_of(topic_id: int, group_id: int, queue_id: int) -> int:
 def encode(ck: PopCheckpoint) -> bytes:
     """Encode the body of a CK record; `flags` say which optional parts there are."""
     body = BODY.pack(*ck[:10])
-    if not ck.flags & (FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED):
+    if not ck.flags:
         return body
     if ck.gaps is not None:
         body += GAPS[ck.num].pack(*ck.gaps)

@@ -38,6 +38,7 @@ CANCEL = 4
 EVACUATED = 8
 RESCHEDULED_OUT = 16
 RESCHEDULED_IN = 32
+LINKS = SCHEDULE | RESCHEDULED_IN | EVACUATED  # what puts a timer into a slot
 NO_POSITION = -1
 
 _RECORD = struct.Struct(">IqIqiqIIqqI")

@@ -31,6 +31,14 @@ class RoundAcks:
         """Settle live messages of a delivery."""
         self._bits[slot] = self._bits.get(slot, 0) | bits
 
+    def add_live(self, slot: int, bit: int) -> bool:
+        """Settle a message of a delivery; False when it is not live."""
+        bits = self._bits.get(slot, 0)
+        if not self._state.table.live[slot] & ~bits & bit:
+            return False
+        self._bits[slot] = bits | bit
+        return True
+
     def live(self, slot: int) -> int:
         """Return the bits of the messages of a delivery that are not settled."""
         return self._state.table.live[slot] & ~self._bits.get(slot, 0)

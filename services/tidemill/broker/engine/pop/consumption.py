@@ -99,6 +99,8 @@ class Consumption:
         else:
             sources = self._sources(subscription, now_ms)
         for progress in sources:
+            if progress.position >= progress.queue.max_offset and not group.is_ordered:
+                continue
             budget = PopBudget(want, taken_bytes=taken_bytes, is_untouched=not batches)
             if group.is_ordered:
                 batch = self._ordered.pop(
@@ -115,19 +117,16 @@ class Consumption:
         return batches
 
     def _sources(self, subscription: Subscription, now_ms: int) -> list[Progress]:
-        """Return the queues with something ready, in the order in which to look at them."""
-        ready = [
-            progress
-            for progress in _rotated(subscription.queues, subscription.turn)
-            if progress.position < progress.queue.max_offset
-        ]
+        """Return the queues in the order in which to look at them."""
+        sources = _rotated(subscription.queues, subscription.turn)
         retry = subscription.retry
         if retry is not None and retry.position < retry.queue.max_offset:
-            is_first = subscription.turn % RETRY_SHARE == 0 or (
-                bool(ready) and self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
+            is_first = (
+                subscription.turn % RETRY_SHARE == 0
+                or self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
             )
-            ready.insert(0 if is_first else len(ready), retry)
-        return ready
+            sources.insert(0 if is_first else len(sources), retry)
+        return sources
 
     def _waits_since(self, progress: Progress, now_ms: int) -> int:
         offset = progress.next_offset

@@ -220,6 +220,14 @@ class DeliveryTable:
                 self._deadline_previous[slot] = NIL
         return due
 
+    def due_slots(self) -> list[int]:
+        """Return the slots with live messages that `take_due` has taken out of their lists."""
+        flags = np.frombuffer(self.flags, dtype=np.uint8) & FLAG_DUE != 0
+        is_live = np.frombuffer(self.live, dtype=np.uint32) != 0
+        is_used = np.frombuffer(self.ids, dtype=np.int64) != FREE
+        due: list[int] = np.flatnonzero(flags & is_live & is_used).tolist()
+        return due
+
     def _spread(self, key: int, limit: int) -> int:
         """Move up to `limit` slots of a coarse bucket to their exact deadlines."""
         slot, count = self._coarse[key], 0

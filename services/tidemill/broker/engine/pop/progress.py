@@ -49,8 +49,9 @@ class Progress:
     # Deliveries with an identity below this are void: a reset or a deletion came after them.
     void_before: int = 0
     stated_at: int = 0
-    # Up to here a filter has looked in vain. Not in the log: whoever loses it looks again.
-    scan_offset: int = 0
+    # Where the next pop goes on: at pop_offset, or behind what retention took and a filter passed
+    # over. Only the first is in the log: whoever loses the rest looks again.
+    position: int = 0
     ordered: OrderedState | None = None
 
     @property
@@ -59,14 +60,9 @@ class Progress:
         return self.queue.max_offset - self.next_offset
 
     @property
-    def position(self) -> int:
-        """The first offset that no pop has taken and no filter passed over."""
-        return max(self.pop_offset, self.scan_offset)
-
-    @property
     def next_offset(self) -> int:
-        """Where the next pop goes on: the position, or behind what retention took."""
-        return max(self.pop_offset, self.scan_offset, self.queue.min_offset)
+        """The position, or behind what retention took meanwhile."""
+        return max(self.position, self.queue.min_offset)
 
     def as_row(self) -> ProgressRow:
         """Return all of this that is stored."""

@@ -36,11 +36,12 @@ class QueueReader:
         missed = progress.queue.min_offset - progress.position
         if missed > 0:
             self._state.count("expired", progress, missed)
-            progress.scan_offset = progress.queue.min_offset
+            progress.position = progress.queue.min_offset
 
     def take(self, progress: Progress, budget: PopBudget, tags: frozenset[str]) -> Taken | None:
         """Choose the next matching messages that fit; None: there are none at all."""
-        queue, offset = progress.queue, progress.next_offset
+        # Retention is a matter of the owner too: `skip_expired` has been called in this turn.
+        queue, offset = progress.queue, progress.position
         if offset >= queue.max_offset:
             return None
         if not tags:
@@ -76,7 +77,7 @@ class QueueReader:
                 if is_full:
                     break
         if not offsets:
-            progress.scan_offset = offset
+            progress.position = offset
         if offset < queue.max_offset and not is_full:
             # The rest is looked at in the next turn: others must not wait for a sparse filter.
             self._state.ready.add((progress.group_id, progress.named_topic_id))

@@ -36,6 +36,7 @@ class Revive:
         self._ordered = ordered
         # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
         self._due: dict[int, deque[tuple[int, int, int]]] = {}
+        self._inherited: deque[int] = deque()  # due slots of an engine that followed until now
         self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
         self._window_at_ms = 0
         self._window_used: dict[int, int] = {}
@@ -43,6 +44,8 @@ class Revive:
     def next_due_ms(self) -> int | None:
         """Return when `run_due` has something to do next, None: never."""
         deadline = self._state.table.next_deadline_ms()
+        if self._inherited:
+            return 0
         if not self._due:
             return deadline
         open_groups = [
@@ -67,7 +70,12 @@ class Revive:
 
     def run_due(self, now_ms: int) -> bool:
         """Revive one slice of what is due; True: more is. No ack of the round may be unrecorded."""
-        self._collect(now_ms)
+        for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
+            slot = self._inherited.popleft()
+            if self._state.is_due(slot):
+                self._queue(slot, now_ms)
+        for slot in self.pass_time(now_ms):
+            self._queue(slot, now_ms)
         if now_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
             self._window_at_ms = now_ms
             self._window_used.clear()
@@ -82,22 +90,37 @@ class Revive:
         following = self.next_due_ms()
         return following is not None and following <= now_ms
 
-    def _collect(self, now_ms: int) -> None:
-        """Take what is due out of its deadline's list; what is void or settled leaves the table."""
-        state, table = self._state, self._state.table
+    def take_over(self) -> None:
+        """Begin to revive: what is due already was only taken out of its list so far."""
+        self._inherited.extend(self._state.table.due_slots())
+
+    def pass_time(self, now_ms: int) -> list[int]:
+        """Take what is due out of its deadline's list; return the slots that are to be revived.
+
+        What is void or settled leaves the table. Decides nothing: engines that follow do it too.
+        """
+        table, due = self._state.table, []
         for slot in table.take_due(now_ms, DUE_SLOTS_A_TURN):
-            progress = state.owners[table.owners[slot]]
+            progress = self._state.owners[table.owners[slot]]
             if not table.live[slot] or table.ids[slot] < progress.void_before:
-                state.discard(slot)
-            elif progress.ordered is not None:
-                self._expire_ordered(slot, progress, now_ms)
+                self._state.discard(slot)
             else:
-                due = self._due.setdefault(progress.group_id, deque())
-                number = pop_checkpoint.revive_queue_of(
-                    progress.topic_id, progress.group_id, progress.queue.queue_id
-                )
-                due.append((slot, table.ids[slot], number))
-                self._due_counts[number] += 1
+                due.append(slot)
+        return due
+
+    def _queue(self, slot: int, now_ms: int) -> None:
+        """Let a delivery that has run out wait for its turn; an ordered one waits for a pop."""
+        table = self._state.table
+        progress = self._state.owners[table.owners[slot]]
+        if progress.ordered is not None:
+            self._expire_ordered(slot, progress, now_ms)
+            return
+        due = self._due.setdefault(progress.group_id, deque())
+        number = pop_checkpoint.revive_queue_of(
+            progress.topic_id, progress.group_id, progress.queue.queue_id
+        )
+        due.append((slot, table.ids[slot], number))
+        self._due_counts[number] += 1
 
     def _revive_next(self, group_id: int, now_ms: int) -> int:
         """Revive the next due delivery of a group; return what it cost, in messages."""

@@ -61,8 +61,7 @@ class Settlement:
             bit = 1 << delivery.message_index
             if not self._is_of(progress, delivery) or delivery.message_index >= table.counts[slot]:
                 result = AckResult.GONE
-            elif self._acks.live(slot) & bit:
-                self._acks.add(slot, bit)
+            elif self._acks.add_live(slot, bit):
                 result = AckResult.APPLIED
             else:
                 # After the deadline it may as well have been revived or dead-lettered.

@@ -28,6 +28,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 )
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
+from tidemill.broker.engine.layout.state import StatedDeliveries, StatedProgress
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, NIL, DeliveryTable
@@ -81,6 +82,13 @@ class PopState:
             slot = self.table.next[slot]
         return slots
 
+    def is_due(self, slot: int) -> bool:
+        """Whether a slot holds a live delivery that was taken out of its deadline's list."""
+        table = self.table
+        if table.ids[slot] == FREE or not table.live[slot] or not table.flags[slot] & FLAG_DUE:
+            return False
+        return table.ids[slot] >= self.owners[table.owners[slot]].void_before
+
     # ------------------------------------------------------------ CK
 
     def apply_checkpoint(self, ck: PopCheckpoint, log_offset: int, popped_at_ms: int) -> None:
@@ -91,7 +99,7 @@ class PopState:
         catch_up, flags = self.catch_up, ck.flags
         if catch_up is None or catch_up.is_new_to_progress(progress, log_offset):
             if not flags & FLAG_SUPERSEDES:
-                progress.pop_offset = ck.next_offset
+                progress.pop_offset = progress.position = ck.next_offset
                 if not progress.void_before:
                     progress.stated_at = log_offset
             if flags & FLAG_ORDERED:
@@ -99,9 +107,8 @@ class PopState:
         if ck.superseded is not None:
             slot, delivery_id, index = ck.superseded
             self._supersede(slot, delivery_id, index, log_offset)
-        if catch_up is not None and not catch_up.is_new_to_slot(ck.slot, progress, log_offset):
-            return
-        self._place(ck, progress, log_offset, popped_at_ms)
+        if catch_up is None or catch_up.is_new_to_slot(ck.slot, progress, log_offset):
+            self._place(ck, progress, log_offset, popped_at_ms)
 
     def _apply_ordered(self, progress: Progress, ck: PopCheckpoint, log_offset: int) -> None:
         assert ck.attempts is not None, "a CK of an ordered group has attempts"
@@ -124,7 +131,8 @@ class PopState:
     def _place(
         self, ck: PopCheckpoint, progress: Progress, delivery_id: int, popped_at_ms: int
     ) -> None:
-        table, slot = self.table, ck.slot
+        table = self.table
+        slot, count, flags = ck.slot, ck.num, ck.flags
         if slot >= len(table.ids):
             table.grow_to(slot + 1)
         if table.ids[slot] != FREE:
@@ -133,15 +141,13 @@ class PopState:
                 return
             self.discard(slot)
         table.place(
-            slot, delivery_id, progress.index, ck.start_offset, ck.num, ck.flags,
-            ck.visible_at_ms, popped_at_ms, ck.gaps,
+            slot, delivery_id, progress.index, ck.start_offset, count, flags, ck.visible_at_ms,
+            popped_at_ms, ck.gaps,
         )  # fmt: skip
-        if self.catch_up is None:
-            self._link(slot, progress, ck.num)
-
-    def _link(self, slot: int, progress: Progress, count: int) -> None:
-        """Add a delivery to the lists, as the newest of its queue."""
-        table, tail = self.table, progress.tail
+        if self.catch_up is not None:
+            return
+        # As the newest of its queue.
+        tail = progress.tail
         table.previous[slot] = tail
         table.next[slot] = NIL
         if tail == NIL:
@@ -150,25 +156,25 @@ class PopState:
             table.next[tail] = slot
         progress.tail = slot
         progress.in_flight += count
-        if progress.oldest == NIL and not table.flags[slot] & FLAG_SUPERSEDES:
+        if progress.oldest == NIL and not flags & FLAG_SUPERSEDES:
             progress.oldest = slot
         table.watch(slot)
 
     # ------------------------------------------------------------ settling
 
-    def apply_acks(self, acks: Acks, log_offset: int) -> None:
+    def apply_acks(self, acks: Acks, log_offset: int, _acked_at_ms: int) -> None:
         """Apply an ACK record."""
         for slot, delivery_id, bits in acks.entries:
             self.settle(slot, delivery_id, bits, log_offset)
 
     def settle(self, slot: int, delivery_id: int, bits: int, log_offset: int) -> None:
         """Settle messages of a delivery: acked, expired, or copied elsewhere."""
+        table = self.table
         progress = self._owner(slot, delivery_id, log_offset)
         if progress is None:
             if self.catch_up is not None:
                 self.catch_up.settle_displaced(slot, delivery_id, bits, log_offset)
             return
-        table = self.table
         bits &= table.live[slot]
         if not bits:
             return
@@ -257,7 +263,7 @@ class PopState:
             if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
                 continue
             self._void(progress, log_offset)
-            progress.pop_offset, progress.scan_offset = offset, 0
+            progress.pop_offset = progress.position = offset
             if progress.ordered is not None:
                 progress.ordered = OrderedState()
             self.ready.add((progress.group_id, progress.named_topic_id))
@@ -297,6 +303,12 @@ class PopState:
 
     # ------------------------------------------------------------ rows
 
+    def apply_stated_progress(
+        self, entry: StatedProgress, log_offset: int, _stored_at_ms: int
+    ) -> None:
+        """Apply a STATE record of progress."""
+        self.apply_progress(entry.rows, log_offset)
+
     def apply_progress(self, rows: list[ProgressRow], log_offset: int) -> list[Progress]:
         """Take positions over that contain everything before `log_offset`; return whose."""
         taken = []
@@ -304,7 +316,7 @@ class PopState:
             progress = self.progress_of(row.group_id, row.topic_id, row.queue_id)
             if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
                 continue
-            progress.pop_offset = row.pop_offset
+            progress.pop_offset = progress.position = row.pop_offset
             progress.void_before = row.void_before
             progress.named_topic_id = row.named_topic_id
             progress.stated_at = log_offset
@@ -315,8 +327,11 @@ class PopState:
             taken.append(progress)
         return taken
 
-    def apply_deliveries(self, deliveries: DeliveryRows, log_offset: int) -> None:
+    def apply_stated_deliveries(
+        self, entry: StatedDeliveries, log_offset: int, _stored_at_ms: int
+    ) -> None:
         """Note where live deliveries are stated now; take over those that nothing else states."""
+        deliveries = entry.deliveries
         table, rows = self.table, deliveries.rows
         if self.catch_up is not None:
             for number, row in enumerate(rows.tolist()):

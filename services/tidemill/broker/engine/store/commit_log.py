@@ -19,10 +19,19 @@ from typing import NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import record
-from tidemill.broker.engine.layout.record import Header, Kind
+from tidemill.broker.engine.layout.record import (
+    HEADER_SIZE,
+    MAGIC,
+    UNSYNCED_MAX,
+    VERSION,
+    Header,
+    Kind,
+)
 from tidemill.broker.engine.store.disk import DROPPED, Disk, File, drop_file
 from tidemill.common.errors import MessageBodyTooLarge
 
+# By their own names, since every record of every message passes here.
+_pack_covered, _pack_prefix = record.COVERED.pack, record.PREFIX.pack
 FOLDER = "log"
 SUFFIX = ".log"
 PREPARED = "prepared"  # name of the next segment while it is filled
@@ -118,7 +127,6 @@ class CommitLog:
         kind: Kind,
         body: bytes,
         stored_at_ms: int,
-        *,
         flags: int = 0,
         tail: bytes | memoryview = b"",
         tail_crc: int = 0,
@@ -128,29 +136,24 @@ class CommitLog:
         `tail` is not copied: it must not change until the round is written. Raises
         MessageBodyTooLarge, and changes nothing, when the record cannot fit into a segment.
         """
-        head_size = record.HEADER_SIZE + len(body)
+        head_size = HEADER_SIZE + len(body)
         size = head_size + len(tail)
         offset = self.log_end
         if offset + size > self._active_end:
             offset = self._roll(size)
+        unsynced = offset - self.committed_offset
+        if unsynced > UNSYNCED_MAX:
+            unsynced = UNSYNCED_MAX
         covered = (
-            record.COVERED.pack(
-                size,
-                tail_crc,
-                record.VERSION,
-                kind,
-                flags,
-                self.epoch,
-                stored_at_ms,
-                offset,
-                min(offset - self.committed_offset, record.UNSYNCED_MAX),
+            _pack_covered(
+                size, tail_crc, VERSION, kind, flags, self.epoch, stored_at_ms, offset, unsynced,
                 head_size,
             )
             + body
-        )
-        head = record.PREFIX.pack(record.MAGIC, crc32(covered)) + covered
+        )  # fmt: skip
+        head = _pack_prefix(MAGIC, crc32(covered)) + covered
         self._buffers.append(head)
-        if size > head_size:
+        if tail:
             self._buffers.append(tail)
         self._pending_records[offset] = (head, tail)
         self.record_count += 1
@@ -302,7 +305,7 @@ class CommitLog:
     # ------------------------------------------------------------ recovery
 
     def open_segments(self) -> None:
-        """Open the files of the log. Raises CorruptStore when one is missing in the middle."""
+        """Open the files of the log that are not open. Raises CorruptStore when one is missing."""
         for name in self._disk.names(FOLDER):
             stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
             if stem in (PREPARED, DROPPED):
@@ -314,6 +317,8 @@ class CommitLog:
                     f"{name} is no segment of the log. If it was one, give it its name back (the "
                     f"log offset at which it begins, in 20 digits); if not, move it away."
                 )
+            if self._segments and int(stem) < self._segments[-1].end:
+                continue
             file = self._disk.open(name)
             if not file.size():
                 # The process ended while it made the file: nothing was ever in it.

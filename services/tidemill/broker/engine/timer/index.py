@@ -11,7 +11,7 @@ has, or is loaded, or is quarantined.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, final
 
 import numpy as np
@@ -59,6 +59,7 @@ class TimerIndex:
         self._log = log
         self.hand_s = 0  # every slot up to this second is final
         self.next_id = 0  # the id behind the highest that was met
+        self.is_following = False  # whether another engine delivers, and this one only applies
         self.is_linking = True  # off while wheel and timer log will be made again anyway
         self.is_damaged = False  # wheel or timer log: to be made again from the table
         self.event_count = 0  # transitions so far, to know whether a flush has work
@@ -211,9 +212,42 @@ class TimerIndex:
 
     def apply_frontier(self, frontier: Frontier, now_ms: int) -> None:
         """Apply a FRONTIER record."""
+        self.link_gathered()
         self.frontier_ms = max(self.frontier_ms, frontier.frontier_ms)
         self.frontier_at_ms = now_ms
         self.frontier_events = self.event_count
+        if self.is_following:
+            self._follow_hand(frontier.frontier_ms // 1000, now_ms)
+
+    def _follow_hand(self, hand_s: int, now_ms: int) -> None:
+        """Move the hand to where the engine that delivers had it.
+
+        What still waits in the slots that it passes is linked again: timers that were parked there,
+        and those that came late for their second. Nobody else looks at them here.
+        """
+        begin_s, end_s = self.hand_s + 1, min(hand_s + 1, self.hand_s + self.wheel.slot_count)
+        passed = [
+            record
+            for slot_s in (self.wheel.filled(begin_s, end_s) if begin_s < end_s else ())
+            for record in self._chain(slot_s)
+        ]
+        self.hand_s = max(self.hand_s, hand_s)
+        seen: set[int] = set()
+        for record in passed:
+            entry = self.find_pending(record.timer_id)
+            is_its = entry is not None and entry.due_at_ms == record.due_at_ms
+            if entry is not None and is_its and record.timer_id not in seen:
+                seen.add(record.timer_id)
+                self._link(record.timer_id, entry, timer_record.SCHEDULE, now_ms)
+
+    def _chain(self, slot_s: int) -> Iterator[timer_record.TimerRecord]:
+        """Yield the records of a slot that link a timer, the newest first."""
+        position = self.wheel.last(slot_s)
+        while position >= self.timer_log.begin:
+            record = self.timer_log.read(position)
+            if record.magic & timer_record.LINKS:
+                yield record
+            position = record.previous
 
     def get(self, timer_id: int) -> TimerEntry:
         """Return a timer's entry. Raises EntryDamaged."""

@@ -35,7 +35,6 @@ LOOK_AGAIN_MS = 1_000
 NO_TOPIC = 0  # of what is wrong in other counts than those by topic
 OVERDUE_S = 60  # a timer that waits so long after the hand passed it was lost by the wheel
 RECORDS_A_TIMER_MAX = 3  # of the timer log, beyond two files
-_LINKS = timer_record.SCHEDULE | timer_record.RESCHEDULED_IN | timer_record.EVACUATED
 
 
 @final
@@ -131,12 +130,18 @@ class Janitor:
         for begin in range(0, len(rows), ROWS_A_SLICE):
             part = rows[begin : begin + ROWS_A_SLICE]
             slots = part["enqueued"] // 1000 + part["delay"]
-            alive = ((part["magic"] & _LINKS) != 0) & (slots > index.hand_s)
+            alive = ((part["magic"] & timer_record.LINKS) != 0) & (slots > index.hand_s)
             for at in np.flatnonzero(alive).tolist():
                 timer_id, due_at_ms = int(part["timer_id"][at]), int(part["due"][at])
                 entry = index.find_pending(timer_id)
                 if entry is not None and entry.due_at_ms == due_at_ms:
-                    index.relink(timer_id, entry, int(part["magic"][at]) & _LINKS, now_ms, change=0)
+                    index.relink(
+                        timer_id,
+                        entry,
+                        int(part["magic"][at]) & timer_record.LINKS,
+                        now_ms,
+                        change=0,
+                    )
                     linked += 1
                     if linked % LINKS_A_SLICE == 0:
                         yield []

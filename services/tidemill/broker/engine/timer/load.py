@@ -27,7 +27,6 @@ from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 CHUNKS_MAX = 4  # loaded in all: 40 MiB; with so many due and not delivered loading waits
 RECORDS_A_SLICE = 512  # about 1 ms
 SLOTS_A_SCAN = 65_536  # slots of the wheel looked through at once: 0.3 ms
-_ALIVE = timer_record.SCHEDULE | timer_record.RESCHEDULED_IN | timer_record.EVACUATED
 
 
 class _Walk(NamedTuple):
@@ -210,7 +209,7 @@ class Loader:
                 raise TimerLogDamaged(f"the record at {position} is in the chain of {slot_s}")
             if record.magic & timer_record.PARKED:
                 self._move_on(record)
-            elif record.magic & _ALIVE:
+            elif record.magic & timer_record.LINKS:
                 items.extend(
                     (record.due_at_ms, record.timer_id, record.topic_id, record.body_size, slot_s)
                 )

@@ -136,7 +136,7 @@ class Opening:
         """Link what must be linked again, and start behind the hand."""
         index = self._index
         index.link_gathered()
-        index.is_linking = True
+        index.is_linking, index.is_following = True, False
         if self._needs_complete:
             index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
         outage_s = now_ms // 1000 - index.hand_s

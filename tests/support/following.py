@@ -1,0 +1,244 @@
+"""A second engine beside the first, which sees only the bytes of the log that are committed.
+
+It has a disk of its own, applies each record once and for ever, and must have the same state as the
+first one after every round. Not compared is what passes by an engine's own clock or its own
+retention: slots that are only kept until their deadline, how far a filter has looked, queues below
+the first engine's minimum. After a restart the first engine may know of older statements than the
+second, which makes it state things once more than it must.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, FREE, NIL
+from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.store.commit_log import segment_name
+from tidemill.broker.engine.store.message_index import PAIR_SIZE
+from tidemill.broker.engine.timer.status import TimerState
+
+DEEP_EVERY = 16  # comparisons: then what costs a walk over everything is compared too
+
+
+class Follower:
+    """The second engine, and how far it has seen the log."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.disk = FaultyDisk(Random(0))
+        self.engine = Engine(self.disk, config)
+        self.engine.timers.opening.open_nothing()
+        self.engine.timers.index.is_following = True
+        self._seen_to = 0
+        self._comparisons = 0
+
+    def feed(self, master: Engine, now_ms: int) -> None:
+        """Take over what has been committed since the last time."""
+        self._copy(master)
+        engine = self.engine
+        engine.log.open_segments()
+        for found in engine.log.scan(self._seen_to):
+            engine.fold.apply(found)
+        self._seen_to = engine.log.log_end
+        engine.timers.index.link_gathered()
+        engine.consumption.revive.pass_time(now_ms)
+        engine.take_ready()
+        engine.take_config_changes()
+
+    def _copy(self, master: Engine) -> None:
+        committed = master.committed_offset
+        for segment in master.log.segments:
+            if segment.end <= self._seen_to or segment.start >= committed:
+                continue
+            name, size = segment_name(segment.start), segment.end - segment.start
+            is_new = self.disk.read(name) is None
+            file = self.disk.open(name, create=is_new)
+            if is_new:
+                file.resize(size)
+            begin = max(self._seen_to, segment.start) - segment.start
+            # The pad behind the last record of a segment is written with that record's round.
+            end = min(committed - segment.start + record.PAD.size, size)
+            if end - begin == record.PAD.size and committed < segment.end:
+                end = begin
+            file.write_at(begin, [bytes(segment.view[begin:end])])
+            file.sync()
+        self.disk.folder("log").sync()
+
+    def take_over(self, secret: bytes, now_ms: int) -> Engine:
+        """Let the second engine decide from now on."""
+        log = self.engine.log
+        log.finish_recovery(durable_offset=self._seen_to)
+        self.engine.take_over(secret, now_ms)
+        return self.engine
+
+    def compare(self, master: Engine, now_ms: int, *, has_restarted: bool) -> None:
+        """Compare all state of both engines."""
+        self._comparisons += 1
+        follower = self.engine
+        assert follower.log.log_end == master.committed_offset, "all that is committed was seen"
+        assert _catalog(follower) == _catalog(master)
+        _compare_queues(master, follower)
+        _compare_pops(master, follower, now_ms, has_restarted=has_restarted)
+        _compare_timers(master, follower)
+        if not has_restarted:
+            frontiers = [one.timers.index.frontier_ms for one in (follower, master)]
+            assert frontiers[0] == frontiers[1]
+        if self._comparisons % DEEP_EVERY == 0:
+            self.compare_deeply(master)
+
+    def compare_deeply(self, master: Engine) -> None:
+        """Compare what costs a walk over everything, and walk the follower's own chains."""
+        low = master.log.min_offset
+        found, known = _pairs(self.engine, low), _pairs(master, low)
+        assert not known - found, "index entries that no record makes"
+        # The oldest segment may be half retired: its entries go before it does.
+        oldest_end = master.log.segments[0].end
+        assert all(log_offset < oldest_end for _, log_offset in found - known)
+        _check_links(self.engine)
+
+
+def _catalog(engine: Engine) -> dict[str, Any]:
+    catalog = engine.catalog
+    return {
+        "topics": catalog.topics,
+        "groups": catalog.groups,
+        "names": (catalog.topic_ids, catalog.group_ids),
+        "retry": catalog.retry_topic_ids,
+        "open": set(catalog.open_queues),
+        "name": (catalog.broker_name, catalog.handle_secret),
+        "next": catalog.next_id,
+    }
+
+
+def _compare_queues(master: Engine, follower: Engine) -> None:
+    assert follower.catalog.queues.keys() == master.catalog.queues.keys()
+    for key, queue in master.catalog.queues.items():
+        other = follower.catalog.queues[key]
+        assert other.max_offset == queue.max_offset, f"the end of queue {key}"
+        assert other.stated_at >= queue.stated_at, f"queue {key} is stated"
+        if queue.min_offset < queue.max_offset:
+            begin = max(queue.min_offset, queue.max_offset - 64)
+            count = queue.max_offset - begin
+            assert other.entries(begin, count) == queue.entries(begin, count), f"queue {key}"
+
+
+def _compare_pops(master: Engine, follower: Engine, now_ms: int, *, has_restarted: bool) -> None:
+    known, found = dict(_progress(master, master)), dict(_progress(follower, master))
+    ahead = {
+        key: (known[key][0], *found[key][1:])
+        for key in known.keys() & found.keys()
+        # A snapshot says how far a filter has looked, which no record says.
+        if has_restarted and known[key][0] > found[key][0]
+    }
+    if has_restarted:
+        found = {**found, **ahead}
+        known = {key: value for key, value in known.items() if key in found or value[1:] != EMPTY}
+    assert found == known
+    assert _deliveries(follower, now_ms) == _deliveries(master, now_ms)
+    for slot, delivery_id in enumerate(master.state.table.ids):
+        if delivery_id != FREE and follower.state.table.ids[slot] == delivery_id:
+            stated = master.state.table.stated_at[slot]
+            assert follower.state.table.stated_at[slot] >= stated, f"slot {slot} is stated"
+
+
+EMPTY: tuple[object, ...] = (0, 0, [], NIL, None)
+
+
+def _progress(engine: Engine, master: Engine) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    for key, one in engine.state.progress.items():
+        slots = engine.state.deliveries_of(one)
+        assert one.in_flight == sum(engine.state.table.live[s].bit_count() for s in slots)
+        state = (
+            one.pop_offset,
+            one.void_before,
+            one.in_flight,
+            slots,
+            one.oldest,
+            _ordered(one, master.catalog.queues[one.topic_id, key[2]].min_offset),
+        )
+        if state != (0, *EMPTY):
+            yield key, (*state, one.named_topic_id)
+
+
+def _ordered(progress: Progress, low: int) -> tuple[object, ...] | None:
+    ordered = progress.ordered
+    if ordered is None:
+        return None
+    pending = {offset: count for offset, count in ordered.pending.items() if offset >= low}
+    is_new = not pending and not ordered.attempt_id and ordered.batch_id < 0
+    return None if is_new else (pending, ordered.attempt_id, ordered.batch_id)
+
+
+def _deliveries(engine: Engine, now_ms: int) -> dict[int, tuple[Any, ...]]:
+    """Return what is in each slot, save for what leaves the table by the clock alone."""
+    table, found = engine.state.table, {}
+    for slot in table.in_use(0, len(table.ids)).tolist():
+        owner = engine.state.owners[table.owners[slot]]
+        is_kept = table.superseded[slot] and table.visible_at_ms[slot] > now_ms
+        if table.ids[slot] >= owner.void_before and (table.live[slot] or is_kept):
+            found[slot] = (
+                table.ids[slot], owner.group_id, owner.topic_id, owner.queue.queue_id,
+                table.starts[slot], table.counts[slot], table.flags[slot] & FLAGS_STORED,
+                table.visible_at_ms[slot], table.popped_at_ms[slot], table.live[slot],
+                table.superseded[slot], table.gaps.get(slot),
+            )  # fmt: skip
+    return found
+
+
+def _compare_timers(master: Engine, follower: Engine) -> None:
+    index, other = master.timers.index, follower.timers.index
+    assert other.next_id == index.next_id
+    known, found = _entries(master), _entries(follower)
+    assert found.keys() >= known.keys()
+    for timer_id, entry in known.items():
+        is_forgotten = entry[0] == TimerState.FORGOTTEN
+        assert is_forgotten or found[timer_id] == entry, f"timer {timer_id}"
+    pending = {n for n, entry in found.items() if entry[0] == TimerState.PENDING}
+    assert pending <= known.keys(), "whatever waits is kept"
+    assert other.pending_count == index.pending_count
+    assert other.pinned_bytes == index.pinned_bytes
+    for name in ("pending", "pins", "file_live"):
+        assert +getattr(other.counts, name) == +getattr(index.counts, name), name
+
+
+def _entries(engine: Engine) -> dict[int, tuple[int, ...]]:
+    found = {}
+    for first_id, rows in engine.timers.index.table.page_batches():
+        for at in np.flatnonzero(rows["state"]).tolist():
+            row = rows[at]
+            state = int(row["state"])
+            # What has come to its end is not moved any more, and its place may be gone.
+            place = (int(row["due"]), int(row["log_offset"]), int(row["size"]))
+            is_pending = state == TimerState.PENDING
+            found[first_id + at] = (state, *(place if is_pending else ()))
+    return found
+
+
+def _pairs(engine: Engine, low: int) -> Counter[tuple[int, int]]:
+    index = engine.store.index
+    pairs = Counter(zip(index.hashes, index.offsets, strict=True))
+    for file in index.files:
+        for number, row in enumerate(file.rows):
+            data = file.block(number, row.items * PAIR_SIZE)
+            hashes = np.frombuffer(data, ">u8", row.items).tolist()
+            offsets = np.frombuffer(data, ">i8", row.items, row.items * 8).tolist()
+            pairs.update(zip(hashes, offsets, strict=True))
+    return Counter({pair: count for pair, count in pairs.items() if pair[1] >= low})
+
+
+def _check_links(engine: Engine) -> None:
+    """Find every pending timer in the chain of a slot behind the hand."""
+    index = engine.timers.index
+    linked: set[tuple[int, int]] = set()
+    for slot_s in index.wheel.filled(index.hand_s + 1, index.hand_s + index.wheel.slot_count):
+        linked.update((found.timer_id, found.due_at_ms) for found in index._chain(slot_s))
+    for first_id, rows in index.table.page_batches():
+        for at in np.flatnonzero(rows["state"] == TimerState.PENDING).tolist():
+            assert (first_id + at, int(rows[at]["due"])) in linked, f"timer {first_id + at}"
