@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,16 +19,13 @@ from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client import ClientLife
 from tidemill.proxy.server.consumer import Consumer
+from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import Methods, methods
-from tidemill.proxy.server.native_server import NativeServer
 from tidemill.proxy.server.producer import Producer
 from tidemill.proxy.server.route import Routes
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-
-if TYPE_CHECKING:
-    from tidemill.proxy.server.grpcio_server import GrpcioServer
 
 log = structlog.get_logger()
 
@@ -57,7 +53,7 @@ async def serve(settings: ProxySettings) -> None:
         pending_bytes_max=settings.link_pending_bytes_max,
     )
     clock = SystemClock()
-    server = grpc_server(settings, wire(settings, link, clients, clock), Boundary(metrics, clock))
+    server = GrpcServer(wire(settings, link, clients, clock), Boundary(metrics, clock))
     server.check(settings)  # Now: waiting for the broker should not hide it.
     registry.register(server.collect)
     with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
@@ -79,20 +75,6 @@ async def serve(settings: ProxySettings) -> None:
                     link.release_polls()
                     await server.drain(settings.drain_timeout_ms)
     log.info("proxy stopped")
-
-
-def grpc_server(
-    settings: ProxySettings, table: Methods, boundary: Boundary
-) -> NativeServer | GrpcioServer:
-    """Return the server that is to carry the calls."""
-    match settings.grpc_server:
-        case "native":
-            return NativeServer(table, boundary)
-        case "grpcio":
-            # Here, since it costs 10 MiB that the other one does without.
-            from tidemill.proxy.server.grpcio_server import GrpcioServer
-
-            return GrpcioServer(table, boundary)
 
 
 def wire(

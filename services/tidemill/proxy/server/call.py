@@ -1,7 +1,7 @@
 """The seam before gRPC: what an RPC is to the code that answers it.
 
 A method takes a `Call` and the bytes of its request. Nothing on this side of the seam imports a
-gRPC library, so the server that carries the bytes can be exchanged.
+gRPC library, so tests call the methods without a server.
 
     unary       async def send_message(call, request) -> response
     streaming   async def receive_message(call, request, responses) -> None
