@@ -234,7 +234,7 @@ def test_a_poll_whose_client_goes_is_cancelled_at_the_broker() -> None:
             poll.cancel()
         cancelled = await world.broker.wait_for_frame("cancelled_pops")
         assert list(cancelled.cancelled_pops) == [popped.pops[0].request_id]
-        assert not world.link._pending
+        assert len(world.link.pending) == 0
 
     run(scenario)
 

@@ -206,7 +206,7 @@ def test_a_send_whose_connection_breaks_is_not_answered_with_ok() -> None:
         world.broker.holds.add("append")
         async with asyncio.TaskGroup() as tasks:
             send = tasks.create_task(world.send(message(), message(), deadline_s=None))
-            await eventually(lambda: bool(world.link._pending))
+            await eventually(lambda: len(world.link.pending) > 0)
             world.broker.drop_links()
         assert codes(send.result()) == [v2.INTERNAL_SERVER_ERROR] * 3
         assert "unknown" in send.result().status.message
@@ -263,15 +263,15 @@ def test_requests_made_together_travel_together() -> None:
 def test_requests_beyond_the_limit_are_refused() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
-        world.link._pending_bytes_max = 2000
+        world.link.pending.bytes_max = 2000
         world.broker.holds.add("append")
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(world.send(message(b"x" * 1500), deadline_s=0.5))
-            await eventually(lambda: bool(world.link._pending))
+            await eventually(lambda: len(world.link.pending) > 0)
             second = await world.send(message(b"x" * 1500))
             assert second.status.code == v2.TOO_MANY_REQUESTS
         assert first.result().status.code == v2.PROXY_TIMEOUT
-        assert world.link._pending_bytes == 0
+        assert world.link.pending.bytes == 0
 
     run(scenario)
 
@@ -279,7 +279,7 @@ def test_requests_beyond_the_limit_are_refused() -> None:
 def test_a_link_that_is_full_refuses_the_messages_that_do_not_fit() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic()
-        world.link._pending_bytes_max = 2000
+        world.link.pending.bytes_max = 2000
         response = await world.send(message(b"x" * 1500), message(b"x" * 1500))
         assert codes(response) == [v2.MULTIPLE_RESULTS, v2.OK, v2.TOO_MANY_REQUESTS]
         assert len(world.broker.log) == 1
