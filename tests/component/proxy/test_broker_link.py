@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.support.engine_world import blob
 from tests.support.proxy_world import ProxyWorld, eventually, message, receive_request, run
 from tidemill.common.deadlines import TICK_S
 from tidemill.common.errors import BrokerTimeout, Overloaded
@@ -16,6 +17,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SOON_MS = 100
 LATER_MS = 10_000
+FIRST = blob("first")
 
 
 def handles(count: int) -> list[HandleFields]:
@@ -26,7 +28,7 @@ async def stall(world: ProxyWorld) -> None:
     """Let the broker take a frame and not answer it, so that what follows stays here."""
     await world.send(message())
     world.broker.is_reading.clear()
-    world.link.append(1, 0, b"first", timeout_ms=LATER_MS)
+    world.link.append(1, 0, FIRST, timeout_ms=LATER_MS)
     await eventually(lambda: world.link.batching.unanswered > 0)
 
 
@@ -36,10 +38,10 @@ def test_a_send_that_has_not_left_in_time_never_leaves() -> None:
         response = await world.send(message(b"late"), deadline_s=SOON_MS / 1000)
         assert response.status.code == v2.PROXY_TIMEOUT
         assert "not sent" in response.status.message
-        assert world.link.pending.bytes == len(b"first")
+        assert world.link.pending.bytes == len(FIRST)
         world.broker.is_reading.set()
         assert (await world.send(message(b"next"))).status.code == v2.OK
-        assert [b"late" in stored.blob for stored in world.broker.log] == [False] * 3
+        assert [b"late" in stored.blob for stored in world.broker.engine.log] == [False] * 3
 
     run(scenario)
 
