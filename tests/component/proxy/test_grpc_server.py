@@ -235,6 +235,18 @@ def test_malformed_settings_end_the_stream(malformed: v2.Settings) -> None:
     run(scenario)
 
 
+def test_no_method_is_served_without_a_client_id() -> None:
+    async def scenario(client: Client) -> None:
+        for name in client.world.methods.unary:
+            answer = await client.world.call(name, b"", service.HeartbeatResponse, headers={})
+            assert answer.status.code == v2.CLIENT_ID_REQUIRED, name
+        items = await client.world.receive(receive_request(), headers={})
+        assert items[0].status.code == v2.CLIENT_ID_REQUIRED
+        assert client.world.broker.frames == []
+
+    run(scenario)
+
+
 def test_a_stream_without_a_client_id_gets_a_status_and_ends() -> None:
     async def scenario(client: Client) -> None:
         async with client.telemetry(metadata=()) as call:

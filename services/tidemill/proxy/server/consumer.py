@@ -68,7 +68,6 @@ class Consumer:
     async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
         """Pop messages and send them, each in an item of its own."""
         parsed = service.ReceiveMessageRequest.FromString(request)
-        _ = call.client_id
         resource = parsed.message_queue.topic
         group = await self._cluster.use_group(parsed.group.name, call)
         topic = await self._cluster.use_topic(resource.name, call)
@@ -115,7 +114,6 @@ class Consumer:
     async def ack_message(self, call: Call, request: bytes) -> bytes:
         """Settle deliveries; each entry ends by itself."""
         parsed = service.AckMessageRequest.FromString(request)
-        _ = call.client_id
         topic = self._cluster.find_topic(parsed.topic.name)
         group = self._cluster.find_group(parsed.group.name)
         entries = parsed.entries
@@ -167,7 +165,6 @@ class Consumer:
     async def _change_invisible(
         self, call: Call, parsed: service.ChangeInvisibleDurationRequest
     ) -> str:
-        _ = call.client_id
         topic = self._cluster.find_topic(parsed.topic.name)
         group = self._cluster.find_group(parsed.group.name)
         invisible_ms = _milliseconds(parsed.invisible_duration)
@@ -201,7 +198,6 @@ class Consumer:
     async def forward_to_dead_letter_queue(self, call: Call, request: bytes) -> bytes:
         """Move a message that cannot be consumed to the group's dead-letter topic."""
         parsed = service.ForwardMessageToDeadLetterQueueRequest.FromString(request)
-        _ = call.client_id
         topic = self._cluster.find_topic(parsed.topic.name)
         group = self._cluster.find_group(parsed.group.name)
         handles = self._cluster.deliveries(group.name, topic.name)

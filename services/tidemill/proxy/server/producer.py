@@ -69,7 +69,6 @@ class Producer:
     async def recall_message(self, call: Call, request: bytes) -> bytes:
         """Cancel a delayed message; OK means that it will never be delivered."""
         recall = service.RecallMessageRequest.FromString(request)
-        _ = call.client_id
         topic = self._cluster.find_topic(recall.topic.name)
         if v2.DELAY not in accepted_types(topic.type):
             raise BadRequest(f"the topic {topic.name} takes no delayed messages")
@@ -87,7 +86,6 @@ class Producer:
     async def _send_batch(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
         """Store several messages, or none."""
         try:
-            _ = call.client_id
             appends = await self._begin(call, messages)
         except ServiceError as error:
             return _refusal(call, messages, status_of(error))
@@ -104,7 +102,6 @@ class Producer:
         message = messages[0]
         cluster = self._cluster
         try:
-            _ = call.client_id
             name = message.topic.name
             topic = cluster.known_topic(name)
             if topic is None or topic.is_system:

@@ -26,7 +26,6 @@ class Routes:
     async def query_route(self, call: Call, request: bytes) -> bytes:
         """Name the queues of a topic, all behind the client's own access point."""
         parsed = service.QueryRouteRequest.FromString(request)
-        _ = call.client_id
         topic = await self._cluster.use_topic(parsed.topic.name, call)
         queues = self._queues(topic, parsed.topic, parsed.endpoints)
         return service.QueryRouteResponse(status=_OK, message_queues=queues).SerializeToString()
@@ -34,7 +33,6 @@ class Routes:
     async def query_assignment(self, call: Call, request: bytes) -> bytes:
         """Name what a consumer of the group should poll."""
         parsed = service.QueryAssignmentRequest.FromString(request)
-        _ = call.client_id
         group = await self._cluster.use_group(parsed.group.name, call)
         topic = await self._cluster.use_topic(parsed.topic.name, call)
         queues = self._queues(topic, parsed.topic, parsed.endpoints)

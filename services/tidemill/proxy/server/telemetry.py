@@ -63,7 +63,6 @@ class Telemetry:
         self, call: Call, requests: AsyncIterator[bytes], responses: Responses
     ) -> None:
         """Serve one stream until the client half-closes it, then end it with OK."""
-        _ = call.client_id
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._serve(call, requests, responses, tasks)
