@@ -1,4 +1,4 @@
-"""What tests of real processes share: the gRPC servers, and certificates made for one run."""
+"""What tests of real processes share: certificates made for one run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from tests.support.processes import GRPC_SERVERS
-
-
-@pytest.fixture(scope="module", params=GRPC_SERVERS)
-def grpc_server(request: pytest.FixtureRequest) -> str:
-    """Return the flag for a gRPC server; tests that use it run once for each."""
-    return f"--grpc-server={request.param}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.support.engine_world import blob
 from tests.support.eventually import eventually
 from tests.support.processes import broker, descendants, is_running
-from tidemill.proxy.app import running
-from tidemill.proxy.broker_link import BrokerLink
+from tidemill.proxy.link import BrokerLink
+from tidemill.proxy.link.commands import ENSURE
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
@@ -156,7 +156,8 @@ def test_many_large_messages_are_received_over_one_connection(
 
     async def scenario(link: BrokerLink) -> None:
         await link.configured.wait()
-        await link.ensure(topic="orders", group="billing", timeout_ms=TIMEOUT_MS)
+        wanted = pb.EnsureRequest(topic="orders", group="billing")
+        await link.ask(ENSURE, wanted, timeout_ms=TIMEOUT_MS)
         topic = link.configuration.topics["orders"].id
         group = link.configuration.groups["billing"].id
         await asyncio.gather(
@@ -180,8 +181,10 @@ def test_many_large_messages_are_received_over_one_connection(
 
     async def main(address: str) -> None:
         link = BrokerLink(address, ProxyMetrics(), pending_max=1_000, pending_bytes_max=1 << 30)
-        async with asyncio.timeout(60), running(link):
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(link.run())
             await scenario(link)
+            running.cancel()
 
     with broker(tmp_path / "data", "--auto-create") as (_, address, log):
         asyncio.run(main(address))

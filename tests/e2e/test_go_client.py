@@ -16,9 +16,9 @@ pytestmark = needs("go", GO_PROGRAM)
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, grpc_server: str) -> Iterator[Standalone]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     data_dir = tmp_path_factory.mktemp("go") / "data"
-    with standalone(data_dir, "--proxies=2", grpc_server) as started:
+    with standalone(data_dir, "--proxies=2") as started:
         yield started
 
 

@@ -19,9 +19,9 @@ pytestmark = needs("node", NODE_PACKAGES)
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, grpc_server: str) -> Iterator[Standalone]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     data_dir = tmp_path_factory.mktemp("node") / "data"
-    with standalone(data_dir, "--proxies=2", grpc_server) as started:
+    with standalone(data_dir, "--proxies=2") as started:
         yield started
 
 
@@ -118,10 +118,8 @@ def test_a_message_goes_to_the_dead_letter_topic_after_its_last_attempt(
     assert (dead["topic"], dead["body"], dead["tag"]) == ("%DLQ%dead", "poison", "tag")
 
 
-def test_a_producer_and_a_push_consumer_outlive_killed_processes(
-    tmp_path: Path, grpc_server: str
-) -> None:
-    with standalone(tmp_path / "data", grpc_server) as running:
+def test_a_producer_and_a_push_consumer_outlive_killed_processes(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
         pids = [running.processes[name].pid for name in ("proxy-0", "broker-0")]
         facts = run_node_client(
             tmp_path, "outage", running.grpc, topic="outage", group="outage", pids=pids

@@ -19,9 +19,9 @@ LATE_MS_MAX = 1_500  # on the slowest machine, the client's own time included
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, grpc_server: str) -> Iterator[Standalone]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     data_dir = tmp_path_factory.mktemp("python") / "data"
-    with standalone(data_dir, "--proxies=2", grpc_server) as started:
+    with standalone(data_dir, "--proxies=2") as started:
         yield started
 
 
@@ -160,10 +160,8 @@ def test_what_one_proxy_delivers_is_prolonged_and_acked_at_any(tmp_path: Path) -
     assert facts.the("left")["count"] == 0
 
 
-def test_a_producer_and_a_push_consumer_outlive_killed_processes(
-    tmp_path: Path, grpc_server: str
-) -> None:
-    with standalone(tmp_path / "data", grpc_server) as running:
+def test_a_producer_and_a_push_consumer_outlive_killed_processes(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
         pids = [running.processes[name].pid for name in ("proxy-0", "broker-0")]
         facts = run_python_client(
             tmp_path, "outage", running.grpc, topic="outage", group="outage", pids=pids

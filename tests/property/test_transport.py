@@ -146,7 +146,7 @@ class World:
 
     def _open(self) -> bool:
         """Begin a call if the server takes one more; tell whether it does not."""
-        if self.client.http.stream_count >= self.client.http._peer_streams_max:
+        if self.client.http.stream_count >= self.client.http._settings.streams_max:
             return True
         plan = self.waiting.pop()
         call = self.client.open("/model/Call")
@@ -250,4 +250,6 @@ def test_every_call_ends_once_as_it_should_with_all_its_messages(part: int, seed
         assert plan.received == (plan.requests if is_answered else [])
     assert world.client.http.stream_count == world.server.http.stream_count == 0
     assert world.server.call_count == 0
-    assert world.server.http._large_left == world.client.http._large_left == 3_000
+    assert (
+        world.server.http._incoming.budget_left == world.client.http._incoming.budget_left == 3_000
+    )

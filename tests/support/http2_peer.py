@@ -232,25 +232,25 @@ def greeted_client(limits: Limits | None = None, *, now_s: float = 0.0) -> Conne
 
 def check_accounts(connection: Connection) -> None:
     """Assert that the sums a connection keeps are those of its streams."""
-    limits, streams = connection._limits, connection._streams.values()
-    assert connection._queued_bytes == sum(
+    limits, streams = connection._limits, connection._streams.by_id.values()
+    assert connection.queued_bytes == sum(
         sum(map(len, stream.queue)) for stream in streams if stream.queue is not None
     )
     assert all(stream.queued_bytes == sum(map(len, stream.queue or ())) for stream in streams)
-    assert set(connection._blocked) == {one.id for one in streams if one.queue is not None}
+    assert set(connection._outgoing.blocked) == {one.id for one in streams if one.queue is not None}
     granted = sum(stream.large_bytes for stream in streams)
-    assert connection._large_left + granted == limits.large_messages_bytes
-    assert connection._large_left >= 0
+    assert connection._incoming.budget_left + granted == limits.large_messages_bytes
+    assert connection._incoming.budget_left >= 0
     assert all(stream.large_bytes >= 0 for stream in streams)
-    assert len(connection._wanting) <= len(streams)
+    assert len(connection._incoming.wanting) <= len(streams)
     for stream in streams:
         assert stream.send_window <= frames.WINDOW_MAX
         assert 0 <= stream.receive_window <= frames.WINDOW_MAX
         assert stream.receive_window <= limits.stream_window_bytes + stream.large_bytes
-    assert connection._send_window <= frames.WINDOW_MAX or connection.is_closed
+    assert connection._outgoing.window <= frames.WINDOW_MAX or connection.is_closed
     assert len(connection._unparsed) < frames.HEADER_SIZE + limits.frame_bytes
-    assert connection._block is None or connection._block_bytes <= limits.header_block_bytes
-    assert len(connection._recent_resets) <= 1_024
+    assert connection._block is None or connection._block.size <= limits.header_block_bytes
+    assert len(connection._streams._recent_resets._ids) <= 1_024
     assert connection._events == [] or not connection.is_closed
     if connection._is_server:
         assert len(streams) <= limits.streams_max

@@ -20,8 +20,6 @@ import httpx
 START_S = 30.0  # far more than a start takes, on the slowest machine
 STOP_S = 30.0
 ADMIN_S = 10.0  # for a call of the REST API
-# What may serve gRPC in a proxy; official clients are run against each.
-GRPC_SERVERS = ("native", "grpcio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ from google.protobuf.message import Message
 
 from tests.support.memory_broker import MemoryBroker
 from tidemill.common.clock import SystemClock
-from tidemill.proxy.app import running, wire
-from tidemill.proxy.broker_link import BrokerLink
+from tidemill.proxy.app import cluster_of, wire
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.server.call import Boundary, Call
@@ -53,14 +52,10 @@ class ProxyWorld:
         self.broker = broker
         self.metrics = ProxyMetrics()
         self.clients = Clients(clients_max=settings.clients_max)
-        self.link = BrokerLink(
-            broker.address,
-            self.metrics,
-            pending_max=settings.link_pending_max,
-            pending_bytes_max=settings.link_pending_bytes_max,
-        )
+        self.cluster = cluster_of(settings, self.metrics)
+        self.link = self.cluster.brokers[0].link
         clock = SystemClock()
-        self.methods = wire(settings, self.link, self.clients, clock)
+        self.methods = wire(settings, self.cluster, self.clients, clock)
         self.boundary = Boundary(self.metrics, clock)
 
     @classmethod
@@ -68,8 +63,8 @@ class ProxyWorld:
     async def open(cls, broker: MemoryBroker) -> AsyncIterator[ProxyWorld]:
         """Connect a proxy to `broker`."""
         world = cls(broker, ProxySettings(brokers=[broker.address]))
-        async with running(world.link):
-            await world.link.configured.wait()
+        async with world.cluster.running():
+            await world.cluster.configured()
             yield world
 
     async def put_topic(self, name: str = "topic", **fields: int) -> link_pb2.TopicConfig:

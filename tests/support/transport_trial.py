@@ -32,7 +32,9 @@ from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import DataReceived, Failed, RequestReceived, StreamReset
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
+from tidemill.transport.http2.preface import HTTP1_ANSWER
 from tidemill.transport.http2.stream import Stream
+from tidemill.transport.http2.stream_states import LOCAL_ENDED
 
 BLOCK, TRAILERS = peer.block(peer.RESPONSE), peer.block(peer.OK_TRAILERS)
 REQUEST_BLOCK = peer.block(peer.GRPC_REQUEST)
@@ -66,9 +68,13 @@ def run_trial(end: End, pieces: Iterable[bytes]) -> Connection:
 
 def _checked(connection: Connection) -> None:
     peer.check_accounts(connection)
-    found, rest = peer.parse_some(connection.take_output().removeprefix(frames.PREFACE))
-    assert not rest or connection._speaks_http1, "what is sent are whole frames"
-    if connection.is_closed and not connection._speaks_http1:
+    output = connection.take_output().removeprefix(frames.PREFACE)
+    if output == HTTP1_ANSWER:
+        assert connection.is_closed, "only who speaks HTTP/1.1 is answered in it"
+        return
+    found, rest = peer.parse_some(output)
+    assert not rest, "what is sent are whole frames"
+    if connection.is_closed:
         goaways = [one.kind == frames.GOAWAY for one in found]
         assert True not in goaways[:-1] or goaways[-1], "GOAWAY is the last word"
 
@@ -116,7 +122,7 @@ def _on_request(connection: Connection, stream: Stream) -> None:
 
 
 def _answer(connection: Connection, stream: Stream) -> None:
-    if not stream.is_local_closed and stream.trailers is None:
+    if stream.state not in LOCAL_ENDED and stream.trailers is None:
         connection.send_response(stream, BLOCK, ANSWER, TRAILERS)
 
 
@@ -126,16 +132,16 @@ def _is_fit(connection: Connection) -> bool:
         connection.is_closed or connection._unparsed or connection._block
         or connection._needs_settings or connection.is_draining
         or connection.stream_count == LIMITS.streams_max
-        or connection._last_stream_id > frames.STREAM_ID_MAX - 2
+        or connection._streams.last_id > frames.STREAM_ID_MAX - 2
     )  # fmt: skip
 
 
 def _check_that_it_serves(connection: Connection, now_s: float) -> None:
     """A well-behaved stream completes after all that came before."""
-    stream_id = (connection._last_stream_id + 1) | 1
+    stream_id = (connection._streams.last_id + 1) | 1
     opened = peer.headers(stream_id) + peer.data(stream_id, b"good", is_last=True)
-    if connection._send_window < 2_000:
-        opened += peer.window_update(0, 2_000 - connection._send_window)
+    if connection._outgoing.window < 2_000:
+        opened += peer.window_update(0, 2_000 - connection._outgoing.window)
     now_s += 1_000.0  # Allowances are full again.
     events = connection.receive(opened, now_s)
     assert not connection.is_closed

@@ -84,7 +84,6 @@ KNOWN_KEYS = frozenset(
         "grpc_host",
         "grpc_port",
         "grpc_reuse_port",
-        "grpc_server",
         "host",
         "link_pending_bytes_max",
         "link_pending_max",
@@ -208,11 +207,6 @@ class ProcessSettings(BaseSettings):
 class FrontSettings(ProcessSettings):
     """How clients are served: settings of the proxy, which the standalone hands on."""
 
-    grpc_server: Literal["native", "grpcio"] = Field(
-        "native",
-        description="What carries the calls: our own transport, or grpcio, which takes several"
-        " times the CPU, and serves neither TLS nor the limits of connections.",
-    )
     tls: Literal["off", "optional", "required"] = Field(
         "off",
         description="TLS for clients; optional serves those with and those without on one port.",
@@ -237,11 +231,8 @@ class FrontSettings(ProcessSettings):
             raise ValueError(
                 "tls_client_ca_file keeps nobody out while tls is optional: set tls to required"
             )
-        if self.tls != "off":
-            if self.grpc_server == "grpcio":
-                raise ValueError("only the native gRPC server serves TLS; leave grpc_server alone")
-            if not self.tls_certificate_file or not self.tls_key_file:
-                raise ValueError("TLS needs tls_certificate_file and tls_key_file")
+        if self.tls != "off" and not (self.tls_certificate_file and self.tls_key_file):
+            raise ValueError("TLS needs tls_certificate_file and tls_key_file")
         return self
 
 

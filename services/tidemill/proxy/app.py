@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
 
 import structlog
 
 from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
 from tidemill.common.metrics import MetricsServer, Registry
-from tidemill.proxy.backend import Backend
-from tidemill.proxy.broker_link import BrokerLink
 from tidemill.proxy.clients import Clients
+from tidemill.proxy.cluster import Cluster
+from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client import ClientLife
 from tidemill.proxy.server.consumer import Consumer
+from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import Methods, methods
-from tidemill.proxy.server.native_server import NativeServer
 from tidemill.proxy.server.producer import Producer
 from tidemill.proxy.server.route import Routes
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-
-if TYPE_CHECKING:
-    from tidemill.proxy.server.grpcio_server import GrpcioServer
 
 log = structlog.get_logger()
 
@@ -50,14 +45,9 @@ async def serve(settings: ProxySettings) -> None:
     metrics.register(registry)
     registry.register(clients.collect)
 
-    link = BrokerLink(
-        settings.brokers[0],
-        metrics,
-        pending_max=settings.link_pending_max,
-        pending_bytes_max=settings.link_pending_bytes_max,
-    )
+    cluster = cluster_of(settings, metrics)
     clock = SystemClock()
-    server = grpc_server(settings, wire(settings, link, clients, clock), Boundary(metrics, clock))
+    server = GrpcServer(wire(settings, cluster, clients, clock), Boundary(metrics, clock))
     server.check(settings)  # Now: waiting for the broker should not hide it.
     registry.register(server.collect)
     with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
@@ -65,9 +55,9 @@ async def serve(settings: ProxySettings) -> None:
             MetricsServer(registry).serving(
                 settings.metrics_host, settings.metrics_port
             ) as endpoint,
-            running(link),
+            cluster.running(),
         ):
-            if await first_of(link.configured, stop):
+            if await first_of(cluster.configured(), stop):
                 async with server.serving(settings):
                     metrics.is_serving = endpoint.is_ready = True
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
@@ -76,36 +66,35 @@ async def serve(settings: ProxySettings) -> None:
                     announce_ready(settings.supervisor_fd, **addresses)
                     await stop.wait()
                     metrics.is_serving = endpoint.is_ready = False
-                    link.release_polls()
+                    cluster.release_polls()
                     await server.drain(settings.drain_timeout_ms)
     log.info("proxy stopped")
 
 
-def grpc_server(
-    settings: ProxySettings, table: Methods, boundary: Boundary
-) -> NativeServer | GrpcioServer:
-    """Return the server that is to carry the calls."""
-    match settings.grpc_server:
-        case "native":
-            return NativeServer(table, boundary)
-        case "grpcio":
-            # Here, since it costs 10 MiB that the other one does without.
-            from tidemill.proxy.server.grpcio_server import GrpcioServer
-
-            return GrpcioServer(table, boundary)
+def cluster_of(settings: ProxySettings, metrics: ProxyMetrics) -> Cluster:
+    """Return the broker groups of the settings, not connected yet."""
+    links = [
+        BrokerLink(
+            address,
+            metrics,
+            pending_max=settings.link_pending_max,
+            pending_bytes_max=settings.link_pending_bytes_max,
+        )
+        for address in settings.brokers
+    ]
+    return Cluster(links, settings)
 
 
 def wire(
-    settings: ProxySettings, link: BrokerLink, clients: Clients, clock: SystemClock
+    settings: ProxySettings, cluster: Cluster, clients: Clients, clock: SystemClock
 ) -> Methods:
     """Put the families of methods together."""
-    backend = Backend(link, settings)
     return methods(
-        producer=Producer(backend, clock),
-        consumer=Consumer(backend, clock, settings),
-        routes=Routes(backend, advertised_endpoints(settings.advertised_address)),
+        producer=Producer(cluster, clock),
+        consumer=Consumer(cluster, clock, settings),
+        routes=Routes(cluster, advertised_endpoints(settings.advertised_address)),
         telemetry=Telemetry(
-            backend, clients, clock, long_polling_max_ms=settings.long_polling_max_ms
+            cluster, clients, clock, long_polling_max_ms=settings.long_polling_max_ms
         ),
         client_life=ClientLife(clients, clock),
     )
@@ -120,22 +109,12 @@ def advertised_endpoints(address: str) -> v2.Endpoints | None:
     return v2.Endpoints(scheme=scheme_of(host), addresses=[v2.Address(host=host, port=int(port))])
 
 
-@contextlib.asynccontextmanager
-async def running(link: BrokerLink) -> AsyncIterator[None]:
-    """Keep the link to the broker up until the block ends."""
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(link.run(), name="broker link")
-        try:
-            yield
-        finally:
-            task.cancel()
-
-
-async def first_of(event: asyncio.Event, stop: asyncio.Event) -> bool:
+async def first_of(event: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
     """Wait for `event`; return False when `stop` comes first."""
     async with asyncio.TaskGroup() as tasks:
-        waits = [tasks.create_task(event.wait()), tasks.create_task(stop.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-    return event.is_set()
+        came, stopped = tasks.create_task(event), tasks.create_task(stop.wait())
+        await asyncio.wait((came, stopped), return_when=asyncio.FIRST_COMPLETED)
+        has_come = came.done()
+        came.cancel()
+        stopped.cancel()
+    return has_come

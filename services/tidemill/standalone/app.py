@@ -166,7 +166,6 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 f"--grpc-host={settings.grpc_host}",
                 f"--grpc-port={port_of(addresses.get('grpc'), grpc_port)}",
                 "--reuse-port" if is_shared else "--no-reuse-port",
-                f"--grpc-server={settings.grpc_server}",
                 f"--tls={settings.tls}",
                 f"--tls-certificate-file={settings.tls_certificate_file}",
                 f"--tls-key-file={settings.tls_key_file}",

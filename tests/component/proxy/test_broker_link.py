@@ -6,15 +6,18 @@ import asyncio
 
 import pytest
 
+from tests.support.engine_world import blob
 from tests.support.proxy_world import ProxyWorld, eventually, message, receive_request, run
+from tidemill.common.deadlines import TICK_S
 from tidemill.common.errors import BrokerTimeout, Overloaded
 from tidemill.message.receipt_handle import HandleFields
-from tidemill.proxy import broker_link
-from tidemill.proxy.backend import TIMEOUT_MAX_MS
+from tidemill.proxy.cluster import TIMEOUT_MAX_MS
+from tidemill.proxy.link import broker_link, commands
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SOON_MS = 100
 LATER_MS = 10_000
+FIRST = blob("first")
 
 
 def handles(count: int) -> list[HandleFields]:
@@ -25,8 +28,8 @@ async def stall(world: ProxyWorld) -> None:
     """Let the broker take a frame and not answer it, so that what follows stays here."""
     await world.send(message())
     world.broker.is_reading.clear()
-    world.link.append(1, 0, b"first", timeout_ms=LATER_MS)
-    await eventually(lambda: world.link._sequence > world.link._answered_sequence)
+    world.link.append(1, 0, FIRST, timeout_ms=LATER_MS)
+    await eventually(lambda: world.link.batching.unanswered > 0)
 
 
 def test_a_send_that_has_not_left_in_time_never_leaves() -> None:
@@ -35,10 +38,10 @@ def test_a_send_that_has_not_left_in_time_never_leaves() -> None:
         response = await world.send(message(b"late"), deadline_s=SOON_MS / 1000)
         assert response.status.code == v2.PROXY_TIMEOUT
         assert "not sent" in response.status.message
-        assert world.link._pending_bytes == len(b"first")
+        assert world.link.pending.bytes == len(FIRST)
         world.broker.is_reading.set()
         assert (await world.send(message(b"next"))).status.code == v2.OK
-        assert [b"late" in stored.blob for stored in world.broker.log] == [False] * 3
+        assert [b"late" in stored.blob for stored in world.broker.engine.log] == [False] * 3
 
     run(scenario)
 
@@ -71,20 +74,20 @@ def test_an_ack_that_has_not_left_in_time_never_leaves() -> None:
 def test_acks_that_wait_count_as_bytes() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
-        world.link._pending_bytes_max = 10 * broker_link.ACK_BYTES
+        world.link.pending.bytes_max = 10 * broker_link.ACK_BYTES
         waiting = world.link.ack(1, 1, handles(9), timeout_ms=LATER_MS)
         with pytest.raises(Overloaded):
             world.link.ack(1, 1, handles(1), timeout_ms=LATER_MS)
         world.broker.is_reading.set()
         assert len(await waiting) == 9
-        await eventually(lambda: world.link._pending_bytes == 0)
+        await eventually(lambda: world.link.pending.bytes == 0)
 
     run(scenario)
 
 
 def test_a_frame_carries_a_bounded_number_of_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: ProxyWorld) -> None:
-        monkeypatch.setattr(broker_link, "ACKS_A_FRAME_MAX", 4)
+        monkeypatch.setattr(commands, "ACKS_A_FRAME_MAX", 4)
         await stall(world)
         requests = [world.link.ack(1, 1, handles(3), timeout_ms=LATER_MS) for _ in range(5)]
         world.broker.is_reading.set()
@@ -100,7 +103,7 @@ def test_a_deadline_far_away_does_not_keep_a_timer_until_then(deadline_s: float)
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(), deadline_s=deadline_s)
         await world.receive(receive_request(poll_ms=0), deadline_s=deadline_s)
-        latest_s = max(world.link._expiries) * broker_link.EXPIRY_TICK_S
+        latest_s = max(world.link.pending._deadlines._ticks) * TICK_S
         assert latest_s - asyncio.get_running_loop().time() <= TIMEOUT_MAX_MS / 1000 + 1
 
     run(scenario)

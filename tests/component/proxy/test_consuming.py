@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.support.memory_broker import NOW_MS
+from tests.support.memory_engine import NOW_MS
 from tests.support.proxy_world import (
     HEADERS,
     ProxyWorld,
@@ -234,7 +234,7 @@ def test_a_poll_whose_client_goes_is_cancelled_at_the_broker() -> None:
             poll.cancel()
         cancelled = await world.broker.wait_for_frame("cancelled_pops")
         assert list(cancelled.cancelled_pops) == [popped.pops[0].request_id]
-        assert not world.link._pending
+        assert len(world.link.pending) == 0
 
     run(scenario)
 
@@ -416,7 +416,9 @@ def test_change_invisible_is_refused_beyond_its_limits() -> None:
 def test_an_overloaded_change_invisible_echoes_the_handle() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await handle_of(world)
-        world.broker.failures["change"] = link_pb2.Failure(error="Overloaded", message="full")
+        world.broker.failures["change_invisible"] = link_pb2.Failure(
+            error="Overloaded", message="full"
+        )
         response = await change(world, handle, 1_000)
         assert response.status.code == v2.TOO_MANY_REQUESTS
         assert response.receipt_handle == handle

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.memory_broker import NOW_MS, SECRET
+from tests.support.memory_engine import NOW_MS, SECRET
 from tests.support.proxy_world import HEADERS, ProxyWorld, eventually, message, run
 from tidemill.message import stored_message
 from tidemill.message.recall_handle import Recall, RecallSigner
@@ -52,7 +52,7 @@ def test_a_delayed_message_is_answered_with_a_recall_handle_and_no_offset() -> N
             assert (entry.status.code, entry.message_id, entry.offset) == (v2.OK, "id-1", 0)
             opened = SIGNER.open(entry.recall_handle, "topic")
             assert opened == Recall(timer_id, DUE_AT_MS, "id-1")
-        timer = world.broker.timers[0]
+        timer = world.broker.engine.timers.messages[0]
         assert timer is not None
         assert stored_message.decode(timer.blob).message_type == v2.DELAY
 
@@ -104,7 +104,7 @@ def test_plain_and_delayed_messages_that_are_sent_at_once_do_not_mix_up() -> Non
         responses = await asyncio.gather(*(world.send(each) for each in sent))
         for n, response in enumerate(responses):
             assert bool(response.entries[0].recall_handle) == (n % 3 == 0)
-        assert len(world.broker.timers) == 10
+        assert len(world.broker.engine.timers.messages) == 10
 
     run(scenario)
 
@@ -145,7 +145,7 @@ def test_a_recall_answers_with_the_message_id_and_may_be_repeated() -> None:
         for _ in range(2):
             response = await recall(world, handle)
             assert (response.status.code, response.message_id) == (v2.OK, "id-1")
-        assert world.broker.cancelled == {0}
+        assert world.broker.engine.timers.cancelled == {0}
 
     run(scenario)
 
@@ -180,7 +180,7 @@ def test_a_handle_of_another_topic_or_broker_is_a_bad_request() -> None:
             v2.BAD_REQUEST,
             "the recall handle belongs to another broker",
         )
-        assert world.broker.cancelled == set()
+        assert world.broker.engine.timers.cancelled == set()
 
     run(scenario)
 

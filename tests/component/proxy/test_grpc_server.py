@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
@@ -20,9 +19,8 @@ from tests.support.proxy_world import (
     message,
     receive_request,
 )
-from tidemill.proxy.server.grpcio_server import GrpcioServer
+from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import SERVICE
-from tidemill.proxy.server.native_server import NativeServer
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -30,15 +28,12 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 METADATA = tuple(HEADERS.items())
-Server: type[NativeServer | GrpcioServer] = NativeServer  # the one under test
 
 
 class Client:
     """A channel to a served proxy."""
 
-    def __init__(
-        self, world: ProxyWorld, server: NativeServer | GrpcioServer, channel: grpc.aio.Channel
-    ) -> None:
+    def __init__(self, world: ProxyWorld, server: GrpcServer, channel: grpc.aio.Channel) -> None:
         self.world = world
         self.server = server
         self.channel = channel
@@ -57,19 +52,13 @@ class Client:
             call.cancel()
 
 
-@pytest.fixture(params=[NativeServer, GrpcioServer], ids=["native", "grpcio"], autouse=True)
-def server_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test on both servers."""
-    monkeypatch.setattr(sys.modules[__name__], "Server", request.param)
-
-
 def run(scenario: Callable[[Client], Awaitable[None]], *, auto_create: bool = True) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(20),
             MemoryBroker(auto_create=auto_create).serving() as broker,
             ProxyWorld.open(broker) as world,
-            Server(world.methods, world.boundary).serving(ProxySettings(grpc_port=0)) as server,
+            GrpcServer(world.methods, world.boundary).serving(ProxySettings(grpc_port=0)) as server,
             grpc.aio.insecure_channel(server.address) as channel,
         ):
             await scenario(Client(world, server, channel))
@@ -242,6 +231,18 @@ def test_malformed_settings_end_the_stream(malformed: v2.Settings) -> None:
         async with client.telemetry() as call:
             await call.write(service.TelemetryCommand(settings=malformed))
             assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    run(scenario)
+
+
+def test_no_method_is_served_without_a_client_id() -> None:
+    async def scenario(client: Client) -> None:
+        for name in client.world.methods.unary:
+            answer = await client.world.call(name, b"", service.HeartbeatResponse, headers={})
+            assert answer.status.code == v2.CLIENT_ID_REQUIRED, name
+        items = await client.world.receive(receive_request(), headers={})
+        assert items[0].status.code == v2.CLIENT_ID_REQUIRED
+        assert client.world.broker.frames == []
 
     run(scenario)
 

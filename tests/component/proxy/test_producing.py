@@ -20,7 +20,7 @@ def codes(response: service.SendMessageResponse) -> list[int]:
 
 
 def bodies(broker: MemoryBroker) -> list[bytes]:
-    return [stored_message.body_of(stored.blob) for stored in broker.log]
+    return [stored_message.body_of(stored.blob) for stored in broker.engine.log]
 
 
 def test_a_message_is_stored_and_answered_with_its_id_and_offset() -> None:
@@ -56,7 +56,7 @@ def test_a_batch_with_one_bad_message_stores_nothing() -> None:
     async def scenario(world: ProxyWorld) -> None:
         response = await world.send(message(), message(tag="a|b"))
         assert codes(response) == [v2.ILLEGAL_MESSAGE_TAG] * 3
-        assert world.broker.log == []
+        assert world.broker.engine.log == []
 
     run(scenario)
 
@@ -74,11 +74,11 @@ def test_messages_of_a_group_share_a_queue_and_others_go_round() -> None:
     async def scenario(world: ProxyWorld) -> None:
         for _ in range(8):
             await world.send(message(message_group="group", queue_id=3))
-        assert len({stored.queue_id for stored in world.broker.log}) == 1
-        world.broker.log.clear()
+        assert len({stored.queue_id for stored in world.broker.engine.log}) == 1
+        world.broker.engine.log.clear()
         for _ in range(8):
             await world.send(message(queue_id=3))
-        assert {stored.queue_id for stored in world.broker.log} == set(range(8))
+        assert {stored.queue_id for stored in world.broker.engine.log} == set(range(8))
 
     run(scenario)
 
@@ -126,7 +126,7 @@ def test_a_message_is_refused_with_its_code(refused: v2.Message, code: v2.Code.V
         response = await world.send(refused)
         assert codes(response) == [code, code]
         assert response.status.message
-        assert world.broker.log == []
+        assert world.broker.engine.log == []
 
     run(scenario)
 
@@ -176,7 +176,7 @@ def test_a_call_without_a_client_id_is_refused() -> None:
             headers={name: value for name, value in HEADERS.items() if "id" not in name},
         )
         assert response.status.code == v2.CLIENT_ID_REQUIRED
-        assert world.broker.log == []
+        assert world.broker.engine.log == []
 
     run(scenario)
 
@@ -206,7 +206,7 @@ def test_a_send_whose_connection_breaks_is_not_answered_with_ok() -> None:
         world.broker.holds.add("append")
         async with asyncio.TaskGroup() as tasks:
             send = tasks.create_task(world.send(message(), message(), deadline_s=None))
-            await eventually(lambda: bool(world.link._pending))
+            await eventually(lambda: len(world.link.pending) > 0)
             world.broker.drop_links()
         assert codes(send.result()) == [v2.INTERNAL_SERVER_ERROR] * 3
         assert "unknown" in send.result().status.message
@@ -239,7 +239,7 @@ def test_a_broker_that_is_overloaded_is_told_to_the_client() -> None:
 def test_messages_of_one_request_may_end_differently() -> None:
     async def scenario(world: ProxyWorld) -> None:
         topic = await world.put_topic(queues=2)
-        world.broker.refused_queues = {1}
+        world.broker.engine.refused_queues = {1}
         response = await world.send(message(), message())
         assert codes(response) == [v2.MULTIPLE_RESULTS, v2.OK, v2.TOO_MANY_REQUESTS]
         assert topic.queues == 2
@@ -255,7 +255,7 @@ def test_requests_made_together_travel_together() -> None:
             for _ in range(64):
                 tasks.create_task(world.send(message()))
         assert len(world.broker.frames) - frames <= 3
-        assert len(world.broker.log) == 65
+        assert len(world.broker.engine.log) == 65
 
     run(scenario)
 
@@ -263,15 +263,15 @@ def test_requests_made_together_travel_together() -> None:
 def test_requests_beyond_the_limit_are_refused() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
-        world.link._pending_bytes_max = 2000
+        world.link.pending.bytes_max = 2000
         world.broker.holds.add("append")
         async with asyncio.TaskGroup() as tasks:
             first = tasks.create_task(world.send(message(b"x" * 1500), deadline_s=0.5))
-            await eventually(lambda: bool(world.link._pending))
+            await eventually(lambda: len(world.link.pending) > 0)
             second = await world.send(message(b"x" * 1500))
             assert second.status.code == v2.TOO_MANY_REQUESTS
         assert first.result().status.code == v2.PROXY_TIMEOUT
-        assert world.link._pending_bytes == 0
+        assert world.link.pending.bytes == 0
 
     run(scenario)
 
@@ -279,10 +279,10 @@ def test_requests_beyond_the_limit_are_refused() -> None:
 def test_a_link_that_is_full_refuses_the_messages_that_do_not_fit() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic()
-        world.link._pending_bytes_max = 2000
+        world.link.pending.bytes_max = 2000
         response = await world.send(message(b"x" * 1500), message(b"x" * 1500))
         assert codes(response) == [v2.MULTIPLE_RESULTS, v2.OK, v2.TOO_MANY_REQUESTS]
-        assert len(world.broker.log) == 1
+        assert len(world.broker.engine.log) == 1
 
     run(scenario)
 

@@ -196,7 +196,7 @@ def test_a_slow_reader_stops_its_own_stream_and_no_other() -> None:
                 assert client.call(stream_id) == grpc_message(b"hello")
             assert _received(client, 1) == 50_000
             [connection] = running.server.connections
-            held = connection._connection.http._queued_bytes
+            held = connection._connection.http.queued_bytes
             assert 0 < held <= 256 << 10
             client.send(peer.window_update(1, 30_000))
             eventually(lambda: _received(client, 1) == 80_000)

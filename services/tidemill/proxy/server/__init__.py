@@ -1,1 +1,1 @@
-"""The public protocol: one module a family of RPCs, behind a seam that hides the gRPC library."""
+"""The public protocol: one module a family of RPCs, behind a seam that hides what carries them."""

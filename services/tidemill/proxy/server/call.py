@@ -1,7 +1,7 @@
 """The seam before gRPC: what an RPC is to the code that answers it.
 
 A method takes a `Call` and the bytes of its request. Nothing on this side of the seam imports a
-gRPC library, so the server that carries the bytes can be exchanged.
+gRPC library, so tests call the methods without a server.
 
     unary       async def send_message(call, request) -> response
     streaming   async def receive_message(call, request, responses) -> None
@@ -42,7 +42,7 @@ UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
 StreamingMethod = Callable[["Call", bytes, "Responses"], Awaitable[None]]
 BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], "Responses"], Awaitable[None]]
 
-_Outcome = TypeVar("_Outcome")
+_Requests = TypeVar("_Requests")
 
 # Codes of calls that did what they should; an empty poll is one of them.
 _CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
@@ -72,6 +72,7 @@ class Call:
 
     __slots__ = (
         "_deadline_at",
+        "client_id",
         "is_long_polling",
         "is_short_polling_hit",
         "metadata",
@@ -88,6 +89,7 @@ class Call:
         time_remaining_s: float | None,
     ) -> None:
         self.metadata = metadata
+        self.client_id = metadata.get(CLIENT_ID, "")  # of the client instance
         self.peer = peer
         self.started_at = time.monotonic()
         self._deadline_at = None if time_remaining_s is None else self.started_at + time_remaining_s
@@ -96,13 +98,10 @@ class Call:
         self.is_long_polling = ""
         self.is_short_polling_hit = ""
 
-    @property
-    def client_id(self) -> str:
-        """Id of the client instance; every call must have one."""
-        client_id = self.metadata.get(CLIENT_ID, "")
-        if not client_id.strip():
+    def check(self) -> None:
+        """Raise ClientIdRequired for a call without the id of its client."""
+        if not self.client_id.strip():
             raise ClientIdRequired(f"the header {CLIENT_ID} is missing")
-        return client_id
 
     def time_remaining_ms(self) -> int | None:
         """Return the time until the client's deadline, or None where it has set none."""
@@ -130,7 +129,8 @@ def status_of(error: ServiceError) -> Status:
 class Boundary:
     """Where errors end: each becomes the status of a response, the unexpected ones a log line too.
 
-    It also measures every call but telemetry, which lasts as long as its client.
+    It also measures every call but telemetry, which lasts as long as its client. No method is
+    called for a client that does not say who it is.
     """
 
     def __init__(self, metrics: ProxyMetrics, clock: Clock) -> None:
@@ -142,6 +142,7 @@ class Boundary:
         # Written out, without the context managers of the rarer kinds: every send comes this way.
         result = "cancelled"
         try:
+            call.check()
             response = await method(call, request)
             result = "success" if call.response_code in _GOOD else "process_request_failed"
         except (RpcError, ClientGone):
@@ -163,8 +164,8 @@ class Boundary:
         answered here, and like every receive it ends with the delivery timestamp.
         """
         with self._measured(name, call), self._counted("receive"):
-            outcome = await self._guard(name, call, method(call, request, responses))
-            if isinstance(outcome, Status):
+            outcome = await self._guard(name, call, method, request, responses)
+            if outcome is not None:
                 timestamp = encode_delivery_timestamp(self._clock.wall_ms())
                 await responses.send_all((outcome.encode(), timestamp))
 
@@ -178,20 +179,29 @@ class Boundary:
     ) -> None:
         """Carry a stream in both directions; a fault of ours ends it with INTERNAL."""
         with self._counted("telemetry"):
-            outcome = await self._guard(name, call, method(call, requests, responses))
-            if isinstance(outcome, Status):
+            outcome = await self._guard(name, call, method, requests, responses)
+            if outcome is not None:
                 if outcome.code == v2.INTERNAL_SERVER_ERROR:
                     raise RpcError(RpcCode.INTERNAL, outcome.message)
                 await responses.send(outcome.encode())
 
-    async def _guard(self, name: str, call: Call, work: Awaitable[_Outcome]) -> _Outcome | Status:
-        """Await `work`, and turn an error into a status: the one place that catches them all."""
+    async def _guard(
+        self,
+        name: str,
+        call: Call,
+        method: Callable[[Call, _Requests, Responses], Awaitable[None]],
+        requests: _Requests,
+        responses: Responses,
+    ) -> Status | None:
+        """Call `method`; an error becomes a status: the one place that catches them all."""
         try:
-            return await work
+            call.check()
+            await method(call, requests, responses)
         except (RpcError, ClientGone):
             raise
         except Exception as error:  # noqa: BLE001 - the process's error boundary
             return self._status(name, call, error)
+        return None
 
     @contextlib.contextmanager
     def _measured(self, name: str, call: Call) -> Iterator[None]:

@@ -31,11 +31,10 @@ class ClientLife:
         producers use an endpoint again that they had isolated.
         """
         parsed = service.HeartbeatRequest.FromString(request)
-        client_id = call.client_id
         if parsed.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
             raise UnrecognizedClientType("the heartbeat does not say what type of client it is of")
         self._clients.seen(
-            client_id,
+            call.client_id,
             Client(
                 client_type=parsed.client_type,
                 group=parsed.group.name,

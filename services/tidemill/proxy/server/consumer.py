@@ -15,6 +15,7 @@ from tidemill.common.errors import (
     ServiceError,
 )
 from tidemill.proxy.filters import tags_of
+from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER
 from tidemill.proxy.message_codec import (
     OK_STATUS,
     encode_acks,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from tidemill.common.clock import Clock
     from tidemill.message.receipt_handle import HandleFields
-    from tidemill.proxy.backend import Backend
+    from tidemill.proxy.cluster import BrokerGroup, Cluster
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings
 
@@ -56,8 +57,8 @@ _GONE = InvalidReceiptHandle(
 class Consumer:
     """Answers consumers."""
 
-    def __init__(self, backend: Backend, clock: Clock, settings: ProxySettings) -> None:
-        self._backend = backend
+    def __init__(self, cluster: Cluster, clock: Clock, settings: ProxySettings) -> None:
+        self._cluster = cluster
         self._clock = clock
         self._poll_min_ms = settings.long_polling_min_ms
         self._poll_max_ms = settings.long_polling_max_ms
@@ -67,10 +68,9 @@ class Consumer:
     async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
         """Pop messages and send them, each in an item of its own."""
         parsed = service.ReceiveMessageRequest.FromString(request)
-        _ = call.client_id
         resource = parsed.message_queue.topic
-        group = await self._backend.use_group(parsed.group.name, call)
-        topic = await self._backend.use_topic(resource.name, call)
+        group = await self._cluster.use_group(parsed.group.name, call)
+        topic = await self._cluster.use_topic(resource.name, call)
         poll_ms = self._poll_duration_ms(call, parsed)
         call.is_long_polling = "true" if poll_ms else "false"
         pop = link_pb2.PopRequest(
@@ -82,12 +82,12 @@ class Consumer:
             tags=tags_of(parsed.filter_expression),
             attempt_id=parsed.attempt_id,
         )
-        link = self._backend.link
-        reply = await link.pop(pop, timeout_ms=self._pop_timeout_ms(call, poll_ms))
+        broker = self._cluster.broker_to_pop()
+        reply = await broker.link.pop(pop, timeout_ms=self._pop_timeout_ms(call, poll_ms))
 
-        signer = link.configuration.signer
+        signer = broker.signer
         topic_wire = encode_topic(resource.resource_namespace, resource.name)
-        store_host = link.configuration.broker_name.encode()
+        store_host = broker.name.encode()
         items = []
         for batch in reply.batches:
             signed = signer.sign(
@@ -108,37 +108,38 @@ class Consumer:
         except BaseException:
             # The status is the first that has left.
             skip = max(responses.sent_count - 1, 0)
-            link.give_back(group.id, topic.id, reply.batches, skip=skip)
+            broker.link.give_back(group.id, topic.id, reply.batches, skip=skip)
             raise
 
     async def ack_message(self, call: Call, request: bytes) -> bytes:
         """Settle deliveries; each entry ends by itself."""
         parsed = service.AckMessageRequest.FromString(request)
-        _ = call.client_id
-        topic = self._backend.find_topic(parsed.topic.name)
-        group = self._backend.find_group(parsed.group.name)
+        topic = self._cluster.find_topic(parsed.topic.name)
+        group = self._cluster.find_group(parsed.group.name)
         entries = parsed.entries
         if not 0 < len(entries) <= ACK_ENTRIES_MAX:
             raise BadRequest(f"an ack has 1 to {ACK_ENTRIES_MAX} entries, not {len(entries)}")
-        link = self._backend.link
-        opener = link.configuration.signer.opener(group.name, topic.name)
-        timeout_ms = self._backend.timeout_ms(call)
+        handles = self._cluster.deliveries(group.name, topic.name)
+        timeout_ms = self._cluster.timeout_ms(call)
         outcomes: list[Status | None] = [None] * len(entries)
-        deliveries: dict[int, HandleFields] = {}
+        deliveries: dict[BrokerGroup, dict[int, HandleFields]] = {}
         for number, entry in enumerate(entries):
             try:
-                deliveries[number] = opener.open(entry.receipt_handle)
+                broker, delivery = handles.open(entry.receipt_handle)
             except ServiceError as error:
                 outcomes[number] = status_of(error)
-        if deliveries:
+            else:
+                deliveries.setdefault(broker, {})[number] = delivery
+        for broker, numbered in deliveries.items():
             try:
-                results = await link.ack(
-                    group.id, topic.id, deliveries.values(), timeout_ms=timeout_ms
+                results = await broker.link.ack(
+                    group.id, topic.id, numbered.values(), timeout_ms=timeout_ms
                 )
             except ServiceError as error:
-                outcomes = [outcome or status_of(error) for outcome in outcomes]
+                for number in numbered:
+                    outcomes[number] = status_of(error)
             else:
-                for number, result in zip(deliveries, results, strict=True):
+                for number, result in zip(numbered, results, strict=True):
                     if result not in _SETTLED:
                         outcomes[number] = status_of(_GONE)
         if all(outcome is None for outcome in outcomes):
@@ -164,16 +165,15 @@ class Consumer:
     async def _change_invisible(
         self, call: Call, parsed: service.ChangeInvisibleDurationRequest
     ) -> str:
-        _ = call.client_id
-        topic = self._backend.find_topic(parsed.topic.name)
-        group = self._backend.find_group(parsed.group.name)
+        topic = self._cluster.find_topic(parsed.topic.name)
+        group = self._cluster.find_group(parsed.group.name)
         invisible_ms = _milliseconds(parsed.invisible_duration)
         if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
             raise IllegalInvisibleDuration("the invisible duration is 0 to 12 hours")
-        link = self._backend.link
-        signer = link.configuration.signer
-        delivery = signer.open(parsed.receipt_handle, group.name, topic.name)
-        reply = await link.change_invisible(
+        handles = self._cluster.deliveries(group.name, topic.name)
+        broker, delivery = handles.open(parsed.receipt_handle)
+        reply = await broker.link.ask(
+            CHANGE_INVISIBLE,
             link_pb2.ChangeInvisibleRequest(
                 group_id=group.id,
                 topic_id=topic.id,
@@ -184,9 +184,9 @@ class Consumer:
                 invisible_duration_ms=invisible_ms,
                 suspend=parsed.suspend,
             ),
-            timeout_ms=self._backend.timeout_ms(call),
+            timeout_ms=self._cluster.timeout_ms(call),
         )
-        signed = signer.sign(
+        signed = broker.signer.sign(
             group.name,
             topic.name,
             slot=reply.slot,
@@ -198,12 +198,12 @@ class Consumer:
     async def forward_to_dead_letter_queue(self, call: Call, request: bytes) -> bytes:
         """Move a message that cannot be consumed to the group's dead-letter topic."""
         parsed = service.ForwardMessageToDeadLetterQueueRequest.FromString(request)
-        _ = call.client_id
-        topic = self._backend.find_topic(parsed.topic.name)
-        group = self._backend.find_group(parsed.group.name)
-        link = self._backend.link
-        delivery = link.configuration.signer.open(parsed.receipt_handle, group.name, topic.name)
-        await link.dead_letter(
+        topic = self._cluster.find_topic(parsed.topic.name)
+        group = self._cluster.find_group(parsed.group.name)
+        handles = self._cluster.deliveries(group.name, topic.name)
+        broker, delivery = handles.open(parsed.receipt_handle)
+        await broker.link.ask(
+            DEAD_LETTER,
             link_pb2.DeadLetterRequest(
                 group_id=group.id,
                 topic_id=topic.id,
@@ -212,7 +212,7 @@ class Consumer:
                 index=delivery.message_index,
                 visible_at_ms=delivery.visible_at_ms,
             ),
-            timeout_ms=self._backend.timeout_ms(call),
+            timeout_ms=self._cluster.timeout_ms(call),
         )
         return OK_STATUS
 

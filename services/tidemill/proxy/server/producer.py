@@ -13,23 +13,26 @@ from tidemill.common.errors import (
     ServiceError,
 )
 from tidemill.message.encoding import encode_stored
-from tidemill.message.queue_choice import RoundRobin, queue_of_group
 from tidemill.message.recall_handle import Recall
 from tidemill.message.rules import accepted_types, check_message, check_type, message_type
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
+from tidemill.proxy.link.commands import CANCEL_TIMER
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.proxy.server.call import Status, status_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from tidemill.common.clock import Clock
-    from tidemill.proxy.backend import Backend
-    from tidemill.proxy.broker_link import Appended
+    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.server.call import Call
-    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+    # Of one message: who stores it, and what becomes of it.
+    Append = tuple[BrokerGroup, asyncio.Future[Appended]]
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
 _OK = Status(v2.OK, "OK")
@@ -49,10 +52,9 @@ class _Outcome(NamedTuple):
 class Producer:
     """Answers producers."""
 
-    def __init__(self, backend: Backend, clock: Clock) -> None:
-        self._backend = backend
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster = cluster
         self._clock = clock
-        self._queues = RoundRobin()
 
     def send_message(self, call: Call, request: bytes) -> Awaitable[bytes]:
         """Store the messages of a request; OK means that they are durable.
@@ -67,14 +69,14 @@ class Producer:
     async def recall_message(self, call: Call, request: bytes) -> bytes:
         """Cancel a delayed message; OK means that it will never be delivered."""
         recall = service.RecallMessageRequest.FromString(request)
-        _ = call.client_id
-        topic = self._backend.find_topic(recall.topic.name)
+        topic = self._cluster.find_topic(recall.topic.name)
         if v2.DELAY not in accepted_types(topic.type):
             raise BadRequest(f"the topic {topic.name} takes no delayed messages")
-        signer = self._backend.link.configuration.recall_signer
-        recalled = signer.open(recall.recall_handle, topic.name)
-        await self._backend.link.cancel_timer(
-            recalled.timer_id, topic.id, timeout_ms=self._backend.timeout_ms(call)
+        broker, recalled = self._cluster.open_recall(recall.recall_handle, topic.name)
+        await broker.link.ask(
+            CANCEL_TIMER,
+            link_pb2.CancelTimerRequest(timer_id=recalled.timer_id, topic_id=topic.id),
+            timeout_ms=self._cluster.timeout_ms(call),
         )
         response = service.RecallMessageResponse(
             status=v2.Status(code=v2.OK, message="OK"), message_id=recalled.message_id
@@ -84,50 +86,46 @@ class Producer:
     async def _send_batch(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
         """Store several messages, or none."""
         try:
-            _ = call.client_id
             appends = await self._begin(call, messages)
         except ServiceError as error:
             return _refusal(call, messages, status_of(error))
         # Every append ends by itself, at the latest by its timeout.
-        await asyncio.wait(appends)
+        await asyncio.wait([append for _, append in appends])
         outcomes = [
-            self._outcome(message, append)
-            for message, append in zip(messages, appends, strict=True)
+            _outcome(message, broker, append)
+            for message, (broker, append) in zip(messages, appends, strict=True)
         ]
         return _response(call, messages, outcomes)
 
     async def _send_one(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
         """Store the one message of nearly every request."""
         message = messages[0]
-        backend = self._backend
+        cluster = self._cluster
         try:
-            _ = call.client_id
             name = message.topic.name
-            topic = backend.known_topic(name)
+            topic = cluster.known_topic(name)
             if topic is None or topic.is_system:
                 topic = await self._use_topic(name, call)
             blob = _encode(message, topic, self._clock.wall_ms())
-            queue_id = self._queue(message, topic)
-            appended = await backend.link.append(
-                topic.id, queue_id, blob, timeout_ms=backend.timeout_ms(call)
+            broker, queue_id = cluster.place(topic, message.system_properties.message_group)
+            appended = await broker.link.append(
+                topic.id, queue_id, blob, timeout_ms=cluster.timeout_ms(call)
             )
         except ServiceError as error:
             return _refusal(call, messages, status_of(error))
         message_id = message.system_properties.message_id
         queue_offset, due_at_ms = appended
         if due_at_ms:
-            return _ok_response(message_id, 0, self._recall_handle(message, appended))
+            return _ok_response(message_id, 0, _recall_handle(message, broker, appended))
         return _ok_response(message_id, queue_offset)
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
-        topic = self._backend.known_topic(name) or await self._backend.use_topic(name, call)
+        topic = self._cluster.known_topic(name) or await self._cluster.use_topic(name, call)
         if topic.is_system:
             raise Forbidden(f"messages get to {name} by the broker only")
         return topic
 
-    async def _begin(
-        self, call: Call, messages: Sequence[v2.Message]
-    ) -> list[asyncio.Future[Appended]]:
+    async def _begin(self, call: Call, messages: Sequence[v2.Message]) -> list[Append]:
         if not messages:
             raise MessageCorrupted("the request holds no message")
         name = messages[0].topic.name
@@ -137,53 +135,31 @@ class Producer:
         topic = await self._use_topic(name, call)
         now_ms = self._clock.wall_ms()
         stored = [_encode(message, topic, now_ms) for message in messages]
-        timeout_ms = self._backend.timeout_ms(call)
-        appends = []
+        timeout_ms = self._cluster.timeout_ms(call)
+        appends: list[Append] = []
         refused_groups: set[str] = set()
         for message, blob in zip(messages, stored, strict=True):
             message_group = message.system_properties.message_group
+            broker, queue_id = self._cluster.place(topic, message_group)
             if message_group in refused_groups:
                 # Nothing of a message group may overtake what was refused of it.
-                appends.append(_refused(Overloaded("the message before it was refused")))
-                continue
-            append = self._append(topic, message, blob, timeout_ms)
-            if message_group and append.done():
-                refused_groups.add(message_group)
-            appends.append(append)
+                append = _refused(Overloaded("the message before it was refused"))
+            else:
+                append = _append(broker, topic.id, queue_id, blob, timeout_ms)
+                if message_group and append.done():
+                    refused_groups.add(message_group)
+            appends.append((broker, append))
         return appends
 
-    def _append(
-        self, topic: link_pb2.TopicConfig, message: v2.Message, blob: bytes, timeout_ms: int
-    ) -> asyncio.Future[Appended]:
-        """Begin to store one message; a link that is full refuses it, not those before it."""
-        queue_id = self._queue(message, topic)
-        try:
-            return self._backend.link.append(topic.id, queue_id, blob, timeout_ms=timeout_ms)
-        except ServiceError as error:
-            return _refused(error)
 
-    def _queue(self, message: v2.Message, topic: link_pb2.TopicConfig) -> int:
-        """Choose the queue; the client's own choice is not a promise that clients keep alike."""
-        message_group = message.system_properties.message_group
-        if message_group:
-            return queue_of_group(message_group, queues=topic.queues)
-        return self._queues.choose_queue(topic.queues)
-
-    def _outcome(self, message: v2.Message, append: asyncio.Future[Appended]) -> _Outcome:
-        error = append.exception()
-        if error is None:
-            queue_offset, due_at_ms = append.result()
-            if due_at_ms:
-                return _Outcome(_OK, recall_handle=self._recall_handle(message, append.result()))
-            return _Outcome(_OK, queue_offset)
-        if isinstance(error, ServiceError):
-            return _Outcome(status_of(error))
-        raise error
-
-    def _recall_handle(self, message: v2.Message, scheduled: Appended) -> str:
-        recall = Recall(*scheduled, message.system_properties.message_id)
-        signer = self._backend.link.configuration.recall_signer
-        return signer.sign(message.topic.name, recall)
+def _append(
+    broker: BrokerGroup, topic_id: int, queue_id: int, blob: bytes, timeout_ms: int
+) -> asyncio.Future[Appended]:
+    """Begin to store one message; a link that is full refuses it, not those before it."""
+    try:
+        return broker.link.append(topic_id, queue_id, blob, timeout_ms=timeout_ms)
+    except ServiceError as error:
+        return _refused(error)
 
 
 def _refused(error: ServiceError) -> asyncio.Future[Appended]:
@@ -191,6 +167,25 @@ def _refused(error: ServiceError) -> asyncio.Future[Appended]:
     refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
     refused.set_exception(error)
     return refused
+
+
+def _outcome(
+    message: v2.Message, broker: BrokerGroup, append: asyncio.Future[Appended]
+) -> _Outcome:
+    error = append.exception()
+    if error is None:
+        queue_offset, due_at_ms = appended = append.result()
+        if due_at_ms:
+            return _Outcome(_OK, recall_handle=_recall_handle(message, broker, appended))
+        return _Outcome(_OK, queue_offset)
+    if isinstance(error, ServiceError):
+        return _Outcome(status_of(error))
+    raise error
+
+
+def _recall_handle(message: v2.Message, broker: BrokerGroup, scheduled: Appended) -> str:
+    recall = Recall(*scheduled, message.system_properties.message_id)
+    return broker.recall_signer.sign(message.topic.name, recall)
 
 
 def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:

@@ -9,7 +9,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
-    from tidemill.proxy.backend import Backend
+    from tidemill.proxy.cluster import Cluster
     from tidemill.proxy.server.call import Call
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -19,24 +19,22 @@ _OK = v2.Status(code=v2.OK, message="OK")
 class Routes:
     """Answers where things are."""
 
-    def __init__(self, backend: Backend, advertised: v2.Endpoints | None) -> None:
-        self._backend = backend
+    def __init__(self, cluster: Cluster, advertised: v2.Endpoints | None) -> None:
+        self._cluster = cluster
         self._advertised = advertised
 
     async def query_route(self, call: Call, request: bytes) -> bytes:
         """Name the queues of a topic, all behind the client's own access point."""
         parsed = service.QueryRouteRequest.FromString(request)
-        _ = call.client_id
-        topic = await self._backend.use_topic(parsed.topic.name, call)
+        topic = await self._cluster.use_topic(parsed.topic.name, call)
         queues = self._queues(topic, parsed.topic, parsed.endpoints)
         return service.QueryRouteResponse(status=_OK, message_queues=queues).SerializeToString()
 
     async def query_assignment(self, call: Call, request: bytes) -> bytes:
         """Name what a consumer of the group should poll."""
         parsed = service.QueryAssignmentRequest.FromString(request)
-        _ = call.client_id
-        group = await self._backend.use_group(parsed.group.name, call)
-        topic = await self._backend.use_topic(parsed.topic.name, call)
+        group = await self._cluster.use_group(parsed.group.name, call)
+        topic = await self._cluster.use_topic(parsed.topic.name, call)
         queues = self._queues(topic, parsed.topic, parsed.endpoints)
         assignments = routing.assignments(queues, group.delivery_order)
         return service.QueryAssignmentResponse(
@@ -46,9 +44,11 @@ class Routes:
     def _queues(
         self, topic: link_pb2.TopicConfig, resource: v2.Resource, endpoints: v2.Endpoints
     ) -> list[v2.MessageQueue]:
-        return routing.message_queues(
-            topic,
-            resource,
-            broker_name=self._backend.link.configuration.broker_name,
-            endpoints=routing.access_point(endpoints, self._advertised),
-        )
+        access_point = routing.access_point(endpoints, self._advertised)
+        return [
+            queue
+            for broker in self._cluster.brokers
+            for queue in routing.message_queues(
+                topic, resource, broker_name=broker.name, endpoints=access_point
+            )
+        ]

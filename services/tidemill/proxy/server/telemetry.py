@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tidemill.common.clock import Clock
-    from tidemill.proxy.backend import Backend
     from tidemill.proxy.clients import Clients
+    from tidemill.proxy.cluster import Cluster
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -52,9 +52,9 @@ class Telemetry:
     """Answers the settings of clients."""
 
     def __init__(
-        self, backend: Backend, clients: Clients, clock: Clock, *, long_polling_max_ms: int
+        self, cluster: Cluster, clients: Clients, clock: Clock, *, long_polling_max_ms: int
     ) -> None:
-        self._backend = backend
+        self._cluster = cluster
         self._clients = clients
         self._clock = clock
         self._long_polling_max_ms = long_polling_max_ms
@@ -63,7 +63,6 @@ class Telemetry:
         self, call: Call, requests: AsyncIterator[bytes], responses: Responses
     ) -> None:
         """Serve one stream until the client half-closes it, then end it with OK."""
-        _ = call.client_id
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._serve(call, requests, responses, tasks)
@@ -117,7 +116,7 @@ class Telemetry:
     async def _find_group(self, call: Call, name: str) -> link_pb2.GroupConfig:
         """Return the group, or what a new one would be: no client may be left without an answer."""
         try:
-            return await self._backend.use_group(name, call)
+            return await self._cluster.use_group(name, call)
         except ServiceError as error:
             log.info("settings of an unknown group", group=name, reason=error.message)
             return DEFAULT_GROUP

@@ -1,7 +1,7 @@
 """gRPC in the processes of Tidemill: the asyncio shell of our transport.
 
 Read in this order: `listener` (who is let in), `server` (a connection, its calls), `call` (what a
-handler sees), `writer`, `deadlines`; `channel` is the client's side; `health`, `reflection` and
+handler sees), `writer`; `channel` is the client's side; `health`, `reflection` and
 `services` are what servers of ours have beside their own methods.
 
 Four objects have a part in one call, each one layer's view of it:

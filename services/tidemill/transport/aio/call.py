@@ -83,7 +83,7 @@ class RpcCall:
         self.method = method
         self.request: bytes | None = None  # of a method with one, once it has come
         self.task: asyncio.Task[None] | None = None
-        self.tick = 0
+        self.tick = 0  # of its deadline
         self.sent_count = 0  # messages that have left us
         # For streams of requests. The window bounds what waits here.
         self._requests: deque[tuple[bytes, int]] | None = None

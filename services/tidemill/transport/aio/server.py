@@ -12,11 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Final, assert_never, cast, final
 
 import structlog
 
+from tidemill.common.deadlines import Deadlines
 from tidemill.transport.aio.call import (
     ClientGone,
     Kind,
@@ -24,7 +33,6 @@ from tidemill.transport.aio.call import (
     RpcCall,
     UnaryHandler,
 )
-from tidemill.transport.aio.deadlines import Deadlines
 from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
 from tidemill.transport.aio.notices import Notices
 from tidemill.transport.aio.writer import Writer
@@ -181,8 +189,9 @@ class RpcServer:
                 connection.check(now_s)
 
 
-def _expire(call: RpcCall) -> None:
-    call.expire()
+def _expire(calls: Iterable[RpcCall]) -> None:
+    for call in calls:
+        call.expire()
 
 
 @final
@@ -288,7 +297,7 @@ class ServerProtocol(Accepted):
             return
         served = self.calls[call.stream.id] = RpcCall(self, call, method)
         if call.timeout_s is not None:
-            self._server.deadlines.add(served, call.timeout_s)
+            served.tick = self._server.deadlines.add(served, call.timeout_s)
         if method.kind is Kind.BIDIRECTIONAL:
             call.is_open_ended = True
             # Rust clients wait for the headers before they go on.
@@ -398,7 +407,7 @@ class ServerProtocol(Accepted):
 
     def _forget(self, served: RpcCall) -> None:
         if served.call.timeout_s is not None:
-            self._server.deadlines.discard(served)
+            self._server.deadlines.discard(served, served.tick)
         self.calls.pop(served.call.stream.id, None)
         if self._server.is_draining:
             self._server.call_ended()

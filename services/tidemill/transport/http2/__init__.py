@@ -5,6 +5,7 @@
     connection.send_headers(stream, block, is_last=False)
     transport.write(connection.take_output())
 
-Read in this order: `frames`, `header_block`, `stream`, `connection`; `limits` says what a peer
-may do. Not served: server push (refused by our SETTINGS) and priorities (read over).
+Read in this order: `frames`, `header_block`, `stream_states`, `stream`, `flow_control`,
+`streams`, `connection`; `limits` says what a peer may do. Not served: server push (refused by our
+SETTINGS) and priorities (read over).
 """

@@ -101,6 +101,7 @@ _PAIR = struct.Struct(">II")
 _SETTING = struct.Struct(">HI")
 SETTING_SIZE: Final = _SETTING.size
 PING_SIZE: Final = 8
+PRIORITY_SIZE: Final = 5
 GOAWAY_SIZE_MIN: Final = _PAIR.size
 SETTINGS_ACK: Final = HEADER.pack(SETTINGS, ACK, 0)
 

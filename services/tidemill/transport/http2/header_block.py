@@ -17,6 +17,7 @@ from tidemill.transport.http2.frames import ConnectionFailure, ErrorCode
 from tidemill.transport.http2.limits import Limit
 
 Fields = dict[str, str]
+Decoded = list[tuple[str, str, bool]]  # name, value, and whether it must never be indexed
 
 TABLE_BYTES: Final = 4_096  # of the decoder, the protocol's default
 NO_TABLE: Final = b"\x20"  # at the beginning of a block: what follows needs a table of 0 bytes
@@ -57,14 +58,14 @@ class HeaderDecoder:
         self._decoder = Decoder(list_bytes_max)
         self._decoder.max_allowed_table_size = TABLE_BYTES
 
-    def decode(self, block: bytes) -> list[tuple[str, str, bool]]:
+    def decode(self, block: bytes) -> Decoded:
         """Return (name, value, is sensitive) of each field.
 
         Raises ConnectionFailure: after a failure the table is not the peer's any more.
         """
         coded = walk(block)
         try:
-            decoded: list[tuple[str, str, bool]] = self._decoder.decode(block, False)
+            decoded: Decoded = self._decoder.decode(block, False)
         except OversizedHeaderListError:
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long",
@@ -84,7 +85,7 @@ class CodedString(NamedTuple):
     part: int  # 0 for the name, 1 for the value
     code: bytes
 
-    def check_padding(self, decoded: list[tuple[str, str, bool]]) -> None:
+    def check_padding(self, decoded: Decoded) -> None:
         """Raise ConnectionFailure unless the code is filled up with ones; the decoder accepts more.
 
         How many bits are left is known from the text: each character has its length of code.

@@ -1,15 +1,9 @@
-"""What a peer may do. Each limit has a name, under which its overstepping is counted.
-
-An `Allowance` is a number of cheap things a peer may do at once and then a second: a frame that
-costs it nothing and us a little. Real work earns it back, because busy peers ping and update
-windows with every response that they read.
-"""
+"""What a peer may do. Each limit has a name, under which its overstepping is counted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import final
 
 
 class Limit(StrEnum):
@@ -74,31 +68,3 @@ class Limits:
     idle_timeout_s: float = 120.0  # without a stream
     keepalive_period_s: float = 60.0  # nothing heard that long: ask
     keepalive_timeout_s: float = 20.0  # for the answer
-
-
-@final
-class Allowance:
-    """A token bucket."""
-
-    __slots__ = ("_burst", "_left", "_per_s", "_refilled_at_s")
-
-    def __init__(self, *, burst: int, per_s: int, now_s: float) -> None:
-        self._burst = float(burst)
-        self._per_s = per_s
-        self._left = float(burst)
-        self._refilled_at_s = now_s
-
-    def take(self, now_s: float) -> bool:
-        """Take one; False when none is left."""
-        if self._left < 1:
-            elapsed_s = now_s - self._refilled_at_s
-            self._left = min(self._burst, self._left + elapsed_s * self._per_s)
-            self._refilled_at_s = now_s
-            if self._left < 1:
-                return False
-        self._left -= 1
-        return True
-
-    def earn(self, count: int) -> None:
-        """Give back for work that the peer let us do."""
-        self._left = min(self._burst, self._left + count)

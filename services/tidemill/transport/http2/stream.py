@@ -1,25 +1,23 @@
-"""One stream of a connection: who may still send, and how much."""
+"""One stream of a connection: its state, its windows, and what waits for them."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import final
+from typing import Final, final
+
+from tidemill.transport.http2.frames import ErrorCode, StreamFailure
+from tidemill.transport.http2.stream_states import State
+
+RESETS_REMEMBERED: Final = 4_096  # more than a peer's allowance of resets and all its streams
 
 
 @final
 class Stream:
-    """State of a stream; it belongs to its connection, others only read.
-
-    A stream is open for each direction until that side has sent its last frame, and is forgotten
-    when both have, or one has reset it.
-    """
+    """One stream; it belongs to its connection, others only read."""
 
     __slots__ = (
         "content_left",
         "id",
-        "is_local_closed",
-        "is_remote_closed",
-        "is_reset",
         "large_bytes",
         "moved_at_s",
         "opened_at_s",
@@ -28,6 +26,7 @@ class Stream:
         "queued_bytes",
         "receive_window",
         "send_window",
+        "state",
         "trailers",
         "wanted_bytes",
     )
@@ -38,9 +37,7 @@ class Stream:
         self.id = stream_id
         self.send_window = send_window  # negative when the peer has lowered it
         self.receive_window = receive_window
-        self.is_local_closed = False
-        self.is_remote_closed = False
-        self.is_reset = False  # by either side, or with its connection
+        self.state = State.OPEN
         self.queue: deque[memoryview] | None = None  # what waits for a window
         self.queued_bytes = 0
         self.trailers: bytes | None = None  # to be sent after the queue
@@ -50,3 +47,37 @@ class Stream:
         self.content_left = -1  # of content-length; -1 where the peer has not told
         self.opened_at_s = now_s
         self.moved_at_s = now_s  # when something was last received, or sent out of the queue
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether it has ended by a reset of either side, or with its connection."""
+        return self.state is State.RESET
+
+    def count_content(self, count: int, *, is_last: bool) -> None:
+        """Count content against what was announced; raise StreamFailure where they differ."""
+        self.content_left -= count
+        if self.content_left < 0 or (is_last and self.content_left):
+            raise StreamFailure(
+                self.id, ErrorCode.PROTOCOL_ERROR, "the content is not as long as announced"
+            )
+
+
+@final
+class RecentResets:
+    """Streams that we have reset, for a while: the peer may have sent more before it knew."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, None] = {}
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._ids
+
+    def add(self, stream_id: int) -> None:
+        """Remember a stream, and forget the oldest where there are many."""
+        if len(self._ids) >= RESETS_REMEMBERED:
+            del self._ids[next(iter(self._ids))]
+        self._ids[stream_id] = None
+
+    def discard(self, stream_id: int) -> None:
+        """Forget a stream whose last frame has come."""
+        del self._ids[stream_id]

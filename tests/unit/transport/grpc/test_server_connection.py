@@ -296,7 +296,7 @@ def test_a_large_message_comes_whole_through_the_windows_that_are_granted(
     ]
     connection.respond(call, b"")
     peer.check_accounts(connection.http)
-    assert connection.http._large_left == Limits().large_messages_bytes
+    assert connection.http._incoming.budget_left == Limits().large_messages_bytes
 
 
 def test_the_same_bytes_are_the_same_calls_however_they_are_cut() -> None:

@@ -71,7 +71,7 @@ def test_no_more_streams_are_opened_than_the_server_takes() -> None:
 
 def test_a_connection_whose_numbers_are_used_up_opens_no_more_streams() -> None:
     connection = greeted_client()
-    connection._next_stream_id = frames.STREAM_ID_MAX
+    connection._streams._next_id = frames.STREAM_ID_MAX
     assert opened(connection).id == frames.STREAM_ID_MAX
     assert connection.is_draining
     assert connection.open_stream(BLOCK) is None

@@ -9,7 +9,7 @@ import pytest
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import greeted_server
 from tidemill.transport.http2 import frames
-from tidemill.transport.http2.connection import CONNECTION_WINDOW_BYTES, Connection, Role
+from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
     DataReceived,
     Event,
@@ -18,6 +18,7 @@ from tidemill.transport.http2.events import (
     RequestReceived,
     StreamReset,
 )
+from tidemill.transport.http2.flow_control import CONNECTION_WINDOW_BYTES
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream

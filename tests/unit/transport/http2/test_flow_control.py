@@ -7,8 +7,9 @@ import pytest
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import Frame, check_accounts, greeted_client, greeted_server
 from tidemill.transport.http2 import frames
-from tidemill.transport.http2.connection import CONNECTION_WINDOW_BYTES, Connection
+from tidemill.transport.http2.connection import Connection
 from tidemill.transport.http2.events import Failed, RequestReceived, StreamReset, StreamWritable
+from tidemill.transport.http2.flow_control import CONNECTION_WINDOW_BYTES
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
@@ -241,7 +242,7 @@ def test_a_reset_drops_what_is_queued_and_tells_how_much_never_went() -> None:
     connection.send_data(stream, b"0123456789")
     connection.receive(peer.rst_stream(1), 0.0)
     assert stream.queued_bytes == 6
-    assert connection._queued_bytes == 0
+    assert connection.queued_bytes == 0
     check_accounts(connection)
 
 
@@ -326,7 +327,7 @@ def test_what_is_read_goes_back_to_the_budget_before_the_window() -> None:
     connection.take_output()
     connection.consume(stream, 500)
     assert window_updates(connection) == []
-    assert connection._large_left == 1_000
+    assert connection._incoming.budget_left == 1_000
     connection.consume(stream, 100)
     assert window_updates(connection) == [(1, 100)]
     assert stream.receive_window == 100
@@ -343,7 +344,7 @@ def test_streams_wait_for_room_in_their_order() -> None:
     assert window_updates(connection) == [(3, 600), (5, 50)]
     connection.reset(second, ErrorCode.CANCEL)
     connection.reset(third, ErrorCode.CANCEL)
-    assert connection._large_left == 1_000
+    assert connection._incoming.budget_left == 1_000
 
 
 def test_a_stream_that_waits_for_room_asks_once_however_small_its_frames() -> None:

@@ -10,10 +10,11 @@ import pytest
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import greeted_server
 from tidemill.transport.http2 import frames
+from tidemill.transport.http2.allowances import Allowance
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import Event, Failed, StreamReset
 from tidemill.transport.http2.frames import ErrorCode
-from tidemill.transport.http2.limits import Allowance, Limit, Limits
+from tidemill.transport.http2.limits import Limit, Limits
 
 
 def test_an_allowance_is_a_burst_and_then_so_many_a_second() -> None:
@@ -90,7 +91,7 @@ def test_work_that_is_done_earns_pings_and_windows() -> None:
     for n in range(200):
         stream_id = 2 * n + 1
         connection.receive(peer.request(stream_id) + peer.ping() + peer.window_update(0, 9), 0.0)
-        stream = connection._streams[stream_id]
+        stream = connection._streams.by_id[stream_id]
         connection.send_response(stream, b"", b"answer", b"")
     assert not connection.is_closed
 
@@ -99,7 +100,7 @@ def test_data_of_streams_earns_pings_and_windows() -> None:
     connection = greeted_server(SMALL)
     connection.receive(peer.headers(1), 0.0)
     for _ in range(200):
-        connection.send_data(connection._streams[1], b"message")
+        connection.send_data(connection._streams.by_id[1], b"message")
         connection.receive(peer.ping() + peer.window_update(0, 7), 0.0)
     assert not connection.is_closed
 
@@ -126,7 +127,7 @@ def test_small_windows_that_stay_closed_cost_a_stream_and_no_other() -> None:
     connection = greeted_server(Limits(stall_timeout_s=60.0))
     connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1}), 0.0)
     connection.receive(peer.headers(1, is_last=True) + peer.headers(3, is_last=True), 0.0)
-    first, second = connection._streams[1], connection._streams[3]
+    first, second = connection._streams.by_id[1], connection._streams.by_id[3]
     connection.send_data(first, b"stalls")
     connection.send_data(second, b"moves")
     for now in (30.0, 59.0):
@@ -194,7 +195,7 @@ def test_responses_that_nobody_reads_end_the_connection_beyond_a_limit() -> None
     connection = greeted_server(Limits(unread_bytes_max=1_000))
     connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}), 0.0)
     connection.receive(peer.headers(1, is_last=True), 0.0)
-    connection.send_data(connection._streams[1], bytes(1_000))
+    connection.send_data(connection._streams.by_id[1], bytes(1_000))
     assert ended(connection, 1.0) is None
-    connection.send_data(connection._streams[1], b"x")
+    connection.send_data(connection._streams.by_id[1], b"x")
     assert ended(connection, 1.0) is Limit.UNREAD

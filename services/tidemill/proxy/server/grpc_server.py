@@ -1,6 +1,6 @@
-"""The gRPC server of the proxy, on our own transport: a shell around the methods.
+"""The gRPC server of the proxy: a shell around the methods.
 
-Bytes go in and out; the methods parse and encode. `grpcio_server` can take its place.
+Bytes go in and out; the methods parse and encode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.settings import ProxySettings
 
 
-class NativeServer:
+class GrpcServer:
     """A running server; `address` tells where it listens."""
 
     def __init__(self, methods: Methods, boundary: Boundary) -> None:
@@ -46,7 +46,7 @@ class NativeServer:
         tls_context(_listen_settings(settings))
 
     @contextlib.asynccontextmanager
-    async def serving(self, settings: ProxySettings) -> AsyncIterator[NativeServer]:
+    async def serving(self, settings: ProxySettings) -> AsyncIterator[GrpcServer]:
         """Accept calls until the block ends; raise StartRefused when the port is taken."""
         table = {
             **self._table(),

@@ -1,0 +1,381 @@
+"""The commands of the link, one row each, as the broker sees them.
+
+A row says which engine call a request is, what is kept of it until it is durable, and how that
+becomes a reply. The link and its replies loop over the rows; every engine call of a link is here.
+Most commands are messages that name their request id, applied one by one. The two that every
+message needs travel as columns, and have functions of their own. A pop may wait, so its result
+comes in the round that has something for it.
+
+A new command is a field in either frame (broker.proto), a row here, and a row at the proxy
+(`proxy/link/commands.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from tidemill.broker.engine.pop.consumption import Delivery
+from tidemill.broker.server import config_log
+from tidemill.broker.server.long_polling import Pop
+from tidemill.common.errors import ServiceError
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.pop.consumption import AckResult, Batch
+    from tidemill.broker.server.link import Link
+    from tidemill.broker.server.rounds import Turn
+    from tidemill.common.latencies import Latencies
+
+SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
+GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
+_OK = "20000"  # as clients will see it, so that dashboards join the two histograms
+
+# What is kept of one request until its round is durable; its request id, or its pop, comes first.
+Result: TypeAlias = tuple[Any, ...]
+
+
+# Calls the engine for each of the requests and adds to the results; yields between slices.
+Apply: TypeAlias = "Callable[[Link, list[Result], Any, Turn], Iterator[None]]"
+# Adds results to a frame, once they are durable; returns the bytes of their messages.
+Reply: TypeAlias = "Callable[[pb.ReplyFrame, Sequence[Result], Link], int]"
+# Counts results under a name: of frames of which the oldest has arrived then, answered now.
+Observe: TypeAlias = "Callable[[str, Sequence[Result], Latencies, float, float], None]"
+
+
+def _observe_together(
+    name: str, results: Sequence[Result], latencies: Latencies, arrived_s: float, now_s: float
+) -> None:
+    labels = ("grpc", name, _OK, "false", "success")
+    latencies.observe(labels, (now_s - arrived_s) * 1000, len(results))
+
+
+# Rows are keys of dictionaries, and there is one of each: they are compared by identity.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Command:
+    """One kind of request."""
+
+    name: str  # under which it is counted
+    request_field: str  # of RequestFrame
+    reply_field: str  # of ReplyFrame
+    apply: Apply
+    reply: Reply
+    observe: Observe = _observe_together
+    # Of requests that travel as columns: the columns of a batch, which are of one length.
+    columns: Callable[[Any], tuple[Sized, ...]] | None = None
+    is_large: bool = False  # replies may be of megabytes: a frame is closed when it has enough
+
+
+def _one_by_one(
+    name: str,
+    request_field: str,
+    reply_field: str,
+    call: Callable[[Any, Turn], Any],
+    add: Callable[[pb.ReplyFrame, int, Any], object],
+) -> Command:
+    """Return a command whose requests are messages.
+
+    `call` is the engine call of one; `add` gives the reply frame what that has returned.
+    """
+
+    def apply(link: Link, results: list[Result], requests: Any, turn: Turn) -> Iterator[None]:
+        failures = link.replies.failures
+        for n, request in enumerate(requests, 1):
+            try:
+                result = call(request, turn)
+            except ServiceError as error:
+                failures.append((request.request_id, error))
+            else:
+                results.append((request.request_id, result))
+            if n % SLICE_REQUESTS == 0:
+                yield
+
+    def reply(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+        for request_id, result in results:
+            add(frame, request_id, result)
+        return 0
+
+    return Command(
+        name=name, request_field=request_field, reply_field=reply_field, apply=apply, reply=reply
+    )
+
+
+# ---------------------------------------------------------------- appends
+
+
+def _append_columns(appends: pb.AppendBatch) -> tuple[Any, ...]:
+    return (
+        appends.request_ids, appends.topic_ids, appends.queue_ids, appends.crcs, appends.blobs,
+    )  # fmt: skip
+
+
+def _apply_appends(
+    link: Link, results: list[Result], appends: pb.AppendBatch, turn: Turn
+) -> Iterator[None]:
+    failures, count = link.replies.failures, link.traffic.appended
+    send, now_ms, firing_ms = turn.engine.send, turn.now_ms, turn.firing_ms
+    rows = zip(*_append_columns(appends), strict=True)
+    for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
+        try:
+            queue_offset, due_at_ms = send(
+                topic_id, queue_id, blob, crc, now_ms=now_ms, firing_ms=firing_ms
+            )
+        except ServiceError as error:
+            failures.append((request_id, error))
+        else:
+            results.append((request_id, queue_offset, due_at_ms))
+            count(topic_id, blob)
+        if n % SLICE_REQUESTS == 0:
+            yield
+
+
+def _reply_appends(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+    request_ids, queue_offsets, dues = zip(*results, strict=True)
+    frame.appends.request_ids.extend(request_ids)
+    frame.appends.queue_offsets.extend(queue_offsets)
+    if any(dues):
+        frame.appends.due_at_ms.extend(dues)
+    return 0
+
+
+# ---------------------------------------------------------------- acks
+
+
+def _ack_columns(acks: pb.AckBatch) -> tuple[Any, ...]:
+    return (
+        acks.request_ids, acks.group_ids, acks.topic_ids, acks.slots, acks.delivery_ids,
+        acks.indexes, acks.visible_at_ms,
+    )  # fmt: skip
+
+
+def _apply_acks(link: Link, results: list[Result], acks: pb.AckBatch, turn: Turn) -> Iterator[None]:
+    failures, count = link.replies.failures, link.traffic.acked
+    ack, now_ms = turn.engine.ack, turn.now_ms
+    request_ids, *fields = _ack_columns(acks)
+    deliveries = map(Delivery._make, zip(*fields, strict=True))
+    for n, (request_id, delivery) in enumerate(zip(request_ids, deliveries, strict=True), 1):
+        try:
+            result = ack(delivery, now_ms)
+        except ServiceError as error:
+            failures.append((request_id, error))
+        else:
+            results.append((request_id, result))
+            count(delivery[1], delivery[0], result)
+        if n % SLICE_REQUESTS == 0:
+            yield
+
+
+def _reply_acks(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+    request_ids: Iterable[int]
+    outcomes: Iterable[AckResult]
+    request_ids, outcomes = zip(*results, strict=True)
+    frame.acks.request_ids.extend(request_ids)
+    # Any enum value is a number of broker.proto.
+    frame.acks.results.extend(map(pb.AckResult.ValueType, outcomes))
+    return 0
+
+
+# ---------------------------------------------------------------- pops
+
+
+def _apply_pops(
+    link: Link, _results: list[Result], requests: Iterable[pb.PopRequest], turn: Turn
+) -> Iterator[None]:
+    for request in requests:
+        link.traffic.polled(request.topic_id, request.group_id)
+        pop = Pop(
+            request_id=request.request_id,
+            group_id=request.group_id,
+            topic_id=request.topic_id,
+            max_messages=request.max_messages,
+            invisible_duration_ms=request.invisible_duration_ms,
+            tags=frozenset(request.tags),
+            attempt_id=request.attempt_id,
+            arrived_s=link.arrived_s,
+        )
+        if not link.pop_again(pop):
+            _park(link, pop, request.poll_duration_ms, turn)
+        yield
+
+
+def _park(link: Link, pop: Pop, poll_duration_ms: int, turn: Turn) -> None:
+    """Let a pop wait that has found nothing, or answer it."""
+    if poll_duration_ms <= 0 or turn.is_draining:
+        link.answer_empty(pop)
+        return
+    try:
+        turn.polls.park(link, pop, deadline_ms=turn.monotonic_ms + poll_duration_ms)
+    except ServiceError as error:
+        link.replies.failures.append((pop.request_id, error))
+
+
+def take(pop: Pop, turn: Turn) -> list[Batch]:
+    """Take messages for a pop, new or parked."""
+    return turn.engine.pop(
+        pop.group_id,
+        pop.topic_id,
+        max_messages=pop.max_messages,
+        invisible_duration_ms=pop.invisible_duration_ms,
+        tags=pop.tags,
+        attempt_id=pop.attempt_id,
+        now_ms=turn.now_ms,
+    )
+
+
+def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
+    """Make visible again soon what was popped for a proxy that has left."""
+    for batch in batches:
+        for index in batch.indexes:
+            delivery = Delivery(
+                pop.group_id, pop.topic_id, batch.slot, batch.delivery_id, index,
+                batch.visible_at_ms,
+            )  # fmt: skip
+            with contextlib.suppress(ServiceError):  # Acked or void meanwhile.
+                turn.engine.change_invisible(
+                    delivery,
+                    invisible_duration_ms=GIVE_BACK_MS,
+                    suspend=False,
+                    now_ms=turn.now_ms,
+                )
+
+
+def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], link: Link) -> int:
+    size = 0
+    for pop, batches in results:
+        reply = frame.pops.add(request_id=pop.request_id)
+        for batch in batches:
+            size += _add_batch(reply, pop, batch, link)
+    return size
+
+
+def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
+    """Add one batch with its messages; return their size in bytes."""
+    records = link.engine.read_batch(batch)
+    # One constructor call copies the messages; fields one by one cost a call each.
+    blobs = [bytes(record.blob) for record in records]
+    target = reply.batches.add(
+        slot=batch.slot,
+        delivery_id=batch.delivery_id,
+        popped_at_ms=batch.popped_at_ms,
+        visible_at_ms=batch.visible_at_ms,
+        queue_id=batch.queue_id,
+        indexes=batch.indexes,
+        queue_offsets=batch.queue_offsets,
+        stored_at_ms=[record.stored_at_ms for record in records],
+        delivery_attempts=batch.delivery_attempts,
+        blobs=blobs,
+    )
+    origins = [record.origin_topic for record in records]
+    if any(origins):
+        target.origin_topics.extend(origins)
+    size = sum(map(len, blobs))
+    link.traffic.delivered(pop.topic_id, pop.group_id, batch.delivery_attempts, size)
+    return size
+
+
+def _observe_pops(
+    _name: str, results: Sequence[Result], latencies: Latencies, _arrived_s: float, now_s: float
+) -> None:
+    # Each from its own arrival: one that was parked came with an earlier frame.
+    for pop, _ in results:
+        labels = ("grpc", "pop", _OK, "true" if pop.is_parked else "false", "success")
+        latencies.observe(labels, (now_s - pop.arrived_s) * 1000)
+
+
+# ---------------------------------------------------------------- one by one
+
+
+def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Delivery:
+    return Delivery(
+        group_id=request.group_id,
+        topic_id=request.topic_id,
+        slot=request.slot,
+        delivery_id=request.delivery_id,
+        message_index=request.index,
+        visible_at_ms=request.visible_at_ms,
+    )
+
+
+def _change_invisible(request: pb.ChangeInvisibleRequest, turn: Turn) -> Delivery:
+    return turn.engine.change_invisible(
+        _delivery(request),
+        invisible_duration_ms=request.invisible_duration_ms,
+        suspend=request.suspend,
+        now_ms=turn.now_ms,
+    )
+
+
+def _add_change(frame: pb.ReplyFrame, request_id: int, delivery: Delivery) -> None:
+    frame.changes.add(
+        request_id=request_id,
+        slot=delivery.slot,
+        delivery_id=delivery.delivery_id,
+        visible_at_ms=delivery.visible_at_ms,
+    )
+
+
+def _dead_letter(request: pb.DeadLetterRequest, turn: Turn) -> None:
+    turn.engine.dead_letter(_delivery(request), turn.now_ms)
+
+
+def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:
+    catalog = turn.engine.catalog
+    topic, group = catalog.find_topic(request.topic), catalog.find_group(request.group)
+    turn.engine.administration.ensure(request.topic, request.group, turn.now_ms)
+    if topic is None and (made := catalog.find_topic(request.topic)):
+        config_log.topic_put(None, made, auto_create=True)
+    if group is None and (joined := catalog.find_group(request.group)):
+        config_log.group_put(None, joined, auto_create=True)
+
+
+def _cancel_timer(request: pb.CancelTimerRequest, turn: Turn) -> None:
+    turn.engine.timers.cancel(request.timer_id, topic_id=request.topic_id, now_ms=turn.now_ms)
+
+
+# ---------------------------------------------------------------- the table
+
+APPEND: Final = Command(
+    name="append",
+    request_field="appends",
+    reply_field="appends",
+    apply=_apply_appends,
+    reply=_reply_appends,
+    columns=_append_columns,
+)
+ACK: Final = Command(
+    name="ack",
+    request_field="acks",
+    reply_field="acks",
+    apply=_apply_acks,
+    reply=_reply_acks,
+    columns=_ack_columns,
+)
+CHANGE_INVISIBLE: Final = _one_by_one(
+    "change_invisible", "changes", "changes", _change_invisible, _add_change
+)
+DEAD_LETTER: Final = _one_by_one(
+    "dead_letter", "dead_letters", "dead_letters", _dead_letter,
+    lambda frame, request_id, _: frame.dead_letters.add(request_id=request_id),
+)  # fmt: skip
+ENSURE: Final = _one_by_one(
+    "ensure", "ensures", "ensures", _ensure,
+    lambda frame, request_id, _: frame.ensures.add(request_id=request_id),
+)  # fmt: skip
+CANCEL_TIMER: Final = _one_by_one(
+    "cancel_timer", "timer_cancels", "cancelled_timers", _cancel_timer,
+    lambda frame, request_id, _: frame.cancelled_timers.append(request_id),
+)  # fmt: skip
+POP: Final = Command(
+    name="pop",
+    request_field="pops",
+    reply_field="pops",
+    apply=_apply_pops,
+    reply=_reply_pops,
+    observe=_observe_pops,
+    is_large=True,
+)
+
+# In the order in which those of one frame are applied: a pop finds what came with it.
+COMMANDS: Final = (APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, POP)

@@ -1,0 +1,150 @@
+"""What has gathered for the broker, and when it leaves.
+
+A request joins the frame that is being gathered; when the broker has answered the last frame, or
+enough has come together, the next one leaves; two are under way at most. An idle link so sends at
+once and a busy one in batches, and nobody waits for a timer. A frame costs both sides as much as
+many requests do, so it passes no task: it leaves by a plain call from the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence, Sized
+from typing import TYPE_CHECKING, Any, final
+
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+if TYPE_CHECKING:
+    from tidemill.proxy.link.commands import Command, Row
+
+BUSY_REQUESTS = 16  # under way on a link that is busy
+BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
+SECOND_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
+
+
+@final
+class Batching:
+    """Requests on their way into a frame, and frames on their way to an answer."""
+
+    def __init__(self, under_way: Sized, write: Callable[[link_pb2.RequestFrame], None]) -> None:
+        """Send by `write`; a link is as busy as many are `under_way`."""
+        self._under_way = under_way
+        self._write = write
+        self._loop = asyncio.get_running_loop()
+        self._rows: dict[Command[Any, Any], list[Row]] = {}
+        self._cancelled_pops: list[int] = []
+        self._weight = 0  # of all that has gathered
+        self._sequence = 0  # of the frame sent last on this stream
+        self._answered_sequence = 0  # of the last frame that is answered
+        self._is_gathering = False
+        self._turns_left = 0  # of the event loop until the gathered frame leaves
+
+    @property
+    def unanswered(self) -> int:
+        """How many frames have left and are not answered."""
+        return self._sequence - self._answered_sequence
+
+    def add(self, command: Command[Any, Any], row: Row) -> None:
+        """Let a request leave with the next frame."""
+        rows = self._rows.get(command)
+        if rows is None:
+            self._rows[command] = [row]
+        else:
+            rows.append(row)
+        self._weight += command.weight
+        if not self._is_gathering:
+            self._wake()
+
+    def add_all(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
+        """Let the rows of one request leave together."""
+        self._rows.setdefault(command, []).extend(rows)
+        self._weight += command.weight * len(rows)
+        if not self._is_gathering:
+            self._wake()
+
+    def cancel_pop(self, request_id: int) -> None:
+        """Tell the broker with the next frame that nobody waits for a pop any more."""
+        self._cancelled_pops.append(request_id)
+        if not self._is_gathering:
+            self._wake()
+
+    def answered(self, sequence: int) -> None:
+        """Send on: the broker has answered a frame."""
+        self._answered_sequence = sequence
+        if self._has_work and not self._is_gathering:
+            self._wake()
+
+    def withdraw(self, request_ids: Collection[int]) -> set[int]:
+        """Keep requests that have not left from leaving; return which those are.
+
+        They would be memory that nobody counts, and surprise those who were told to try again.
+        """
+        unsent: set[int] = set()
+        for rows in self._rows.values():
+            unsent |= {row[0] for row in rows}.intersection(request_ids)
+        if unsent:
+            gathered, self._rows, self._weight = self._rows, {}, 0
+            for command, rows in gathered.items():
+                self._keep(command, [row for row in rows if row[0] not in unsent])
+        return unsent
+
+    def reset(self) -> None:
+        """Begin anew, on a new stream."""
+        self._rows, self._cancelled_pops = {}, []
+        self._weight = self._sequence = self._answered_sequence = 0
+
+    def _wake(self) -> None:
+        """See to it that a frame leaves soon: there is something to ask.
+
+        Those who are about to ask join it: a few on an idle link, many on a busy one. No time is
+        waited: each turn of the loop does what is to be done anyway, above all the reading of calls
+        that have arrived already.
+        """
+        if not self._may_send:
+            return
+        self._is_gathering = True
+        self._turns_left = BUSY_TURNS if len(self._under_way) >= BUSY_REQUESTS else 1
+        self._loop.call_soon(self._gather)
+
+    @property
+    def _may_send(self) -> bool:
+        """Whether a frame may leave: none is unanswered, or one is and a good deal has gathered."""
+        unanswered = self._sequence - self._answered_sequence
+        if unanswered == 1:
+            return self._weight >= SECOND_FRAME_REQUESTS
+        return unanswered == 0
+
+    def _gather(self) -> None:
+        self._turns_left -= 1
+        if self._turns_left > 0:
+            self._loop.call_soon(self._gather)
+            return
+        self._is_gathering = False
+        if self._has_work:
+            frame = self._take_frame()
+            frame.sequence = self._sequence = self._sequence + 1
+            self._write(frame)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._rows or self._cancelled_pops)
+
+    def _take_frame(self) -> link_pb2.RequestFrame:
+        frame = link_pb2.RequestFrame()
+        if self._cancelled_pops:
+            frame.cancelled_pops.extend(self._cancelled_pops)
+            self._cancelled_pops = []
+        gathered, self._rows, self._weight = self._rows, {}, 0
+        for command, rows in gathered.items():
+            count = command.cut(rows)
+            if count < len(rows):
+                self._keep(command, rows[count:])
+                del rows[count:]
+            command.pack(frame, rows)
+        return frame
+
+    def _keep(self, command: Command[Any, Any], rows: list[Row]) -> None:
+        """Let `rows` wait on for a frame."""
+        if rows:
+            self._rows[command] = rows
+            self._weight += command.weight * len(rows)

@@ -1,0 +1,208 @@
+"""The face of the link: requests to one broker, and what it has told of its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, final
+
+import structlog
+
+from tidemill.common.errors import (
+    BY_NAME,
+    BrokerTimeout,
+    BrokerUnreachable,
+    ServiceError,
+    from_wire,
+)
+from tidemill.proxy.link.batching import Batching
+from tidemill.proxy.link.commands import ACK, APPEND, COMMANDS, POP
+from tidemill.proxy.link.configuration import Configuration
+from tidemill.proxy.link.pending import Pending
+from tidemill.proxy.link.polls import Poll, Polls
+from tidemill.proxy.link.stream import LinkStream
+
+if TYPE_CHECKING:
+    from tidemill.message.receipt_handle import HandleFields
+    from tidemill.proxy.link.commands import Appended, Command, Request, Result
+    from tidemill.proxy.metrics import ProxyMetrics
+    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+log = structlog.get_logger()
+
+ACK_BYTES = 200  # about what an ack that waits takes in memory
+_UNKNOWN = "the broker did not answer in time; the outcome is unknown"
+_NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
+_BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
+
+
+@final
+class BrokerLink:
+    """One broker, as the proxy's methods see it."""
+
+    def __init__(
+        self,
+        address: str,
+        metrics: ProxyMetrics,
+        *,
+        pending_max: int,
+        pending_bytes_max: int,
+    ) -> None:
+        self.address = address
+        self.configuration = Configuration()
+        self.configured = asyncio.Event()  # set once the first configuration has been applied
+        self._metrics = metrics
+        self._stream = LinkStream(address, receive=self._receive, lose=self._lose)
+        self.pending = Pending(
+            address,
+            metrics,
+            count_max=pending_max,
+            bytes_max=pending_bytes_max,
+            on_expired=self._expire,
+        )
+        self.batching = Batching(self.pending, self._stream.write)
+        self._polls = Polls(self.pending, self.batching)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker can be asked: its configuration has come on this stream."""
+        return self.pending.is_open
+
+    async def run(self) -> None:
+        """Keep the stream open until cancelled; while there is none, requests are refused."""
+        await self._stream.run()
+
+    # ------------------------------------------------------------ requests
+
+    async def ask(
+        self, command: Command[Request, Result], request: Request, *, timeout_ms: int
+    ) -> Result:
+        """Ask for one thing, and return what the broker's reply resolves to."""
+        future: asyncio.Future[Result]
+        request.request_id, future = self.pending.begin(command, timeout_ms)
+        self.batching.add(command, (request.request_id, request))
+        return await future
+
+    def append(
+        self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int
+    ) -> asyncio.Future[Appended]:
+        """Store or schedule a message; the future says where, once it is durable."""
+        future: asyncio.Future[Appended]
+        request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
+        self.batching.add(APPEND, (request_id, topic_id, queue_id, zlib.crc32(blob), blob))
+        return future
+
+    def ack(
+        self,
+        group_id: int,
+        topic_id: int,
+        deliveries: Collection[HandleFields],
+        *,
+        timeout_ms: int,
+    ) -> asyncio.Future[list[int]]:
+        """Settle deliveries; the future brings an AckResult for each, in order."""
+        future: asyncio.Future[list[int]]
+        request_id, future = self.pending.begin(ACK, timeout_ms, ACK_BYTES * len(deliveries))
+        # All under one id: they travel in one frame, and so do their results.
+        rows = [
+            (request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms)
+            for slot, delivery_id, visible_at_ms, index in deliveries
+        ]
+        self.batching.add_all(ACK, rows)
+        return future
+
+    async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
+        """Take messages; when the caller goes, so does the poll, and nothing it took is lost."""
+        future: asyncio.Future[link_pb2.PopReply]
+        request_id, future = self.pending.begin(POP, timeout_ms)
+        request.request_id = request_id
+        if self._polls.are_released:
+            request.poll_duration_ms = 0
+        self.batching.add(POP, (request_id, request))
+        self._polls.began(request_id, request)
+        try:
+            return await future
+        except (asyncio.CancelledError, BrokerTimeout):
+            if future.done() and not future.cancelled() and not future.exception():
+                # The reply came in the turn in which the caller went.
+                self.give_back(request.group_id, request.topic_id, future.result().batches)
+            elif self.is_connected:
+                self._polls.abandon(request_id)
+            raise
+        finally:
+            self._polls.ended(request_id)
+
+    def give_back(
+        self,
+        group_id: int,
+        topic_id: int,
+        batches: Iterable[link_pb2.Batch],
+        *,
+        skip: int = 0,
+    ) -> None:
+        """Make messages visible again soon, all but the first `skip`: nobody has got them."""
+        if self.is_connected:
+            poll = Poll(group_id, topic_id)
+            self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
+
+    def release_polls(self) -> None:
+        """Answer every parked pop empty, and every later one at once: the process is to stop."""
+        self._polls.release()
+
+    def _expire(self, request_ids: Collection[int]) -> None:
+        unsent = self.batching.withdraw(request_ids)
+        for request_id in request_ids:
+            outcome = _NOT_SENT if request_id in unsent else _UNKNOWN
+            self.pending.fail(request_id, BrokerTimeout(outcome), result="timeout")
+
+    # ------------------------------------------------------------ replies
+
+    def _receive(self, reply: link_pb2.ReplyFrame) -> None:
+        """Apply one frame: its configuration first, since the replies beside it rely on it."""
+        if reply.HasField("config"):
+            self._configure(reply.config)
+        if reply.answered_sequence:
+            self.batching.answered(reply.answered_sequence)
+        for field, replies in reply.ListFields():
+            command = _BY_REPLY_FIELD.get(field.name)
+            if command is not None:
+                unclaimed = self.pending.resolve(command, command.unpack(replies))
+                if command is POP:
+                    for _, pop in unclaimed:
+                        self._metrics.messages_returned += self._polls.unclaimed(pop)
+        for failure in reply.failures:
+            self._polls.refused(failure.request_id)
+            self.pending.fail(failure.request_id, _error_of(failure))
+
+    def _configure(self, config: link_pb2.ConfigUpdate) -> None:
+        self.configuration.apply(config)
+        if config.is_complete:
+            self.pending.is_open = True
+            self.configured.set()
+            log.info(
+                "broker connected",
+                address=self.address,
+                broker=config.broker_name,
+                topics=len(config.topics),
+                groups=len(config.groups),
+            )
+
+    def _lose(self, reason: str) -> bool:
+        """Fail all that is under way, and say whether there had been a connection."""
+        was_connected = self.is_connected
+        if was_connected:
+            log.warning(
+                "broker lost", address=self.address, reason=reason, pending=len(self.pending)
+            )
+        self.batching.reset()
+        self._polls.lose()
+        self.pending.lose()
+        return was_connected
+
+
+def _error_of(failure: link_pb2.Failure) -> ServiceError:
+    # A broker of a newer release may know errors that this proxy does not.
+    if failure.error not in BY_NAME:
+        return BrokerUnreachable(f"the broker refused: {failure.error}: {failure.message}")
+    return from_wire(failure.error, failure.message)

@@ -1,0 +1,138 @@
+"""Who waits for the broker's reply, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from tidemill.common.deadlines import Deadlines
+from tidemill.common.errors import BrokerUnreachable, Overloaded
+
+if TYPE_CHECKING:
+    from tidemill.common.errors import ServiceError
+    from tidemill.proxy.link.commands import Command
+    from tidemill.proxy.metrics import ProxyMetrics
+
+
+class Waiting(NamedTuple):
+    """A request whose reply is awaited."""
+
+    command: Command[Any, Any]
+    future: asyncio.Future[Any]
+    started_s: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
+    size_bytes: int
+
+
+@final
+class Pending:
+    """Requests under way on one link, bounded in number and in bytes.
+
+    Nothing is taken before it `open`s, and after it is lost.
+
+    Each ends once: with its reply, refused, or because its time is up or its link is lost.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        metrics: ProxyMetrics,
+        *,
+        count_max: int,
+        bytes_max: int,
+        on_expired: Callable[[Collection[int]], None],
+    ) -> None:
+        """Call `on_expired` with requests whose time is up; it is to `fail` each of them."""
+        self.count_max = count_max
+        self.bytes_max = bytes_max
+        self.bytes = 0  # of messages and acks
+        self.is_open = False
+        self._address = address
+        self._metrics = metrics
+        self._on_expired = on_expired
+        self._waiting: dict[int, Waiting] = {}
+        self._request_id = 0
+        self._loop = asyncio.get_running_loop()
+        # Nothing is discarded: all deadlines are near, and most requests end in milliseconds.
+        self._deadlines: Deadlines[int] = Deadlines(self._expire)
+
+    def __len__(self) -> int:
+        """Return how many requests are under way."""
+        return len(self._waiting)
+
+    def new_id(self) -> int:
+        """Return the id of a request that nobody waits for."""
+        self._request_id += 1
+        return self._request_id
+
+    def begin(
+        self, command: Command[Any, Any], timeout_ms: int, size_bytes: int = 0
+    ) -> tuple[int, asyncio.Future[Any]]:
+        """Return the id of a request, and what its reply will be put into.
+
+        Raises Overloaded beyond the limits: what waits here is memory of the proxy.
+        """
+        if not self.is_open:
+            raise BrokerUnreachable(f"there is no connection to the broker at {self._address}")
+        waiting = self._waiting
+        if len(waiting) >= self.count_max or self.bytes + size_bytes > self.bytes_max:
+            self._metrics.throttled += 1
+            raise Overloaded(
+                f"{len(waiting)} requests with {self.bytes} bytes wait for the"
+                " broker already; repeat after a pause"
+            )
+        self._request_id = request_id = self._request_id + 1
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._deadlines.add(request_id, timeout_ms / 1000)
+        waiting[request_id] = Waiting(command, future, time.monotonic(), size_bytes)
+        self.bytes += size_bytes
+        return request_id, future
+
+    def resolve(
+        self, command: Command[Any, Any], results: Iterable[tuple[int, Any]]
+    ) -> list[tuple[int, Any]]:
+        """Hand results to who waits for them; return those of requests that nobody waits for."""
+        waiting, now_s = self._waiting, time.monotonic()
+        name, observe = command.name, self._metrics.observe_backend
+        unclaimed = []
+        for request_id, result in results:
+            request = waiting.pop(request_id, None)
+            if request is None:
+                unclaimed.append((request_id, result))
+                continue
+            self.bytes -= request.size_bytes
+            observe(name, "success", (now_s - request.started_s) * 1000)
+            if request.future.done():
+                unclaimed.append((request_id, result))
+            else:
+                request.future.set_result(result)
+        return unclaimed
+
+    def fail(self, request_id: int, error: ServiceError, *, result: str = "refused") -> None:
+        """End a request with `error`, counted as `result`."""
+        request = self.forget(request_id)
+        if request is not None:
+            elapsed_s = time.monotonic() - request.started_s
+            self._metrics.observe_backend(request.command.name, result, elapsed_s * 1000)
+            if not request.future.done():
+                request.future.set_exception(error)
+
+    def forget(self, request_id: int) -> Waiting | None:
+        """Let a request go without a result; return it if it was under way."""
+        request = self._waiting.pop(request_id, None)
+        if request is not None:
+            self.bytes -= request.size_bytes
+        return request
+
+    def lose(self) -> None:
+        """Fail every request: the link is lost."""
+        self.is_open = False
+        for request_id, request in list(self._waiting.items()):
+            reason = f"the connection to the broker was lost; {request.command.when_lost}"
+            self.fail(request_id, BrokerUnreachable(reason))
+
+    def _expire(self, request_ids: Iterable[int]) -> None:
+        waiting = self._waiting
+        if expired := [request_id for request_id in request_ids if request_id in waiting]:
+            self._on_expired(expired)

@@ -1,0 +1,104 @@
+"""Pops under way, and what becomes of them when their callers go.
+
+A pop hides what it takes, so its reply may not get lost: a caller that goes cancels its pop at the
+broker, and what comes nevertheless is given back at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from tidemill.proxy.link.commands import CHANGE_INVISIBLE
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+if TYPE_CHECKING:
+    from tidemill.proxy.link.batching import Batching
+    from tidemill.proxy.link.pending import Pending
+
+GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
+# Pops whose late reply would still be given back. The broker answers a cancelled pop only if it had
+# answered it already, so most of these are never heard of again and the oldest are dropped.
+ABANDONED_MAX = 10_000
+
+
+class Poll(NamedTuple):
+    """Whose messages a pop takes."""
+
+    group_id: int
+    topic_id: int
+
+
+@final
+class Polls:
+    """The pops of one link."""
+
+    def __init__(self, pending: Pending, batching: Batching) -> None:
+        self.are_released = False
+        self._pending = pending
+        self._batching = batching
+        self._under_way: dict[int, Poll] = {}
+        self._abandoned: dict[int, Poll] = {}
+
+    def began(self, request_id: int, request: link_pb2.PopRequest) -> None:
+        """Know of a pop, should its caller go."""
+        self._under_way[request_id] = Poll(request.group_id, request.topic_id)
+
+    def ended(self, request_id: int) -> None:
+        """Forget a pop whose caller has what it brought, or has left it."""
+        self._under_way.pop(request_id, None)
+
+    def abandon(self, request_id: int) -> None:
+        """Cancel a pop whose caller goes, as far as that is possible."""
+        self._pending.forget(request_id)
+        if len(self._abandoned) >= ABANDONED_MAX:
+            del self._abandoned[next(iter(self._abandoned))]
+        self._abandoned[request_id] = self._under_way[request_id]
+        self._batching.cancel_pop(request_id)
+
+    def release(self) -> None:
+        """Answer every pop that waits empty; those that come may not wait."""
+        self.are_released = True
+        for request_id in list(self._under_way):
+            if request := self._pending.forget(request_id):
+                self.abandon(request_id)
+                if not request.future.done():
+                    request.future.set_result(link_pb2.PopReply(request_id=request_id))
+
+    def unclaimed(self, reply: link_pb2.PopReply) -> int:
+        """Give back what a pop brings whose caller has gone; return how many messages."""
+        # One whose caller was cancelled in this very turn of the loop is still under way.
+        poll = self._abandoned.pop(reply.request_id, None) or self._under_way.get(reply.request_id)
+        return self.give_back(poll, reply.batches) if poll else 0
+
+    def give_back(self, poll: Poll, batches: Iterable[link_pb2.Batch], *, skip: int = 0) -> int:
+        """Make messages visible again soon, all but the first `skip`; return how many.
+
+        Nobody waits for the answers. Where they fail, the invisible duration ends by itself.
+        """
+        rows = []
+        for batch in batches:
+            for index in batch.indexes:
+                request = link_pb2.ChangeInvisibleRequest(
+                    request_id=self._pending.new_id(),
+                    group_id=poll.group_id,
+                    topic_id=poll.topic_id,
+                    slot=batch.slot,
+                    delivery_id=batch.delivery_id,
+                    index=index,
+                    visible_at_ms=batch.visible_at_ms,
+                    invisible_duration_ms=GIVE_BACK_MS,
+                )
+                rows.append((request.request_id, request))
+        del rows[:skip]
+        if rows:
+            self._batching.add_all(CHANGE_INVISIBLE, rows)
+        return len(rows)
+
+    def refused(self, request_id: int) -> None:
+        """Forget an abandoned pop: it brings nothing."""
+        self._abandoned.pop(request_id, None)
+
+    def lose(self) -> None:
+        """Forget abandoned pops: the broker forgets the parked pops of a lost stream by itself."""
+        self._abandoned.clear()

@@ -1,0 +1,113 @@
+"""The stream to a broker: connecting, connecting again, frames in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.aio.channel import connected
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
+
+if TYPE_CHECKING:
+    from tidemill.transport.aio.channel import Channel, ClientStream
+
+log = structlog.get_logger()
+
+RECONNECT_MIN_MS = 50
+# Low, since a broker that was restarted is back within half a second, and one attempt is cheap.
+RECONNECT_MAX_MS = 250
+# Until then a missing broker is one that starts beside us.
+WAITING_WARN_FIRST_S = 1.0
+WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wait for long
+CONNECT_TIMEOUT_S = 2.0
+# Of one frame: one is closed when it passes 256 KiB, so the largest ends with a pop of 16 MiB
+# (POP_BYTES_MAX in the broker) or is the whole configuration, some 100 bytes a topic.
+REPLY_BYTES_MAX: Final = 64 << 20
+EXCHANGE: Final = "/tidemill.broker.v1.BrokerLink/Exchange"
+LIMITS: Final = Limits(
+    stream_window_bytes=16 << 20,
+    frame_bytes=1 << 20,
+    # A broker whose machine vanished is noticed within the sum of these.
+    keepalive_period_s=10.0,
+    keepalive_timeout_s=10.0,
+)
+
+
+@final
+class LinkStream:
+    """The one stream of a link, and the next one when it breaks."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        receive: Callable[[link_pb2.ReplyFrame], None],
+        lose: Callable[[str], bool],
+    ) -> None:
+        """Give each frame to `receive`, and the reason to `lose` when there is no stream any more.
+
+        `lose` tells whether the stream had come to anything.
+        """
+        self._address = address
+        self._receive = receive
+        self._lose = lose
+        self._stream: ClientStream | None = None
+
+    def write(self, frame: link_pb2.RequestFrame) -> None:
+        """Send a frame; what is written to a stream that breaks is lost with it."""
+        if self._stream is not None:
+            self._stream.write(frame.SerializeToString())
+
+    async def run(self) -> None:
+        """Keep the stream open until cancelled."""
+        attempt = 0
+        warn_at_s = time.monotonic() + WAITING_WARN_FIRST_S
+        while True:
+            reason = await self._connect()
+            now_s = time.monotonic()
+            if self._lose(reason):
+                attempt, warn_at_s = 0, now_s + WAITING_WARN_FIRST_S
+            else:
+                attempt += 1
+            if now_s >= warn_at_s:
+                log.warning("waiting for the broker", address=self._address, reason=reason)
+                warn_at_s = now_s + WAITING_WARN_EVERY_S
+            ceiling_ms = min(RECONNECT_MIN_MS << min(attempt, 10), RECONNECT_MAX_MS)
+            await asyncio.sleep(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000)
+
+    async def _connect(self) -> str:
+        """Open a stream and return why it has ended, or could not be opened."""
+        try:
+            async with connected(
+                self._address, LIMITS,
+                message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S,
+            ) as channel:  # fmt: skip
+                await self._exchange(channel)
+        except RpcError as error:
+            return str(error)
+        return "the broker ended the stream"
+
+    async def _exchange(self, channel: Channel) -> None:
+        stream = self._stream = channel.open(EXCHANGE, self._on_message)
+        try:
+            await stream.ended()
+        finally:
+            self._stream = None
+            stream.cancel()
+
+    def _on_message(self, encoded: bytes) -> None:
+        try:
+            frame = link_pb2.ReplyFrame.FromString(encoded)
+        except DecodeError:
+            if self._stream is not None:
+                self._stream.fail(RpcError(RpcCode.INTERNAL, "the broker sent what is no frame"))
+            return
+        self._receive(frame)

@@ -1,0 +1,256 @@
+"""An engine in memory: what the commands of the link call, without a store and without time.
+
+It answers like the engine: appends by queue, acks with their three results, deliveries replaced by
+change-invisible, dead letters, delayed messages and their cancel, creation by use. A test that
+wants a message back, or a delayed one delivered, says so.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidemill.broker.engine.engine import Sent
+from tidemill.broker.engine.metadata.catalog import (
+    ConfigChanges,
+    ExponentialRetry,
+    Group,
+    Topic,
+    TopicType,
+)
+from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
+from tidemill.common.errors import InvalidReceiptHandle, MessageNotFound, Overloaded
+from tidemill.message import stored_message
+
+SECRET = bytes(range(32))
+NOW_MS = 1_790_000_000_123  # the time of everything that happens here
+MIXED = TopicType.MIXED
+_RETRY = ExponentialRetry(initial_ms=10_000, max_ms=7_200_000, multiplier=2.0)
+
+
+@dataclass
+class Message:
+    """A message and where it is."""
+
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    blob: bytes
+    attempts: int = 0
+    origin_topic: str = ""
+
+
+@dataclass
+class Delivered:
+    """What one pop took from one queue."""
+
+    messages: list[Message]
+    state: list[AckResult] = field(default_factory=list)  # result of the next ack, by index
+
+
+class Record(NamedTuple):
+    """A message as a reply reads it."""
+
+    blob: bytes
+    stored_at_ms: int
+    origin_topic: str
+
+
+class MemoryCatalog:
+    """Topics and groups by name."""
+
+    def __init__(self) -> None:
+        self.handle_secret = SECRET
+        self.broker_name = "broker-0"
+        self.topics: dict[str, Topic] = {}
+        self.groups: dict[str, Group] = {}
+
+    def find_topic(self, name: str) -> Topic | None:
+        return self.topics.get(name)
+
+    def find_group(self, name: str) -> Group | None:
+        return self.groups.get(name)
+
+
+class MemoryTimers:
+    """Delayed messages by timer id."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message | None] = []  # None: delivered
+        self.cancelled: set[int] = set()
+
+    def cancel(self, timer_id: int, *, topic_id: int, now_ms: int) -> None:
+        timer = self.messages[timer_id] if timer_id < len(self.messages) else None
+        if timer is None or timer.topic_id != topic_id:
+            raise MessageNotFound("no such timer")
+        self.cancelled.add(timer_id)
+
+
+class MemoryEngine:
+    """The state, and what commands do to it."""
+
+    def __init__(self) -> None:
+        self.administration = self  # of commands only `ensure` asks for it
+        self.catalog = MemoryCatalog()
+        self.timers = MemoryTimers()
+        self.log: list[Message] = []
+        self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
+        self._changes = ConfigChanges()
+        self._taken: set[tuple[int, int]] = set()  # (group id, position in the log)
+        self._deliveries: dict[int, Delivered] = {}
+        self._ids = 0
+
+    # ------------------------------------------------------------ topics and groups
+
+    def put_topic(self, name: str, *, kind: int = MIXED, queues: int = 8) -> Topic:
+        topic = self.catalog.topics[name] = Topic(
+            id=self._new_id(),
+            version=1,
+            name=name,
+            type=kind,  # type: ignore[arg-type]  # also a number that has no name
+            queues=queues,
+            is_system=name.startswith("%"),
+        )
+        self._changes.topics[topic.id] = topic
+        return topic
+
+    def put_group(self, name: str, *, is_ordered: bool = False) -> Group:
+        group = self.catalog.groups[name] = Group(
+            id=self._new_id(), version=1, name=name, is_ordered=is_ordered, exponential=_RETRY
+        )
+        self._changes.groups[group.id] = group
+        return group
+
+    def ensure(self, topic: str, group: str, now_ms: int) -> None:
+        if topic and topic not in self.catalog.topics:
+            self.put_topic(topic)
+        if group and group not in self.catalog.groups:
+            self.put_group(group)
+
+    def take_config_changes(self) -> ConfigChanges:
+        changes, self._changes = self._changes, ConfigChanges()
+        return changes
+
+    # ------------------------------------------------------------ messages
+
+    def send(
+        self, topic_id: int, queue_id: int, blob: bytes, crc: int, *, now_ms: int, firing_ms: int
+    ) -> Sent:
+        assert zlib.crc32(blob) == crc
+        if queue_id in self.refused_queues:
+            raise Overloaded("full")
+        due_at_ms = stored_message.decode(blob).due_at_ms
+        if due_at_ms <= firing_ms:
+            return Sent(self.store(topic_id, queue_id, blob), 0)
+        self.timers.messages.append(Message(topic_id, queue_id, 0, blob))
+        return Sent(len(self.timers.messages) - 1, due_at_ms)
+
+    def store(self, topic_id: int, queue_id: int, blob: bytes, origin_topic: str = "") -> int:
+        queue_offset = sum(
+            (message.topic_id, message.queue_id) == (topic_id, queue_id) for message in self.log
+        )
+        self.log.append(Message(topic_id, queue_id, queue_offset, blob, origin_topic=origin_topic))
+        return queue_offset
+
+    def deliver_timer(self, timer_id: int) -> None:
+        """Store a delayed message as if it were due."""
+        timer = self.timers.messages[timer_id]
+        assert timer is not None, "delivered before"
+        assert timer_id not in self.timers.cancelled
+        self.timers.messages[timer_id] = None
+        self.store(timer.topic_id, timer.queue_id, timer.blob)
+
+    # ------------------------------------------------------------ deliveries
+
+    def pop(
+        self,
+        group_id: int,
+        topic_id: int,
+        *,
+        max_messages: int,
+        invisible_duration_ms: int,
+        tags: frozenset[str],
+        attempt_id: str,
+        now_ms: int,
+    ) -> list[Batch]:
+        by_queue: dict[int, list[int]] = {}
+        count = 0
+        for position, message in enumerate(self.log):
+            if message.topic_id == topic_id and (group_id, position) not in self._taken:
+                by_queue.setdefault(message.queue_id, []).append(position)
+                count += 1
+                if count == max_messages:
+                    break
+        return [
+            self._deliver(group_id, positions, now_ms, now_ms + invisible_duration_ms)
+            for positions in by_queue.values()
+        ]
+
+    def _deliver(
+        self, group_id: int, positions: list[int], now_ms: int, visible_at_ms: int
+    ) -> Batch:
+        messages = [self.log[position] for position in positions]
+        for position, message in zip(positions, messages, strict=True):
+            self._taken.add((group_id, position))
+            message.attempts += 1
+        delivery_id = self._new_delivery(messages)
+        return Batch(
+            slot=delivery_id,
+            delivery_id=delivery_id,
+            popped_at_ms=now_ms,
+            visible_at_ms=visible_at_ms,
+            queue_id=messages[0].queue_id,
+            indexes=range(len(messages)),
+            queue_offsets=[message.queue_offset for message in messages],
+            delivery_attempts=[message.attempts for message in messages],
+            log_offsets=positions,
+            size_bytes=sum(len(message.blob) for message in messages),
+        )
+
+    def read_batch(self, batch: Batch) -> list[Record]:
+        messages = [self.log[position] for position in batch.log_offsets]
+        return [Record(message.blob, NOW_MS, message.origin_topic) for message in messages]
+
+    def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
+        delivered = self._deliveries.get(delivery.delivery_id)
+        if delivered is None:
+            return AckResult.GONE
+        result = delivered.state[delivery.message_index]
+        if result is AckResult.APPLIED:
+            delivered.state[delivery.message_index] = AckResult.ALREADY
+        return result
+
+    def change_invisible(
+        self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
+    ) -> Delivery:
+        message = self._take_back(delivery)
+        if not invisible_duration_ms:
+            self._taken.discard((delivery.group_id, self.log.index(message)))
+        new_id = self._new_delivery([message])
+        return delivery._replace(
+            slot=new_id,
+            delivery_id=new_id,
+            message_index=0,
+            visible_at_ms=now_ms + invisible_duration_ms,
+        )
+
+    def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
+        self._take_back(delivery)
+
+    def _take_back(self, delivery: Delivery) -> Message:
+        """End a delivery otherwise than by an ack."""
+        delivered, index = self._deliveries.get(delivery.delivery_id), delivery.message_index
+        if delivered is None or delivered.state[index] is not AckResult.APPLIED:
+            raise InvalidReceiptHandle("no such delivery")
+        delivered.state[index] = AckResult.GONE
+        return delivered.messages[index]
+
+    def _new_delivery(self, messages: list[Message]) -> int:
+        delivery_id = self._new_id()
+        self._deliveries[delivery_id] = Delivered(messages, [AckResult.APPLIED] * len(messages))
+        return delivery_id
+
+    def _new_id(self) -> int:
+        self._ids += 1
+        return self._ids

@@ -1,0 +1,106 @@
+"""Deadlines on few timers: who comes up, when, and what is left of who ended before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tidemill.common.deadlines import TICK_S, Deadlines
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time goes on only when there is nothing else to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]  # asyncio's own
+            self.now_s = max(self.now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]  # as above
+
+
+class World:
+    """A deadline queue of names, and who has come up when."""
+
+    def __init__(self) -> None:
+        self.expired: list[tuple[str, float]] = []
+        self.deadlines: Deadlines[str] = Deadlines(self.expire)
+
+    def expire(self, names: object) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self.expired += [(name, now_s) for name in names]  # type: ignore[attr-defined]
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.expired]
+
+
+def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario(World())
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(main())
+
+
+def test_each_comes_up_after_its_time_and_at_most_a_tick_late() -> None:
+    async def scenario(world: World) -> None:
+        timeouts_s = {"a": 0.0, "b": 0.01, "c": 0.05, "d": 0.07, "e": 3.0}
+        for name, timeout_s in timeouts_s.items():
+            world.deadlines.add(name, timeout_s)
+        await asyncio.sleep(4)
+        assert world.names() == list(timeouts_s)
+        for name, at_s in world.expired:
+            assert timeouts_s[name] <= at_s <= timeouts_s[name] + TICK_S + 1e-9
+
+    run(scenario)
+
+
+def test_those_of_one_tick_share_a_timer_and_come_up_in_order() -> None:
+    async def scenario(world: World) -> None:
+        for n in range(100):
+            world.deadlines.add(f"{n:02}", 1.0)
+        assert len(world.deadlines) == 1
+        await asyncio.sleep(2)
+        assert world.names() == [f"{n:02}" for n in range(100)]
+        assert len(world.deadlines) == 0
+
+    run(scenario)
+
+
+def test_who_is_discarded_does_not_come_up_and_leaves_no_timer() -> None:
+    async def scenario(world: World) -> None:
+        far = world.deadlines.add("far", 36_000.0)
+        near = world.deadlines.add("near", 1.0)
+        world.deadlines.add("kept", 1.0)
+        world.deadlines.discard("far", far)
+        world.deadlines.discard("near", near)
+        assert len(world.deadlines) == 1
+        await asyncio.sleep(2)
+        assert world.names() == ["kept"]
+        world.deadlines.discard("kept", near)
+
+    run(scenario)
+
+
+def test_one_that_expires_may_discard_another_of_its_tick() -> None:
+    async def scenario(world: World) -> None:
+        ticks: dict[str, int] = {}
+
+        def expire(names: object) -> None:
+            for name in names:  # type: ignore[attr-defined]
+                for other, tick in ticks.items():
+                    deadlines.discard(other, tick)
+                world.expired.append((name, 0.0))
+
+        deadlines: Deadlines[str] = Deadlines(expire)
+        for name in ("a", "b"):
+            ticks[name] = deadlines.add(name, 1.0)
+        await asyncio.sleep(2)
+        assert world.names() == ["a", "b"]
+
+    run(scenario)
