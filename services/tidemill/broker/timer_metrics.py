@@ -90,7 +90,7 @@ class TimerMetrics:
         )
         yield self._by_topic(
             CounterMetricFamily("rocketmq_timer_enqueue_total", "Scheduled.", labels=labels),
-            timers.scheduled,
+            timers.delays.totals(),
         )
         yield self._by_topic(
             CounterMetricFamily("rocketmq_timer_dequeue_total", "Delivered.", labels=labels),

@@ -155,20 +155,18 @@ class Fold:
 
     def _message(self, entry: Message, log_offset: int, size: int, stored_at_ms: int) -> None:
         self._store.apply_message(entry, log_offset, size)
-        if entry.cause is None:
+        cause = entry.cause
+        if isinstance(cause, Cause):
+            bit = 1 << cause.message_index
+            self._pops.settle(cause.slot, cause.delivery_id, bit, log_offset)
+        elif log_offset < self.timers_from:
             return
-        match entry.cause:
-            case Cause() as cause:
-                bit = 1 << cause.message_index
-                self._pops.settle(cause.slot, cause.delivery_id, bit, log_offset)
-            case Target() as target:
-                if log_offset >= self.timers_from:
-                    self._timers.apply_schedule(
-                        target, log_offset, size, stored_at_ms, queue_id=entry.queue_id
-                    )
-            case TimerCause() as cause:
-                if log_offset >= self.timers_from:
-                    self._timers.apply_outcome(cause)
+        elif isinstance(cause, Target):
+            self._timers.apply_schedule(
+                cause, log_offset, size, stored_at_ms, queue_id=entry.queue_id
+            )
+        elif isinstance(cause, TimerCause):
+            self._timers.apply_outcome(cause)
 
     def _config(self, entry: Config, log_offset: int, _stored_at_ms: int) -> None:
         item = entry.item

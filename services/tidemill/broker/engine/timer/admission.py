@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from typing import final
+from typing import NoReturn, final
 
 from tidemill.broker.engine.metadata.catalog import Topic
 from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
@@ -28,6 +28,9 @@ class Admission:
         self._index = index
         self._config = config
         self._pinned_max = int(volume_bytes * config.max_pinned_part)
+        self._has_seconds_limit = (
+            config.soft_limit_per_second > 0 and config.overload_policy is not OverloadPolicy.ACCEPT
+        )
         self.refused: Counter[str] = Counter()  # by reason
         self.skewed_count = 0
         self.spread: Counter[int] = Counter()  # by topic id
@@ -57,24 +60,39 @@ class Admission:
 
         Raises Overloaded when the second, or the store, has no room for another timer.
         """
-        index, config = self._index, self._config
-        if index.pending_count >= config.max_pending:
-            self.refused["backlog"] += 1
+        index = self._index
+        if (
+            index.pending_count >= self._config.max_pending
+            or index.pinned_bytes + size > self._pinned_max
+        ):
+            self._refuse(size)
+        if self._has_seconds_limit or topic.delivery_spread_ms:
+            return self._find_room(due_at_ms, topic, chance, now_ms)
+        return due_at_ms
+
+    def _refuse(self, size: int) -> NoReturn:
+        """Say which of the store's limits another timer of `size` bytes would pass."""
+        index = self._index
+        self.refused["backlog"] += 1
+        if index.pending_count >= self._config.max_pending:
             raise Overloaded(
                 f"{index.pending_count} delayed messages wait, the broker's limit "
                 f"(timer_max_pending); try again when some of them have been delivered"
             )
-        if index.pinned_bytes + size > self._pinned_max:
-            self.refused["backlog"] += 1
-            raise Overloaded(
-                f"delayed messages hold {index.pinned_bytes >> 20} MiB of the broker's "
-                f"disk, its limit (timer_max_pinned_part); enlarge the volume, or try again later"
-            )
+        raise Overloaded(
+            f"delayed messages hold {index.pinned_bytes >> 20} MiB of the broker's disk, and "
+            f"another {size} bytes pass its limit (timer_max_pinned_part); enlarge the volume, or "
+            f"try again later"
+        )
+
+    def _find_room(self, due_at_ms: int, topic: Topic, chance: int, now_ms: int) -> int:
+        """Return a due time whose second has room. Raises Overloaded where there is none."""
+        index, config = self._index, self._config
         soft_limit, policy = config.soft_limit_per_second, config.overload_policy
         spread_ms = topic.delivery_spread_ms
         if not spread_ms and policy is OverloadPolicy.SPREAD:
             spread_ms = config.spread_ms
-        if not soft_limit or (policy is OverloadPolicy.ACCEPT and not spread_ms):
+        if not soft_limit:
             return due_at_ms
         index.link_gathered()
         second = due_at_ms // 1000

@@ -23,3 +23,7 @@ class Histogram:
             self.sums[label] = 0
         counts[bisect_left(self.bounds, value)] += 1
         self.sums[label] += value
+
+    def totals(self) -> dict[int, int]:
+        """Return how many observations each label has."""
+        return {label: sum(counts) for label, counts in self.counts.items()}

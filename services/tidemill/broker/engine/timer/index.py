@@ -111,6 +111,9 @@ class TimerIndex:
             return
         if self._gathered and timer_id != self.next_id:
             self.link_gathered()
+        if self.is_following and not self.pending_count:
+            # As the engine that delivers does it: where nothing waits the hand is at the present.
+            self.hand_s = max(self.hand_s, now_ms // 1000 - 1)
         self._gathered.extend((log_offset, size, target.due_at_ms, target.topic_id))
         self._gathered_bytes += size
         self._gathered_at_ms = now_ms
