@@ -58,7 +58,7 @@ class Bench:
     def round_done(self) -> None:
         now = now_ms()
         self.engine.commit(now)
-        files = self.engine.background.step(now, now)
+        files = self.engine.background.step(now, firing_ms=now)
         for file in files or ():
             file.sync()
 

@@ -111,7 +111,7 @@ def main() -> None:
         gc.freeze()  # As a process does when it has started.
         cut_s = timed(lambda: engine.log.finish_recovery(durable_offset=0))
         take_over_s = timed(lambda: engine.take_over(SECRET, now_ms()))
-        first_round_s = timed(lambda: engine.run_due(now_ms(), now_ms()))
+        first_round_s = timed(lambda: engine.run_due(now_ms(), firing_ms=now_ms()))
         assert engine.state.table.used_count == arguments.in_flight
         assert engine.timers.index.pending_count == arguments.timers
         engine.close()

@@ -170,7 +170,7 @@ def advance(engine: Engine, at_ms: int) -> None:
     engine.synced(engine.begin_sync()[0])
     engine.refresh()
     for _ in range(4):
-        engine.background.step(at_ms, at_ms)
+        engine.background.step(at_ms, firing_ms=at_ms)
 
 
 def measure_recall(folder: Path, load: Path, pending: int) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class RestartAnywhere(RuleBasedStateMachine):
 
     @rule(ends=ENDS_ROUND)
     def revive(self, ends: bool) -> None:
-        self.world.engine.run_due(self.world.now_ms, self.world.now_ms)
+        self.world.engine.run_due(self.world.now_ms, firing_ms=self.world.now_ms)
         self.end(ends)
 
     @rule(name=TOPIC, group_name=GROUP, earliest=st.booleans(), ends=ENDS_ROUND)

@@ -207,7 +207,7 @@ class World:
     def run_due(self) -> None:
         """Revive all that is due."""
         for _ in range(100_000):
-            is_more = self.engine.run_due(self.now_ms, self.now_ms)
+            is_more = self.engine.run_due(self.now_ms, firing_ms=self.now_ms)
             self.commit()
             if not is_more:
                 return
@@ -233,7 +233,7 @@ class World:
     def background(self, steps: int = 10_000) -> None:
         """Run background work until nothing is left to do."""
         for _ in range(steps):
-            files = self.engine.background.step(self.now_ms, self.now_ms)
+            files = self.engine.background.step(self.now_ms, firing_ms=self.now_ms)
             if files is None:
                 return
             for file in files:

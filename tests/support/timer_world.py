@@ -147,7 +147,7 @@ class TimerWorld(World):
             self.engine.take_ready()
             if self.engine.background.is_wanted(self.now_ms):
                 self.background()
-            due_ms = self.engine.next_due_ms(self.now_ms, self.now_ms)
+            due_ms = self.engine.next_due_ms(self.now_ms, firing_ms=self.now_ms)
             if self.now_ms >= end_ms:
                 return
             spins = spins + 1 if due_ms is not None and due_ms <= self.now_ms else 0
@@ -201,7 +201,7 @@ class TimerWorld(World):
         """Go on with background work until nothing is left, or for some steps."""
         self.judge()  # Before retention takes what was not read yet.
         for _ in range(steps):
-            files = self.engine.background.step(self.now_ms, self.now_ms)
+            files = self.engine.background.step(self.now_ms, firing_ms=self.now_ms)
             if files is None:
                 break
             for file in files:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,6 +17,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.common.latencies import Latencies
 from tidemill.common.metrics import Registry
 from tidemill.message.stored_message import MESSAGE_TYPE_AT
@@ -49,15 +50,15 @@ class Traffic:
 
     def __init__(self) -> None:
         # By topic id and message type: messages, bytes, then one count a size bucket.
-        self.received: dict[tuple[int, int], list[int]] = {}
+        self.received: dict[tuple[TopicId, int], list[int]] = {}
         # By topic id and group id: messages and bytes; then those of repeated deliveries.
-        self.sent: dict[tuple[int, int], list[int]] = {}
+        self.sent: dict[tuple[TopicId, GroupId], list[int]] = {}
         # By topic id and group id: one count an AckResult.
-        self.acks: dict[tuple[int, int], list[int]] = {}
+        self.acks: dict[tuple[TopicId, GroupId], list[int]] = {}
         # From a frame's arrival to its answer, by RPC_LABELS.
         self.latencies = Latencies()
 
-    def appended(self, topic_id: int, blob: bytes) -> None:
+    def appended(self, topic_id: TopicId, blob: bytes) -> None:
         """Count a message that was stored."""
         key = (topic_id, blob[MESSAGE_TYPE_AT])
         counts = self.received.get(key)
@@ -68,13 +69,15 @@ class Traffic:
         counts[1] += size
         counts[2 + bisect_left(SIZE_BUCKETS, size)] += 1
 
-    def polled(self, topic_id: int, group_id: int) -> None:
+    def polled(self, topic_id: TopicId, group_id: GroupId) -> None:
         """Know that a group consumes a topic, so that its series start at zero."""
         if (topic_id, group_id) not in self.sent:
             self.sent[topic_id, group_id] = [0, 0, 0, 0]
             self.acks[topic_id, group_id] = [0, 0, 0, 0]
 
-    def delivered(self, topic_id: int, group_id: int, attempts: Sequence[int], size: int) -> None:
+    def delivered(
+        self, topic_id: TopicId, group_id: GroupId, attempts: Sequence[int], size: int
+    ) -> None:
         """Count one batch that was handed out."""
         self.polled(topic_id, group_id)
         counts = self.sent[topic_id, group_id]
@@ -83,7 +86,7 @@ class Traffic:
         counts[at] += len(attempts)
         counts[at + 1] += size
 
-    def acked(self, topic_id: int, group_id: int, result: int) -> None:
+    def acked(self, topic_id: TopicId, group_id: GroupId, result: int) -> None:
         """Count an ack."""
         counts = self.acks.get((topic_id, group_id))
         if counts is not None:
@@ -94,7 +97,7 @@ class Lag:
     """Consumer progress of all groups, as of the last time somebody asked."""
 
     def __init__(self) -> None:
-        self.progress: dict[int, list[QueueProgress]] = {}
+        self.progress: dict[GroupId, list[QueueProgress]] = {}
         self.now_ms = 0
 
 
@@ -191,7 +194,9 @@ class BrokerMetrics:
             behind.add_metric((str(queue_id),), late_ms)
         yield from (lag, behind)
 
-    def _collect_load(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
+    def _collect_load(
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
+    ) -> Iterator[Metric]:
         watermark = GaugeMetricFamily(
             "rocketmq_processor_watermark",
             "Frames and calls that wait for the next round.",
@@ -209,7 +214,7 @@ class BrokerMetrics:
         yield GaugeMetricFamily("rocketmq_topic_number", "Topics.", value=len(topics))
         yield GaugeMetricFamily("rocketmq_consumer_group_number", "Groups.", value=len(groups))
 
-    def _collect_received(self, topics: dict[int, Topic]) -> Iterator[Metric]:
+    def _collect_received(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
         messages = CounterMetricFamily(
             "rocketmq_messages_in_total", "Messages stored.", labels=IN_LABELS
         )
@@ -234,7 +239,9 @@ class BrokerMetrics:
                     sizes.add_metric(labels, _cumulated(counts[2:]), counts[1])
         yield from (messages, size, sizes)
 
-    def _collect_sent(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
+    def _collect_sent(
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
+    ) -> Iterator[Metric]:
         messages = CounterMetricFamily(
             "rocketmq_messages_out_total", "Messages handed to a consumer.", labels=OUT_LABELS
         )
@@ -261,7 +268,7 @@ class BrokerMetrics:
         yield from (messages, size, acks)
 
     def _collect_engine(
-        self, topics: dict[int, Topic], groups: dict[int, Group]
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
     ) -> Iterator[Metric]:
         """Yield what the engine does by itself when nobody asks."""
         dead = CounterMetricFamily(
@@ -294,7 +301,9 @@ class BrokerMetrics:
             expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
         yield from (written, dead, revived, expired)
 
-    def _collect_lag(self, topics: dict[int, Topic], groups: dict[int, Group]) -> Iterator[Metric]:
+    def _collect_lag(
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
+    ) -> Iterator[Metric]:
         gauges = {
             name: GaugeMetricFamily(f"rocketmq_consumer_{name}", help_, labels=OUT_LABELS)
             for name, help_ in (
@@ -351,13 +360,15 @@ def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
     return buckets
 
 
-def _drop_deleted(counts: dict[tuple[int, int], list[int]], topics: dict[int, Topic]) -> None:
+def _drop_deleted(
+    counts: dict[tuple[TopicId, Any], list[int]], topics: dict[TopicId, Topic]
+) -> None:
     for key in [key for key in counts if key[0] not in topics]:
         del counts[key]
 
 
 def _drop_deleted_groups(
-    counts: dict[tuple[int, int], list[int]], groups: dict[int, Group]
+    counts: dict[tuple[TopicId, GroupId], list[int]], groups: dict[GroupId, Group]
 ) -> None:
     for key in [key for key in counts if key[1] not in groups]:
         del counts[key]

@@ -16,6 +16,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.timer.census import BOUNDS_S, PEAK_WINDOWS_S
 from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.metrics import STORAGE, STORAGE_LABELS
@@ -68,7 +69,7 @@ class TimerMetrics:
         yield from self._collect_clock()
         yield from self._collect_files(engine)
 
-    def _name(self, topic_id: int) -> str | None:
+    def _name(self, topic_id: TopicId) -> str | None:
         """Return the topic to show, None for one that is gone."""
         topic = self._source.engine.catalog.topics.get(topic_id)
         return None if topic is None else self._topics.admit((topic.name,))[0]
@@ -77,7 +78,7 @@ class TimerMetrics:
         self, family: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[int, int]
     ) -> Metric:
         for topic_id, count in counts.items():
-            name = self._name(topic_id)
+            name = self._name(TopicId(topic_id))
             if name is not None:
                 family.add_metric((*STORAGE, name), count)
         return family
@@ -129,7 +130,7 @@ class TimerMetrics:
         family = HistogramMetricFamily(name, help_, labels=(*STORAGE_LABELS, "topic"))
         bounds = [*(str(bound / divisor) for bound in found.bounds), "+Inf"]
         for topic_id, counts in found.counts.items():
-            topic = self._name(topic_id)
+            topic = self._name(TopicId(topic_id))
             if topic is not None:
                 buckets = list(zip(bounds, accumulate(counts), strict=True))
                 family.add_metric((*STORAGE, topic), buckets, found.sums[topic_id] / divisor)
@@ -167,7 +168,7 @@ class TimerMetrics:
             (moves, timers.rescheduled, RESCHEDULE_RESULTS),
         ):
             for topic_id in {topic_id for topic_id, _ in counts}:
-                topic = self._name(topic_id) if topic_id else UNKNOWN
+                topic = self._name(TopicId(topic_id)) if topic_id else UNKNOWN
                 if topic is not None:
                     for result in results:
                         family.add_metric((topic, result), counts[topic_id, result])
@@ -197,7 +198,7 @@ class TimerMetrics:
         )
         for (topic_id, why), count in timers.deliverer.dropped.items():
             # Mostly of topics that are gone: these keep the series of no topic.
-            dropped.add_metric((self._name(topic_id) or UNKNOWN, why.name.lower()), count)
+            dropped.add_metric((self._name(TopicId(topic_id)) or UNKNOWN, why.name.lower()), count)
         yield dropped
         quarantined = GaugeMetricFamily(
             "rocketmq_timer_quarantined_messages",
@@ -206,7 +207,7 @@ class TimerMetrics:
         )
         topics = list(timers.quarantined.values())
         for topic_id in set(topics):
-            name = self._name(topic_id) or UNKNOWN
+            name = self._name(TopicId(topic_id)) or UNKNOWN
             quarantined.add_metric((name,), topics.count(topic_id))
         yield quarantined
 
@@ -214,7 +215,7 @@ class TimerMetrics:
         family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
         for topic_id, count in counts.items():
             # 0 stands for what is of no topic: a correction of the counts that guard the log.
-            topic = self._name(topic_id) if topic_id else UNKNOWN
+            topic = self._name(TopicId(topic_id)) if topic_id else UNKNOWN
             if topic is not None:
                 family.add_metric((topic,), count)
         return family

@@ -233,9 +233,9 @@ def test_invariant_18_an_ack_in_the_round_of_the_revive_has_one_outcome() -> Non
         world.now_ms += 1_000
         if ack_first:
             result = world.engine.ack(m0.delivery, world.now_ms)
-            world.engine.run_due(world.now_ms, world.now_ms)
+            world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         else:
-            world.engine.run_due(world.now_ms, world.now_ms)
+            world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
             result = world.engine.ack(m0.delivery, world.now_ms)
         world.commit()
         world.restart(power_cut=True)

@@ -155,7 +155,7 @@ def test_invariant_45_a_group_that_never_acks_does_not_delay_another(modest_firs
     world = two_groups_due_together(20_000, modest_first=modest_first)
     turns = 0
     while progress_sum(world.engine, "modest"):
-        world.engine.run_due(world.now_ms, world.now_ms)
+        world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         world.commit()
         turns += 1
         assert turns < 50, "about a millisecond each"
@@ -167,7 +167,7 @@ def test_invariant_45_the_work_of_a_window_and_of_a_turn_is_bounded() -> None:
     left = progress_sum(world.engine, "greedy")
     in_window = 0
     while True:
-        is_more = world.engine.run_due(world.now_ms, world.now_ms)
+        is_more = world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         world.commit()
         now_left = progress_sum(world.engine, "greedy")
         assert left - now_left <= REVIVE_MESSAGES_A_TURN + 32
@@ -177,9 +177,12 @@ def test_invariant_45_the_work_of_a_window_and_of_a_turn_is_bounded() -> None:
             break
     assert in_window <= REVIVE_MESSAGES_A_WINDOW + 32
     world.engine.take_ready()
-    assert world.engine.next_due_ms(world.now_ms, world.now_ms) == world.now_ms + REVIVE_WINDOW_MS
+    assert (
+        world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms)
+        == world.now_ms + REVIVE_WINDOW_MS
+    )
     world.now_ms += REVIVE_WINDOW_MS
-    world.engine.run_due(world.now_ms, world.now_ms)
+    world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
     assert progress_sum(world.engine, "greedy") < left
 
 

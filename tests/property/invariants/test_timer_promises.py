@@ -99,7 +99,7 @@ def test_t_15_a_burst_delays_another_topic_by_one_round_and_not_by_the_burst() -
     while len(world.texts("canary")) < 20:
         world.now_ms += 1
         slices += 1
-        world.engine.run_due(world.now_ms, world.now_ms)
+        world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         world.commit()
     assert slices <= 22, "each canary came with the slice in which it was due, or the next"
     assert len(world.texts("burst")) <= slices * DELIVERIES_A_SLICE
@@ -116,7 +116,7 @@ def test_t_15_what_is_due_now_comes_before_the_end_of_a_backlog() -> None:
     world.schedule("now", delay_ms=5, topic="canary")
     world.now_ms += 5
     for _ in range(6):
-        world.engine.run_due(world.now_ms, world.now_ms)
+        world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         world.commit()
     assert world.texts("canary") == ["now"]
     assert len(world.texts("backlog")) < 3_000
@@ -169,7 +169,7 @@ def test_t_17_a_step_of_the_wall_clock_fires_nothing_early_and_nothing_twice(ste
         owner_ms = max(owner_ms, wall_ms)
         firing_ms = min(clock.read(wall_ms, tick), owner_ms)
         before = len(world.delivered)
-        while world.engine.run_due(owner_ms, firing_ms):
+        while world.engine.run_due(owner_ms, firing_ms=firing_ms):
             world.commit()
         world.commit()
         world.judge()
@@ -228,7 +228,7 @@ def test_t_22_of_a_huge_second_no_more_is_loaded_than_a_chunk_and_a_slice() -> N
     near, most = world.engine.timers.near, 0
     for _ in range(6_000):
         world.now_ms += 20
-        world.engine.run_due(world.now_ms, world.now_ms)
+        world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         world.commit()
         most = max(most, near.outstanding_count)
         if world.engine.timers.index.pending_count == 0:

@@ -142,7 +142,7 @@ def test_a_batch_without_attempts_left_does_not_hide_what_is_behind_it() -> None
     world.engine.administration.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
     world.engine.take_ready()
     assert world.pop(32) == []
-    assert world.engine.next_due_ms(world.now_ms, world.now_ms) == world.now_ms, (
+    assert world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms) == world.now_ms, (
         "the next turn looks at the rest"
     )
     assert world.pop(32) == []

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.inspection import QueueStatus
 from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import (
     QUEUES_MAX,
@@ -113,7 +114,7 @@ class Administration:
         old = self._catalog.find_topic(name)
         if old is None:
             topic = Topic(
-                id=self._catalog.next_id,
+                id=TopicId(self._catalog.next_id),
                 version=1,
                 name=name,
                 type=type_ or TopicType.MIXED,
@@ -189,7 +190,7 @@ class Administration:
                 f"group {name!r} has its delivery order for life; delete it and create it again"
             )
         group = old or Group(
-            id=self._catalog.next_id,
+            id=GroupId(self._catalog.next_id),
             version=0,
             name=name,
             is_ordered=bool(is_ordered),
@@ -235,7 +236,7 @@ class Administration:
         ]
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
         if retry_id is not None:
-            offsets.append([retry_id, 0, self._catalog.queue(retry_id, 0).max_offset])
+            offsets.append([retry_id, 0, self._catalog.queue(retry_id, QueueId(0)).max_offset])
         config = {"op": "reset", "group_id": group.id, "offsets": offsets}
         self._put(config, now_ms)
         return answer

@@ -59,10 +59,10 @@ class Background:
         self._quiet = quiet
         self._job: Steps | None = None
 
-    def step(self, now_ms: int, firing_ms: int) -> list[File] | None:
+    def step(self, now_ms: int, *, firing_ms: int) -> list[File] | None:
         """Do one slice; return files to sync (fsync) before the next one, None: nothing is due."""
         if self._job is None:
-            self._job = self._choose(now_ms, firing_ms)
+            self._job = self._choose(now_ms, firing_ms=firing_ms)
         if self._job is None:
             return None
         files = next(self._job, None)
@@ -83,12 +83,12 @@ class Background:
         """Whether the job under way waits for a moment at which no round is pending."""
         return self._quiet.is_wanted
 
-    def _choose(self, now_ms: int, firing_ms: int) -> Steps | None:
+    def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         if self._log.wants_preparation:
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
         if self._checkpoints.is_due:
             return self._checkpoints.write()
-        steps = self._timers.find_background(now_ms, firing_ms, self._quiet)
+        steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
         if steps is None and self._retention.is_due(now_ms, self._timers):
             return self._retention.retire_oldest(now_ms)
         return steps

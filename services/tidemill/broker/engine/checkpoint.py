@@ -22,6 +22,7 @@ from tidemill.broker.engine.layout import (
     snapshot,
     store_checkpoint,
 )
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, QueueEnd, Section
@@ -212,6 +213,6 @@ class Checkpoints:
 def add_runs(catalog: Catalog, file: BlockFile) -> None:
     """Let the queues answer from a derived file."""
     for number, row in enumerate(file.rows):
-        queue = catalog.queues.get((row.key_1, row.key_2))
+        queue = catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
         if queue is not None:
             queue.add_run(Run(file, number, row.first, row.items))

@@ -29,6 +29,7 @@ from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import EpochStart
 from tidemill.broker.engine.layout.message import Message
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
@@ -125,8 +126,8 @@ class Engine:
 
     def send(
         self,
-        topic_id: int,
-        queue_id: int,
+        topic_id: TopicId,
+        queue_id: QueueId,
         blob: bytes,
         blob_crc: int,
         *,
@@ -168,7 +169,7 @@ class Engine:
         self.state.ready_topics.add(topic_id)
         return queue_offset, 0
 
-    def _make_ready(self, topic_id: int) -> None:
+    def _make_ready(self, topic_id: TopicId) -> None:
         # The set is another one after each `take_ready`.
         self.state.ready_topics.add(topic_id)
 
@@ -177,7 +178,7 @@ class Engine:
         """Whether messages are refused for want of space."""
         return self.free_bytes < self.config.disk_reserve_bytes
 
-    def _no_such_topic(self, topic_id: int) -> TopicNotFound | Forbidden:
+    def _no_such_topic(self, topic_id: TopicId) -> TopicNotFound | Forbidden:
         if topic_id in self.catalog.topics:
             return Forbidden("retry and dead-letter topics are written by the broker alone")
         return TopicNotFound("the topic was deleted; query its route again")
@@ -190,8 +191,8 @@ class Engine:
 
     def pop(
         self,
-        group_id: int,
-        topic_id: int,
+        group_id: GroupId,
+        topic_id: TopicId,
         *,
         max_messages: int,
         invisible_duration_ms: int,
@@ -242,12 +243,12 @@ class Engine:
     # ------------------------------------------------------------ the round
 
     @property
-    def log_end(self) -> int:
+    def log_end(self) -> LogOffset:
         """Where the next record will begin."""
         return self.log.log_end
 
     @property
-    def committed_offset(self) -> int:
+    def committed_offset(self) -> LogOffset:
         """Everything below is durable."""
         return self.log.committed_offset
 
@@ -262,11 +263,11 @@ class Engine:
         self.timers.index.link_gathered()
         self.log.write()
 
-    def begin_sync(self) -> tuple[int, list[File]]:
+    def begin_sync(self) -> tuple[LogOffset, list[File]]:
         """Return up to which log offset a sync of the files beside it makes all durable."""
         return self.log.begin_sync()
 
-    def synced(self, log_offset: int) -> None:
+    def synced(self, log_offset: LogOffset) -> None:
         """Everything before `log_offset` is durable: what depends on it may go out."""
         self.log.synced(log_offset)
 
@@ -291,24 +292,27 @@ class Engine:
 
     # ------------------------------------------------------------ time and wake-ups
 
-    def run_due(self, now_ms: int, firing_ms: int) -> bool:
+    def run_due(self, now_ms: int, *, firing_ms: int) -> bool:
         """Revive, and deliver, one bounded slice of what is due; True: call again soon.
 
         Deliveries of popped messages run out by `now_ms`, delayed messages are due by `firing_ms`.
         """
         self._acks.record(now_ms)
         has_more = self.consumption.revive.run_due(now_ms)
-        return self.timers.run_due(now_ms, firing_ms) or has_more
+        return self.timers.run_due(now_ms, firing_ms=firing_ms) or has_more
 
-    def next_due_ms(self, now_ms: int, firing_ms: int) -> int | None:
+    def next_due_ms(self, now_ms: int, *, firing_ms: int) -> int | None:
         """Return when, by wall time, `run_due` or `take_ready` has something to do; None: never."""
         if self.state.ready or self.state.ready_topics:
             # Made by a pop for those who wait: it left the rest of a long scan for the next turn.
             return now_ms
-        dues = self.consumption.revive.next_due_ms(), self.timers.next_due_ms(now_ms, firing_ms)
+        dues = (
+            self.consumption.revive.next_due_ms(),
+            self.timers.next_due_ms(now_ms, firing_ms=firing_ms),
+        )
         return min((due for due in dues if due is not None), default=None)
 
-    def take_ready(self) -> tuple[set[int], set[tuple[int, int]]]:
+    def take_ready(self) -> tuple[set[TopicId], set[tuple[GroupId, TopicId]]]:
         """Return and clear what became available: topic ids, and (group id, topic id) pairs."""
         ready = self.state.ready_topics, self.state.ready
         self.state.ready_topics, self.state.ready = set(), set()

@@ -25,6 +25,7 @@ from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
 from tidemill.broker.engine.layout.message import Cause, Message, Target, TimerCause
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import Kind, UnknownRecord
 from tidemill.broker.engine.layout.state import (
@@ -98,7 +99,7 @@ class Fold:
         # everything before these offsets.
         self.catalog_from = 0
         self.timers_from = 0
-        self._appliers: Final[dict[type, Callable[[Any, int, int], None]]] = {
+        self._appliers: Final[dict[type, Callable[[Any, LogOffset, int], None]]] = {
             PopCheckpoint: pops.apply_checkpoint,
             Acks: pops.apply_acks,
             Config: self._config,
@@ -111,7 +112,7 @@ class Fold:
             StatedDeliveries: pops.apply_stated_deliveries,
         }
 
-    def append(self, entry: Entry, now_ms: int) -> int:
+    def append(self, entry: Entry, now_ms: int) -> LogOffset:
         """Put `entry` into the pending round, apply it, and return its log offset.
 
         Raises MessageBodyTooLarge, and changes nothing, when it cannot fit into a segment.
@@ -153,7 +154,7 @@ class Fold:
 
     # ------------------------------------------------------------ one method an entry
 
-    def _message(self, entry: Message, log_offset: int, size: int, stored_at_ms: int) -> None:
+    def _message(self, entry: Message, log_offset: LogOffset, size: int, stored_at_ms: int) -> None:
         self._store.apply_message(entry, log_offset, size)
         cause = entry.cause
         if isinstance(cause, Cause):
@@ -168,7 +169,7 @@ class Fold:
         elif isinstance(cause, TimerCause):
             self._timers.apply_outcome(cause)
 
-    def _config(self, entry: Config, log_offset: int, _stored_at_ms: int) -> None:
+    def _config(self, entry: Config, log_offset: LogOffset, _stored_at_ms: int) -> None:
         item = entry.item
         if item["op"] == "reset":
             self._pops.apply_reset(item["group_id"], item["offsets"], log_offset)
@@ -184,21 +185,25 @@ class Fold:
                 group_id, topic_id = item["topic"]["retry_of"]
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])
 
-    def _timer(self, entry: TimerControl, log_offset: int, stored_at_ms: int) -> None:
+    def _timer(self, entry: TimerControl, log_offset: LogOffset, stored_at_ms: int) -> None:
         if log_offset >= self.timers_from:
             self._timers.apply_control(entry, stored_at_ms)
 
-    def _frontier(self, entry: Frontier, log_offset: int, stored_at_ms: int) -> None:
+    def _frontier(self, entry: Frontier, log_offset: LogOffset, stored_at_ms: int) -> None:
         if log_offset >= self.timers_from:
             self._timers.apply_frontier(entry, stored_at_ms)
 
     def _epoch_start(self, _entry: EpochStart, _log_offset: int, _stored_at_ms: int) -> None:
         """Change nothing: the epoch is in every header."""
 
-    def _stated_config(self, entry: StatedConfig, log_offset: int, _stored_at_ms: int) -> None:
+    def _stated_config(
+        self, entry: StatedConfig, log_offset: LogOffset, _stored_at_ms: int
+    ) -> None:
         if log_offset >= self.catalog_from:
             self._catalog.apply(entry.item, log_offset)
 
-    def _stated_queues(self, entry: StatedQueues, log_offset: int, _stored_at_ms: int) -> None:
+    def _stated_queues(
+        self, entry: StatedQueues, log_offset: LogOffset, _stored_at_ms: int
+    ) -> None:
         for topic_id, queue_id, end_offset in entry.ends:
             self._catalog.queue(topic_id, queue_id).restart_at(end_offset, log_offset)

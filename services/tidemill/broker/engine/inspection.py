@@ -6,6 +6,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import Reason, TimerReason
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset
 from tidemill.broker.engine.message_store import MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
@@ -19,7 +20,7 @@ from tidemill.message import stored_message
 class QueueStatus(NamedTuple):
     """Where a queue begins and ends."""
 
-    queue_id: int
+    queue_id: QueueId
     min_offset: int
     max_offset: int
 
@@ -28,7 +29,7 @@ class QueueProgress(NamedTuple):
     """How far a group is in a queue."""
 
     topic: str
-    queue_id: int
+    queue_id: QueueId
     is_retry: bool
     min_offset: int
     max_offset: int
@@ -43,10 +44,10 @@ class QueueProgress(NamedTuple):
 class FoundMessage(NamedTuple):
     """A message found by id or key, or a copy of it."""
 
-    queue_id: int
-    queue_offset: int
+    queue_id: QueueId
+    queue_offset: QueueOffset
     stored_at_ms: int
-    log_offset: int
+    log_offset: LogOffset
     delivery_attempt: int
     blob: bytes
     stored_topic: str
@@ -75,7 +76,7 @@ class Inspection:
         """Return how far a group is in each queue of the topics it reads, retries included."""
         topic_ids = {key[1] for key in self._pops.progress if key[0] == group.id}
         return [
-            self.queue_progress(self._pops.progress_of(group.id, topic_id, queue_id))
+            self.queue_progress(self._pops.progress_of(group.id, topic_id, QueueId(queue_id)))
             for topic_id in sorted(topic_ids)
             for queue_id in range(self._catalog.topics[topic_id].queues)
         ]
@@ -133,7 +134,7 @@ class Inspection:
                 found.append(candidate)
         return found
 
-    def _describe(self, log_offset: int) -> FoundMessage | None:
+    def _describe(self, log_offset: LogOffset) -> FoundMessage | None:
         found = self._store.record(log_offset)
         place = message.Place._make(message.PLACE.unpack_from(found.body))
         stored_topic = self._catalog.topics.get(place.topic_id)

@@ -7,6 +7,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
@@ -44,7 +45,7 @@ class MessageStore:
         # recovery of this one: their checksums are verified when they are read.
         self.verified_from = 0
 
-    def apply_message(self, entry: Message, log_offset: int, size: int) -> None:
+    def apply_message(self, entry: Message, log_offset: LogOffset, size: int) -> None:
         """Derive the queue and index entries of a MESSAGE record of `size` bytes."""
         if log_offset < self.derived_offset:
             return
@@ -70,13 +71,13 @@ class MessageStore:
 
     # ------------------------------------------------------------ reading
 
-    def record(self, log_offset: int) -> Record:
+    def record(self, log_offset: LogOffset) -> Record:
         """Return a message's record. Raises CorruptStore when it is damaged."""
         if log_offset < self.verified_from:
             self.log.verify(log_offset)
         return self.log.record_at(log_offset)
 
-    def message(self, log_offset: int) -> MessageRecord:
+    def message(self, log_offset: LogOffset) -> MessageRecord:
         """Return a message as a delivery needs it. Raises as `record`."""
         if log_offset < self.verified_from:
             self.log.verify(log_offset)
@@ -94,17 +95,17 @@ class MessageStore:
             _STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0], blob, origin
         )
 
-    def stored_at_ms(self, log_offset: int) -> int:
+    def stored_at_ms(self, log_offset: LogOffset) -> int:
         """Return when the record at `log_offset` was stored."""
         head, _ = self.log.read(log_offset)
         return int(_STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0])
 
-    def place(self, log_offset: int) -> Place:
+    def place(self, log_offset: LogOffset) -> Place:
         """Return where the message at `log_offset` stands."""
         head, _ = self.log.read(log_offset)
         return Place._make(message.PLACE.unpack_from(head, record.HEADER_SIZE))
 
-    def tag(self, log_offset: int) -> str:
+    def tag(self, log_offset: LogOffset) -> str:
         """Return the exact tag of the message at `log_offset`."""
         return stored_message.tag_of(self.log.read(log_offset)[1])
 

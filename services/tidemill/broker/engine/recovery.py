@@ -31,6 +31,7 @@ from tidemill.broker.engine.layout import (
     store_checkpoint,
 )
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.layout.snapshot import Section
 from tidemill.broker.engine.pop.catch_up import CatchUp
@@ -133,7 +134,7 @@ class _Recovery:
         replay_from = max(replay_from, log.min_offset)
         records = 0
         try:
-            for found in log.scan(replay_from):
+            for found in log.scan(LogOffset(replay_from)):
                 if engine.state.catch_up is not None and found.log_offset >= caught_up_at:
                     catch_up.finish(now_ms=now_ms)
                 engine.fold.apply(found)
@@ -179,7 +180,7 @@ class _Recovery:
         kept = [file for file in queues if file.to_offset <= self._derived_offset]
         for file in kept:
             for row in file.rows:
-                self._engine.catalog.queue(row.key_1, row.key_2)
+                self._engine.catalog.queue(TopicId(row.key_1), QueueId(row.key_2))
             add_runs(self._engine.catalog, file)
         for queue in self._engine.catalog.queues.values():
             queue.drop_before(low)
@@ -212,12 +213,12 @@ class _Recovery:
             case Section.CATALOG:
                 for item in snapshot.decode_items(data):
                     # Which record states them is not known: the next retirement states them again.
-                    engine.catalog.apply(item, 0)
+                    engine.catalog.apply(item, LogOffset(0))
                 engine.fold.catalog_from = covered
             case Section.QUEUES:
                 for end in snapshot.decode_ends(data):
                     queue = engine.catalog.queue(end.topic_id, end.queue_id)
-                    queue.restart_at(end.end_offset, end.stated_at)
+                    queue.restart_at(QueueOffset(end.end_offset), LogOffset(end.stated_at))
             case Section.PROGRESS:
                 catch_up.load_progress(progress_rows.decode(data), covered)
             case Section.ORDERED:

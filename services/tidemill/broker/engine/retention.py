@@ -18,6 +18,7 @@ from tidemill.broker.engine.checkpoint import (
     Steps,
 )
 from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
     StatedDeliveries,
@@ -111,9 +112,9 @@ class Retention:
     def _restate(self, end: int, now_ms: int) -> Steps:
         """Record all live state that is only stated before log offset `end`."""
         catalog, fold = self._catalog, self._fold
-        for key in catalog.stated_before(end):
+        for key in catalog.stated_before(LogOffset(end)):
             # Between two slices it may have been changed or deleted: that must not be undone.
-            item = catalog.find_stated_before(key, end)
+            item = catalog.find_stated_before(key, LogOffset(end))
             if item is not None:
                 fold.append(StatedConfig(item), now_ms)
             yield []

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, Slot, TimerId, TopicId
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.server import config_log
 from tidemill.broker.server.long_polling import Pop
@@ -184,7 +185,7 @@ def _apply_pops(
     link: Link, _results: list[Result], requests: Iterable[pb.PopRequest], turn: Turn
 ) -> Iterator[None]:
     for request in requests:
-        link.traffic.polled(request.topic_id, request.group_id)
+        link.traffic.polled(TopicId(request.topic_id), GroupId(request.group_id))
         pop = Pop(
             request_id=request.request_id,
             group_id=request.group_id,
@@ -214,8 +215,8 @@ def _park(link: Link, pop: Pop, poll_duration_ms: int, turn: Turn) -> None:
 def take(pop: Pop, turn: Turn) -> list[Batch]:
     """Take messages for a pop, new or parked."""
     return turn.engine.pop(
-        pop.group_id,
-        pop.topic_id,
+        GroupId(pop.group_id),
+        TopicId(pop.topic_id),
         max_messages=pop.max_messages,
         invisible_duration_ms=pop.invisible_duration_ms,
         tags=pop.tags,
@@ -229,7 +230,7 @@ def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
     for batch in batches:
         for index in batch.indexes:
             delivery = Delivery(
-                pop.group_id, pop.topic_id, batch.slot, batch.delivery_id, index,
+                GroupId(pop.group_id), TopicId(pop.topic_id), batch.slot, batch.delivery_id, index,
                 batch.visible_at_ms,
             )  # fmt: skip
             with contextlib.suppress(ServiceError):  # Acked or void meanwhile.
@@ -271,7 +272,9 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
     if any(origins):
         target.origin_topics.extend(origins)
     size = sum(map(len, blobs))
-    link.traffic.delivered(pop.topic_id, pop.group_id, batch.delivery_attempts, size)
+    link.traffic.delivered(
+        TopicId(pop.topic_id), GroupId(pop.group_id), batch.delivery_attempts, size
+    )
     return size
 
 
@@ -289,10 +292,10 @@ def _observe_pops(
 
 def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Delivery:
     return Delivery(
-        group_id=request.group_id,
-        topic_id=request.topic_id,
-        slot=request.slot,
-        delivery_id=request.delivery_id,
+        group_id=GroupId(request.group_id),
+        topic_id=TopicId(request.topic_id),
+        slot=Slot(request.slot),
+        delivery_id=LogOffset(request.delivery_id),
         message_index=request.index,
         visible_at_ms=request.visible_at_ms,
     )
@@ -331,7 +334,9 @@ def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:
 
 
 def _cancel_timer(request: pb.CancelTimerRequest, turn: Turn) -> None:
-    turn.engine.timers.cancel(request.timer_id, topic_id=request.topic_id, now_ms=turn.now_ms)
+    turn.engine.timers.cancel(
+        TimerId(request.timer_id), topic_id=TopicId(request.topic_id), now_ms=turn.now_ms
+    )
 
 
 # ---------------------------------------------------------------- the table

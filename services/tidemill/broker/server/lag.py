@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
 from tidemill.common.errors import UnavailableError
 
@@ -29,7 +30,7 @@ class LagReader:
         if now_ms - self._read_at_ms < LAG_AGE_MS_MAX:
             return
         self._read_at_ms = now_ms
-        progress: dict[int, list[QueueProgress]] = {}
+        progress: dict[GroupId, list[QueueProgress]] = {}
         try:
             # One group a round, so that many groups do not make one long turn.
             for group_id in await self._rounds.call(_group_ids):
@@ -41,7 +42,7 @@ class LagReader:
 
 
 class _Progress:
-    def __init__(self, group_id: int) -> None:
+    def __init__(self, group_id: GroupId) -> None:
         self._group_id = group_id
 
     def __call__(self, engine: Engine, _turn: Turn) -> list[QueueProgress]:
@@ -49,5 +50,5 @@ class _Progress:
         return engine.inspection.group_progress(group) if group is not None else []
 
 
-def _group_ids(engine: Engine, _turn: Turn) -> list[int]:
+def _group_ids(engine: Engine, _turn: Turn) -> list[GroupId]:
     return list(engine.catalog.groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server import config_log
 from tidemill.broker.server.admin import in_round
 from tidemill.common.errors import BadRequest, Forbidden, MessageCorrupted
@@ -44,7 +45,7 @@ class MessageAdmin:
                 raise BadRequest("only messages of type DELAY have a delay")
             queue_offset, due_at_ms = engine.send(
                 topic.id,
-                queue_id,
+                QueueId(queue_id),
                 request.blob,
                 crc32(request.blob),
                 now_ms=turn.now_ms,

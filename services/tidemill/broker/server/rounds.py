@@ -270,7 +270,7 @@ class Rounds:
         for item in work:
             await _in_turns(item.apply(turn))
         begin_s = time.monotonic()
-        has_more = engine.run_due(turn.now_ms, turn.firing_ms)
+        has_more = engine.run_due(turn.now_ms, firing_ms=turn.firing_ms)
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
@@ -313,7 +313,7 @@ class Rounds:
         is_idle = is_idle and not self._background.is_wanted(turn.now_ms)
         if is_idle or self._background_files or self._is_stopped:
             return False
-        files = self._background.step(turn.now_ms, turn.firing_ms)
+        files = self._background.step(turn.now_ms, firing_ms=turn.firing_ms)
         if files is None:
             self._is_background_idle = True
             self._background_idle_at_ms = now_ms
@@ -344,7 +344,7 @@ class Rounds:
     async def _sleep(self) -> None:
         """Sleep until there is work or the next deadline."""
         delay_ms = SLEEP_MS_MAX
-        dues = [self._engine.next_due_ms(self.turn.now_ms, self.turn.firing_ms)]
+        dues = [self._engine.next_due_ms(self.turn.now_ms, firing_ms=self.turn.firing_ms)]
         if not self._background_files:
             dues.append(self._background.next_ms())
         for due_ms in dues:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
 from tidemill.broker.server.admin import find_topic, in_round
 from tidemill.common.errors import BadRequest
@@ -46,7 +47,7 @@ class TimerAdmin:
         """Return one timer, also one that was delivered, cancelled or dropped."""
         return _timer(
             await in_round(
-                self._rounds, lambda engine, _turn: engine.timers.status(request.timer_id)
+                self._rounds, lambda engine, _turn: engine.timers.status(TimerId(request.timer_id))
             )
         )
 
@@ -54,8 +55,8 @@ class TimerAdmin:
         """Cancel a pending timer; cancelling it again is no error."""
 
         def cancel(engine: Engine, turn: Turn) -> TimerStatus:
-            engine.timers.cancel(request.timer_id, now_ms=turn.now_ms)
-            return engine.timers.status(request.timer_id)
+            engine.timers.cancel(TimerId(request.timer_id), now_ms=turn.now_ms)
+            return engine.timers.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, cancel)
         log.info("timer cancelled", timer_id=status.timer_id, topic=status.topic)
@@ -70,13 +71,13 @@ class TimerAdmin:
             if request.HasField("delay_ms"):
                 due_at_ms = turn.firing_ms + request.delay_ms
             engine.timers.reschedule(
-                request.timer_id,
+                TimerId(request.timer_id),
                 due_at_ms=due_at_ms,
                 expected_due_at_ms=expected,
                 now_ms=turn.now_ms,
                 firing_ms=turn.firing_ms,
             )
-            return engine.timers.status(request.timer_id)
+            return engine.timers.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, reschedule)
         log.info(
@@ -89,8 +90,10 @@ class TimerAdmin:
         """Deliver the message of a pending timer now."""
 
         def fire(engine: Engine, turn: Turn) -> TimerStatus:
-            engine.timers.fire(request.timer_id, now_ms=turn.now_ms, firing_ms=turn.firing_ms)
-            return engine.timers.status(request.timer_id)
+            engine.timers.fire(
+                TimerId(request.timer_id), now_ms=turn.now_ms, firing_ms=turn.firing_ms
+            )
+            return engine.timers.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, fire)
         log.info("timer fired", timer_id=status.timer_id, topic=status.topic)
@@ -102,7 +105,7 @@ def _query(engine: Engine, request: pb.ListTimersRequest) -> TimerQuery:
         raise BadRequest("a page begins behind a due time and a timer id")
     query = TimerQuery(
         page_size=request.page_size,
-        topic_id=find_topic(engine, request.topic).id if request.topic else 0,
+        topic_id=find_topic(engine, request.topic).id if request.topic else None,
         due_from_ms=request.due_from_ms,
         due_to_ms=request.due_to_ms,
         key=request.key,

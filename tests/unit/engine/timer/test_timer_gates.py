@@ -49,11 +49,11 @@ def test_a_flush_waits_for_the_round_so_that_no_file_is_ahead_of_the_log(seed: i
     world.schedule("answered", delay_ms=HOUR_MS)
     world.checkpoint()
     world.now_ms += 11 * SECOND_MS
-    world.engine.run_due(world.now_ms, world.now_ms)
+    world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
     world.commit()
     world.schedule("not answered", delay_ms=HOUR_MS, commit=False)
     for _ in range(40):
-        for file in world.engine.background.step(world.now_ms, world.now_ms) or []:
+        for file in world.engine.background.step(world.now_ms, firing_ms=world.now_ms) or []:
             file.sync()
     world.restart(power_cut=True)
     world.check()
@@ -73,7 +73,7 @@ def test_the_hand_waits_for_the_rest_of_a_long_chain(power_cut: bool) -> None:
     for _ in range(60):
         world.now_ms += 1_000
         for _ in range(2):
-            world.engine.run_due(world.now_ms, world.now_ms)
+            world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
             world.commit()
         world.background()
         world.check()

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.message import Message
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
@@ -30,7 +31,7 @@ Entry: TypeAlias = (
 class Recorder(Protocol):
     """Where decisions become records: the fold, as those see it who decide."""
 
-    def append(self, entry: Entry, now_ms: int) -> int:
+    def append(self, entry: Entry, now_ms: int) -> LogOffset:
         """Put `entry` into the pending round, apply it, and return its log offset.
 
         Raises MessageBodyTooLarge, and changes nothing, when it cannot fit into a segment.

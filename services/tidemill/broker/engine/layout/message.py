@@ -42,6 +42,16 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from tidemill.broker.engine.layout.numbers import (
+    GroupId,
+    LogOffset,
+    QueueId,
+    QueueOffset,
+    Slot,
+    TimerId,
+    TopicId,
+)
+
 FLAG_CAUSE = 1
 FLAG_SCHEDULE = 2
 FLAG_TIMER = 4
@@ -78,23 +88,23 @@ class TimerReason(IntEnum):
 class Place(NamedTuple):
     """Where a message stands."""
 
-    topic_id: int
-    queue_id: int
+    topic_id: TopicId
+    queue_id: QueueId
     attempts: int
-    queue_offset: int
+    queue_offset: QueueOffset
 
 
 class Cause(NamedTuple):
     """The delivery that a copy settles, and where the original stands."""
 
-    group_id: int
-    slot: int
-    delivery_id: int
+    group_id: GroupId
+    slot: Slot
+    delivery_id: LogOffset
     message_index: int
     reason: int
     first_popped_at_ms: int
-    root_topic_id: int
-    root_queue_id: int
+    root_topic_id: TopicId
+    root_queue_id: QueueId
     root_offset: int
     origin: str
 
@@ -102,17 +112,17 @@ class Cause(NamedTuple):
 class Target(NamedTuple):
     """Where a delayed message goes, and when."""
 
-    timer_id: int
+    timer_id: TimerId
     due_at_ms: int
-    topic_id: int
-    queue_id: int
+    topic_id: TopicId
+    queue_id: QueueId
     origin: str
 
 
 class TimerCause(NamedTuple):
     """The timer that a message settles."""
 
-    timer_id: int
+    timer_id: TimerId
     due_at_ms: int
     reason: int
     origin: str  # "" for what was delivered
@@ -121,10 +131,10 @@ class TimerCause(NamedTuple):
 class Message(NamedTuple):
     """A MESSAGE record: a stored message, where it stands, and why it is there."""
 
-    topic_id: int
-    queue_id: int
+    topic_id: TopicId
+    queue_id: QueueId
     attempts: int
-    queue_offset: int
+    queue_offset: QueueOffset
     flags: int  # 0, or the one of the flags above that says what `cause` is
     cause: Cause | Target | TimerCause | None
     blob: bytes | memoryview

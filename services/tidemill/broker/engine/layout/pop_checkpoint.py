@@ -26,6 +26,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, Slot, TopicId
+
 FLAG_GAPS = 1
 FLAG_SUPERSEDES = 2
 FLAG_ORDERED = 4
@@ -44,10 +46,10 @@ ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
 class PopCheckpoint(NamedTuple):
     """A CK record's body, decoded."""
 
-    slot: int
-    group_id: int
-    topic_id: int
-    queue_id: int
+    slot: Slot
+    group_id: GroupId
+    topic_id: TopicId
+    queue_id: QueueId
     num: int
     flags: int
     revive_queue: int
@@ -67,7 +69,7 @@ class PopCheckpoint(NamedTuple):
         return [self.start_offset + gap for gap in self.gaps]
 
 
-def revive_queue_of(topic_id: int, group_id: int, queue_id: int) -> int:
+def revive_queue_of(topic_id: TopicId, group_id: GroupId, queue_id: QueueId) -> int:
     """Return the revive queue of a (topic, group, queue): the same one for all its records."""
     return (topic_id * 31 + group_id * 17 + queue_id) % REVIVE_QUEUES
 

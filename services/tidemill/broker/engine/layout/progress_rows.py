@@ -15,6 +15,8 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+
 
 class OrderedRow(NamedTuple):
     """What an ordered group additionally knows about a queue."""
@@ -27,10 +29,10 @@ class OrderedRow(NamedTuple):
 class ProgressRow(NamedTuple):
     """One (group, topic, queue)."""
 
-    group_id: int
-    topic_id: int
-    queue_id: int
-    named_topic_id: int
+    group_id: GroupId
+    topic_id: TopicId
+    queue_id: QueueId
+    named_topic_id: TopicId
     pop_offset: int
     void_before: int
     stated_at: int

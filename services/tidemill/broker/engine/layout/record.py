@@ -30,6 +30,8 @@ from enum import IntEnum
 from typing import NamedTuple
 from zlib import crc32
 
+from tidemill.broker.engine.layout.numbers import LogOffset
+
 MAGIC = 0x544D5231  # "TMR1"
 PAD_MAGIC = 0x544D5044  # "TMPD"
 VERSION = 1
@@ -75,7 +77,7 @@ class Header(NamedTuple):
     flags: int
     epoch: int
     stored_at_ms: int
-    log_offset: int
+    log_offset: LogOffset
     unsynced: int
     head_size: int
 
@@ -84,7 +86,7 @@ class UnknownRecord(Exception):
     """An intact record that this program is too old to understand."""
 
 
-def find_damage(view: memoryview, at: int, *, log_offset: int) -> str:
+def find_damage(view: memoryview, at: int, *, log_offset: LogOffset) -> str:
     """Say why there is no intact record at `view[at:]`, or return an empty string.
 
     Checks magic, size, head CRC, own position and tail CRC, in this order. Raises UnknownRecord for

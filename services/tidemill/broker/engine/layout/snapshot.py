@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from tidemill.broker.engine.layout import delivery_rows, progress_rows
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
 
 SLOTS_A_SLICE = 2048  # of the delivery table in one section: encoded in under a millisecond
@@ -44,8 +45,8 @@ class Section(IntEnum):
 class QueueEnd(NamedTuple):
     """Where a queue ends, and which record says so."""
 
-    topic_id: int
-    queue_id: int
+    topic_id: TopicId
+    queue_id: QueueId
     end_offset: int
     stated_at: int
 

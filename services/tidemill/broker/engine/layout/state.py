@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tidemill.broker.engine.layout import config, delivery_rows, progress_rows
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
 from tidemill.broker.engine.layout.record import UnknownRecord
 
@@ -39,7 +40,7 @@ class StatedConfig(NamedTuple):
 class StatedQueues(NamedTuple):
     """Where queues end: (topic id, queue id, offset of the next message)."""
 
-    ends: list[tuple[int, int, int]]
+    ends: list[tuple[TopicId, QueueId, QueueOffset]]
 
 
 class StatedProgress(NamedTuple):

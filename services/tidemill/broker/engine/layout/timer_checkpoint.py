@@ -28,6 +28,8 @@ import struct
 from typing import NamedTuple
 from zlib import crc32
 
+from tidemill.broker.engine.layout.numbers import QueueOffset
+
 SIZE = 4096  # bytes: one page, and one sector of most disks
 MAGIC = b"TMRCKPT2"
 UUID_SIZE = 16  # bytes
@@ -47,8 +49,8 @@ class TimerCheckpoint(NamedTuple):
     generation: int
     hand_ms: int
     timer_log_position: int
-    queue_offset: int
-    master_queue_offset: int
+    queue_offset: QueueOffset
+    master_queue_offset: QueueOffset
     replay_from: int
     epoch: int
     written_at_ms: int

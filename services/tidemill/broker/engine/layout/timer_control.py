@@ -19,6 +19,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from tidemill.broker.engine.layout.numbers import TimerId
+
 _CONTROL = struct.Struct(">Bqqq")
 CONTROL_SIZE = 25  # bytes
 _FRONTIER = struct.Struct(">q")
@@ -36,7 +38,7 @@ class TimerControl(NamedTuple):
     """A TIMER record's body, decoded."""
 
     operation: int
-    timer_id: int
+    timer_id: TimerId
     due_at_ms: int
     new_due_at_ms: int
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tidemill.broker.engine.layout.array_crc import crc32_of_rows
+from tidemill.broker.engine.layout.numbers import LogOffset, TopicId
 
 SIZE = 32  # bytes
 CRC_AT = 25
@@ -39,10 +40,10 @@ DTYPE = np.dtype(
 class TimerEntry(NamedTuple):
     """An entry, decoded."""
 
-    log_offset: int
+    log_offset: LogOffset
     size: int
     due_at_ms: int
-    topic_id: int
+    topic_id: TopicId
     state: int
 
 

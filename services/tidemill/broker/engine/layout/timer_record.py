@@ -29,6 +29,7 @@ from zlib import crc32
 import numpy as np
 
 from tidemill.broker.engine.layout.array_crc import crc32_of_rows
+from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
 
 VERSION = 2
 SIZE = 64  # bytes
@@ -63,10 +64,10 @@ class TimerRecord(NamedTuple):
     magic: int
     enqueued_at_ms: int
     delay_s: int
-    log_offset: int
+    log_offset: LogOffset
     body_size: int
-    topic_id: int
-    timer_id: int
+    topic_id: TopicId
+    timer_id: TimerId
     due_at_ms: int
     crc: int
 
@@ -81,10 +82,10 @@ def encode(
     kind: int,
     enqueued_at_ms: int,
     slot_s: int,
-    log_offset: int,
+    log_offset: LogOffset,
     body_size: int,
-    topic_id: int,
-    timer_id: int,
+    topic_id: TopicId,
+    timer_id: TimerId,
     due_at_ms: int,
 ) -> bytes:
     """Encode a record of `kind`, a sum of the bits above; `seal` makes its checksum."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import Any, final
 
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
@@ -38,13 +39,13 @@ class TopicType(IntEnum):
 class Topic:
     """One incarnation of a topic."""
 
-    id: int
+    id: TopicId
     version: int
     name: str
     type: TopicType
     queues: int
     # For a retry topic: the (group id, topic id) whose messages it holds.
-    retry_of: tuple[int, int] | None = None
+    retry_of: tuple[GroupId, TopicId] | None = None
     is_system: bool = False
     # By how much a delayed message may come later where its second is full.
     delivery_spread_ms: int = 0
@@ -63,7 +64,7 @@ class ExponentialRetry:
 class Group:
     """One incarnation of a consumer group."""
 
-    id: int
+    id: GroupId
     version: int
     name: str
     is_ordered: bool = False
@@ -78,10 +79,10 @@ class Group:
 class ConfigChanges:
     """What changed since somebody last asked."""
 
-    topics: dict[int, Topic] = field(default_factory=dict)
-    groups: dict[int, Group] = field(default_factory=dict)
-    deleted_topic_ids: set[int] = field(default_factory=set)
-    deleted_group_ids: set[int] = field(default_factory=set)
+    topics: dict[TopicId, Topic] = field(default_factory=dict)
+    groups: dict[GroupId, Group] = field(default_factory=dict)
+    deleted_topic_ids: set[TopicId] = field(default_factory=set)
+    deleted_group_ids: set[GroupId] = field(default_factory=set)
 
     def __bool__(self) -> bool:
         return bool(self.topics or self.groups or self.deleted_topic_ids or self.deleted_group_ids)
@@ -92,14 +93,14 @@ class Catalog:
     """All topics and groups by id and by name."""
 
     def __init__(self) -> None:
-        self.topics: dict[int, Topic] = {}
-        self.groups: dict[int, Group] = {}
-        self.topic_ids: dict[str, int] = {}
-        self.group_ids: dict[str, int] = {}
-        self.queues: dict[tuple[int, int], ConsumeQueue] = {}
+        self.topics: dict[TopicId, Topic] = {}
+        self.groups: dict[GroupId, Group] = {}
+        self.topic_ids: dict[str, TopicId] = {}
+        self.group_ids: dict[str, GroupId] = {}
+        self.queues: dict[tuple[TopicId, QueueId], ConsumeQueue] = {}
         # For appends: the queues of a topic that users may send to.
-        self.open_queues: dict[int, list[ConsumeQueue]] = {}
-        self.retry_topic_ids: dict[tuple[int, int], int] = {}
+        self.open_queues: dict[TopicId, list[ConsumeQueue]] = {}
+        self.retry_topic_ids: dict[tuple[GroupId, TopicId], TopicId] = {}
         self.broker_name = ""
         self.handle_secret = b""
         self.next_id = 1
@@ -118,7 +119,7 @@ class Catalog:
         id_ = self.group_ids.get(name)
         return None if id_ is None else self.groups[id_]
 
-    def queue(self, topic_id: int, queue_id: int) -> ConsumeQueue:
+    def queue(self, topic_id: TopicId, queue_id: QueueId) -> ConsumeQueue:
         """Return a queue, made when it is new."""
         key = topic_id, queue_id
         queue = self.queues.get(key)
@@ -128,11 +129,11 @@ class Catalog:
 
     def queues_of(self, topic: Topic) -> list[ConsumeQueue]:
         """Return all queues of a topic."""
-        return [self.queue(topic.id, number) for number in range(topic.queues)]
+        return [self.queue(topic.id, QueueId(number)) for number in range(topic.queues)]
 
     # ------------------------------------------------------------ fold
 
-    def apply(self, config: dict[str, Any], log_offset: int) -> None:
+    def apply(self, config: dict[str, Any], log_offset: LogOffset) -> None:
         """Fold one configuration item, of a CONFIG or a STATE record, in."""
         match config["op"]:
             case "broker":
@@ -153,7 +154,7 @@ class Catalog:
             case other:
                 raise UnknownRecord(f"configuration item {other!r} at log offset {log_offset}")
 
-    def _put_topic(self, topic: Topic, log_offset: int) -> None:
+    def _put_topic(self, topic: Topic, log_offset: LogOffset) -> None:
         if self.topics.get(topic.id) != topic:
             self.changes.topics[topic.id] = topic
         self.topics[topic.id] = topic
@@ -166,7 +167,7 @@ class Catalog:
         if topic.retry_of is not None:
             self.retry_topic_ids[topic.retry_of] = topic.id
 
-    def _put_group(self, group: Group, log_offset: int) -> None:
+    def _put_group(self, group: Group, log_offset: LogOffset) -> None:
         if self.groups.get(group.id) != group:
             self.changes.groups[group.id] = group
         self.groups[group.id] = group
@@ -174,13 +175,13 @@ class Catalog:
         self.next_id = max(self.next_id, group.id + 1)
         self.stated_at[f"group {group.id}"] = log_offset
 
-    def _delete_topic(self, topic_id: int) -> None:
+    def _delete_topic(self, topic_id: TopicId) -> None:
         for retry_of, retry_id in list(self.retry_topic_ids.items()):
             if retry_of[1] == topic_id:
                 self._forget_topic(retry_id)
         self._forget_topic(topic_id)
 
-    def _delete_group(self, group_id: int) -> None:
+    def _delete_group(self, group_id: GroupId) -> None:
         for retry_of, retry_id in list(self.retry_topic_ids.items()):
             if retry_of[0] == group_id:
                 self._forget_topic(retry_id)
@@ -191,7 +192,7 @@ class Catalog:
             self.changes.deleted_group_ids.add(group_id)
         self.stated_at.pop(f"group {group_id}", None)
 
-    def _forget_topic(self, topic_id: int) -> None:
+    def _forget_topic(self, topic_id: TopicId) -> None:
         topic = self.topics.pop(topic_id, None)
         for key in [key for key in self.queues if key[0] == topic_id]:
             del self.queues[key]
@@ -207,11 +208,11 @@ class Catalog:
 
     # ------------------------------------------------------------ state
 
-    def stated_before(self, log_offset: int) -> list[str]:
+    def stated_before(self, log_offset: LogOffset) -> list[str]:
         """Return the keys of the items that no record from `log_offset` on states."""
         return [key for key, at in self.stated_at.items() if at < log_offset]
 
-    def find_stated_before(self, key: str, log_offset: int) -> dict[str, Any] | None:
+    def find_stated_before(self, key: str, log_offset: LogOffset) -> dict[str, Any] | None:
         """Return an item as it is now, None when it is gone or a later record states it."""
         return self._item(key) if self.stated_at.get(key, log_offset) < log_offset else None
 
@@ -227,8 +228,8 @@ class Catalog:
         if kind == "nextId":
             return {"op": "nextId", "nextId": self.next_id}
         if kind == "topic":
-            return topic_item(self.topics[int(number)])
-        return {"op": "group", "group": asdict(self.groups[int(number)])}
+            return topic_item(self.topics[TopicId(int(number))])
+        return {"op": "group", "group": asdict(self.groups[GroupId(int(number))])}
 
 
 def topic_item(topic: Topic) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic, TopicType, topic_item
 
 
@@ -13,14 +14,14 @@ def ensure_system_topic(
     name: str,
     now_ms: int,
     *,
-    retry_of: tuple[int, int] | None = None,
+    retry_of: tuple[GroupId, TopicId] | None = None,
     queues: int = 1,
 ) -> Topic:
     """Return a topic of the broker's own, made when it is new."""
     topic = catalog.find_topic(name)
     if topic is None:
         topic = Topic(
-            id=catalog.next_id,
+            id=TopicId(catalog.next_id),
             version=1,
             name=name,
             type=TopicType.NORMAL,

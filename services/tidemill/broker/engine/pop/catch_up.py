@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED, FLAG_SUPERSEDES
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.pop.delivery_table import FREE, NIL
@@ -41,11 +42,11 @@ class CatchUp:
 
     # ------------------------------------------------------------ what contains what
 
-    def is_new_to_progress(self, progress: Progress, log_offset: int) -> bool:
+    def is_new_to_progress(self, progress: Progress, log_offset: LogOffset) -> bool:
         """Whether the progress of a queue lacks what the record at `log_offset` says."""
         return log_offset >= self._progress_covered.get(progress.index, 0)
 
-    def is_new_to_slot(self, slot: int, progress: Progress, log_offset: int) -> bool:
+    def is_new_to_slot(self, slot: int, progress: Progress, log_offset: LogOffset) -> bool:
         """Whether a slot lacks what the record at `log_offset` says of a queue's delivery."""
         if progress.ordered is not None:
             # The deliveries of an ordered queue are in the same slice as its progress.
@@ -62,7 +63,7 @@ class CatchUp:
         """Take a PROGRESS section over; False when a later one was known of all of it."""
         state = self._state
         stated_at = {state.progress_of(*row[:3]).index: row.stated_at for row in rows}
-        taken = state.apply_progress(rows, covered)
+        taken = state.apply_progress(rows, LogOffset(covered))
         for progress in taken:
             self._progress_covered[progress.index] = covered
             # The section is no record: it says which one states the progress.
@@ -119,7 +120,9 @@ class CatchUp:
         if progress.ordered is not None:
             self._displaced[slot, delivery_id] = progress, offsets
 
-    def settle_displaced(self, slot: int, delivery_id: int, bits: int, log_offset: int) -> None:
+    def settle_displaced(
+        self, slot: int, delivery_id: int, bits: int, log_offset: LogOffset
+    ) -> None:
         """Settle messages of a delivery whose slot has a later use."""
         progress, offsets = self._displaced.get((slot, delivery_id), (None, []))
         if progress is None or not self.is_new_to_progress(progress, log_offset):

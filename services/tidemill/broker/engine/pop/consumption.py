@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import final
 
 from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.state import StatedProgress
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
@@ -69,8 +70,8 @@ class Consumption:
 
     def pop(
         self,
-        group_id: int,
-        topic_id: int,
+        group_id: GroupId,
+        topic_id: TopicId,
         *,
         max_messages: int,
         invisible_duration_ms: int,
@@ -134,7 +135,7 @@ class Consumption:
             return now_ms  # Retention took all of it.
         return self._store.stored_at_ms(progress.queue.entry(offset)[0])
 
-    def _subscription(self, group_id: int, topic_id: int, now_ms: int) -> Subscription:
+    def _subscription(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> Subscription:
         topic = self._catalog.topics.get(topic_id)
         if topic is None:
             raise TopicNotFound("the topic was deleted; query its route again")
@@ -149,7 +150,8 @@ class Consumption:
     def _subscribe(self, group: Group, topic: Topic, now_ms: int) -> Subscription:
         is_new = (group.id, topic.id, 0) not in self._state.progress
         queues = [
-            self._state.progress_of(group.id, topic.id, number) for number in range(topic.queues)
+            self._state.progress_of(group.id, topic.id, QueueId(number))
+            for number in range(topic.queues)
         ]
         if is_new and group.start_from_latest:
             # In the log, since a restart must not move the start past what arrived meanwhile.
@@ -159,7 +161,9 @@ class Consumption:
             ]
             self._recorder.append(StatedProgress(rows), now_ms)
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
-        retry = None if retry_id is None else self._state.progress_of(group.id, retry_id, 0)
+        retry = (
+            None if retry_id is None else self._state.progress_of(group.id, retry_id, QueueId(0))
+        )
         subscription = Subscription(
             group_id=group.id, topic_id=topic.id, version=topic.version, queues=queues, retry=retry
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.entry import Recorder
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED, PopCheckpoint
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.queue_reader import Taken
@@ -31,10 +32,10 @@ class AckResult(IntEnum):
 class Delivery(NamedTuple):
     """How a receipt handle names one message of one delivery."""
 
-    group_id: int
-    topic_id: int
-    slot: int
-    delivery_id: int
+    group_id: GroupId
+    topic_id: TopicId
+    slot: Slot
+    delivery_id: LogOffset
     message_index: int
     visible_at_ms: int
 
@@ -42,15 +43,15 @@ class Delivery(NamedTuple):
 class Batch(NamedTuple):
     """What one pop took from one queue; all columns of one length."""
 
-    slot: int
-    delivery_id: int
+    slot: Slot
+    delivery_id: LogOffset
     popped_at_ms: int
     visible_at_ms: int
-    queue_id: int
+    queue_id: QueueId
     indexes: Sequence[int]
     queue_offsets: Sequence[int]
     delivery_attempts: Sequence[int]
-    log_offsets: Sequence[int]
+    log_offsets: Sequence[LogOffset]
     size_bytes: int  # of the records that were taken
 
 

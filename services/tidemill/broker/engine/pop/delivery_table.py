@@ -21,6 +21,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout.delivery_rows import ROW, DeliveryRows
+from tidemill.broker.engine.layout.numbers import Slot
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_GAPS,
     FLAG_ORDERED,
@@ -73,7 +74,7 @@ class DeliveryTable:
 
     # ------------------------------------------------------------ slots
 
-    def allocate(self) -> int:
+    def allocate(self) -> Slot:
         """Return an empty slot, which stays empty until `place`."""
         while True:
             if not self._free:
@@ -81,7 +82,7 @@ class DeliveryTable:
             slot = self._free.pop()
             self._is_listed[slot] = 0
             if self.ids[slot] == FREE:
-                return slot
+                return Slot(slot)
 
     def release(self, slot: int) -> None:
         """Empty a slot that is in no list any more."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import final
 
 from tidemill.broker.engine.layout.message import Reason
+from tidemill.broker.engine.layout.numbers import LogOffset, Slot
 from tidemill.broker.engine.metadata.catalog import Group
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
@@ -133,8 +134,8 @@ class OrderedPop:
             return None
         indexes, offsets = indexes[:count], offsets[:count]
         return Batch(
-            slot,
-            table.ids[slot],
+            Slot(slot),
+            LogOffset(table.ids[slot]),
             table.popped_at_ms[slot],
             table.visible_at_ms[slot],
             progress.queue.queue_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.layout.progress_rows import OrderedRow, ProgressRow
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
@@ -34,10 +35,10 @@ class Progress:
     """
 
     index: int
-    group_id: int
-    topic_id: int
+    group_id: GroupId
+    topic_id: TopicId
     # The topic that consumers name: for a retry topic the one whose messages it holds.
-    named_topic_id: int
+    named_topic_id: TopicId
     queue: ConsumeQueue
     pop_offset: int = 0
     # Deliveries with messages that are not settled, in pop order.
@@ -80,8 +81,8 @@ class Progress:
 class Subscription:
     """What a pop of a (group, topic) looks at."""
 
-    group_id: int
-    topic_id: int
+    group_id: GroupId
+    topic_id: TopicId
     version: int  # of the topic, since its number of queues may grow
     queues: list[Progress]
     retry: Progress | None = None

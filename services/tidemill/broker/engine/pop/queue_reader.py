@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.progress import Progress
@@ -19,7 +20,7 @@ class Taken(NamedTuple):
     """Messages that a pop has chosen from a queue, and where the next one goes on."""
 
     offsets: Sequence[int]
-    log_offsets: Sequence[int]
+    log_offsets: Sequence[LogOffset]
     next_offset: int
 
 
@@ -57,7 +58,7 @@ class QueueReader:
         queue = progress.queue
         hashes = {stored_message.tag_hash(tag) for tag in tags}
         offsets: list[int] = []
-        log_offsets: list[int] = []
+        log_offsets: list[LogOffset] = []
         scan_end = min(queue.max_offset, offset + SCAN_ENTRIES_MAX)
         is_full = False
         while offset < scan_end and not is_full:

@@ -12,6 +12,7 @@ from typing import final
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Cause, Message, Place, Reason
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, Slot, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
@@ -120,7 +121,7 @@ class Redelivery:
             return 1
         return self._store.place(progress.queue.entry(offset)[0]).attempts + 1
 
-    def _retry_topic(self, group: Group, topic_id: int, now_ms: int) -> Topic:
+    def _retry_topic(self, group: Group, topic_id: TopicId, now_ms: int) -> Topic:
         retry_of = group.id, topic_id
         known = self._catalog.retry_topic_ids.get(retry_of)
         if known is not None:
@@ -153,12 +154,13 @@ class Redelivery:
             root_place = place.topic_id, place.queue_id, place.queue_offset
             first_popped_at_ms = table.popped_at_ms[slot]
         cause = Cause(
-            progress.group_id, slot, table.ids[slot], index, reason, first_popped_at_ms,
-            *root_place, origin,
+            progress.group_id, Slot(slot), LogOffset(table.ids[slot]), index, reason,
+            first_popped_at_ms, *root_place, origin,
         )  # fmt: skip
+        queue = self._catalog.queue(target.id, QueueId(0))
         self._recorder.append(
             Message(
-                target.id, 0, attempts, self._catalog.queue(target.id, 0).max_offset,
+                target.id, queue.queue_id, attempts, queue.max_offset,
                 message.FLAG_CAUSE, cause, original.tail, original.header.tail_crc,
             ),
             now_ms,

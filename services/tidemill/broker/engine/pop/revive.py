@@ -10,6 +10,7 @@ from collections import deque
 from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
+from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress
@@ -84,7 +85,7 @@ class Revive:
             before = left
             for group_id in list(self._due):
                 if self._window_used.get(group_id, 0) < REVIVE_MESSAGES_A_WINDOW:
-                    left -= self._revive_next(group_id, now_ms)
+                    left -= self._revive_next(GroupId(group_id), now_ms)
             if left == before:
                 break
         following = self.next_due_ms()
@@ -122,7 +123,7 @@ class Revive:
         due.append((slot, table.ids[slot], number))
         self._due_counts[number] += 1
 
-    def _revive_next(self, group_id: int, now_ms: int) -> int:
+    def _revive_next(self, group_id: GroupId, now_ms: int) -> int:
         """Revive the next due delivery of a group; return what it cost, in messages."""
         due = self._due[group_id]
         slot, delivery_id, number = due.popleft()

@@ -11,6 +11,7 @@ from typing import final
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Reason
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
@@ -92,7 +93,7 @@ class Settlement:
         ):
             return AckResult.GONE
         # A reset voids all queues at once, so the first one speaks for all.
-        progress = self._state.progress.get((delivery.group_id, delivery.topic_id, 0))
+        progress = self._state.progress.get((delivery.group_id, delivery.topic_id, QueueId(0)))
         is_void = progress is not None and delivery.delivery_id < progress.void_before
         return AckResult.GONE if is_void else AckResult.ALREADY
 

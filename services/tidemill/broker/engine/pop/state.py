@@ -21,6 +21,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
@@ -42,15 +43,17 @@ class PopState:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.table = DeliveryTable()
-        self.progress: dict[tuple[int, int, int], Progress] = {}
+        self.progress: dict[tuple[GroupId, TopicId, QueueId], Progress] = {}
         self.owners: list[Progress] = []
-        self.subscriptions: dict[tuple[int, int], Subscription] = {}
-        self.ready: set[tuple[int, int]] = set()  # (group id, topic id) with new availability
-        self.ready_topics: set[int] = set()  # topic ids with new messages, for all groups
+        self.subscriptions: dict[tuple[GroupId, TopicId], Subscription] = {}
+        self.ready: set[tuple[GroupId, TopicId]] = (
+            set()
+        )  # (group id, topic id) with new availability
+        self.ready_topics: set[TopicId] = set()  # topic ids with new messages, for all groups
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (what, group id, topic id)
         self.catch_up: CatchUp | None = None
 
-    def progress_of(self, group_id: int, topic_id: int, queue_id: int) -> Progress:
+    def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> Progress:
         """Return the progress of a group in a queue, made when it is new."""
         key = group_id, topic_id, queue_id
         progress = self.progress.get(key)
@@ -91,7 +94,7 @@ class PopState:
 
     # ------------------------------------------------------------ CK
 
-    def apply_checkpoint(self, ck: PopCheckpoint, log_offset: int, popped_at_ms: int) -> None:
+    def apply_checkpoint(self, ck: PopCheckpoint, log_offset: LogOffset, popped_at_ms: int) -> None:
         """Apply a CK record: a delivery, and what it replaces."""
         progress = self.progress.get((ck.group_id, ck.topic_id, ck.queue_id))
         if progress is None:
@@ -110,7 +113,7 @@ class PopState:
         if catch_up is None or catch_up.is_new_to_slot(ck.slot, progress, log_offset):
             self._place(ck, progress, log_offset, popped_at_ms)
 
-    def _apply_ordered(self, progress: Progress, ck: PopCheckpoint, log_offset: int) -> None:
+    def _apply_ordered(self, progress: Progress, ck: PopCheckpoint, log_offset: LogOffset) -> None:
         assert ck.attempts is not None, "a CK of an ordered group has attempts"
         ordered = progress.ordered
         if ordered is None:
@@ -162,12 +165,12 @@ class PopState:
 
     # ------------------------------------------------------------ settling
 
-    def apply_acks(self, acks: Acks, log_offset: int, _acked_at_ms: int) -> None:
+    def apply_acks(self, acks: Acks, log_offset: LogOffset, _acked_at_ms: int) -> None:
         """Apply an ACK record."""
         for slot, delivery_id, bits in acks.entries:
             self.settle(slot, delivery_id, bits, log_offset)
 
-    def settle(self, slot: int, delivery_id: int, bits: int, log_offset: int) -> None:
+    def settle(self, slot: int, delivery_id: int, bits: int, log_offset: LogOffset) -> None:
         """Settle messages of a delivery: acked, expired, or copied elsewhere."""
         table = self.table
         progress = self._owner(slot, delivery_id, log_offset)
@@ -184,7 +187,7 @@ class PopState:
         progress.in_flight -= bits.bit_count()
         self._remove(slot, bits, progress)
 
-    def _supersede(self, slot: int, delivery_id: int, index: int, log_offset: int) -> None:
+    def _supersede(self, slot: int, delivery_id: int, index: int, log_offset: LogOffset) -> None:
         """Note that another delivery has taken the place of one message of this one."""
         progress = self._owner(slot, delivery_id, log_offset)
         if progress is None:
@@ -195,7 +198,7 @@ class PopState:
             progress.in_flight -= 1
             self._remove(slot, bit, progress)
 
-    def _owner(self, slot: int, delivery_id: int, log_offset: int) -> Progress | None:
+    def _owner(self, slot: int, delivery_id: int, log_offset: LogOffset) -> Progress | None:
         """Return the progress of a delivery that is in the table; None where it is not, or void."""
         table = self.table
         if slot >= len(table.ids) or table.ids[slot] != delivery_id:
@@ -255,7 +258,10 @@ class PopState:
     # ------------------------------------------------------------ resets, deletions, configuration
 
     def apply_reset(
-        self, group_id: int, offsets: Iterable[tuple[int, int, int]], log_offset: int
+        self,
+        group_id: GroupId,
+        offsets: Iterable[tuple[TopicId, QueueId, int]],
+        log_offset: LogOffset,
     ) -> None:
         """Set positions (topic id, queue id, offset); everything delivered before is void."""
         for topic_id, queue_id, offset in offsets:
@@ -268,7 +274,7 @@ class PopState:
                 progress.ordered = OrderedState()
             self.ready.add((progress.group_id, progress.named_topic_id))
 
-    def _void(self, progress: Progress, log_offset: int) -> None:
+    def _void(self, progress: Progress, log_offset: LogOffset) -> None:
         # Slots are emptied when their deadlines come: a reset costs the same at any size. Those of
         # an ordered queue, a batch at most, may be past theirs and wait for a pop.
         if progress.ordered is not None:
@@ -280,22 +286,24 @@ class PopState:
         progress.in_flight = 0
         progress.stated_at = log_offset
 
-    def forget(self, *, group_id: int | None = None, topic_id: int | None = None) -> None:
+    def forget(self, *, group_id: GroupId | None = None, topic_id: TopicId | None = None) -> None:
         """Void everything of a group or topic that is gone."""
         for key, progress in list(self.progress.items()):
             if progress.group_id == group_id or topic_id in (
                 progress.topic_id,
                 progress.named_topic_id,
             ):
-                self._void(progress, VOID)
+                self._void(progress, LogOffset(VOID))
                 del self.progress[key]
         for pair in list(self.subscriptions):
             if pair[0] == group_id or pair[1] == topic_id:
                 del self.subscriptions[pair]
 
-    def add_retry_topic(self, group_id: int, topic_id: int, retry_topic_id: int) -> None:
+    def add_retry_topic(
+        self, group_id: GroupId, topic_id: TopicId, retry_topic_id: TopicId
+    ) -> None:
         """Let a group's pops of a topic look at its retry topic too."""
-        progress = self.progress_of(group_id, retry_topic_id, 0)
+        progress = self.progress_of(group_id, retry_topic_id, QueueId(0))
         progress.named_topic_id = topic_id
         subscription = self.subscriptions.get((group_id, topic_id))
         if subscription is not None:
@@ -304,12 +312,12 @@ class PopState:
     # ------------------------------------------------------------ rows
 
     def apply_stated_progress(
-        self, entry: StatedProgress, log_offset: int, _stored_at_ms: int
+        self, entry: StatedProgress, log_offset: LogOffset, _stored_at_ms: int
     ) -> None:
         """Apply a STATE record of progress."""
         self.apply_progress(entry.rows, log_offset)
 
-    def apply_progress(self, rows: list[ProgressRow], log_offset: int) -> list[Progress]:
+    def apply_progress(self, rows: list[ProgressRow], log_offset: LogOffset) -> list[Progress]:
         """Take positions over that contain everything before `log_offset`; return whose."""
         taken = []
         for row in rows:
@@ -328,7 +336,7 @@ class PopState:
         return taken
 
     def apply_stated_deliveries(
-        self, entry: StatedDeliveries, log_offset: int, _stored_at_ms: int
+        self, entry: StatedDeliveries, log_offset: LogOffset, _stored_at_ms: int
     ) -> None:
         """Note where live deliveries are stated now; take over those that nothing else states."""
         deliveries = entry.deliveries
@@ -356,7 +364,7 @@ class PopState:
             if not self.catch_up.may_place(slot, delivery_id):
                 return
             table.release(slot)
-        progress = self.progress_of(group_id, topic_id, queue_id)
+        progress = self.progress_of(GroupId(group_id), TopicId(topic_id), QueueId(queue_id))
         if flags & FLAG_ORDERED and progress.ordered is None:
             progress.ordered = OrderedState()
         table.place(

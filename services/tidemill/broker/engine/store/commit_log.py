@@ -19,6 +19,7 @@ from typing import NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import (
     HEADER_SIZE,
     MAGIC,
@@ -68,10 +69,10 @@ class Segment:
 
     __slots__ = ("end", "file", "start", "view")
 
-    def __init__(self, file: File, start: int, size: int) -> None:
+    def __init__(self, file: File, start: LogOffset, size: int) -> None:
         self.file = file
         self.start = start
-        self.end = start + size
+        self.end = LogOffset(start + size)
         self.view = file.view()
 
 
@@ -100,20 +101,20 @@ class CommitLog:
         self._buffers: list[bytes | memoryview] = []
         # Records of the pending round by offset: a pop may want one before it is written.
         self._pending_records: dict[int, tuple[bytes, bytes | memoryview]] = {}
-        self._active_end = 0
+        self._active_end = LogOffset(0)
         self._chunk_from = 0  # where the first of `_buffers` will stand
         self._unsynced: dict[str, File] = {}
-        self._written_offset = 0
+        self._written_offset = LogOffset(0)
         self.epoch = 0
-        self.log_end = 0
-        self.committed_offset = 0
+        self.log_end = LogOffset(0)
+        self.committed_offset = LogOffset(0)
         self.record_count = 0  # appended by this process, or replayed by it
         self.written_bytes = 0  # all bytes ever passed to write, for the metrics
 
     @property
-    def min_offset(self) -> int:
+    def min_offset(self) -> LogOffset:
         """Where the oldest segment begins."""
-        return self._segments[0].start if self._segments else 0
+        return self._segments[0].start if self._segments else LogOffset(0)
 
     @property
     def segments(self) -> list[Segment]:
@@ -130,7 +131,7 @@ class CommitLog:
         flags: int = 0,
         tail: bytes | memoryview = b"",
         tail_crc: int = 0,
-    ) -> int:
+    ) -> LogOffset:
         """Put a record into the pending round and return its log offset.
 
         `tail` is not copied: it must not change until the round is written. Raises
@@ -157,10 +158,11 @@ class CommitLog:
             self._buffers.append(tail)
         self._pending_records[offset] = (head, tail)
         self.record_count += 1
-        self.log_end = offset + size
+        # Every record passes here, and a call to name the number costs as much as a field.
+        self.log_end = offset + size  # type: ignore[assignment]  # A log offset plus a size.
         return offset
 
-    def _roll(self, size: int) -> int:
+    def _roll(self, size: int) -> LogOffset:
         """Close the active segment with a pad and begin the next one; return its start."""
         if size > self._segment_bytes:
             raise MessageBodyTooLarge(
@@ -196,7 +198,7 @@ class CommitLog:
         file.resize(self._segment_bytes)
         file.sync()
         self._disk.folder(FOLDER).sync()
-        return Segment(file, start, self._segment_bytes)
+        return Segment(file, LogOffset(start), self._segment_bytes)
 
     # ------------------------------------------------------------ the round
 
@@ -212,7 +214,7 @@ class CommitLog:
         self._pending_records.clear()
         self._written_offset = self._chunk_from = self.log_end
 
-    def begin_sync(self) -> tuple[int, list[File]]:
+    def begin_sync(self) -> tuple[LogOffset, list[File]]:
         """Return the log offset up to which a sync of the files beside it makes all durable.
 
         What is written from here on is the business of the next one.
@@ -221,14 +223,14 @@ class CommitLog:
         self._unsynced.clear()
         return self._written_offset, files
 
-    def synced(self, log_offset: int) -> None:
+    def synced(self, log_offset: LogOffset) -> None:
         """Everything before `log_offset` is durable."""
         assert log_offset <= self._written_offset, "only what was written is durable"
         self.committed_offset = max(self.committed_offset, log_offset)
 
     # ------------------------------------------------------------ reading
 
-    def read(self, log_offset: int) -> tuple[memoryview | bytes, memoryview | bytes]:
+    def read(self, log_offset: LogOffset) -> tuple[memoryview | bytes, memoryview | bytes]:
         """Return (head, tail) of the record at `log_offset`.
 
         The views are valid as long as the segment is. Raises LookupError when the offset lies
@@ -246,14 +248,14 @@ class CommitLog:
         head_end = at + header[record.HEAD_SIZE]
         return view[at:head_end], view[head_end : at + header[record.SIZE]]
 
-    def verify(self, log_offset: int) -> None:
+    def verify(self, log_offset: LogOffset) -> None:
         """Check every checksum of a record. Raises CorruptStore, LookupError as `read`."""
         segment = self._segment_of(log_offset)
         why = record.find_damage(segment.view, log_offset - segment.start, log_offset=log_offset)
         if why:
             raise damaged(segment, log_offset, why)
 
-    def record_at(self, log_offset: int) -> Record:
+    def record_at(self, log_offset: LogOffset) -> Record:
         """Return a record with its header decoded. Raises as `read`."""
         head, tail = self.read(log_offset)
         header = Header._make(record.HEADER.unpack_from(head))
@@ -272,20 +274,20 @@ class CommitLog:
             yield Record(header, body, view[at + header.head_size : at + header.size])
             at += header.size
 
-    def segment_start(self, log_offset: int) -> int:
+    def segment_start(self, log_offset: LogOffset) -> int:
         """Return where the segment of `log_offset` begins; of one that is gone, the oldest does."""
         segments = self._segments
         if segments and log_offset >= segments[-1].start:
             return segments[-1].start
         return self._segment_of(max(log_offset, self.min_offset)).start if segments else 0
 
-    def advise(self, log_offset: int, size: int) -> None:
+    def advise(self, log_offset: LogOffset, size: int) -> None:
         """Say that `size` bytes from `log_offset` will be read soon; a hint."""
         segment = self._segment_of(log_offset)
         at = log_offset - segment.start
         segment.file.advise(at, min(size, segment.end - segment.start - at))
 
-    def _segment_of(self, log_offset: int) -> Segment:
+    def _segment_of(self, log_offset: LogOffset) -> Segment:
         segments = self._segments
         if segments and log_offset >= segments[-1].start:
             return segments[-1]
@@ -330,7 +332,7 @@ class CommitLog:
                     f"{name} has been cut: it has {file.size()} bytes, and a segment has a "
                     f"multiple of {BLOCK_BYTES}. Restore it from a backup, and start again."
                 )
-            segment = Segment(file, int(stem), file.size())
+            segment = Segment(file, LogOffset(int(stem)), file.size())
             if self._segments and self._segments[-1].end != segment.start:
                 if self._is_unused(segment):
                     self._disk.delete(name)
@@ -346,7 +348,7 @@ class CommitLog:
     def _is_unused(segment: Segment) -> bool:
         return bool(record.find_damage(segment.view, 0, log_offset=segment.start))
 
-    def scan(self, log_offset: int) -> Iterator[Record]:
+    def scan(self, log_offset: LogOffset) -> Iterator[Record]:
         """Yield the intact records from `log_offset` on, and set `log_end` behind the last one."""
         self.log_end = log_offset
         for segment in self._segments:
@@ -358,15 +360,15 @@ class CommitLog:
                 if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
                     at = size
                     break
-                if record.find_damage(view, at, log_offset=segment.start + at):
-                    self.log_end = segment.start + at
+                if record.find_damage(view, at, log_offset=LogOffset(segment.start + at)):
+                    self.log_end = LogOffset(segment.start + at)
                     return
                 header = Header._make(record.HEADER.unpack_from(view, at))
                 self.epoch = max(self.epoch, header.epoch)
                 body = view[at + record.HEADER_SIZE : at + header.head_size]
                 yield Record(header, body, view[at + header.head_size : at + header.size])
                 at += header.size
-                self.log_end = segment.start + at
+                self.log_end = LogOffset(segment.start + at)
             self.log_end = segment.end
 
     def finish_recovery(self, *, durable_offset: int) -> int:
@@ -403,7 +405,7 @@ class CommitLog:
                     position = begin + at
                     offset = segment.start + position
                     unsynced = record.UNSYNCED_MAX
-                    if not record.find_damage(segment.view, position, log_offset=offset):
+                    if not record.find_damage(segment.view, position, log_offset=LogOffset(offset)):
                         unsynced = record.HEADER.unpack_from(segment.view, position)[
                             record.UNSYNCED
                         ]
@@ -465,7 +467,7 @@ class CommitLog:
         source, file.name = file.name, segment_name(start)
         self._disk.rename(source, file.name)
         # The log may roll before the name is durable, and must then find the file and not make it.
-        self._prepared = Segment(file, start, self._segment_bytes)
+        self._prepared = Segment(file, LogOffset(start), self._segment_bytes)
         self._is_prepared_durable = False
         yield [self._disk.folder(FOLDER)]
         self._is_prepared_durable = True

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, final
 
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import BlockFile
 
@@ -34,37 +35,38 @@ class ConsumeQueue:
         "topic_id",
     )  # fmt: skip
 
-    def __init__(self, topic_id: int, queue_id: int) -> None:
+    def __init__(self, topic_id: TopicId, queue_id: QueueId) -> None:
         self.topic_id = topic_id
         self.queue_id = queue_id
         self._runs: list[Run] = []
         self._firsts: list[int] = []
         self.tail = bytearray()
         self.base = 0  # queue offset of the first entry in the tail
-        self.min_offset = 0
-        self.max_offset = 0  # offset that the next message gets
+        self.min_offset = QueueOffset(0)
+        self.max_offset = QueueOffset(0)  # offset that the next message gets
         self.stated_at = 0  # log offset of the newest record that says what max_offset is
 
-    def append(self, log_offset: int, size: int, tag_hash: int) -> None:
+    def append(self, log_offset: LogOffset, size: int, tag_hash: int) -> None:
         """Add the entry of the message at `max_offset`."""
         self.tail += ENTRY.pack(log_offset, size, tag_hash)
-        self.max_offset += 1
+        # Every message passes here, and a call to name the number costs as much as a field.
+        self.max_offset += 1  # type: ignore[assignment]  # The next queue offset.
         self.stated_at = log_offset
 
-    def restart_at(self, offset: int, log_offset: int) -> None:
+    def restart_at(self, offset: QueueOffset, log_offset: LogOffset) -> None:
         """Make the queue go on at `offset`: what was before is gone from the log."""
         if offset > self.max_offset:
             self.tail.clear()
             self.base = self.min_offset = self.max_offset = offset
         self.stated_at = max(self.stated_at, log_offset)
 
-    def entries(self, offset: int, count: int) -> list[tuple[int, int, int]]:
+    def entries(self, offset: int, count: int) -> list[tuple[LogOffset, int, int]]:
         """Return `count` entries (log_offset, size, tag_hash) from `offset`, or all there are.
 
         `offset` must lie between min_offset and max_offset. Raises BlockFileDamaged.
         """
         assert self.min_offset <= offset < self.max_offset, "offset outside of the queue"
-        found: list[tuple[int, int, int]] = []
+        found: list[tuple[LogOffset, int, int]] = []
         while offset < self.base and count > 0:
             run = self._runs[bisect_right(self._firsts, offset) - 1]
             begin = (offset - run.first) * SIZE
@@ -77,13 +79,13 @@ class ConsumeQueue:
         found += ENTRY.iter_unpack(memoryview(self.tail)[begin : begin + count * SIZE])
         return found
 
-    def entry(self, offset: int) -> tuple[int, int, int]:
+    def entry(self, offset: int) -> tuple[LogOffset, int, int]:
         """Return the entry at `offset`, which must lie inside the queue."""
         if offset >= self.base:
             return ENTRY.unpack_from(self.tail, (offset - self.base) * SIZE)
         return self.entries(offset, 1)[0]
 
-    def walk(self, offset: int) -> Iterator[tuple[int, int, int]]:
+    def walk(self, offset: int) -> Iterator[tuple[LogOffset, int, int]]:
         """Yield all entries from `offset` on."""
         while offset < self.max_offset:
             entries = self.entries(offset, 4096)
@@ -97,32 +99,32 @@ class ConsumeQueue:
             # The queue went on at a later offset after retention: older runs are below it.
             self._runs.clear()
             self._firsts.clear()
-            self.min_offset = run.first
+            self.min_offset = QueueOffset(run.first)
         if not self._runs:
-            self.min_offset = max(self.min_offset, run.first)
+            self.min_offset = QueueOffset(max(self.min_offset, run.first))
         self._runs.append(run)
         self._firsts.append(run.first)
         del self.tail[: max(end - self.base, 0) * SIZE]
         self.base = max(self.base, end)
-        self.max_offset = max(self.max_offset, end)
+        self.max_offset = QueueOffset(max(self.max_offset, end))
 
-    def drop_before(self, log_offset: int) -> int:
+    def drop_before(self, log_offset: LogOffset) -> int:
         """Give up entries of messages before `log_offset`; return how many those were."""
-        low, high = self.min_offset, self.max_offset
+        low, high = int(self.min_offset), int(self.max_offset)
         while low < high:
             middle = (low + high) // 2
             if self.entry(middle)[0] < log_offset:
                 low = middle + 1
             else:
                 high = middle
-        dropped, self.min_offset = low - self.min_offset, low
+        dropped, self.min_offset = low - self.min_offset, QueueOffset(low)
         while self._runs and self._runs[0].first + self._runs[0].entry_count <= low:
             del self._runs[0], self._firsts[0]
         return dropped
 
-    def offset_at(self, stored_at_ms: int, stored_at: Callable[[int], int]) -> int:
+    def offset_at(self, stored_at_ms: int, stored_at: Callable[[LogOffset], int]) -> int:
         """Return the first offset whose message was stored at or after a time, else max_offset."""
-        low, high = self.min_offset, self.max_offset
+        low, high = int(self.min_offset), int(self.max_offset)
         while low < high:
             middle = (low + high) // 2
             if stored_at(self.entry(middle)[0]) < stored_at_ms:

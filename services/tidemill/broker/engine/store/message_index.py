@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.store.block_file import Block, BlockFile
 
 FOLDER = "index"
@@ -31,7 +32,7 @@ class MessageIndex:
         self.offsets = array("q")
         self.files: list[BlockFile] = []
 
-    def add(self, hashes: memoryview | bytes, log_offset: int) -> None:
+    def add(self, hashes: memoryview | bytes, log_offset: LogOffset) -> None:
         """Add the big-endian u64 `hashes` of the message at `log_offset`."""
         for at in range(0, len(hashes), 8):
             self.hashes.append(int.from_bytes(hashes[at : at + 8], "big"))
@@ -53,25 +54,25 @@ class MessageIndex:
         del self.hashes[:count]
         del self.offsets[:count]
 
-    def drop_before(self, log_offset: int) -> list[BlockFile]:
+    def drop_before(self, log_offset: LogOffset) -> list[BlockFile]:
         """Give up the files that only know records before `log_offset`, and return them."""
         gone = [file for file in self.files if file.to_offset <= log_offset]
         self.files = [file for file in self.files if file.to_offset > log_offset]
         return gone
 
-    def find(self, hash_: int) -> Iterator[int]:
+    def find(self, hash_: int) -> Iterator[LogOffset]:
         """Yield the log offsets of messages with this hash, newest file first, tail before."""
         if self.hashes:
             tail = np.frombuffer(self.hashes, dtype=np.uint64)
             matches = np.flatnonzero(tail == hash_).tolist()
             del tail  # The array cannot grow while it is lent.
-            yield from [self.offsets[at] for at in reversed(matches)]
+            yield from [LogOffset(self.offsets[at]) for at in reversed(matches)]
         for file in reversed(self.files):
             for number, row in enumerate(file.rows):
                 yield from _find_in_block(file, number, row.items, hash_)
 
 
-def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list[int]:
+def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list[LogOffset]:
     try:
         data = file.block(number, items * PAIR_SIZE)
     except BlockFileDamaged:
@@ -80,4 +81,4 @@ def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list
     offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
     begin = int(np.searchsorted(hashes, np.uint64(hash_), side="left"))
     end = int(np.searchsorted(hashes, np.uint64(hash_), side="right"))
-    return [int(offset) for offset in offsets[begin:end]]
+    return [LogOffset(int(offset)) for offset in offsets[begin:end]]

@@ -35,7 +35,7 @@ class Admission:
         self.skewed_count = 0
         self.spread: Counter[int] = Counter()  # by topic id
 
-    def check_due(self, due_at_ms: int, now_ms: int) -> None:
+    def check_due(self, due_at_ms: int, *, now_ms: int) -> None:
         """Raise IllegalDeliveryTime unless a message may be due then."""
         if not 0 <= due_at_ms <= VALUE_MAX:
             raise IllegalDeliveryTime(
@@ -48,11 +48,11 @@ class Admission:
                 f"{_utc(now_ms + limit_ms)}, and not until {_utc(due_at_ms)}"
             )
 
-    def due_after(self, delay_ms: int, now_ms: int) -> int:
+    def due_after(self, delay_ms: int, *, now_ms: int) -> int:
         """Return when a relative delay ends. Raises IllegalDeliveryTime."""
         if not 0 <= delay_ms <= VALUE_MAX:
             raise IllegalDeliveryTime(f"a delay is between 0 and {VALUE_MAX} ms, not {delay_ms}")
-        self.check_due(now_ms + delay_ms, now_ms)
+        self.check_due(now_ms + delay_ms, now_ms=now_ms)
         return now_ms + delay_ms
 
     def admit(self, due_at_ms: int, topic: Topic, size: int, chance: int, now_ms: int) -> int:
@@ -113,7 +113,7 @@ class Admission:
             )
         return due_at_ms
 
-    def note_skew(self, born_at_ms: int, now_ms: int) -> None:
+    def note_skew(self, born_at_ms: int, *, now_ms: int) -> None:
         """Count a message whose sender's clock is off."""
         if abs(born_at_ms - now_ms) > CLIENT_SKEW_MS_MAX:
             self.skewed_count += 1

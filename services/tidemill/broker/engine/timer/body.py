@@ -14,6 +14,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
 
@@ -31,7 +32,7 @@ class BodyDamaged(Exception):
 class Body(NamedTuple):
     """The message of a timer."""
 
-    queue_id: int  # of its topic, as chosen when it was sent
+    queue_id: QueueId  # of its topic, as chosen when it was sent
     crc: int
     stored_at_ms: int
     blob: memoryview
@@ -70,10 +71,10 @@ class Bodies:
         for _ in range(min(READS_A_SLICE, len(self._reads))):
             log_offset, size = self._reads.popleft()
             if log_offset >= self._log.min_offset:
-                self._log.advise(log_offset, size)
+                self._log.advise(LogOffset(log_offset), size)
         return bool(self._reads)
 
-    def read(self, timer_id: int, entry: TimerEntry) -> Body:
+    def read(self, timer_id: TimerId, entry: TimerEntry) -> Body:
         """Return the message of a timer. Raises BodyDamaged when it is not intact, or another's."""
         try:
             # Whoever wrote it: days may have passed since, and the disk had it alone.

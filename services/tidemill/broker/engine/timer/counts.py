@@ -11,6 +11,7 @@ from typing import final
 
 import numpy as np
 
+from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.timer.status import TimerState
@@ -30,7 +31,7 @@ class Counts:
         self.pins: Counter[int] = Counter()  # by the segment of the newest copy of the message
         self.file_live: Counter[int] = Counter()  # by table file
 
-    def add(self, timer_id: int, entry: TimerEntry, change: int) -> None:
+    def add(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
         """Add a pending timer, or take it away."""
         self.pending[entry.topic_id] += change
         self.pending_count += change
@@ -45,11 +46,11 @@ class Counts:
             return
         self.pending_count += len(waiting)
         self.pinned_bytes += int(waiting["size"].sum(dtype=np.int64))
-        self.file_live[self._table.file_number(first_id)] += len(waiting)
+        self.file_live[self._table.file_number(TimerId(first_id))] += len(waiting)
         topics, counts = np.unique(waiting["topic_id"], return_counts=True)
         for topic_id, count in zip(topics.tolist(), counts.tolist(), strict=True):
             self.pending[topic_id] += count
-        starts = np.array([s.start for s in self._log.segments] or [0], dtype=np.int64)
+        starts = np.array([s.start for s in self._log.segments] or [LogOffset(0)], dtype=np.int64)
         places = np.searchsorted(starts, waiting["log_offset"].astype(np.int64), side="right") - 1
         for segment, count in enumerate(np.bincount(np.maximum(places, 0)).tolist()):
             if count:

@@ -19,6 +19,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import FLAG_TIMER, Message, TimerCause, TimerReason
+from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
@@ -55,7 +56,7 @@ class _Lane:
     def __bool__(self) -> bool:
         return bool(self.topics)
 
-    def add(self, topic_id: int, items: np.ndarray) -> None:
+    def add(self, topic_id: TopicId, items: np.ndarray) -> None:
         self.topics.setdefault(topic_id, deque()).append(items)
 
 
@@ -71,7 +72,7 @@ class Deliverer:
         catalog: Catalog,
         recorder: Recorder,
         *,
-        ready: Callable[[int], None],
+        ready: Callable[[TopicId], None],
         may_append: Callable[[], bool],
         rate_max: int,
         expire_after_ms: int,
@@ -105,7 +106,7 @@ class Deliverer:
         notices, self.notices = self.notices, {}
         return notices
 
-    def _note(self, timer_id: int, topic: str, reason: str) -> None:
+    def _note(self, timer_id: TimerId, topic: str, reason: str) -> None:
         count, _ = self.notices.get((topic, reason), (0, 0))
         if count or len(self.notices) < NOTICES_MAX:
             self.notices[topic, reason] = (count + 1, timer_id)
@@ -146,9 +147,9 @@ class Deliverer:
         split = int(np.searchsorted(items["due"], firing_ms - ON_TIME_MS))
         for lane, part in ((self._late, items[:split]), (self._on_time, items[split:])):
             for topic_id, of_topic in _by_topic(part):
-                lane.add(topic_id, of_topic)
+                lane.add(TopicId(topic_id), of_topic)
 
-    def step(self, now_ms: int, firing_ms: int) -> bool:
+    def step(self, now_ms: int, *, firing_ms: int) -> bool:
         """Deliver one slice; True when there is more to deliver at once."""
         if now_ms < self.retry_at_ms:
             return False
@@ -246,7 +247,7 @@ class Deliverer:
         self._back_off_ms = self.retry_at_ms = 0
         return len(items)
 
-    def _deliver(self, timer_id: int, entry: TimerEntry, now_ms: int, firing_ms: int) -> None:
+    def _deliver(self, timer_id: TimerId, entry: TimerEntry, now_ms: int, firing_ms: int) -> None:
         try:
             body = self._bodies.read(timer_id, entry)
         except BodyDamaged:
@@ -262,7 +263,7 @@ class Deliverer:
             self.quarantined[timer_id] = entry.topic_id
 
     def _deliver_body(
-        self, timer_id: int, entry: TimerEntry, body: Body, now_ms: int, firing_ms: int
+        self, timer_id: TimerId, entry: TimerEntry, body: Body, now_ms: int, firing_ms: int
     ) -> None:
         is_expired = 0 < self._expire_after_ms < firing_ms - entry.due_at_ms
         queues = self._catalog.open_queues.get(entry.topic_id)
@@ -277,17 +278,19 @@ class Deliverer:
             self.lateness.observe(entry.topic_id, firing_ms - entry.due_at_ms)
 
     def _drop(
-        self, timer_id: int, entry: TimerEntry, body: Body, reason: TimerReason, now_ms: int
+        self, timer_id: TimerId, entry: TimerEntry, body: Body, reason: TimerReason, now_ms: int
     ) -> None:
         """Move a message that can never be delivered to the timers' dead-letter topic."""
         target = ensure_system_topic(self._catalog, self._recorder, TIMER_DEAD_LETTER_TOPIC, now_ms)
-        self._append(timer_id, entry, body, self._catalog.queue(target.id, 0), now_ms, reason)
+        self._append(
+            timer_id, entry, body, self._catalog.queue(target.id, QueueId(0)), now_ms, reason
+        )
         self.dropped[entry.topic_id, reason] += 1
         self._note(timer_id, body.origin, reason.name.lower())
 
     def _append(
         self,
-        timer_id: int,
+        timer_id: TimerId,
         entry: TimerEntry,
         body: Body,
         queue: ConsumeQueue,

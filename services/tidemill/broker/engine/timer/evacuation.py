@@ -17,6 +17,7 @@ import numpy as np
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Message, Target
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Segment
@@ -74,7 +75,7 @@ class Evacuation:
         assert segment is not None, "a segment was chosen"
         for n, timer_id in enumerate(self._timers, 1):
             if timer_id != NOTHING:
-                self._move(timer_id, segment, now_ms)
+                self._move(TimerId(timer_id), segment, now_ms)
             if self._tokens <= 0:
                 self._not_before_ms = now_ms + PAUSE_MS
                 return False
@@ -115,7 +116,7 @@ class Evacuation:
             yield NOTHING
             yield from (np.flatnonzero(is_here) + number * len(rows)).tolist()
 
-    def _move(self, timer_id: int, segment: Segment, now_ms: int) -> None:
+    def _move(self, timer_id: TimerId, segment: Segment, now_ms: int) -> None:
         entry = self._index.find_pending(timer_id)
         if entry is None or not segment.start <= entry.log_offset < segment.end:
             return

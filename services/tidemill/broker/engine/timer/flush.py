@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import final
 
 from tidemill.broker.engine.layout import timer_checkpoint
+from tidemill.broker.engine.layout.numbers import QueueOffset
 from tidemill.broker.engine.layout.timer_checkpoint import TimerCheckpoint
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
@@ -134,8 +135,8 @@ class Flusher:
             generation=self.generation + 1,
             hand_ms=index.hand_s * 1000,
             timer_log_position=index.timer_log.end,
-            queue_offset=index.next_id,
-            master_queue_offset=index.next_id,
+            queue_offset=QueueOffset(index.next_id),
+            master_queue_offset=QueueOffset(index.next_id),
             replay_from=self._log.committed_offset,
             epoch=self._log.epoch,
             written_at_ms=now_ms,

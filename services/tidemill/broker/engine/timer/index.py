@@ -18,6 +18,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout import timer_entry, timer_record, timer_slot
 from tidemill.broker.engine.layout.message import Target, TimerCause, TimerReason
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_control import Frontier, Operation, TimerControl
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.layout.timer_record import NO_POSITION, SIZE
@@ -35,14 +36,14 @@ RING_RESERVE_S = 60
 ROWS_MIN = 16  # fewer are linked one by one: arrays cost about 80 us at once
 GATHERED_MAX = 1_024  # linked in about a millisecond
 _PENDING = TimerState.PENDING.value  # packing an enum costs more than the rest of an entry
-Arrival = Callable[[int, int, int, int, int], None]
+Arrival = Callable[[int, TimerId, TopicId, int, int], None]
 ArrivedRows = Callable[[int, np.ndarray], None]
 
 
 class Follower(Protocol):
     """Who follows the counts while it makes counts of its own."""
 
-    def counted(self, timer_id: int, entry: TimerEntry, change: int) -> None:
+    def counted(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
         """Learn that a timer was added to the counts (1), or taken away (-1)."""
 
 
@@ -101,7 +102,7 @@ class TimerIndex:
     # ------------------------------------------------------------ transitions
 
     def apply_schedule(
-        self, target: Target, log_offset: int, size: int, now_ms: int, *, queue_id: int
+        self, target: Target, log_offset: LogOffset, size: int, now_ms: int, *, queue_id: QueueId
     ) -> None:
         """Apply a MESSAGE record that schedules a timer, or is a newer copy of its message."""
         timer_id = target.timer_id
@@ -122,7 +123,7 @@ class TimerIndex:
             self.link_gathered()
 
     def _schedule_again(
-        self, target: Target, log_offset: int, size: int, now_ms: int, *, is_copy: bool
+        self, target: Target, log_offset: LogOffset, size: int, now_ms: int, *, is_copy: bool
     ) -> None:
         """Apply a schedule that files may know, or a copy."""
         self.link_gathered()
@@ -154,7 +155,8 @@ class TimerIndex:
         first_id, now_ms = self.next_id - len(columns), self._gathered_at_ms
         if len(columns) < ROWS_MIN or self.follower is not None:
             for timer_id, fields in enumerate(columns.tolist(), first_id):
-                self._add(timer_id, _entry(*fields), now_ms)
+                entry = TimerEntry._make((*fields, _PENDING))
+                self._add(TimerId(timer_id), entry, now_ms)
             return
         rows = np.zeros(len(columns), timer_entry.DTYPE)
         rows["log_offset"], rows["size"] = columns[:, 0], columns[:, 1]
@@ -166,7 +168,7 @@ class TimerIndex:
                 self.link_rows(begin, part, now_ms)
                 self.arrived_rows(begin, part)
 
-    def _add(self, timer_id: int, entry: TimerEntry, now_ms: int) -> None:
+    def _add(self, timer_id: TimerId, entry: TimerEntry, now_ms: int) -> None:
         self.table.put(timer_id, entry)
         self.count(timer_id, entry, 1)
         self._link(timer_id, entry, timer_record.SCHEDULE, now_ms)
@@ -199,7 +201,7 @@ class TimerIndex:
         is_delivered = cause.reason == TimerReason.DELIVERED
         self._finish(cause.timer_id, TimerState.DELIVERED if is_delivered else TimerState.DROPPED)
 
-    def _finish(self, timer_id: int, state: TimerState) -> TimerEntry | None:
+    def _finish(self, timer_id: TimerId, state: TimerState) -> TimerEntry | None:
         """Settle a timer; return its entry if it was pending until now."""
         entry = self.get(timer_id)
         if entry.state == TimerState.UNUSED:
@@ -252,11 +254,11 @@ class TimerIndex:
                 yield record
             position = record.previous
 
-    def get(self, timer_id: int) -> TimerEntry:
+    def get(self, timer_id: TimerId) -> TimerEntry:
         """Return a timer's entry. Raises EntryDamaged."""
         return self.table.get(timer_id)
 
-    def find_pending(self, timer_id: int) -> TimerEntry | None:
+    def find_pending(self, timer_id: TimerId) -> TimerEntry | None:
         """Return the entry of a timer that waits and is intact."""
         try:
             entry = self.table.get(timer_id)
@@ -276,7 +278,7 @@ class TimerIndex:
         """How many bytes of the log their messages hold."""
         return self.counts.pinned_bytes + self._gathered_bytes
 
-    def count(self, timer_id: int, entry: TimerEntry, change: int) -> None:
+    def count(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
         """Add a pending timer to the counts, or take it away."""
         self.counts.add(timer_id, entry, change)
         if self.follower is not None:
@@ -308,7 +310,7 @@ class TimerIndex:
         return slots, is_parked
 
     def _link(
-        self, timer_id: int, entry: TimerEntry, kind: int, now_ms: int, *, change: int = 1
+        self, timer_id: TimerId, entry: TimerEntry, kind: int, now_ms: int, *, change: int = 1
     ) -> None:
         if not self.is_linking:
             return
@@ -317,19 +319,26 @@ class TimerIndex:
         self.arrived(entry.due_at_ms, timer_id, entry.topic_id, entry.size, slot_s)
 
     def relink(
-        self, timer_id: int, entry: TimerEntry, kind: int, now_ms: int, *, change: int = 1
+        self, timer_id: TimerId, entry: TimerEntry, kind: int, now_ms: int, *, change: int = 1
     ) -> None:
         """Link a pending timer once more, as if it had just been scheduled."""
         self._link(timer_id, entry, kind & ~timer_record.PARKED, now_ms, change=change)
 
-    def _unlink(self, timer_id: int, entry: TimerEntry, kind: int, now_ms: int) -> None:
+    def _unlink(self, timer_id: TimerId, entry: TimerEntry, kind: int, now_ms: int) -> None:
         """Tell the slot that one of its timers is gone; a parked one is only passed over later."""
         slot_s, parked = self._slot_of(entry.due_at_ms)
         if self.is_linking and not parked and slot_s == entry.due_at_ms // 1000:
             self._append(timer_id, entry, kind, slot_s, now_ms, change=-1)
 
     def _append(
-        self, timer_id: int, entry: TimerEntry, kind: int, slot_s: int, now_ms: int, *, change: int
+        self,
+        timer_id: TimerId,
+        entry: TimerEntry,
+        kind: int,
+        slot_s: int,
+        now_ms: int,
+        *,
+        change: int,
     ) -> None:
         log = self.timer_log
         position = log.end
@@ -401,7 +410,7 @@ def open_index(disk: Disk, config: TimerConfig, log: CommitLog) -> TimerIndex:
     return TimerIndex(table, wheel, timer_log, log)
 
 
-def _entry(log_offset: int, size: int, due_at_ms: int, topic_id: int) -> TimerEntry:
+def _entry(log_offset: LogOffset, size: int, due_at_ms: int, topic_id: TopicId) -> TimerEntry:
     return TimerEntry(log_offset, size, due_at_ms, topic_id, _PENDING)
 
 

@@ -17,6 +17,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout import timer_record
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.layout.timer_record import SIZE
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -133,10 +134,10 @@ class Janitor:
             alive = ((part["magic"] & timer_record.LINKS) != 0) & (slots > index.hand_s)
             for at in np.flatnonzero(alive).tolist():
                 timer_id, due_at_ms = int(part["timer_id"][at]), int(part["due"][at])
-                entry = index.find_pending(timer_id)
+                entry = index.find_pending(TimerId(timer_id))
                 if entry is not None and entry.due_at_ms == due_at_ms:
                     index.relink(
-                        timer_id,
+                        TimerId(timer_id),
                         entry,
                         int(part["magic"][at]) & timer_record.LINKS,
                         now_ms,
@@ -192,12 +193,12 @@ class Janitor:
         overdue = rows["state"] == TimerState.PENDING
         overdue &= rows["due"] < (index.hand_s - OVERDUE_S) * 1000
         for at in np.flatnonzero(overdue).tolist():
-            entry = index.find_pending(first_id + at)
+            entry = index.find_pending(TimerId(first_id + at))
             if entry is not None and first_id + at not in self._quarantined():
-                index.relink(first_id + at, entry, timer_record.SCHEDULE, now_ms)
+                index.relink(TimerId(first_id + at), entry, timer_record.SCHEDULE, now_ms)
                 self.drift[entry.topic_id] += 1
 
-    def counted(self, timer_id: int, entry: TimerEntry, change: int) -> None:
+    def counted(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
         """Follow what changes among the ids that the audit has counted already."""
         if timer_id < self._passed:
             self._recount.add(timer_id, entry, change)

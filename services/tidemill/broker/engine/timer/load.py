@@ -18,6 +18,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout import timer_record
+from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.layout.timer_record import NO_POSITION
 from tidemill.broker.engine.timer.body import Bodies
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -85,7 +86,9 @@ class Loader:
 
     # ------------------------------------------------------------ arrivals
 
-    def arrived(self, due_at_ms: int, timer_id: int, topic_id: int, size: int, slot_s: int) -> None:
+    def arrived(
+        self, due_at_ms: int, timer_id: TimerId, topic_id: TopicId, size: int, slot_s: int
+    ) -> None:
         """Load a timer that was linked just now if it is due within the horizon."""
         now_ms = self._loaded_at_ms
         # What is linked behind its second is due before that slot is loaded.
@@ -107,7 +110,11 @@ class Loader:
         for at in np.flatnonzero(is_near).tolist():
             row = rows[at]
             self.arrived(
-                int(dues[at]), first_id + at, int(row["topic_id"]), int(row["size"]), int(slots[at])
+                int(dues[at]),
+                TimerId(first_id + at),
+                TopicId(int(row["topic_id"])),
+                int(row["size"]),
+                int(slots[at]),
             )
 
     def _has_room(self, slot_s: int) -> bool:

@@ -14,6 +14,8 @@ from typing import final
 
 import numpy as np
 
+from tidemill.broker.engine.layout.numbers import TimerId, TopicId
+
 ITEM = np.dtype(
     [("due", "<i8"), ("timer_id", "<i8"), ("topic_id", "<i8"), ("size", "<i8"), ("slot", "<i8")]
 )
@@ -37,7 +39,13 @@ class NearWheel:
         self.outstanding_count = 0
 
     def add(
-        self, due_at_ms: int, timer_id: int, topic_id: int, size: int, slot_s: int, now_ms: int
+        self,
+        due_at_ms: int,
+        timer_id: TimerId,
+        topic_id: TopicId,
+        size: int,
+        slot_s: int,
+        now_ms: int,
     ) -> None:
         """Add one timer."""
         self.outstanding[slot_s] += 1

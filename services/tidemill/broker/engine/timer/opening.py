@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout import timer_record
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE, TimerCheckpoint
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -161,9 +162,9 @@ class Opening:
         for first_id, rows in index.table.file_batches():
             is_late = (rows["state"] == TimerState.PENDING) & (rows["due"] <= index.hand_s * 1000)
             for at in np.flatnonzero(is_late).tolist():
-                entry = index.find_pending(first_id + at)
+                entry = index.find_pending(TimerId(first_id + at))
                 if entry is not None:
-                    index.relink(first_id + at, entry, timer_record.SCHEDULE, now_ms)
+                    index.relink(TimerId(first_id + at), entry, timer_record.SCHEDULE, now_ms)
 
     def begin(self, firing_ms: int) -> None:
         """Start loading behind the hand; where nothing waits the hand is at the present."""
@@ -171,7 +172,7 @@ class Opening:
             self._index.hand_s = max(self._index.hand_s, firing_ms // 1000 - 1)
         self._loader.begin(firing_ms)
 
-    def rebuild(self, now_ms: int, firing_ms: int, *, hand_s: int) -> Iterator[list[File]]:
+    def rebuild(self, now_ms: int, *, firing_ms: int, hand_s: int) -> Iterator[list[File]]:
         """Make wheel and timer log again from the table, in slices of a page."""
         return self._rebuild(self._index.table.page_batches(), now_ms, firing_ms, hand_s)
 

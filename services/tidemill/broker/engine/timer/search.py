@@ -17,6 +17,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
+from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.store.commit_log import CorruptStore
@@ -41,7 +42,7 @@ class TimerSearch:
         index: TimerIndex,
         store: MessageStore,
         query: TimerQuery,
-        status: Callable[[int], TimerStatus],
+        status: Callable[[TimerId], TimerStatus],
     ) -> None:
         if not 1 <= query.page_size <= PAGE_SIZE_MAX:
             raise BadRequest(f"a page has 1 to {PAGE_SIZE_MAX} timers, not {query.page_size}")
@@ -70,7 +71,7 @@ class TimerSearch:
             self._look_at_page(number)
         offsets = list(islice(self._offsets, OFFSETS_A_STEP))
         for log_offset in offsets:
-            self._look_at_record(log_offset)
+            self._look_at_record(LogOffset(log_offset))
         return bool(pages or offsets) or self._describe()
 
     def _describe(self) -> bool:
@@ -86,7 +87,7 @@ class TimerSearch:
         for timer_id in part:
             # What ended during the search may be forgotten by now.
             with contextlib.suppress(MessageNotFound, Conflict):
-                self.found.append(self._status(timer_id))
+                self.found.append(self._status(TimerId(timer_id)))
         return bool(self._page)
 
     def _look_at_page(self, number: int) -> None:
@@ -95,7 +96,7 @@ class TimerSearch:
         due = rows["due"].astype(np.int64)
         ids = number * len(rows) + np.arange(len(rows), dtype=np.int64)
         wanted = (rows["state"] == TimerState.PENDING) & (due >= query.due_from_ms)
-        if query.topic_id:
+        if query.topic_id is not None:
             wanted &= rows["topic_id"] == query.topic_id
         if query.due_to_ms:
             wanted &= due < query.due_to_ms
@@ -107,9 +108,9 @@ class TimerSearch:
         if len(places) > query.page_size:
             places = places[np.lexsort((ids[places], due[places]))[: query.page_size + 1]]
         for at in places.tolist():
-            self._keep(int(due[at]), int(ids[at]))
+            self._keep(int(due[at]), TimerId(int(ids[at])))
 
-    def _look_at_record(self, log_offset: int) -> None:
+    def _look_at_record(self, log_offset: LogOffset) -> None:
         if log_offset < self._store.log.min_offset:
             return
         try:
@@ -130,14 +131,14 @@ class TimerSearch:
         self._seen.add(timer_id)
         due_at_ms = entry.due_at_ms
         if (
-            query.topic_id in (0, entry.topic_id)
+            query.topic_id in (None, entry.topic_id)
             and due_at_ms >= query.due_from_ms
             and (not query.due_to_ms or due_at_ms < query.due_to_ms)
             and (due_at_ms, timer_id) > query.after
         ):
             self._keep(due_at_ms, timer_id)
 
-    def _keep(self, due_at_ms: int, timer_id: int) -> None:
+    def _keep(self, due_at_ms: int, timer_id: TimerId) -> None:
         place = (-due_at_ms, -timer_id)
         if len(self._kept) <= self._query.page_size:
             heapq.heappush(self._kept, place)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TimerId, TopicId
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
 TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # hidden: delayed messages wait here
-SCHEDULE_QUEUE = 0  # of the hidden topic: a timer's id is its queue offset
-COPY_QUEUE = 1  # evacuated messages
+SCHEDULE_QUEUE = QueueId(0)  # of the hidden topic: a timer's id is its queue offset
+COPY_QUEUE = QueueId(1)  # evacuated messages
 
 
 class TimerState(IntEnum):
@@ -26,19 +27,19 @@ class TimerState(IntEnum):
 class Scheduled(NamedTuple):
     """What became of a delayed message that was sent."""
 
-    queue_offset: int  # the timer id, or the queue offset of a message that was due already
+    queue_offset: QueueOffset  # the timer id, or the queue offset of a message that was due already
     due_at_ms: int  # 0: stored at once
 
 
 class TimerStatus(NamedTuple):
     """One timer, for inspection."""
 
-    timer_id: int
+    timer_id: TimerId
     state: TimerState
     is_quarantined: bool
-    topic_id: int
+    topic_id: TopicId
     topic: str  # "" when the topic is gone
-    queue_id: int
+    queue_id: QueueId
     due_at_ms: int
     scheduled_at_ms: int
     size: int  # bytes of the stored message
@@ -49,7 +50,7 @@ class TimerQuery(NamedTuple):
     """Which pending timers are wanted; those due first come first."""
 
     page_size: int
-    topic_id: int = 0  # 0: all
+    topic_id: TopicId | None = None  # of one topic alone
     due_from_ms: int = 0
     due_to_ms: int = 0  # exclusive; 0: no limit
     key: str = ""

@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout import timer_entry
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.timer_entry import DTYPE, SIZE, EntryDamaged, TimerEntry
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.timer.pages import DirtyPages
@@ -46,7 +47,7 @@ class TimerTable:
 
     # ------------------------------------------------------------ entries
 
-    def get(self, timer_id: int) -> TimerEntry:
+    def get(self, timer_id: TimerId) -> TimerEntry:
         """Return an entry; one that was never written has state 0. Raises EntryDamaged."""
         number, index = divmod(timer_id, PAGE_ENTRIES)
         page = self._pages.get(number) or self._page(number)
@@ -54,7 +55,7 @@ class TimerTable:
             raise EntryDamaged
         return timer_entry.read(page, index * SIZE)
 
-    def put(self, timer_id: int, entry: TimerEntry) -> None:
+    def put(self, timer_id: TimerId, entry: TimerEntry) -> None:
         """Write an entry."""
         number, index = divmod(timer_id, PAGE_ENTRIES)
         page = self._pages.get(number) or self._page(number)
@@ -173,7 +174,7 @@ class TimerTable:
 
     # ------------------------------------------------------------ files
 
-    def file_number(self, timer_id: int) -> int:
+    def file_number(self, timer_id: TimerId) -> int:
         """Return the number of the file that holds a timer."""
         return timer_id // self._file_entries
 

@@ -19,6 +19,7 @@ from typing import final
 
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Message, Target
+from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_checkpoint import FLAG_CLEAN
 from tidemill.broker.engine.layout.timer_control import Frontier, Operation, TimerControl
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
@@ -78,7 +79,7 @@ class Timers:
         index: TimerIndex,
         recorder: Recorder,
         *,
-        ready: Callable[[int], None],
+        ready: Callable[[TopicId], None],
         may_append: Callable[[], bool],
         is_retirement_near: Callable[[int, int], bool],
     ) -> None:
@@ -123,7 +124,7 @@ class Timers:
     def schedule(
         self,
         topic: Topic,
-        queue_id: int,
+        queue_id: QueueId,
         blob: bytes,
         crc: int,
         *,
@@ -151,17 +152,17 @@ class Timers:
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
         """Return when a message wants to be delivered. Raises IllegalDeliveryTime."""
         born_at_ms, due_at_ms = _BORN_AND_DUE.unpack_from(blob, stored_message.BORN_AT)
-        self.admission.note_skew(born_at_ms, now_ms)
+        self.admission.note_skew(born_at_ms, now_ms=now_ms)
         try:
             if delay_ms is not None:
-                return self.admission.due_after(delay_ms, now_ms)
-            self.admission.check_due(due_at_ms, now_ms)
+                return self.admission.due_after(delay_ms, now_ms=now_ms)
+            self.admission.check_due(due_at_ms, now_ms=now_ms)
         except IllegalDeliveryTime:
             self.admission.refused["horizon"] += 1
             raise
         return int(due_at_ms)
 
-    def cancel(self, timer_id: int, *, topic_id: int = 0, now_ms: int) -> None:
+    def cancel(self, timer_id: TimerId, *, topic_id: TopicId | None = None, now_ms: int) -> None:
         """Cancel a pending timer; OK again when it was cancelled. Raises MessageNotFound."""
         entry = self._entry(timer_id, topic_id, self.recalled)
         if entry.state == TimerState.CANCELLED:
@@ -177,7 +178,7 @@ class Timers:
 
     def reschedule(
         self,
-        timer_id: int,
+        timer_id: TimerId,
         *,
         due_at_ms: int,
         expected_due_at_ms: int | None = None,
@@ -191,8 +192,8 @@ class Timers:
         Raises MessageNotFound, IllegalDeliveryTime, and Conflict when it is not due at
         `expected_due_at_ms` any more.
         """
-        self.admission.check_due(due_at_ms, firing_ms)
-        entry = self._entry(timer_id, 0, self.rescheduled)
+        self.admission.check_due(due_at_ms, now_ms=firing_ms)
+        entry = self._entry(timer_id, None, self.rescheduled)
         if entry.state != TimerState.PENDING:
             self.rescheduled[entry.topic_id, "already_fired"] += 1
             raise MessageNotFound(f"the message has been {_name(entry)} already")
@@ -206,11 +207,13 @@ class Timers:
             )
         self.rescheduled[entry.topic_id, "rescheduled"] += 1
 
-    def fire(self, timer_id: int, *, now_ms: int, firing_ms: int) -> None:
+    def fire(self, timer_id: TimerId, *, now_ms: int, firing_ms: int) -> None:
         """Let a pending timer be due now. Raises MessageNotFound."""
         self.reschedule(timer_id, due_at_ms=firing_ms, now_ms=now_ms, firing_ms=firing_ms)
 
-    def _entry(self, timer_id: int, topic_id: int, results: Counter[tuple[int, str]]) -> TimerEntry:
+    def _entry(
+        self, timer_id: TimerId, topic_id: TopicId | None, results: Counter[tuple[int, str]]
+    ) -> TimerEntry:
         self.index.link_gathered()
         if not 0 <= timer_id < self.index.next_id:
             results[0, "not_found"] += 1
@@ -225,16 +228,16 @@ class Timers:
         if entry.state in (TimerState.UNUSED, TimerState.FORGOTTEN):
             results[0, "not_found"] += 1
             raise MessageNotFound("the message was delivered or cancelled long ago")
-        if topic_id not in (0, entry.topic_id):
+        if topic_id not in (None, entry.topic_id):
             results[0, "not_found"] += 1
             raise MessageNotFound(f"there is no timer {timer_id} of this topic")
         return entry
 
     # ------------------------------------------------------------ inspection
 
-    def status(self, timer_id: int) -> TimerStatus:
+    def status(self, timer_id: TimerId) -> TimerStatus:
         """Return what is known of a timer. Raises MessageNotFound."""
-        entry = self._entry(timer_id, 0, Counter())
+        entry = self._entry(timer_id, None, Counter())
         topic = self._catalog.topics.get(entry.topic_id)
         queue_id, scheduled_at_ms, head = 0, 0, b""
         try:
@@ -251,7 +254,7 @@ class Timers:
             is_quarantined=timer_id in self.quarantined,
             topic_id=entry.topic_id,
             topic=topic.name if topic is not None else "",
-            queue_id=queue_id,
+            queue_id=QueueId(queue_id),
             due_at_ms=entry.due_at_ms,
             scheduled_at_ms=scheduled_at_ms,
             size=entry.size,
@@ -276,7 +279,7 @@ class Timers:
 
     # ------------------------------------------------------------ time
 
-    def run_due(self, now_ms: int, firing_ms: int) -> bool:
+    def run_due(self, now_ms: int, *, firing_ms: int) -> bool:
         """Do one slice of each stage; True when there is more to do at once."""
         index = self.index
         index.link_gathered()
@@ -284,7 +287,7 @@ class Timers:
             return False
         is_rebuilding = self.opening.is_rebuilding
         self.deliverer.take_due(firing_ms)
-        has_more = self.deliverer.step(now_ms, firing_ms)
+        has_more = self.deliverer.step(now_ms, firing_ms=firing_ms)
         # Delivering and loading take turns, so that one call stays short.
         self._is_loaders_turn = not (has_more and self._is_loaders_turn)
         if self._is_loaders_turn and not is_rebuilding:
@@ -315,7 +318,7 @@ class Timers:
         if is_due or (index.pending_count and idle_ms >= FRONTIER_IDLE_MS):
             self._recorder.append(Frontier(frontier_ms), now_ms)
 
-    def next_due_ms(self, now_ms: int, firing_ms: int) -> int | None:
+    def next_due_ms(self, now_ms: int, *, firing_ms: int) -> int | None:
         """Return when, by wall time, `run_due` has something to do next; None: never."""
         index = self.index
         if not index.next_id:
@@ -347,13 +350,13 @@ class Timers:
         )
 
     def find_background(
-        self, now_ms: int, firing_ms: int, quiet: Callable[[], Iterator[list[File]]]
+        self, now_ms: int, *, firing_ms: int, quiet: Callable[[], Iterator[list[File]]]
     ) -> Iterator[list[File]] | None:
         """Return the steps of the most urgent background work, None when there is none."""
         if not self.index.next_id:
             return None
         if self.index.is_damaged:
-            return self.opening.rebuild(now_ms, firing_ms, hand_s=self.index.hand_s)
+            return self.opening.rebuild(now_ms, firing_ms=firing_ms, hand_s=self.index.hand_s)
         if self.flusher.is_due(now_ms):
             return self.flusher.flush(now_ms, self.opening.store_uuid, quiet)
         if self.flusher.is_log_due(now_ms):
