@@ -4,21 +4,31 @@ The scenario rolls segments, writes checkpoints, retires segments, pops, acks, r
 revives, dead-letters, resets and deletes. It runs once per operation with a cut there; the disk
 keeps, tears or loses whatever was not synced, as the seed says. After recovery the same promises
 are checked that clients rely on.
+
+It runs a second time with rounds that overlap: several are written, syncs begin and end between
+them, and clients are told what is committed.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge
+from tests.support.overlapping import OverlappingWorld
 
 CHUNKS = 8  # the runs are split into this many tests
 FIFO_GROUP = "ordered"
+SCHEDULE = 1  # seed of the syncs among rounds that overlap
+OVERLAPS_MIN = 60  # rounds written while another was being synced: most of them
+OpenWorld: TypeAlias = Callable[[FaultyDisk], World]
 
 
 @dataclass
@@ -30,9 +40,15 @@ class Answered:
     ordered_acked: set[str] = field(default_factory=set)
     hidden: dict[str, int] = field(default_factory=dict)  # body -> invisible until
     # What a client asked for and has no answer to: either outcome is right.
-    unknown: set[str] = field(default_factory=set)
+    sending: set[str] = field(default_factory=set)
+    acking: set[str] = field(default_factory=set)
     ordered_unknown: set[str] = field(default_factory=set)
     expired: set[str] = field(default_factory=set)
+
+    @property
+    def unknown(self) -> set[str]:
+        """Messages that may be there or not."""
+        return self.sending | self.acking
 
 
 def run_scenario(world: World, answered: Answered) -> None:
@@ -41,37 +57,47 @@ def run_scenario(world: World, answered: Answered) -> None:
     for step in range(7):
         texts = [f"m{step}-{n}" for n in range(12)]
         for text in texts:
-            answered.unknown.add(text)
-            world.send(text, size=40_000 if step % 2 else 200)
-            answered.unknown.discard(text)
-            answered.sent.append(text)
+            send(world, answered, text, size=40_000 if step % 2 else 200)
         popped = world.pop(8, invisible_ms=5_000)
-        for one in popped:
-            answered.hidden[one.body] = one.delivery.visible_at_ms
-        answered.unknown.update(one.body for one in popped[:4])
+        world.tell(answered.hidden.update, {p.body: p.delivery.visible_at_ms for p in popped})
+        acked = {one.body for one in popped[:4]}
+        answered.acking.update(acked)
         world.ack(*popped[:4])
-        answered.acked.update(one.body for one in popped[:4])
-        answered.unknown.difference_update(one.body for one in popped[:4])
+        world.tell(answered.acked.update, acked)
+        world.tell(answered.acking.difference_update, acked)
         if len(popped) > 4:
-            answered.hidden.pop(popped[4].body)
             changed = world.change(popped[4], 60_000)
-            answered.hidden[popped[4].body] = changed.delivery.visible_at_ms
+            world.tell(answered.hidden.update, {changed.body: changed.delivery.visible_at_ms})
         ordered = world.pop(3, group=FIFO_GROUP, invisible_ms=4_000)
         for one in ordered[:2]:
             answered.ordered_unknown.add(one.body)
             world.ack(one)
-            answered.ordered_acked.add(one.body)
-            answered.ordered_unknown.discard(one.body)
+            world.tell(answered.ordered_acked.add, one.body)
+            world.tell(answered.ordered_unknown.discard, one.body)
         if step in (2, 4, 5):
-            world.checkpoint()
+            write_checkpoint(world, answered, step)
         if step == 5 and len(world.engine.log.segments) > 1:
             retire(world, answered)
         world.now_ms += 2_500
         world.run_due()
 
 
+def send(world: World, answered: Answered, text: str, size: int = 0) -> None:
+    answered.sending.add(text)
+    world.send(text, size=size)
+    world.tell(answered.sent.append, text)
+    world.tell(answered.sending.discard, text)
+
+
+def write_checkpoint(world: World, answered: Answered, step: int) -> None:
+    """Write a checkpoint while messages are sent."""
+    texts = (f"c{step}-{n}" for n in itertools.count())
+    world.checkpoint(lambda: send(world, answered, next(texts)))
+
+
 def retire(world: World, answered: Answered) -> None:
     """Let the oldest segment go: what stands in it may be gone from here on."""
+    world.settle()
     queue = world.engine.catalog.queue(world.topic(TOPIC), 0)
     end = world.engine.log.segments[0].end
     gone = [offset for offset in range(queue.max_offset) if queue.entry(offset)[0] < end]
@@ -135,29 +161,46 @@ def cut_during_recovery(disk: FaultyDisk, *, now_ms: int, seed: int) -> FaultyDi
     return world.disk.after_power_cut()
 
 
-def count_operations() -> int:
+def count_operations(open_world: OpenWorld) -> int:
     disk = FaultyDisk(Random(1))
     answered = Answered()
-    world = World(disk, config=SMALL)
+    world = open_world(disk)
     run_scenario(world, answered)
-    world.restart(power_cut=True)
-    check(world, answered)
+    recovered = World(disk.after_power_cut(), config=SMALL, now_ms=world.now_ms)
+    check(recovered, answered)
     return len(disk.operations)
 
 
-OPERATIONS = count_operations()
+def one_by_one(disk: FaultyDisk) -> World:
+    return World(disk, config=SMALL)
 
 
+def overlapping(disk: FaultyDisk) -> OverlappingWorld:
+    return OverlappingWorld(disk, config=SMALL, schedule=Random(SCHEDULE))
+
+
+OPERATIONS = {open_world: count_operations(open_world) for open_world in (one_by_one, overlapping)}
+
+
+def test_rounds_of_the_scenario_overlap() -> None:
+    world = overlapping(FaultyDisk(Random(1)))
+    run_scenario(world, Answered())
+    assert world.overlaps > OVERLAPS_MIN
+
+
+@pytest.mark.parametrize("open_world", OPERATIONS)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_nothing_answered_is_lost_when_power_goes_at_any_disk_operation(chunk: int) -> None:
-    for cut_at in range(chunk, OPERATIONS, CHUNKS):
+def test_nothing_answered_is_lost_when_power_goes_at_any_disk_operation(
+    open_world: OpenWorld, chunk: int
+) -> None:
+    for cut_at in range(chunk, OPERATIONS[open_world], CHUNKS):
         disk = FaultyDisk(Random(cut_at))
         disk.cut_at = cut_at
         answered = Answered()
         world: World | None = None
         now_ms = 1_000_000
         try:
-            world = World(disk, config=SMALL, now_ms=now_ms)
+            world = open_world(disk)
             run_scenario(world, answered)
         except PowerCut:
             pass

@@ -7,6 +7,9 @@ tears or loses each write that was not synced, on its own, so files are behind a
 other in every way that their syncs permit. Afterwards all is judged by the log and by what clients
 were told.
 
+It runs a second time with rounds that overlap: several are written, syncs begin and end between
+them, and clients are told what is committed.
+
 Crash points of `spec/timer.md` section 27, and by which operation they are met:
 
     C1, C11, C13  write log/...: a schedule, a delivery or a cancel that is not durable
@@ -24,13 +27,16 @@ Crash points of `spec/timer.md` section 27, and by which operation they are met:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
 from tests.support.engine_world import SMALL
 from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.overlapping import OverlappingTimerWorld
 from tests.support.timer_log_fold import CANCELLED, DELIVERED
 from tests.support.timer_world import (
     HOUR_MS,
@@ -62,6 +68,9 @@ DELAYS_MS = [
     *(700, 2_500, 4_000, 20_000, 600_000, 1_900_000),
     *(4_035_000, 4_037_000, 7_000_000, 3 * HOUR_MS, 5 * HOUR_MS, 9 * HOUR_MS),
 ]
+SCHEDULE = 1  # seed of the syncs among rounds that overlap
+OVERLAPS_MIN = 60  # rounds written while another was being synced
+OpenWorld: TypeAlias = Callable[[FaultyDisk], TimerWorld]
 POINTS = {
     "C1 C11 C13": "write log/",
     "C2 C10 C12": "sync log/",
@@ -93,9 +102,10 @@ def run_scenario(world: TimerWorld, told: Answered) -> None:
             text = f"m{turn}-{n}"
             done = world.schedule(text, delay_ms=delay_ms + turn, size=150, commit=n % 3 == 2)
             if n % 3 == 2:
-                for back in range(3):
-                    told.scheduled[done.queue_offset - back] = f"m{turn}-{n - back}"
+                texts = {done.queue_offset - b: f"m{turn}-{n - b}" for b in range(3)}
+                world.tell(told.scheduled.update, texts)
         world.sleep(3 * SECOND_MS)
+        world.settle()
         ids = sorted(world.timers.open)
         cancel(world, told, ids[len(ids) // 2])
         move(world, told, ids[-1], world.now_ms + 5_000)
@@ -109,16 +119,16 @@ def run_scenario(world: TimerWorld, told: Answered) -> None:
 def cancel(world: TimerWorld, told: Answered, timer_id: int) -> None:
     told.unknown.add(timer_id)
     world.cancel(timer_id)
-    told.unknown.discard(timer_id)
-    told.cancelled.add(timer_id)
+    world.tell(told.unknown.discard, timer_id)
+    world.tell(told.cancelled.add, timer_id)
 
 
 def move(world: TimerWorld, told: Answered, timer_id: int, due_at_ms: int) -> None:
     told.unknown.add(timer_id)
     told.due.pop(timer_id, None)
     world.reschedule(timer_id, due_at_ms)
-    told.unknown.discard(timer_id)
-    told.due[timer_id] = due_at_ms
+    world.tell(told.unknown.discard, timer_id)
+    world.tell(told.due.update, {timer_id: due_at_ms})
 
 
 def check(world: TimerWorld, told: Answered, *, with_twin: bool) -> None:
@@ -179,11 +189,21 @@ def cut_during_recovery(
     return disk.after_power_cut(), world
 
 
-def count_operations() -> list[str]:
+def one_by_one(disk: FaultyDisk) -> TimerWorld:
+    return TimerWorld(disk, config=CONFIG, timer=CONFIG.timer)
+
+
+def overlapping(disk: FaultyDisk) -> OverlappingTimerWorld:
+    schedule = Random(SCHEDULE)
+    return OverlappingTimerWorld(disk, config=CONFIG, timer=CONFIG.timer, schedule=schedule)
+
+
+def count_operations(open_world: OpenWorld) -> list[str]:
     disk = FaultyDisk(Random(1))
     told = Answered()
-    world = TimerWorld(disk, config=CONFIG, timer=CONFIG.timer)
+    world = open_world(disk)
     run_scenario(world, told)
+    world.settle()
     evacuated = sum(one.copies for one in world.timers.timers.values())
     assert evacuated, "the scenario evacuates"
     assert world.engine.log.min_offset, "and retires segments"
@@ -191,24 +211,35 @@ def count_operations() -> list[str]:
     return disk.operations
 
 
-OPERATIONS = count_operations()
+OPERATIONS = {open_world: count_operations(open_world) for open_world in (one_by_one, overlapping)}
 
 
+@pytest.mark.parametrize("open_world", OPERATIONS)
 @pytest.mark.parametrize("point", POINTS)
-def test_the_scenario_meets_crash_point(point: str) -> None:
-    assert any(one.startswith(POINTS[point]) for one in OPERATIONS)
+def test_the_scenario_meets_crash_point(open_world: OpenWorld, point: str) -> None:
+    assert any(one.startswith(POINTS[point]) for one in OPERATIONS[open_world])
 
 
+def test_rounds_of_the_scenario_overlap() -> None:
+    world = overlapping(FaultyDisk(Random(1)))
+    run_scenario(world, Answered())
+    assert world.overlaps > OVERLAPS_MIN
+
+
+@pytest.mark.parametrize("open_world", OPERATIONS)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_no_timer_is_lost_early_or_doubled_when_power_goes_at_any_operation(chunk: int) -> None:
-    for cut_at in range(chunk, len(OPERATIONS), CHUNKS):
+def test_no_timer_is_lost_early_or_doubled_when_power_goes_at_any_operation(
+    open_world: OpenWorld, chunk: int
+) -> None:
+    operations = OPERATIONS[open_world]
+    for cut_at in range(chunk, len(operations), CHUNKS):
         disk = FaultyDisk(Random(cut_at))
         disk.cut_at = cut_at
         told = Answered()
         world: TimerWorld | None = None
         now_ms = START_MS
         try:
-            world = TimerWorld(disk, config=CONFIG, timer=CONFIG.timer)
+            world = open_world(disk)
             run_scenario(world, told)
         except PowerCut:
             pass
@@ -225,5 +256,5 @@ def test_no_timer_is_lost_early_or_doubled_when_power_goes_at_any_operation(chun
             check(recovered, told, with_twin=cut_at % 5 == 0)
         except AssertionError as error:
             raise AssertionError(
-                f"power cut at operation {cut_at} ({OPERATIONS[cut_at]}): {error}"
+                f"power cut at operation {cut_at} ({operations[cut_at]}): {error}"
             ) from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 from zlib import crc32
 
 from tests.support.faulty_disk import FaultyDisk
@@ -103,6 +105,13 @@ class World:
         """End the round: write and sync, and let the second engine see it, where there is one."""
         self.engine.commit(self.now_ms)
         self.follow()
+
+    def tell(self, what: Callable[..., object], *arguments: Any) -> None:
+        """Do what the answer of the last round lets a client do."""
+        what(*arguments)
+
+    def settle(self) -> None:
+        """Let all rounds be committed."""
 
     # ------------------------------------------------------------ commands, each a round
 
@@ -218,10 +227,15 @@ class World:
         self.now_ms += duration_ms
         self.run_due()
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, between: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint, with rounds between its slices save where it waits for quiet."""
         for files in self.engine.checkpoints.write():
             for file in files:
                 file.sync()
+            if self.engine.background.wants_quiet:
+                self.settle()
+            else:
+                between()
 
     def retire(self) -> None:
         for files in self.engine.retention.retire_oldest(self.now_ms):

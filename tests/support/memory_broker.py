@@ -1,14 +1,14 @@
 """A broker in memory: a real BrokerLink server for tests of the proxy, without a store.
 
 Links and commands are those of the broker; below them is a `MemoryEngine`, and a round is what a
-frame brings. What a test wants to go wrong it says by the name of a command.
+frame brings, committed at once. What a test wants to go wrong it says by the name of a command.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc
 
@@ -17,6 +17,7 @@ from tidemill.broker.engine.metadata.catalog import ConfigChanges
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.commands import COMMANDS
 from tidemill.broker.server.config_frames import group_config, topic_config
+from tidemill.broker.server.durability import Effect
 from tidemill.broker.server.link import BrokerLinkService, Link
 from tidemill.broker.server.long_polling import LongPolling
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -32,13 +33,7 @@ class MemoryTurn:
     def __init__(self, engine: MemoryEngine, polls: LongPolling) -> None:
         self.engine = engine
         self.polls = polls
-        self._touched: dict[Link, None] = {}
-
-    def touch(self, link: Link) -> None:
-        self._touched[link] = None
-
-    def touched(self) -> Iterable[Link]:
-        return list(self._touched)
+        self.effects: dict[object, Effect] = {}
 
 
 class MemoryRounds:
@@ -57,13 +52,12 @@ class MemoryRounds:
         if changes := self.engine.take_config_changes():
             self._spread(changes)
         _exhaust(self._polls.wake([topic.id for topic in self.engine.catalog.topics.values()], ()))
-        for link in turn.touched():
-            _exhaust(link.answer())
+        for effect in turn.effects.values():
+            _exhaust(effect.leave())
 
     def _spread(self, changes: ConfigChanges) -> None:
         for link in self.links:
             link.config_changed(changes)
-            self.turn.touch(link)
 
     async def submit(self, work: object) -> None:
         self.do(work.apply)  # type: ignore[attr-defined]

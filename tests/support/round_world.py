@@ -10,6 +10,7 @@ from zlib import crc32
 from tests.support.clocks import ManualClock
 from tests.support.engine_world import World, blob
 from tidemill.broker.metrics import Traffic
+from tidemill.broker.server.durability import ROUNDS_IN_FLIGHT_MAX, Durability
 from tidemill.broker.server.link import Link
 from tidemill.broker.server.long_polling import LongPolling
 from tidemill.broker.server.rounds import Rounds
@@ -23,9 +24,17 @@ class GatedSyncs:
         self.gate = asyncio.Event()
         self.gate.set()
         self.count = 0
+        self.failure: Exception | None = None
+
+    def let_one_pass(self) -> None:
+        """Let the sync under way end, and shut the gate behind it."""
+        self.gate.set()
+        self.gate.clear()
 
     async def sync(self, files: Iterable[object]) -> None:
         await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
         for file in files:
             file.sync()  # type: ignore[attr-defined]  # A file of a FaultyDisk.
         self.count += 1
@@ -61,7 +70,13 @@ class Proxy:
 class RoundWorld:
     """A broker in memory."""
 
-    def __init__(self, *, parked_max: int = 100, pending_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        *,
+        parked_max: int = 100,
+        pending_bytes_max: int = 1 << 20,
+        rounds_max: int = ROUNDS_IN_FLIGHT_MAX,
+    ) -> None:
         self.world = World()
         self.clock = ManualClock(self.world.now_ms)
         self.topic_id = self.world.topic()
@@ -70,7 +85,7 @@ class RoundWorld:
         self.polls = LongPolling(parked_max=parked_max)
         self.rounds = Rounds(
             self.world.engine,
-            syncs=self.syncs,
+            durability=Durability(self.world.engine, self.syncs, rounds_max=rounds_max),
             background_syncs=GatedSyncs(),
             clock=self.clock,
             polls=self.polls,
@@ -115,12 +130,18 @@ class RoundWorld:
         return frame
 
     def pop_frame(
-        self, request_id: int, *, poll_ms: int = 0, tags: tuple[str, ...] = (), want: int = 32
+        self,
+        request_id: int,
+        *,
+        poll_ms: int = 0,
+        tags: tuple[str, ...] = (),
+        want: int = 32,
+        topic_id: int = 0,
     ) -> pb.RequestFrame:
         pop = pb.PopRequest(
             request_id=request_id,
             group_id=self.group_id,
-            topic_id=self.topic_id,
+            topic_id=topic_id or self.topic_id,
             max_messages=want,
             invisible_duration_ms=30_000,
             poll_duration_ms=poll_ms,

@@ -44,6 +44,7 @@ async def serve(
 ) -> None:
     """Run the broker until SIGTERM, then drain it and close the store cleanly."""
     from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
+    from tidemill.broker.server.durability import Durability
     from tidemill.broker.server.grpc_server import broker_server
     from tidemill.broker.server.lag import LagReader
     from tidemill.broker.server.long_polling import LongPolling
@@ -63,7 +64,7 @@ async def serve(
         traffic, lag = Traffic(), Lag()
         rounds = Rounds(
             engine,
-            syncs=log_syncs,
+            durability=Durability(engine, log_syncs),
             background_syncs=background_syncs,
             clock=clock,
             polls=LongPolling(parked_max=settings.parked_max),

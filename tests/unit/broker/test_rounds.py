@@ -11,6 +11,7 @@ from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.server import link
 from tidemill.broker.server.rounds import Turn
+from tidemill.broker.sync_process import SyncFailed
 from tidemill.common.errors import Draining, TopicNotFound
 from tidemill.message import stored_message
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -65,19 +66,206 @@ def test_nothing_is_answered_before_it_is_durable() -> None:
     in_world(scenario)
 
 
-def test_what_arrives_during_a_sync_shares_the_next_round() -> None:
+def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         await proxy.send(world.append_frame("a"))
         await idle()
         for n in range(2, 5):
             await proxy.send(world.append_frame(str(n), first_id=n))
-        await idle()
+            await idle()
         before = world.syncs.count
         world.syncs.gate.set()
-        assert list((await proxy.reply()).appends.request_ids) == [1]
-        assert list((await proxy.reply()).appends.request_ids) == [2, 3, 4]
+        answered = [list((await proxy.reply()).appends.request_ids) for _ in range(4)]
+        assert answered == [[1], [2], [3], [4]], "a frame a round, in the order of the log"
         assert world.syncs.count == before + 2
+
+    in_world(scenario)
+
+
+def test_rounds_go_on_while_one_is_synced() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        engine = world.world.engine
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("a"))
+        await idle()
+        first_end, written = engine.log_end, engine.log.written_bytes
+        await proxy.send(world.append_frame("b", first_id=2))
+        await idle()
+        assert engine.log_end > first_end
+        assert engine.log.written_bytes > written, "written, and not only applied"
+        assert engine.committed_offset < first_end
+        assert proxy.replies.empty()
+
+    in_world(scenario)
+
+
+def test_what_is_written_during_a_sync_waits_for_the_next() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("a"))
+        await idle()
+        await proxy.send(world.append_frame("b", first_id=2))
+        await idle()
+        world.syncs.let_one_pass()
+        await idle()
+        assert list((await proxy.reply()).appends.request_ids) == [1]
+        assert proxy.replies.empty()
+
+    in_world(scenario)
+
+
+def test_a_pop_of_what_is_not_committed_is_answered_when_both_are() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        async with world.proxy() as other:
+            world.syncs.gate.clear()
+            await proxy.send(world.append_frame("a"))
+            await idle()
+            await other.send(world.pop_frame(9))
+            await idle()
+            world.syncs.let_one_pass()
+            assert (await proxy.reply()).appends.request_ids
+            await idle()
+            assert other.replies.empty(), "the message is durable, its delivery is not"
+            world.syncs.let_one_pass()
+            assert bodies((await other.reply()).pops[0]) == ["a"]
+
+    in_world(scenario)
+
+
+def test_a_round_that_writes_nothing_waits_for_those_before_it() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        async with world.proxy() as other:
+            world.syncs.gate.clear()
+            await proxy.send(world.append_frame("a"))
+            await idle()
+            await other.send(world.pop_frame(9, tags=("nothing has it",)))
+            call = asyncio.ensure_future(world.rounds.call(lambda engine, _turn: engine.log_end))
+            await idle()
+            assert other.replies.empty()
+            assert not call.done(), "it has seen what may be lost"
+            world.syncs.gate.set()
+            assert not (await other.reply()).pops[0].batches
+            assert await call == world.world.engine.committed_offset
+
+    in_world(scenario)
+
+
+def test_the_rounds_in_flight_are_bounded() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        for n in range(1, 7):
+            await proxy.send(world.append_frame(str(n), first_id=n))
+            await idle()
+        assert world.rounds.pending_count == 3
+        world.syncs.gate.set()
+        answered = [list((await proxy.reply()).appends.request_ids) for _ in range(4)]
+        assert answered == [[1], [2], [3], [4, 5, 6]]
+
+    in_world(scenario, rounds_max=3)
+
+
+def test_a_failed_sync_answers_nobody_and_ends_the_rounds() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        for n in (1, 2):
+            await proxy.send(world.append_frame(str(n), first_id=n))
+            await idle()
+        world.syncs.failure = SyncFailed("the disk is broken")
+        world.syncs.gate.set()
+        await idle()
+        raise AssertionError("the rounds go on")
+
+    async def main() -> None:
+        world = RoundWorld()
+        async with world.running(), world.proxy() as proxy:
+            proxies.append(proxy)
+            await scenario(world, proxy)
+
+    proxies: list[Proxy] = []
+    with pytest.raises(BaseExceptionGroup) as raised:
+        asyncio.run(main())
+    assert raised.group_contains(SyncFailed)
+    assert not raised.group_contains(AssertionError)
+    assert proxies[0].replies.empty()
+
+
+def test_a_stop_answers_what_is_in_flight() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        for n in (1, 2):
+            await proxy.send(world.append_frame(str(n), first_id=n))
+            await idle()
+        await proxy.send(world.append_frame("3", first_id=3))
+        await idle()
+        world.rounds.stop()
+        await idle()
+        assert proxy.replies.empty()
+        world.syncs.gate.set()
+        assert [(await proxy.reply()).appends.request_ids[0] for _ in range(3)] == [1, 2, 3]
+
+    in_world(scenario)
+
+
+def test_settling_waits_for_the_answers_of_rounds_in_flight() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.syncs.gate.clear()
+        await proxy.send(world.append_frame("a"))
+        await idle()
+        settling = asyncio.ensure_future(world.rounds.settle())
+        await idle()
+        assert not settling.done()
+        world.syncs.gate.set()
+        await settling
+        assert list(proxy.replies.get_nowait().appends.request_ids) == [1]
+
+    in_world(scenario)
+
+
+def test_an_idle_broker_does_one_round_and_one_sync_a_request() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await idle()
+        rounds, syncs = world.rounds.count, world.syncs.count
+        for n in range(1, 4):
+            await proxy.send(world.append_frame("a", first_id=n))
+            await proxy.reply()
+            await idle()
+            assert (world.rounds.count, world.syncs.count) == (rounds + n, syncs + n)
+
+    in_world(scenario)
+
+
+def test_messages_that_retention_takes_before_the_answer_leaves_are_left_out() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        inner = world.world
+        inner.send("first")
+        inner.send("old", topic="late", size=600_000)
+        inner.send("middle", topic="late", size=600_000)
+        inner.send("new", topic="late")
+        inner.checkpoint()
+        inner.engine.take_ready()
+        inner.engine.take_config_changes()
+        log = inner.engine.log
+        assert len(log.segments) == 2
+        steps = inner.engine.retention.retire_oldest(inner.now_ms)
+        # Up to where it has waited for a quiet moment, and taken what stands in the first queue.
+        while inner.engine.catalog.queue(world.topic_id, 0).min_offset == 0:
+            for file in next(steps):
+                file.sync()
+            if inner.engine.has_pending:
+                inner.commit()
+        world.syncs.gate.clear()
+        await proxy.send(world.pop_frame(9, topic_id=inner.topic("late")))
+        await idle()
+        min_offset = log.min_offset
+        for files in steps:
+            for file in files:
+                file.sync()
+        assert log.min_offset > min_offset
+        world.syncs.gate.set()
+        (pop,) = (await proxy.reply()).pops
+        assert [text.rstrip(".") for text in bodies(pop)] == ["middle", "new"]
+        assert len(pop.batches[0].indexes) == 2
 
     in_world(scenario)
 
@@ -259,7 +447,7 @@ def test_a_frame_waits_while_too_much_is_queued() -> None:
             answered.extend((await proxy.reply()).appends.request_ids)
         assert answered == [1, 2, 3, 4, 5]
 
-    in_world(scenario, pending_bytes_max=1_200)
+    in_world(scenario, pending_bytes_max=1_200, rounds_max=1)
 
 
 def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() -> None:

@@ -253,7 +253,14 @@ def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], link: Link) -> 
 
 def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
     """Add one batch with its messages; return their size in bytes."""
-    records = link.engine.read_batch(batch)
+    try:
+        records = link.engine.read_batch(batch)
+    except LookupError:
+        # Retention was faster than the sync: what it took nobody gets.
+        batch = _left_of(batch, link.engine.log.min_offset)
+        records = link.engine.read_batch(batch)
+    if not records:
+        return 0
     # One constructor call copies the messages; fields one by one cost a call each.
     blobs = [bytes(record.blob) for record in records]
     target = reply.batches.add(
@@ -276,6 +283,16 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
         TopicId(pop.topic_id), GroupId(pop.group_id), batch.delivery_attempts, size
     )
     return size
+
+
+def _left_of(batch: Batch, min_offset: int) -> Batch:
+    left = [n for n, log_offset in enumerate(batch.log_offsets) if log_offset >= min_offset]
+    return batch._replace(
+        indexes=[batch.indexes[n] for n in left],
+        queue_offsets=[batch.queue_offsets[n] for n in left],
+        delivery_attempts=[batch.delivery_attempts[n] for n in left],
+        log_offsets=[batch.log_offsets[n] for n in left],
+    )
 
 
 def _observe_pops(

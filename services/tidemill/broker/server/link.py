@@ -1,8 +1,9 @@
 """BrokerLink: the stream of one proxy.
 
-A frame in is work of the next round; whatever that round has for the link goes out as one frame. A
-link whose proxy does not read its replies is not read either, so the memory for it is bounded by
-`UNSENT_BYTES_MAX` and one round's replies, which `UNSENT_POPS_BYTES_MAX` bounds.
+A frame in is work of the next round. Whatever that round has for the link is one `Replies`, and
+goes out as one frame when the round is committed. A link whose proxy does not read its replies is
+not read either, so the memory for it is bounded by `UNSENT_BYTES_MAX` and the replies of the rounds
+in flight, which `UNSENT_POPS_BYTES_MAX` bounds.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.metrics import Traffic
+    from tidemill.broker.server.commands import Result
     from tidemill.broker.server.long_polling import Pop
     from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.transport.aio.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
-# With what the round has popped already; beyond it pops are refused. A frame may ask for hundreds,
+# With what rounds in flight have popped; beyond it pops are refused. A frame may ask for hundreds,
 # and messages that arrive may answer as many that are parked, of up to POP_BYTES_MAX each.
 UNSENT_POPS_BYTES_MAX = 256 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
@@ -60,8 +62,7 @@ class Link:
         self._outlet = outlet
         self.traffic = traffic
         self._auto_create = auto_create
-        self.replies = Replies()
-        self._applied_sequence = 0
+        self._popped_bytes = 0  # for answers that have not left
         self.arrived_s = 0.0  # of the frame that is being applied
         self.is_closed = False
 
@@ -69,6 +70,16 @@ class Link:
     def engine(self) -> Engine:
         """The engine, for reading what has been popped."""
         return self._rounds.engine
+
+    @property
+    def replies(self) -> Replies:
+        """What the round under way has for this link."""
+        effects = self._rounds.turn.effects
+        replies = effects.get(self)
+        if replies is None:
+            replies = effects[self] = Replies(self)
+        assert isinstance(replies, Replies), "a link has replies, and nothing else"
+        return replies
 
     # ------------------------------------------------------------ the stream
 
@@ -99,10 +110,9 @@ class Link:
         """Send the complete configuration, and from then on what changes."""
         self.replies.configs = [complete_config(turn.engine, auto_create=self._auto_create)]
         self._rounds.attach(self)
-        turn.touch(self)
 
     def config_changed(self, changes: ConfigChanges) -> None:
-        """Keep the changes for the end of the round."""
+        """Keep the changes among what the round has for this link."""
         self.replies.configs.append(changed_config(changes))
 
     def apply(self, frame: pb.RequestFrame, arrived_s: float, turn: Turn) -> Iterator[None]:
@@ -110,61 +120,55 @@ class Link:
         if self.is_closed:
             # Also its appends: their sender learns nothing, and may repeat them elsewhere.
             return
-        turn.touch(self)
-        self._applied_sequence, self.arrived_s = frame.sequence, arrived_s
-        self.replies.arrived_s = min(self.replies.arrived_s, arrived_s)
+        replies, self.arrived_s = self.replies, arrived_s
+        replies.answered_sequence = frame.sequence
+        replies.arrived_s = min(replies.arrived_s, arrived_s)
         requested = {field.name: requests for field, requests in frame.ListFields()}
         for command in COMMANDS:
             requests = requested.get(command.request_field)
             if requests is not None:
-                yield from command.apply(self, self.replies.of(command), requests, turn)
+                yield from command.apply(self, replies.of(command), requests, turn)
         for request_id in frame.cancelled_pops:
             turn.polls.cancel(self, request_id)
 
     # ------------------------------------------------------------ pops
 
     def pop_again(self, pop: Pop) -> bool:
-        """Pop, and keep the answer for the end of the round; False when nothing was found."""
-        turn = self._rounds.turn
+        """Pop, and keep the answer until the round is committed; False: nothing was found."""
         if self.is_closed:
             return True  # Its goodbye is queued: nothing may be hidden for nobody.
         try:
-            if self._outlet.unsent_bytes + self.replies.pop_bytes >= UNSENT_POPS_BYTES_MAX:
+            if self._outlet.unsent_bytes + self._popped_bytes >= UNSENT_POPS_BYTES_MAX:
                 raise Overloaded("the proxy reads too slowly; poll again after a pause")
-            batches = commands.take(pop, turn)
+            batches = commands.take(pop, self._rounds.turn)
         except ServiceError as error:
             self.replies.failures.append((pop.request_id, error))
-            turn.touch(self)
             return True
         if batches:
-            self.replies.of(POP).append((pop, batches))
-            self.replies.pop_bytes += sum([batch.size_bytes for batch in batches])
-            turn.touch(self)
+            replies, size = self.replies, sum([batch.size_bytes for batch in batches])
+            replies.of(POP).append((pop, batches))
+            replies.pop_bytes += size
+            self._popped_bytes += size
         return bool(batches)
 
     def answer_empty(self, pop: Pop) -> None:
-        """Keep an empty answer for the end of the round."""
+        """Keep an empty answer until the round is committed."""
         self.replies.of(POP).append((pop, []))
-        self._rounds.turn.touch(self)
 
-    def answer(self) -> Iterator[None]:
-        """Build and send this round's frames."""
-        replies, self.replies = self.replies, Replies()
-        replies.answered_sequence, self._applied_sequence = self._applied_sequence, 0
+    # ------------------------------------------------------------ when a round is committed
+
+    def send(self, replies: Replies) -> Iterator[None]:
+        """Build and send the frames of a round that is committed."""
         if self.is_closed:
-            self._give_back(replies)
+            if popped := replies.of(POP):
+                self._rounds.put(_GiveBack(popped))
             return
-        for frame in replies.frames(self, REPLY_FRAME_BYTES):
+        for frame in replies.frames(REPLY_FRAME_BYTES):
             encoded = frame.SerializeToString()
             if encoded and not self.is_closed:
                 self._outlet.write(encoded)
             yield
-
-    def _give_back(self, replies: Replies) -> None:
-        """Make visible again what was popped for a proxy that left during the sync."""
-        for pop, batches in replies.of(POP):
-            commands.give_back(pop, batches, self._rounds.turn)
-        self._rounds.wake()
+        self._popped_bytes -= replies.pop_bytes
 
 
 class _Frame:
@@ -208,6 +212,20 @@ class _Goodbye:
         turn.polls.forget(self._link)
         self._rounds.detach(self._link)
         yield
+
+
+class _GiveBack:
+    """What was popped for a proxy that left before the round was committed."""
+
+    size_bytes = 0
+
+    def __init__(self, popped: list[Result]) -> None:
+        self._popped = popped
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        for pop, batches in self._popped:
+            commands.give_back(pop, batches, turn)
+            yield
 
 
 def _parse(request: bytes) -> pb.RequestFrame:

@@ -41,11 +41,11 @@ class PopReceiver(Protocol):
     """Who gets the answer of a parked pop: a link."""
 
     def pop_again(self, pop: Pop) -> bool:
-        """Pop, and keep the answer for the end of the round; False when nothing was found."""
+        """Pop, and keep the answer until the round is committed; False: nothing was found."""
         ...
 
     def answer_empty(self, pop: Pop) -> None:
-        """Keep an empty answer for the end of the round."""
+        """Keep an empty answer until the round is committed."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""What one round has for one link, until it may be sent.
+"""What one round has for one link, until it may leave.
 
-Results are kept as plain values while the round runs. Protobuf is built after the sync, and only
-then are the messages of a pop read: what is not durable leaves the process in no form.
+Results are kept as plain values until the round is committed. Protobuf is built then, and only then
+are the messages of a pop read: what is not durable leaves the process in no form.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 class Replies:
     """The results of one round for one link."""
 
-    __slots__ = ("answered_sequence", "arrived_s", "configs", "failures", "pop_bytes", "results")
+    __slots__ = (
+        "_link", "answered_sequence", "arrived_s", "configs", "failures", "pop_bytes", "results",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.answered_sequence = 0
         self.arrived_s = math.inf  # time.monotonic() of the oldest frame that is answered
         self.configs: list[pb.ConfigUpdate] = []
@@ -38,8 +41,13 @@ class Replies:
         """Return the list for the results of a command."""
         return self.results.setdefault(command, [])
 
-    def frames(self, link: Link, size_max: int) -> Iterator[pb.ReplyFrame]:
+    def leave(self) -> Iterator[None]:
+        """Go out over the link; yields between slices."""
+        return self._link.send(self)
+
+    def frames(self, size_max: int) -> Iterator[pb.ReplyFrame]:
         """Build the frames; a new one begins where one reaches `size_max` bytes."""
+        link = self._link
         self._observe(link.traffic.latencies)
         frame = pb.ReplyFrame()
         for config in self.configs:

@@ -2,43 +2,44 @@
 
     1. take what has queued up and apply it; revive what is due; pop again for those who wait
     2. write all records with one writev
-    3. fdatasync in the sync process; meanwhile the next round's work queues up
-    4. answer everybody: an answer is a promise of durability
-    5. one slice of the engine's background work
+    3. hand what the round has for others to the release point (`durability.py`): an answer is a
+       promise of durability, and leaves when the round is synced; the next may be written by then
+    4. one slice of the engine's background work
 
-Nobody waits for a timer to fill a batch: an idle broker answers a request at once, a busy one finds
-many when the sync before has ended. With nothing to do the loop sleeps until the next deadline.
+Nobody waits for a timer to fill a batch: an idle broker does a request at once, a busy one finds
+many when it has done those before. With nothing to do the loop sleeps until the next deadline.
 
-Invariant: only this loop calls the engine, and between 2 and 4 it calls nothing but the sync.
+Invariant: commands reach the engine from this loop alone, in a round; background slices lie between
+two rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import structlog
 
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
-from tidemill.broker.server.long_polling import LongPolling
+from tidemill.broker.server.background_work import BackgroundWork
+from tidemill.broker.server.slices import in_turns
 from tidemill.common.errors import Draining, Overloaded, ServiceError
 from tidemill.common.latencies import Latencies
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
-    from tidemill.broker.sync_process import HasFileno
+    from tidemill.broker.server.durability import Durability, Effect, Syncs
+    from tidemill.broker.server.long_polling import LongPolling
     from tidemill.common.clock import Clock
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-TURN_NS = 2_000_000  # 2 ms: longer the loop does not keep others waiting
 SLEEP_MS_MAX = 10_000  # a wall clock that was set forward is noticed within this time
 REFRESH_MS = (
     1_000  # between two looks at the free space; the disk's reserve covers the writes between
@@ -47,27 +48,11 @@ REVIVE_BUCKETS_MS = (1, 10, 100, 1000, 2000, 3000)  # RocketMQ's, of its buffer 
 CALLS_MAX = 1_000  # administrative calls that wait; beyond it they are refused with Overloaded
 
 
-class Syncs(Protocol):
-    """What makes files durable."""
-
-    async def sync(self, files: Iterable[HasFileno]) -> None:
-        """Return when all that was written to `files` is durable."""
-        ...
-
-
-class Asker(Protocol):
-    """Who is answered at the end of a round."""
-
-    def answer(self) -> Iterator[None]:
-        """Send what this round has for the asker; yields between slices."""
-        ...
-
-
-class Receiver(Asker, Protocol):
+class Receiver(Protocol):
     """Who is told about changes of the configuration."""
 
     def config_changed(self, changes: ConfigChanges) -> None:
-        """Keep the changes for the end of the round."""
+        """Keep the changes among what the round under way has for the receiver."""
         ...
 
 
@@ -85,7 +70,7 @@ class Turn:
     """What a round hands to its work."""
 
     __slots__ = (
-        "_touched",
+        "effects",
         "engine",
         "firing_ms",
         "is_draining",
@@ -101,15 +86,8 @@ class Turn:
         self.monotonic_ms = clock.monotonic_ms()
         self.firing_ms = self.now_ms  # by which delayed messages are due
         self.is_draining = False
-        self._touched: dict[Asker, None] = {}
-
-    def touch(self, asker: Asker) -> None:
-        """Answer `asker` at the end of this round."""
-        self._touched[asker] = None
-
-    def touched(self) -> Iterable[Asker]:
-        """Return who is to be answered."""
-        return self._touched
+        # What the round has for others, by whom it is for, in the order in which they were met.
+        self.effects: dict[object, Effect] = {}
 
 
 class Rounds:
@@ -119,7 +97,7 @@ class Rounds:
         self,
         engine: Engine,
         *,
-        syncs: Syncs,
+        durability: Durability,
         background_syncs: Syncs,
         clock: Clock,
         polls: LongPolling,
@@ -127,8 +105,8 @@ class Rounds:
         clock_hold_ms: int = HOLD_MS,
     ) -> None:
         self._engine = engine
-        self._syncs = syncs
-        self._background_syncs = background_syncs
+        self._durability = durability
+        self._background = BackgroundWork(engine, background_syncs)
         self._clock = clock
         self._polls = polls
         self._receivers: dict[Receiver, None] = {}
@@ -139,16 +117,12 @@ class Rounds:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._calls = 0
-        self._wake = asyncio.Event()
+        self._is_round_due = False
+        self._wake = asyncio.Event()  # a round is due, or something was committed
         self._is_draining = False
         self._is_stopped = False
-        self._background = engine.background
         self._firing_clock = FiringClock(hold_ms=clock_hold_ms)
-        self._is_background_idle = False
-        self._background_idle_at_ms = 0
         self._refresh_at_ms = 0
-        self._background_files: list[HasFileno] = []
-        self._background_synced = asyncio.Event()
         self.turn = Turn(engine, polls, clock)
         self.revive_latencies = Latencies(REVIVE_BUCKETS_MS)
         self.count = 0
@@ -185,7 +159,7 @@ class Rounds:
         self._pending_bytes += work.size_bytes
         if self._pending_bytes >= self._pending_bytes_max:
             self._has_room.clear()
-        self._wake.set()
+        self.wake()
 
     async def call(self, function: Callable[[Engine, Turn], T]) -> T:
         """Run `function(engine, turn)` in a round; return its result once that is durable."""
@@ -203,7 +177,7 @@ class Rounds:
 
     async def settle(self) -> None:
         """Wait until all that is queued now is applied and answered."""
-        # The second round begins when the first has answered everybody.
+        # What the first round has for others has left before what the second has does.
         for _ in range(2):
             barrier = _Call(lambda _engine, _turn: None)
             self.put(barrier)
@@ -218,37 +192,42 @@ class Rounds:
         self._receivers.pop(receiver, None)
 
     def wake(self) -> None:
-        """Look again what is due: somebody moved the clock."""
+        """Do a round soon: something has queued up, or somebody moved the clock."""
+        self._is_round_due = True
         self._wake.set()
 
     def drain(self) -> None:
         """Answer long polls empty, and every later pop at once."""
         self._is_draining = True
-        self._wake.set()
+        self.wake()
 
     def stop(self) -> None:
         """Let `run` return after one more round for what is queued."""
         self._is_draining = True
         self._is_stopped = True
-        self._wake.set()
+        self.wake()
 
     async def run(self) -> None:
         """Do rounds until stopped; raises when the disk fails, and then nothing may go on."""
-        async with self._background_syncing():
+        durability, wake = self._durability, self._wake.set
+        async with durability.running(wake), self._background.syncing(wake):
             while True:
                 is_last = self._is_stopped
+                await self._until(lambda: durability.has_room)
                 has_more = await self._round()
                 if is_last:
+                    await self._until(lambda: durability.is_empty)
                     self._engine.finish(self._clock.wall_ms())
                     return
-                if self._pending or has_more or self._is_stopped:
+                has_more = await self._do_background() or has_more
+                if has_more or self._is_round_due:
                     await asyncio.sleep(0)  # Frames must be read to queue up.
                 else:
-                    await self._sleep()
+                    await self._rest()
 
     async def _round(self) -> bool:
         """Do one round; True when the engine wants another one soon."""
-        self._wake.clear()
+        self._is_round_due = False
         self.count += 1
         engine, polls = self._engine, self._polls
         turn = self.turn = Turn(engine, polls, self._clock)
@@ -267,14 +246,13 @@ class Rounds:
                 )  # fmt: skip
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         turn.firing_ms = min(firing_ms, turn.now_ms)
-        for item in work:
-            await _in_turns(item.apply(turn))
+        await in_turns(_apply(work, turn))
         begin_s = time.monotonic()
         has_more = engine.run_due(turn.now_ms, firing_ms=turn.firing_ms)
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
-            await _in_turns(polls.wake(topic_ids, keys))
+            await in_turns(polls.wake(topic_ids, keys))
         if changes := engine.take_config_changes():
             await self._spread(changes)
         polls.expire(turn.monotonic_ms)
@@ -282,83 +260,81 @@ class Rounds:
             polls.release()
 
         engine.write(turn.now_ms)
-        log_offset, files = engine.begin_sync()
-        if files:
-            await self._syncs.sync(files)
-            engine.synced(log_offset)
-            self._is_background_idle = False
-        for asker in turn.touched():
-            await _in_turns(asker.answer())
-        return self._run_background() or has_more
+        self._durability.add(list(turn.effects.values()))
+        return has_more
 
     async def _spread(self, changes: ConfigChanges) -> None:
         """Tell every link, and wake who waits at what was deleted, so that it learns of it."""
         for receiver in self._receivers:
             receiver.config_changed(changes)
-            self.turn.touch(receiver)
         keys = [
             key
             for group_id in changes.deleted_group_ids
             for key in self._polls.keys_of_group(group_id)
         ]
         if changes.deleted_topic_ids or keys:
-            await _in_turns(self._polls.wake(changes.deleted_topic_ids, keys))
+            await in_turns(self._polls.wake(changes.deleted_topic_ids, keys))
 
-    def _run_background(self) -> bool:
+    async def _do_background(self) -> bool:
         """Do one slice of background work; True when there is more to do at once."""
-        turn = self.turn
-        now_ms = turn.monotonic_ms
-        # Retention is a matter of time alone: nothing need happen for it to have work.
-        is_idle = self._is_background_idle and now_ms < self._background_idle_at_ms + SLEEP_MS_MAX
-        is_idle = is_idle and not self._background.is_wanted(turn.now_ms)
-        if is_idle or self._background_files or self._is_stopped:
+        background = self._background
+        if self._is_stopped or not background.is_due(self.turn):
             return False
-        files = self._background.step(turn.now_ms, firing_ms=turn.firing_ms)
-        if files is None:
-            self._is_background_idle = True
-            self._background_idle_at_ms = now_ms
-            return False
-        if files:
-            self._background_files = list(files)
-            self._background_synced.clear()
-            self._wants_background_sync.set()
-            return False
-        return True
+        await asyncio.sleep(0)  # Else the sync of the round would begin after the slice.
+        if background.wants_quiet:
+            # A busy broker has no such moment but this: no round begins until those in flight are
+            # committed. That takes the rest of the sync under way, and one more.
+            await self._until(lambda: self._durability.is_caught_up)
+        return background.step(self.turn)
 
-    @contextlib.asynccontextmanager
-    async def _background_syncing(self) -> AsyncIterator[None]:
-        self._wants_background_sync = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(self._sync_background(), name="background sync")
-            yield
-            task.cancel()
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something that rounds in flight bring about `holds`."""
+        while not holds():
+            self._wake.clear()
+            await self._wake.wait()
 
-    async def _sync_background(self) -> None:
-        while True:
-            await self._wants_background_sync.wait()
-            self._wants_background_sync.clear()
-            await self._background_syncs.sync(self._background_files)
-            self._background_files = []
-            self._wake.set()
+    async def _rest(self) -> None:
+        """Sleep until there is work or the next deadline; do background work meanwhile."""
+        while not self._is_round_due:
+            if self._durability.is_caught_up:
+                delay_ms = self._find_delay_ms()
+                if delay_ms <= 0:
+                    await asyncio.sleep(0)
+                    return
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(delay_ms / 1000):
+                        await self._wake.wait()
+                except TimeoutError:
+                    return
+            else:
+                # The end of the sync is nearer than a deadline is worth, and what a round would
+                # have for others could not leave before it.
+                self._wake.clear()
+                await self._wake.wait()
+            if await self._do_background():
+                return
 
-    async def _sleep(self) -> None:
-        """Sleep until there is work or the next deadline."""
+    def _find_delay_ms(self) -> int:
+        """Return how long nothing is due, at most `SLEEP_MS_MAX`."""
         delay_ms = SLEEP_MS_MAX
-        dues = [self._engine.next_due_ms(self.turn.now_ms, firing_ms=self.turn.firing_ms)]
-        if not self._background_files:
-            dues.append(self._background.next_ms())
-        for due_ms in dues:
+        turn = self.turn
+        for due_ms in (
+            self._engine.next_due_ms(turn.now_ms, firing_ms=turn.firing_ms),
+            self._background.next_ms(),
+        ):
             if due_ms is not None:
                 delay_ms = min(delay_ms, due_ms - self._clock.wall_ms())
         deadline_ms = self._polls.find_next_deadline_ms()
         if deadline_ms is not None:
             delay_ms = min(delay_ms, deadline_ms - self._clock.monotonic_ms())
-        if delay_ms <= 0 or self._wake.is_set():
-            await asyncio.sleep(0)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay_ms / 1000):
-                await self._wake.wait()
+        return delay_ms
+
+
+def _apply(work: Iterable[Work], turn: Turn) -> Iterator[None]:
+    for item in work:
+        yield from item.apply(turn)
+        yield
 
 
 class _Call(Generic[T]):
@@ -372,14 +348,14 @@ class _Call(Generic[T]):
         self.result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def apply(self, turn: Turn) -> Iterator[None]:
-        turn.touch(self)
+        turn.effects[self] = self
         try:
             self._outcome = self._function(turn.engine, turn)
         except ServiceError as error:
             self._outcome = error
         yield
 
-    def answer(self) -> Iterator[None]:
+    def leave(self) -> Iterator[None]:
         if self.result.cancelled():
             return
         if isinstance(self._outcome, ServiceError):
@@ -387,12 +363,3 @@ class _Call(Generic[T]):
         else:
             self.result.set_result(cast("T", self._outcome))
         yield
-
-
-async def _in_turns(slices: Iterator[None]) -> None:
-    """Run `slices` to their end, giving way to the event loop after each 2 ms."""
-    begin_ns = time.monotonic_ns()
-    for _ in slices:
-        if time.monotonic_ns() - begin_ns > TURN_NS:
-            await asyncio.sleep(0)
-            begin_ns = time.monotonic_ns()

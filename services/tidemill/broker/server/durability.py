@@ -1,0 +1,152 @@
+"""The one release point: what rounds have for others waits here until it is committed.
+
+    round loop   ── add(effects) ──▶  rounds in flight, in the order of the log
+    sync loop       one sync at a time, each for all that was written when it began,
+                 ── commit(log_offset) ──▶  `committed_offset`
+    release loop    what the committed rounds have for others leaves, first round first
+
+Rounds do not wait for the sync: while one is synced the next is gathered and written. A round that
+has written nothing waits for the rounds before it, since what it says rests on them.
+
+Invariant: commands reach the engine from the round loop alone. The loops here move
+`committed_offset`, on which no command decides, and read messages that are durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, final
+
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.server.slices import in_turns
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.sync_process import HasFileno
+
+# Written or leaving. Rounds take 50 us and more, so that many are written during a slow sync of a
+# millisecond or two; beyond it more rounds gain nothing, and their work is done in fewer.
+ROUNDS_IN_FLIGHT_MAX = 32
+# Of the log. As much as may wait for a round: a disk that stalls holds up twice that in memory.
+IN_FLIGHT_BYTES_MAX = 64 << 20
+
+
+class Syncs(Protocol):
+    """What makes files durable."""
+
+    async def sync(self, files: Iterable[HasFileno]) -> None:
+        """Return when all that was written to `files` is durable."""
+        ...
+
+
+class Effect(Protocol):
+    """What a round has for somebody outside."""
+
+    def leave(self) -> Iterator[None]:
+        """Let it go; yields between slices."""
+        ...
+
+
+@final
+class Durability:
+    """The rounds in flight, and how far the log is committed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        syncs: Syncs,
+        *,
+        rounds_max: int = ROUNDS_IN_FLIGHT_MAX,
+        bytes_max: int = IN_FLIGHT_BYTES_MAX,
+    ) -> None:
+        self._engine = engine
+        self._syncs = syncs
+        self._rounds_max = rounds_max
+        self._bytes_max = bytes_max
+        # Bounded by both: the round loop asks `has_room` before it gathers.
+        self._in_flight: deque[tuple[int, Sequence[Effect]]] = deque()
+        self._written_offset = engine.log_end
+        self._has_written = asyncio.Event()
+        self._has_committed = asyncio.Event()
+        self._wake: Callable[[], None] = lambda: None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another round may be begun."""
+        behind_bytes = self._written_offset - self._engine.committed_offset
+        return len(self._in_flight) < self._rounds_max and behind_bytes < self._bytes_max
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that was written is committed."""
+        return self._written_offset <= self._engine.committed_offset
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that rounds had for others has left."""
+        return not self._in_flight
+
+    def add(self, effects: Sequence[Effect]) -> None:
+        """Keep what a round has for others; called when it is written, before anything else."""
+        log_offset = self._engine.log_end
+        if log_offset > self._written_offset:
+            self._written_offset = log_offset
+            self._has_written.set()
+        elif not effects:
+            return
+        self._in_flight.append((log_offset, effects))
+        if log_offset <= self._engine.committed_offset:
+            self._has_committed.set()
+
+    def commit(self, log_offset: LogOffset) -> None:
+        """Let go what rests on the log before `log_offset`.
+
+        The sync loop says so, since what is durable here is all that is promised; with replicas it
+        is for their confirm offset to say.
+        """
+        self._engine.synced(LogOffset(log_offset))
+        self._has_committed.set()
+        self._wake()
+
+    @contextlib.asynccontextmanager
+    async def running(self, wake: Callable[[], None]) -> AsyncIterator[None]:
+        """Sync and release until the block ends; `wake` is called whenever either has moved.
+
+        A failed sync ends the block: nothing may be promised any more.
+        """
+        self._wake = wake
+        async with asyncio.TaskGroup() as tasks:
+            loops = [
+                tasks.create_task(self._sync(), name="sync"),
+                tasks.create_task(self._release(), name="release"),
+            ]
+            yield
+            for loop in loops:
+                loop.cancel()
+
+    async def _sync(self) -> None:
+        while True:
+            await self._has_written.wait()
+            self._has_written.clear()
+            log_offset, files = self._engine.begin_sync()
+            if files:
+                await self._syncs.sync(files)
+            self.commit(log_offset)
+
+    async def _release(self) -> None:
+        while True:
+            await self._has_committed.wait()
+            self._has_committed.clear()
+            await in_turns(self._leave())
+
+    def _leave(self) -> Iterator[None]:
+        in_flight, engine = self._in_flight, self._engine
+        while in_flight and in_flight[0][0] <= engine.committed_offset:
+            for effect in in_flight[0][1]:
+                yield from effect.leave()
+                yield
+            in_flight.popleft()
+            self._wake()
