@@ -142,9 +142,9 @@ class MemoryEngine:
             raise Overloaded("full")
         due_at_ms = stored_message.decode(blob).due_at_ms
         if due_at_ms <= firing_ms:
-            return Sent(self.store(topic_id, queue_id, blob), 0)
+            return self.store(topic_id, queue_id, blob), 0
         self.timers.messages.append(Message(topic_id, queue_id, 0, blob))
-        return Sent(len(self.timers.messages) - 1, due_at_ms)
+        return len(self.timers.messages) - 1, due_at_ms
 
     def store(self, topic_id: int, queue_id: int, blob: bytes, origin_topic: str = "") -> int:
         queue_offset = sum(
