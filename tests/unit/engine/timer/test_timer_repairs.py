@@ -89,7 +89,7 @@ def test_ids_that_the_log_has_forgotten_are_no_damage() -> None:
     world.background()
     world.restart()
     assert world.report.replayed_from > world.engine.log.min_offset
-    world.sleep(28 * DAY_MS)
+    world.advance(28 * DAY_MS)
     assert world.texts()[-1] == "far"
 
 
