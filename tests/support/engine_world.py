@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import TypedDict, Unpack
 from zlib import crc32
 
 from tests.support.faulty_disk import FaultyDisk
@@ -49,6 +50,16 @@ def blob(
         stored_message.tag_hash(tag) if tag else 0, 0, 0,
     )  # fmt: skip
     return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + body
+
+
+class PopOptions(TypedDict, total=False):
+    """What a pop may say beside how many it wants."""
+
+    group: str
+    topic: str
+    invisible_ms: int
+    tags: tuple[str, ...]
+    attempt_id: str
 
 
 class World:
@@ -187,10 +198,10 @@ class World:
             )
         ]
 
-    def bodies(self, want: int = 32, **options: object) -> list[str]:
-        return [one.body for one in self.pop(want, **options)]  # type: ignore[arg-type]  # as pop
+    def bodies(self, want: int = 32, **options: Unpack[PopOptions]) -> list[str]:
+        return [one.body for one in self.pop(want, **options)]
 
-    def drain(self, **options: object) -> list[str]:
+    def drain(self, **options: Unpack[PopOptions]) -> list[str]:
         """Pop until nothing is left, and return the bodies; nothing is acked."""
         bodies: list[str] = []
         while more := self.bodies(**options):

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.engine_world import World
-from tests.support.faulty_disk import FaultyDisk
 from tests.support.timer_log_fold import TimerFold
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint, record
 from tidemill.broker.engine.layout.config import decode_item
@@ -38,6 +37,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     PopCheckpoint,
 )
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, Header, Kind
+from tidemill.broker.engine.store.disk import Disk
 
 Queue = tuple[int, int, int]  # group id, topic id, queue id
 
@@ -254,7 +254,7 @@ def _check(holds: bool, number: int, what: str) -> None:
         raise BrokenPromise(f"{number}: {what}")
 
 
-def check_log(disk: FaultyDisk) -> LogChecker:
+def check_log(disk: Disk) -> LogChecker:
     """Fold the log on `disk` from its first byte, and return the checker. Raises BrokenPromise."""
     checker = LogChecker()
     for header, body, tail in records_of(disk):
@@ -262,7 +262,7 @@ def check_log(disk: FaultyDisk) -> LogChecker:
     return checker
 
 
-def records_of(disk: FaultyDisk, log_offset: int = 0) -> Iterator[tuple[Header, bytes, bytes]]:
+def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[Header, bytes, bytes]]:
     """Yield the intact records on `disk` from `log_offset` on: header, body and tail."""
     expected = -1
     for name in disk.names("log"):

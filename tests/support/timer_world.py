@@ -62,13 +62,16 @@ class TimerWorld(World):
         timer: TimerConfig = TIMERS,
         now_ms: int = START_MS,
         before: TimerWorld | None = None,
+        is_followed: bool = False,
         **changes: object,
     ) -> None:
         """Open an engine; `before` is the life before, whose log is judged on."""
-        self.fold = before.fold if before else LogChecker()
+        self.fold: LogChecker = before.fold if before else LogChecker()
         self.delivered: list[Delivered] = before.delivered if before else []
-        self._judged_to = before._judged_to if before else 0
-        super().__init__(disk, config=config, now_ms=now_ms, timer=timer, **changes)
+        self._judged_to: int = before._judged_to if before else 0
+        super().__init__(
+            disk, config=config, now_ms=now_ms, is_followed=is_followed, timer=timer, **changes
+        )
 
     @property
     def timers(self) -> TimerFold:
