@@ -155,8 +155,8 @@ def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     world._judged_to = world.report.replayed_from
     world.sleep(100 * SECOND_MS)
     assert set(world.fold.timers.open) == victims
-    for one in world.delivered:
-        assert one.stored_at_ms - one.due_at_ms <= 20
+    for delivered in world.delivered:
+        assert delivered.stored_at_ms - delivered.due_at_ms <= 20
     for timer_id in victims:
         status = world.engine.timers.status(timer_id)
         assert (status.state, status.is_quarantined) == (TimerState.PENDING, True)

@@ -30,6 +30,7 @@ from tests.support.timer_world import (
     timer_files,
     without_timer_files,
 )
+from tidemill.broker.engine.engine import EngineConfig
 from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import Conflict, MessageNotFound
@@ -231,7 +232,9 @@ class TimerModel(RuleBasedStateMachine):
         """T-7: two that have folded the same log have the same open timers."""
         world = self.world
         twin = TimerWorld(
-            without_timer_files(world.disk.after_kill()), now_ms=world.now_ms, **_config_of(world)
+            without_timer_files(world.disk.after_kill()),
+            now_ms=world.now_ms,
+            config=_config_of(world),
         )
         assert list(open_timers(twin.engine)) == list(open_timers(world.engine))
         check_engine(twin.engine, world.timers)
@@ -293,12 +296,9 @@ class TimerModel(RuleBasedStateMachine):
         assert all(states[n] != TimerState.PENDING for n in untold)
 
 
-def _config_of(world: TimerWorld) -> dict[str, object]:
+def _config_of(world: TimerWorld) -> EngineConfig:
     config = world.config
-    return {
-        "config": replace(SMALL, segment_bytes=config.segment_bytes),
-        "retention_ms": config.retention_ms,
-    }
+    return replace(SMALL, segment_bytes=config.segment_bytes, retention_ms=config.retention_ms)
 
 
 TimerModel.TestCase.settings = settings(
