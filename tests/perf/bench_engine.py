@@ -76,7 +76,8 @@ class Bench:
     def pop_and_ack(self, count: int, want: int) -> None:
         """Pop in batches of `want`, ack what the round before popped; rounds of 64 requests."""
         engine, group_id, topic_id = self.engine, self.group.id, self.topic.id
-        got, popped = 0, []
+        got = 0
+        popped: list[Delivery] = []
         while got < count:
             now, acks, popped = now_ms(), popped, []
             for delivery in acks:

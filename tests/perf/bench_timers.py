@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -217,7 +218,7 @@ def main() -> None:
     for tool in ("h2load", "go"):
         if shutil.which(tool) is None:
             sys.exit(f"this bench needs {tool} (Debian: nghttp2-client, golang)")
-    parts = {
+    parts: dict[str, Callable[[Path, Path], Any]] = {
         "idle": measure_idle,
         "schedule": lambda folder, load: measure_schedule(
             folder, load, arguments.messages, arguments.runs
