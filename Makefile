@@ -9,18 +9,23 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 # Where `make run` keeps its data; override with DATA_DIR=...
 DATA_DIR ?= data
-# More arguments for pytest: make test ARGS="-k pop"
+# More arguments for pytest: make test ARGS="-k pop", ARGS=tests/unit/message
 ARGS ?=
+NAMED := $(filter tests tests/%,$(ARGS))
+OR_NONE := $(if $(ARGS),|| test $$? -eq 5)
+PYTEST := $(BIN)/python -m pytest
+PURE := tests/unit tests/property tests/component tests/fuzz
 PROTOS := $(shell find proto -name '*.proto')
 NODE := tests/e2e/node
 GO := tests/e2e/go
 JAVA := tests/e2e/java
 H2SPEC := tests/e2e/transport/h2spec
 FUZZ := .venv-fuzz
+CLIENTS := $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test soak fuzz lint types fmt proto docs bench ci lock clean
+.PHONY: help setup run demo test heavy night soak fuzz lint types fmt proto docs bench ci lock clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -35,15 +40,32 @@ run: setup ## Start a broker for a laptop in the foreground, data in ./data (DAT
 demo: setup ## Start a broker of its own, show sends, acks, expiry and dead letters, and stop it.
 	@exec $(BIN)/python tools/demo.py
 
-test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec ## Pass all tests; ARGS goes to pytest.
-	$(BIN)/python -m pytest $(ARGS)
+# What needs no process of its own runs on every core; real processes two at a time, each file by one
+# worker, which may share a broker. What ARGS leaves nothing of is no failure.
+# Files named in ARGS are tested in this process, which starts in a second and has a debugger.
+ifeq ($(NAMED),)
+test: setup $(CLIENTS) ## Pass the tests but the heavy ones; ARGS goes to pytest.
+	$(PYTEST) -n auto --dist worksteal -m "not heavy" $(PURE) $(ARGS) $(OR_NONE)
+	$(PYTEST) -n 2 --dist loadfile -m "not heavy" tests/e2e $(ARGS) $(OR_NONE)
+else
+test: setup $(if $(filter-out $(PURE) $(PURE:%=%/%),$(NAMED)),$(CLIENTS))
+	$(PYTEST) $(ARGS)
+endif
+
+heavy: setup $(CLIENTS) ## Pass the heavy tests: kills, both transports, 400 days, memory.
+	$(PYTEST) -n 2 --dist loadfile -m heavy $(ARGS)
+
+night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, and soak.
+	TIDEMILL_TEST_EXAMPLES=$${TIDEMILL_TEST_EXAMPLES:-2000} $(PYTEST) -n auto --dist worksteal \
+		-o faulthandler_timeout=0 -m "not heavy" $(PURE)
+	@$(MAKE) --no-print-directory heavy soak
 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
-	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(BIN)/python -m pytest tests/e2e/test_kill_loop.py \
+	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(PYTEST) tests/e2e/test_kill_loop.py \
 		tests/e2e/test_timer_kill_loop.py $(ARGS)
-	TIMER_SOAK_COUNT=1000000 $(BIN)/python -m pytest tests/property/test_timer_long_horizon.py \
+	TIMER_SOAK_COUNT=1000000 $(PYTEST) tests/property/test_timer_long_horizon.py \
 		-o faulthandler_timeout=0
-	TRANSPORT_SOAK_CALLS=1000000 $(BIN)/python -m pytest tests/e2e/transport/test_memory.py
+	TRANSPORT_SOAK_CALLS=1000000 $(PYTEST) tests/e2e/transport/test_memory.py
 
 fuzz: $(STAMPS)/fuzz ## Fuzz the transport for FUZZ_MINUTES (5), led by coverage; finds go to build/fuzz.
 	@mkdir -p build/fuzz/corpus
@@ -72,7 +94,7 @@ docs: setup ## Generate docs/configuration.md and the OpenAPI document from the 
 bench: setup ## Measure; see tests/perf for each question and its parameters.
 	@for question in tests/perf/bench_*.py; do name=$$(basename $$question .py); echo "== $$name" >&2; $(BIN)/python -m tests.perf.$$name || exit 1; done
 
-ci: lint types test ## What CI runs.
+ci: lint types test heavy ## What CI runs.
 
 lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject.toml (needs uv).
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra dev --extra client \

@@ -5,8 +5,16 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
+
+
+class Served(TypedDict):
+    """The settings of a listener."""
+
+    tls_certificate_file: str
+    tls_key_file: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +28,7 @@ class Certificates:
         return str(self.folder / "ca.crt")
 
     @property
-    def served(self) -> dict[str, str]:
+    def served(self) -> Served:
         """The settings of a listener."""
         return {
             "tls_certificate_file": str(self.folder / "server.crt"),

@@ -161,14 +161,17 @@ async def call(client: Api, method: str, request: bytes) -> Answer:
     items: list[bytes] = []
     try:
         if descriptor.client_streaming:
-            stream = client.channel.stream_stream(path)(
-                one(request), metadata=METADATA, timeout=CALL_S
-            )
-            items = [item async for item in stream]
+            stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+            stream = client.channel.stream_stream(path)
+            replies = stream(one(request), metadata=METADATA, timeout=CALL_S)
+            items = [item async for item in replies]
         elif descriptor.server_streaming:
-            reply = client.channel.unary_stream(path)(request, metadata=METADATA, timeout=CALL_S)
-            items = [item async for item in reply]
+            streaming: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+            streaming = client.channel.unary_stream(path)
+            parts = streaming(request, metadata=METADATA, timeout=CALL_S)
+            items = [item async for item in parts]
         else:
+            unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
             unary = client.channel.unary_unary(path)
             items = [await unary(request, metadata=METADATA, timeout=CALL_S)]
     except grpc.aio.AioRpcError as error:
@@ -176,7 +179,8 @@ async def call(client: Api, method: str, request: bytes) -> Answer:
     for item in items:
         response = message_class(descriptor.output_type.name).FromString(item)
         if response.HasField("status"):
-            return Answer(method, request, response.status.code, response.status.message)
+            status: v2.Status = getattr(response, "status")  # noqa: B009 - any kind of message
+            return Answer(method, request, status.code, status.message)
     return Answer(method, request, 0, "", grpc.StatusCode.OK)
 
 

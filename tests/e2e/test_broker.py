@@ -11,11 +11,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.support.engine_world import blob
 from tests.support.eventually import eventually
+from tests.support.grpcio_client import is_serving, read, reflected_services
 from tests.support.processes import broker, descendants, is_running
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.link.commands import ENSURE
@@ -44,16 +43,9 @@ def ensure(request_id: int, topic: str) -> pb.RequestFrame:
 
 def test_health_and_reflection_are_served(tmp_path: Path) -> None:
     async def scenario(channel: grpc.aio.Channel) -> None:
-        health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "tidemill.broker.v1.BrokerLink"):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        call = stub.ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        names = [service.name for service in (await call.read()).list_services_response.service]
-        assert "tidemill.broker.v1.BrokerAdmin" in names
-        call.cancel()
+            assert await is_serving(channel, service)
+        assert "tidemill.broker.v1.BrokerAdmin" in await reflected_services(channel)
 
     with broker(tmp_path / "data") as (_, address, _):
         with_channel(address, scenario)
@@ -62,12 +54,12 @@ def test_health_and_reflection_are_served(tmp_path: Path) -> None:
 def test_the_configuration_comes_first_and_changes_follow(tmp_path: Path) -> None:
     async def scenario(channel: grpc.aio.Channel) -> None:
         call = broker_pb2_grpc.BrokerLinkStub(channel).Exchange()
-        config = (await call.read()).config
+        config = (await read(call, pb.ReplyFrame)).config
         assert config.is_complete
         assert len(config.handle_secret) == 32
         assert config.broker_name == "broker-0"
         await call.write(ensure(1, "orders"))
-        reply = await call.read()
+        reply = await read(call, pb.ReplyFrame)
         assert [topic.name for topic in reply.config.topics] == ["orders"]
         assert [done.request_id for done in reply.ensures] == [1]
         call.cancel()
@@ -125,7 +117,7 @@ def test_sigterm_answers_what_was_asked_and_ends_the_stream(tmp_path: Path) -> N
             await call.write(ensure(1, "orders"))
             process.terminate()
             answered: list[int] = []
-            while (reply := await call.read()) is not grpc.aio.EOF:
+            while isinstance(reply := await call.read(), pb.ReplyFrame):
                 answered.extend(done.request_id for done in reply.ensures)
             # The signal may have come before the frame.
             assert answered in ([1], [])

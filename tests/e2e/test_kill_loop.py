@@ -19,6 +19,8 @@ from tests.support.killing import RECOVERY_S, Stuck, kill, until
 from tests.support.load import Load
 from tests.support.processes import Standalone, standalone
 
+pytestmark = pytest.mark.heavy
+
 BROKER_KILLS, PROXY_KILLS = 6, 4
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
 SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import pytest
@@ -34,7 +34,7 @@ from tests.support.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
-Code = v2.Code.ValueType
+Code: TypeAlias = v2.Code.ValueType
 
 TOPIC, GROUP = "codes", "codes"
 ENDPOINTS = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])
@@ -149,7 +149,7 @@ def check(endpoint: str, request: Message, code: Code, **options: Any) -> None:
     asyncio.run(main())
 
 
-def named(rows: list[tuple[str, Message, Code]]) -> Any:
+def named(rows: list[tuple[str, Message, Code]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("request_", "code"), [row[1:] for row in rows], ids=[row[0] for row in rows]
     )

@@ -22,6 +22,8 @@ from tests.support.timer_log_fold import CANCELLED, DELIVERED
 from tidemill.broker.posix_disk import PosixDisk
 
 KILLS = 6
+pytestmark = pytest.mark.heavy
+
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
 SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
 DELAY_MS_MAX = 60_000 if SOAK_S else 5_000

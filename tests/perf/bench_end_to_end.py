@@ -193,7 +193,7 @@ def measure_start(folder: Path) -> float:
         import grpc
 
         with grpc.insecure_channel(server.grpc) as channel:
-            call = channel.unary_unary(path)
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
             answer = call(request, metadata=(("x-mq-client-id", "bench"),))
         response = service_pb2.SendMessageResponse.FromString(answer)
         assert response.status.code == definition_pb2.OK, response

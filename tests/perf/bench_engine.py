@@ -22,6 +22,7 @@ from zlib import crc32
 
 from tests.support.engine_world import ENTROPY, blob
 from tidemill.broker.engine.engine import Delivery, Engine, EngineConfig
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.posix_disk import PosixDisk
@@ -67,7 +68,7 @@ class Bench:
         crc = crc32(data)
         topic_id, engine, now = self.topic.id, self.engine, now_ms()
         for n in range(count):
-            engine.send(topic_id, n % QUEUES, data, crc, now_ms=now, firing_ms=now)
+            engine.send(topic_id, QueueId(n % QUEUES), data, crc, now_ms=now, firing_ms=now)
             if n % ROUND == ROUND - 1:
                 self.round_done()
                 now = now_ms()
@@ -76,7 +77,8 @@ class Bench:
     def pop_and_ack(self, count: int, want: int) -> None:
         """Pop in batches of `want`, ack what the round before popped; rounds of 64 requests."""
         engine, group_id, topic_id = self.engine, self.group.id, self.topic.id
-        got, popped = 0, []
+        got = 0
+        popped: list[Delivery] = []
         while got < count:
             now, acks, popped = now_ms(), popped, []
             for delivery in acks:

@@ -25,6 +25,7 @@ from zlib import crc32
 
 from tests.support.engine_world import blob
 from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.posix_disk import PosixDisk
@@ -62,7 +63,7 @@ def write(folder: Path, in_flight: int, timers: int) -> None:
             engine.synced(engine.begin_sync()[0])
 
     for n in range(in_flight):
-        engine.send(topic.id, n & 7, plain, crc, now_ms=now_ms(), firing_ms=now_ms())
+        engine.send(topic.id, QueueId(n & 7), plain, crc, now_ms=now_ms(), firing_ms=now_ms())
         end_round(n)
     for n in range(in_flight):
         engine.pop(
@@ -75,7 +76,7 @@ def write(folder: Path, in_flight: int, timers: int) -> None:
         due_at_ms = at_ms + HOUR_MS + chance.randrange(SPAN_MS)
         struct.pack_into(">q", delayed, stored_message.DUE_AT, due_at_ms)
         data = bytes(delayed)
-        engine.send(topic.id, n & 7, data, crc32(data), now_ms=at_ms, firing_ms=at_ms)
+        engine.send(topic.id, QueueId(n & 7), data, crc32(data), now_ms=at_ms, firing_ms=at_ms)
         end_round(n)
     engine.commit(now_ms())
     engine.close()
@@ -101,7 +102,7 @@ def main() -> None:
 
         def follow() -> None:
             nonlocal records
-            for found in engine.log.scan(0):
+            for found in engine.log.scan(LogOffset(0)):
                 engine.fold.apply(found)
                 records += 1
             engine.timers.index.link_gathered()

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -34,6 +35,7 @@ from tests.perf.bench_end_to_end import build_load, h2load, run_load, send_reque
 from tests.support.engine_world import blob
 from tests.support.processes import broker, standalone
 from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.posix_disk import PosixDisk
@@ -156,7 +158,7 @@ def seed(folder: Path, count: int) -> float:
         due_at_ms = at_ms + 3_600_000 + n * 2_654_435_761 % SEED_SPAN_MS
         struct.pack_into(">q", message, stored_message.DUE_AT, due_at_ms)
         data = bytes(message)
-        engine.send(topic.id, n & 7, data, crc32(data), now_ms=at_ms, firing_ms=at_ms)
+        engine.send(topic.id, QueueId(n & 7), data, crc32(data), now_ms=at_ms, firing_ms=at_ms)
         if n % ROUND == 0:
             advance(engine, at_ms)
     engine.commit(now_ms())
@@ -217,7 +219,7 @@ def main() -> None:
     for tool in ("h2load", "go"):
         if shutil.which(tool) is None:
             sys.exit(f"this bench needs {tool} (Debian: nghttp2-client, golang)")
-    parts = {
+    parts: dict[str, Callable[[Path, Path], Any]] = {
         "idle": measure_idle,
         "schedule": lambda folder, load: measure_schedule(
             folder, load, arguments.messages, arguments.runs

@@ -95,7 +95,9 @@ async def exchange_grpcio(address: str, requests: int) -> None:
 
     body = b"x" * LINK_BYTES
     async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/Exchange")()
+        exchange: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+        exchange = channel.stream_stream(f"/{SERVICE}/Exchange")
+        call = exchange()
         for _ in range(requests):
             await call.write(body)
             await call.read()

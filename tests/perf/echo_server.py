@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 import uvloop
 
@@ -35,7 +35,7 @@ async def serve_grpcio() -> None:
         async for request in requests:
             await context.write(request)
 
-    handlers: Mapping[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Echo": grpc.unary_unary_rpc_method_handler(echo),
         "Batch": grpc.unary_stream_rpc_method_handler(batch),
         "Exchange": grpc.stream_stream_rpc_method_handler(exchange),

@@ -23,6 +23,7 @@ from tests.support.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge
 from tests.support.overlapping import OverlappingWorld
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 
 CHUNKS = 8  # the runs are split into this many tests
 FIFO_GROUP = "ordered"
@@ -98,7 +99,7 @@ def write_checkpoint(world: World, answered: Answered, step: int) -> None:
 def retire(world: World, answered: Answered) -> None:
     """Let the oldest segment go: what stands in it may be gone from here on."""
     world.settle()
-    queue = world.engine.catalog.queue(world.topic(TOPIC), 0)
+    queue = world.engine.catalog.queue(TopicId(world.topic(TOPIC)), QueueId(0))
     end = world.engine.log.segments[0].end
     gone = [offset for offset in range(queue.max_offset) if queue.entry(offset)[0] < end]
     answered.expired.update(answered.sent[: len(gone)])
@@ -179,7 +180,9 @@ def overlapping(disk: FaultyDisk) -> OverlappingWorld:
     return OverlappingWorld(disk, config=SMALL, schedule=Random(SCHEDULE))
 
 
-OPERATIONS = {open_world: count_operations(open_world) for open_world in (one_by_one, overlapping)}
+OPERATIONS: dict[OpenWorld, int] = {
+    open_world: count_operations(open_world) for open_world in (one_by_one, overlapping)
+}
 
 
 def test_rounds_of_the_scenario_overlap() -> None:

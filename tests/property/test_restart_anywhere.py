@@ -23,6 +23,7 @@ from tests.support.engine_world import SMALL, World, blob
 from tests.support.observation import lows_of, observe
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Delivery
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import Group, Topic, TopicType
 from tidemill.broker.engine.store.disk import File
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
@@ -90,7 +91,7 @@ class RestartAnywhere(RuleBasedStateMachine):
             data = blob(f"m{self.sent}", size=size)
             world.engine.send(
                 topic.id,
-                self.sent % topic.queues,
+                QueueId(self.sent % topic.queues),
                 data,
                 crc32(data),
                 now_ms=world.now_ms,

@@ -24,6 +24,7 @@ from tests.support.timer_world import (
     timer_files,
     without_timer_files,
 )
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerQuery, TimerState
 
 TIMER = replace(TIMERS, flush_log_bytes=10 << 20)
@@ -155,15 +156,15 @@ def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     world._judged_to = world.report.replayed_from
     world.sleep(100 * SECOND_MS)
     assert set(world.fold.timers.open) == victims
-    for one in world.delivered:
-        assert one.stored_at_ms - one.due_at_ms <= 20
+    for delivered in world.delivered:
+        assert delivered.stored_at_ms - delivered.due_at_ms <= 20
     for timer_id in victims:
-        status = world.engine.timers.status(timer_id)
+        status = world.engine.timers.status(TimerId(timer_id))
         assert (status.state, status.is_quarantined) == (TimerState.PENDING, True)
     assert world.engine.timers.index.pending_count == 3
     victim = min(victims)
     assert world.cancel(victim).state == TimerState.CANCELLED
-    assert not world.engine.timers.status(victim).is_quarantined
+    assert not world.engine.timers.status(TimerId(victim)).is_quarantined
     assert world.engine.timers.index.hand_s > world.now_ms // 1000 - 5, "the hand goes on"
 
 
@@ -180,7 +181,7 @@ def test_a_message_damaged_while_the_broker_runs_is_not_delivered(seed: int) -> 
     world.fold.timers.quarantined = {4}
     world.sleep(30 * SECOND_MS)
     assert set(world.timers.open) == {4}
-    assert world.engine.timers.status(4).is_quarantined
+    assert world.engine.timers.status(TimerId(4)).is_quarantined
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,8 +9,12 @@ import os
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from tests.support.engine_world import SMALL
 from tests.support.timer_world import DAY_MS, HOUR_MS, TIMERS, TimerWorld
+
+pytestmark = pytest.mark.heavy
 
 COUNT = int(os.environ.get("TIMER_SOAK_COUNT", "20000"))
 DAYS = 400

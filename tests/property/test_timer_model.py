@@ -30,7 +30,9 @@ from tests.support.timer_world import (
     timer_files,
     without_timer_files,
 )
+from tidemill.broker.engine.engine import EngineConfig
 from tidemill.broker.engine.layout.message import TimerReason
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import Conflict, MessageNotFound
 
@@ -231,7 +233,9 @@ class TimerModel(RuleBasedStateMachine):
         """T-7: two that have folded the same log have the same open timers."""
         world = self.world
         twin = TimerWorld(
-            without_timer_files(world.disk.after_kill()), now_ms=world.now_ms, **_config_of(world)
+            without_timer_files(world.disk.after_kill()),
+            now_ms=world.now_ms,
+            config=_config_of(world),
         )
         assert list(open_timers(twin.engine)) == list(open_timers(world.engine))
         check_engine(twin.engine, world.timers)
@@ -285,7 +289,7 @@ class TimerModel(RuleBasedStateMachine):
         waiting = [known for known in self.known.values() if known.state == PENDING]
         assert all(known.due_at_ms > world.now_ms for known in waiting)
         states = {n: STATES[one.state] for n, one in self.known.items()}
-        told = {n: TimerState(world.engine.timers.index.get(n).state) for n in states}
+        told = {n: TimerState(world.engine.timers.index.get(TimerId(n)).state) for n in states}
         # A file of the table goes once all its timers are final, and a rebuild does not bring back
         # what retention has taken.
         untold = {n for n in told if told[n] in (TimerState.UNUSED, TimerState.FORGOTTEN)}
@@ -293,12 +297,9 @@ class TimerModel(RuleBasedStateMachine):
         assert all(states[n] != TimerState.PENDING for n in untold)
 
 
-def _config_of(world: TimerWorld) -> dict[str, object]:
+def _config_of(world: TimerWorld) -> EngineConfig:
     config = world.config
-    return {
-        "config": replace(SMALL, segment_bytes=config.segment_bytes),
-        "retention_ms": config.retention_ms,
-    }
+    return replace(SMALL, segment_bytes=config.segment_bytes, retention_ms=config.retention_ms)
 
 
 TimerModel.TestCase.settings = settings(

@@ -211,7 +211,9 @@ def count_operations(open_world: OpenWorld) -> list[str]:
     return disk.operations
 
 
-OPERATIONS = {open_world: count_operations(open_world) for open_world in (one_by_one, overlapping)}
+OPERATIONS: dict[OpenWorld, list[str]] = {
+    open_world: count_operations(open_world) for open_world in (one_by_one, overlapping)
+}
 
 
 @pytest.mark.parametrize("open_world", OPERATIONS)

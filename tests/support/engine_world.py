@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from zlib import crc32
 
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.following import Follower
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
+from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.message import stored_message
 
 ENTROPY = bytes(range(32))
@@ -22,6 +24,8 @@ SMALL = EngineConfig(
     disk_reserve_bytes=0,
     auto_create=True,
     default_queues=1,
+    # A wheel of 14 days is 38 MB, which each start would clear.
+    timer=TimerConfig(wheel_slots=4_096),
 )
 TOPIC = "orders"
 GROUP = "billing"
@@ -48,6 +52,16 @@ def blob(
         stored_message.tag_hash(tag) if tag else 0, 0, 0,
     )  # fmt: skip
     return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + body
+
+
+class PopOptions(TypedDict, total=False):
+    """What a pop may say beside how many it wants."""
+
+    group: str
+    topic: str
+    invisible_ms: int
+    tags: tuple[str, ...]
+    attempt_id: str
 
 
 class World:
@@ -102,9 +116,14 @@ class World:
             self.follower.compare(self.engine, self.now_ms, has_restarted=self._has_restarted)
 
     def commit(self) -> None:
-        """End the round: write and sync, and let the second engine see it, where there is one."""
+        """End the round: write and sync, and let the second engine see it, where there is one.
+
+        A round without a record is compared with the next one that has some.
+        """
+        before = self.engine.committed_offset
         self.engine.commit(self.now_ms)
-        self.follow()
+        if self.engine.committed_offset != before:
+            self.follow()
 
     def tell(self, what: Callable[..., object], *arguments: Any) -> None:
         """Do what the answer of the last round lets a client do."""
@@ -115,14 +134,14 @@ class World:
 
     # ------------------------------------------------------------ commands, each a round
 
-    def topic(self, name: str = TOPIC, *, queues: int = 1) -> int:
+    def topic(self, name: str = TOPIC, *, queues: int = 1) -> TopicId:
         topic = self.engine.catalog.find_topic(name) or self.engine.administration.put_topic(
             name, type_=TopicType.NORMAL, queues=queues, now_ms=self.now_ms
         )
         self.commit()
         return topic.id
 
-    def group(self, name: str = GROUP, **options: object) -> int:
+    def group(self, name: str = GROUP, **options: object) -> GroupId:
         group = self.engine.catalog.find_group(name) or self.engine.administration.put_group(
             name,
             now_ms=self.now_ms,
@@ -138,7 +157,12 @@ class World:
         for text in texts:
             data = blob(text, tag=tag, size=size)
             self.engine.send(
-                topic_id, queue_id, data, crc32(data), now_ms=self.now_ms, firing_ms=self.now_ms
+                TopicId(topic_id),
+                QueueId(queue_id),
+                data,
+                crc32(data),
+                now_ms=self.now_ms,
+                firing_ms=self.now_ms,
             )
         self.commit()
 
@@ -173,7 +197,12 @@ class World:
             Popped(
                 stored_message.body_of(record.blob).decode().rstrip("."),
                 Delivery(
-                    group_id, topic_id, batch.slot, batch.delivery_id, index, batch.visible_at_ms
+                    GroupId(group_id),
+                    TopicId(topic_id),
+                    batch.slot,
+                    batch.delivery_id,
+                    index,
+                    batch.visible_at_ms,
                 ),
                 attempt,
                 offset,
@@ -188,10 +217,10 @@ class World:
             )
         ]
 
-    def bodies(self, want: int = 32, **options: object) -> list[str]:
-        return [one.body for one in self.pop(want, **options)]  # type: ignore[arg-type]  # as pop
+    def bodies(self, want: int = 32, **options: Unpack[PopOptions]) -> list[str]:
+        return [one.body for one in self.pop(want, **options)]
 
-    def drain(self, **options: object) -> list[str]:
+    def drain(self, **options: Unpack[PopOptions]) -> list[str]:
         """Pop until nothing is left, and return the bodies; nothing is acked."""
         bodies: list[str] = []
         while more := self.bodies(**options):

@@ -27,6 +27,22 @@ class Content:
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[tuple[int, bytes] | int] = field(default_factory=list)  # writes, and resizes
+    viewed: list[bytearray] = field(default_factory=list)  # of former sizes, with views on them
+
+    def write(self, offset: int, data: bytes) -> None:
+        if len(self.now) < offset + len(data):
+            self.resize(offset + len(data))
+        for seen in (self.now, *self.viewed):
+            end = min(offset + len(data), len(seen))
+            if offset < end:
+                seen[offset:end] = data[: end - offset]
+
+    def resize(self, size: int) -> None:
+        """Cut or extend in place, unless there are views: these stay of the size they have."""
+        self.viewed = [seen for seen in self.viewed if not _resized(seen, len(seen))]
+        if not _resized(self.now, size):
+            self.viewed.append(self.now)
+            self.now = self.now[:size] + bytes(max(size - len(self.now), 0))
 
     def make_durable(self) -> None:
         """Carry over what was written since the last sync: files may be large, and writes few."""
@@ -62,6 +78,18 @@ class Content:
         return Content(now=bytearray(data), durable=data)
 
 
+def _resized(data: bytearray, size: int) -> bool:
+    """Give `data` another size, if nobody has a view of it."""
+    try:
+        data.append(0)
+    except BufferError:
+        return False
+    data.pop()
+    data.extend(bytes(max(size - len(data), 0)))
+    del data[size:]
+    return True
+
+
 class FaultyFile:
     """One open file."""
 
@@ -78,11 +106,10 @@ class FaultyFile:
 
     def write_at(self, offset: int, buffers: Sequence[bytes | memoryview | bytearray]) -> None:
         data = b"".join(buffers)
+        if not data:
+            return
         self._disk.step(f"write {self.name} {offset}+{len(data)}", self._content, (offset, data))
-        now = self._content.now
-        if len(now) < offset + len(data):
-            self._content.now = now = now + bytes(offset + len(data) - len(now))
-        now[offset : offset + len(data)] = data
+        self._content.write(offset, data)
         self._disk.written_bytes += len(data)
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -97,8 +124,7 @@ class FaultyFile:
 
     def resize(self, size: int) -> None:
         self._disk.step(f"resize {self.name} {size}", self._content, size)
-        now = self._content.now
-        self._content.now = now[:size] + bytes(max(size - len(now), 0))
+        self._content.resize(size)
 
     def sync(self) -> None:
         self._disk.step(f"sync {self.name}")
@@ -129,6 +155,7 @@ class FaultyDisk:
         self.cut_at: int | None = None  # index of the operation at which the power goes
         self.fails_writes = False
         self.advised: list[tuple[str, int, int]] = []
+        self._folders = {"."}  # durable as soon as they are made
         self._files: dict[str, Content] = {}
         self._durable: dict[str, Content] = {}
         self._folder_changes: list[dict[str, Content]] = []
@@ -169,17 +196,21 @@ class FaultyDisk:
         disk = FaultyDisk(self.random, capacity_bytes=self.capacity_bytes)
         disk._files = dict(files)
         disk._durable = dict(files)
+        disk._folders = set(self._folders)
         return disk
 
     # ------------------------------------------------------------ the protocol
 
     def names(self, folder: str) -> list[str]:
-        return sorted(name for name in self._files if name.rpartition("/")[0] == folder)
+        return sorted(name for name in self._files if _folder_of(name) == folder)
 
     def open(self, name: str, *, create: bool = False) -> FaultyFile:
         if create:
-            assert name not in self._files, f"{name} exists"
+            if name in self._files:
+                raise FileExistsError(name)
+            self._make_folder(_folder_of(name))
             self._change(f"create {name}", {**self._files, name: Content()})
+        self._find(name)
         return FaultyFile(self, name, self._files[name])
 
     def read(self, name: str) -> bytes | None:
@@ -187,14 +218,18 @@ class FaultyDisk:
         return None if content is None else bytes(content.now)
 
     def rename(self, source: str, target: str) -> None:
+        self._find(source)
+        self._find_folder(_folder_of(target))
         files = dict(self._files)
         files[target] = files.pop(source)
         self._change(f"rename {source} {target}", files)
 
     def delete(self, name: str) -> None:
+        self._find(name)
         self._change(f"delete {name}", {n: c for n, c in self._files.items() if n != name})
 
     def folder(self, folder: str) -> FaultyFolder:
+        self._find_folder(folder)
         return FaultyFolder(self, folder)
 
     def sync_folder(self, folder: str) -> None:
@@ -220,7 +255,24 @@ class FaultyDisk:
         del self._files[name]
         self._durable = dict(self._files)
 
+    def _find(self, name: str) -> None:
+        if name not in self._files:
+            raise FileNotFoundError(name)
+
+    def _find_folder(self, folder: str) -> None:
+        if folder not in self._folders:
+            raise FileNotFoundError(folder)
+
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._folders:
+            self._make_folder(_folder_of(folder))
+            self._folders.add(folder)
+
     def _change(self, what: str, files: dict[str, Content]) -> None:
         self.step(what)
         self._files = files
         self._folder_changes.append(dict(files))
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0] or "."

@@ -57,8 +57,10 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream_id: int = 0
     return head + payload
 
 
-def settings(values: Mapping[int, int] | Iterable[tuple[int, int]] = ()) -> bytes:
-    pairs = values.items() if isinstance(values, Mapping) else values
+def settings(
+    values: Mapping[frames.Setting, int] | Mapping[int, int] | Iterable[tuple[int, int]] = (),
+) -> bytes:
+    pairs: Iterable[tuple[int, int]] = values.items() if isinstance(values, Mapping) else values
     return frame(frames.SETTINGS, b"".join(struct.pack(">HI", *pair) for pair in pairs))
 
 

@@ -28,16 +28,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.engine_world import World
-from tests.support.faulty_disk import FaultyDisk
 from tests.support.timer_log_fold import TimerFold
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint, record
 from tidemill.broker.engine.layout.config import decode_item
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
     PopCheckpoint,
 )
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, Header, Kind
+from tidemill.broker.engine.store.disk import Disk
 
 Queue = tuple[int, int, int]  # group id, topic id, queue id
 
@@ -254,7 +255,7 @@ def _check(holds: bool, number: int, what: str) -> None:
         raise BrokenPromise(f"{number}: {what}")
 
 
-def check_log(disk: FaultyDisk) -> LogChecker:
+def check_log(disk: Disk) -> LogChecker:
     """Fold the log on `disk` from its first byte, and return the checker. Raises BrokenPromise."""
     checker = LogChecker()
     for header, body, tail in records_of(disk):
@@ -262,7 +263,7 @@ def check_log(disk: FaultyDisk) -> LogChecker:
     return checker
 
 
-def records_of(disk: FaultyDisk, log_offset: int = 0) -> Iterator[tuple[Header, bytes, bytes]]:
+def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[Header, bytes, bytes]]:
     """Yield the intact records on `disk` from `log_offset` on: header, body and tail."""
     expected = -1
     for name in disk.names("log"):
@@ -279,7 +280,7 @@ def records_of(disk: FaultyDisk, log_offset: int = 0) -> Iterator[tuple[Header, 
         while at + HEADER_SIZE <= len(data):
             if record.PAD.unpack_from(data, at) == (record.PAD_MAGIC, len(data) - at):
                 break
-            if record.find_damage(data, at, log_offset=start + at):
+            if record.find_damage(data, at, log_offset=LogOffset(start + at)):
                 return
             header = Header._make(HEADER.unpack_from(data, at))
             head_end, end = at + header.head_size, at + header.size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol
 
 import grpc
 
@@ -36,6 +37,13 @@ class MemoryTurn:
         self.effects: dict[object, Effect] = {}
 
 
+class MemoryWork(Protocol):
+    """What is submitted to a round."""
+
+    def apply(self, turn: MemoryTurn) -> Iterator[None]:
+        """Do it, in slices."""
+
+
 class MemoryRounds:
     """A round for each piece of work, at once."""
 
@@ -59,11 +67,11 @@ class MemoryRounds:
         for link in self.links:
             link.config_changed(changes)
 
-    async def submit(self, work: object) -> None:
-        self.do(work.apply)  # type: ignore[attr-defined]
+    async def submit(self, work: MemoryWork) -> None:
+        self.do(work.apply)
 
-    def put(self, work: object) -> None:
-        self.do(work.apply)  # type: ignore[attr-defined]
+    def put(self, work: MemoryWork) -> None:
+        self.do(work.apply)
 
     async def settle(self) -> None:
         pass
@@ -118,7 +126,7 @@ class Stream:
                         request_id=request_id, error=failure.error, message=failure.message
                     )
             if failure is not None or command.name in self._broker.holds:
-                left.ClearField(command.request_field)
+                left.ClearField(command.request_field)  # type: ignore[arg-type]  # one of its names
         if refused.failures:
             self.write(refused.SerializeToString())
         return left
@@ -143,6 +151,7 @@ class MemoryBroker:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[MemoryBroker]:
         server = grpc.aio.server()
+        exchange: grpc.RpcMethodHandler[bytes, bytes]
         exchange = grpc.stream_stream_rpc_method_handler(self._exchange)
         server.add_generic_rpc_handlers(
             (
@@ -207,11 +216,11 @@ class MemoryBroker:
                 await self.arrived.wait()
 
 
-def request_ids(requests: object) -> list[int]:
+def request_ids(requests: Any) -> list[int]:
     """Return the ids of what a field of a request frame holds: columns, or messages."""
     if hasattr(requests, "request_ids"):
         return list(requests.request_ids)
-    return [request.request_id for request in requests]  # type: ignore[attr-defined]
+    return [request.request_id for request in requests]
 
 
 def _exhaust(slices: Iterator[None]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.broker.engine.engine import Sent
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
 from tidemill.broker.engine.metadata.catalog import (
     ConfigChanges,
     ExponentialRetry,
@@ -105,7 +106,7 @@ class MemoryEngine:
 
     def put_topic(self, name: str, *, kind: int = MIXED, queues: int = 8) -> Topic:
         topic = self.catalog.topics[name] = Topic(
-            id=self._new_id(),
+            id=TopicId(self._new_id()),
             version=1,
             name=name,
             type=kind,  # type: ignore[arg-type]  # also a number that has no name
@@ -117,7 +118,11 @@ class MemoryEngine:
 
     def put_group(self, name: str, *, is_ordered: bool = False) -> Group:
         group = self.catalog.groups[name] = Group(
-            id=self._new_id(), version=1, name=name, is_ordered=is_ordered, exponential=_RETRY
+            id=GroupId(self._new_id()),
+            version=1,
+            name=name,
+            is_ordered=is_ordered,
+            exponential=_RETRY,
         )
         self._changes.groups[group.id] = group
         return group
@@ -196,15 +201,15 @@ class MemoryEngine:
             message.attempts += 1
         delivery_id = self._new_delivery(messages)
         return Batch(
-            slot=delivery_id,
-            delivery_id=delivery_id,
+            slot=Slot(delivery_id),
+            delivery_id=LogOffset(delivery_id),
             popped_at_ms=now_ms,
             visible_at_ms=visible_at_ms,
-            queue_id=messages[0].queue_id,
+            queue_id=QueueId(messages[0].queue_id),
             indexes=range(len(messages)),
             queue_offsets=[message.queue_offset for message in messages],
             delivery_attempts=[message.attempts for message in messages],
-            log_offsets=positions,
+            log_offsets=[LogOffset(position) for position in positions],
             size_bytes=sum(len(message.blob) for message in messages),
         )
 
@@ -229,8 +234,8 @@ class MemoryEngine:
             self._taken.discard((delivery.group_id, self.log.index(message)))
         new_id = self._new_delivery([message])
         return delivery._replace(
-            slot=new_id,
-            delivery_id=new_id,
+            slot=Slot(new_id),
+            delivery_id=LogOffset(new_id),
             message_index=0,
             visible_at_ms=now_ms + invisible_duration_ms,
         )

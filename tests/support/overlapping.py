@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.support.engine_world import World
 from tests.support.timer_world import TimerWorld
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.store.disk import File
 
 ROUNDS_MAX = 6  # in flight; the seed lets it come to that now and then
@@ -66,7 +67,7 @@ class OverlappingWorld(World):
             return
         self._sync_files()
         (log_offset, _), self._sync = self._sync, None
-        self.engine.synced(log_offset)
+        self.engine.synced(LogOffset(log_offset))
         self._release()
 
     def _sync_files(self) -> None:

@@ -92,7 +92,7 @@ class TimerFold:
         if place.queue_id:
             self._evacuate(header, target, tail)
             return
-        _check(place.queue_offset == target.timer_id, "T-6", f"{target} at {place}")
+        _check(int(place.queue_offset) == int(target.timer_id), "T-6", f"{target} at {place}")
         _check(target.timer_id not in self.timers, "T-6", f"a second schedule of {target}")
         self.timers[target.timer_id] = OneTimer(
             target.due_at_ms, target.topic_id, target.queue_id, target.origin,

@@ -15,6 +15,7 @@ from tests.support.timer_log_fold import TimerFold
 from tidemill.broker.engine.engine import Engine, EngineConfig
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerReason
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
@@ -62,13 +63,16 @@ class TimerWorld(World):
         timer: TimerConfig = TIMERS,
         now_ms: int = START_MS,
         before: TimerWorld | None = None,
+        is_followed: bool = False,
         **changes: object,
     ) -> None:
         """Open an engine; `before` is the life before, whose log is judged on."""
-        self.fold = before.fold if before else LogChecker()
+        self.fold: LogChecker = before.fold if before else LogChecker()
         self.delivered: list[Delivered] = before.delivered if before else []
-        self._judged_to = before._judged_to if before else 0
-        super().__init__(disk, config=config, now_ms=now_ms, timer=timer, **changes)
+        self._judged_to: int = before._judged_to if before else 0
+        super().__init__(
+            disk, config=config, now_ms=now_ms, is_followed=is_followed, timer=timer, **changes
+        )
 
     @property
     def timers(self) -> TimerFold:
@@ -95,32 +99,36 @@ class TimerWorld(World):
         data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
         topic_id = self.topic(topic)
         scheduled = self.engine.send(
-            topic_id, queue_id, bytes(data), crc,
+            TopicId(topic_id), QueueId(queue_id), bytes(data), crc,
             now_ms=self.now_ms, firing_ms=self.now_ms, delay_ms=delay_ms,
         )  # fmt: skip
         if commit:
             self.commit()
-        return Scheduled(*scheduled)
+        return Scheduled._make(scheduled)
 
     def cancel(self, timer_id: int) -> TimerStatus:
-        self.engine.timers.cancel(timer_id, now_ms=self.now_ms)
+        self.engine.timers.cancel(TimerId(timer_id), now_ms=self.now_ms)
         self.commit()
-        return self.engine.timers.status(timer_id)
+        return self.engine.timers.status(TimerId(timer_id))
 
     def reschedule(self, timer_id: int, due_at_ms: int, **options: int) -> TimerStatus:
         self.engine.timers.reschedule(
-            timer_id, due_at_ms=due_at_ms, now_ms=self.now_ms, firing_ms=self.now_ms, **options
+            TimerId(timer_id),
+            due_at_ms=due_at_ms,
+            now_ms=self.now_ms,
+            firing_ms=self.now_ms,
+            **options,
         )
         self.commit()
-        return self.engine.timers.status(timer_id)
+        return self.engine.timers.status(TimerId(timer_id))
 
     def fire(self, timer_id: int) -> TimerStatus:
-        self.engine.timers.fire(timer_id, now_ms=self.now_ms, firing_ms=self.now_ms)
+        self.engine.timers.fire(TimerId(timer_id), now_ms=self.now_ms, firing_ms=self.now_ms)
         self.commit()
-        return self.engine.timers.status(timer_id)
+        return self.engine.timers.status(TimerId(timer_id))
 
     def state(self, timer_id: int) -> TimerState:
-        return self.engine.timers.status(timer_id).state
+        return self.engine.timers.status(TimerId(timer_id)).state
 
     def search(self, query: TimerQuery) -> list[TimerStatus]:
         """Return one page of pending timers."""
@@ -234,7 +242,7 @@ def check_engine(engine: Engine, fold: TimerFold) -> None:
     assert min(index.counts.pending.values(), default=0) >= 0, "T-20: a negative count"
     assert index.pending_count == len(known), "T-20"
     assert index.counts.pinned_bytes == sum(one.size for one in fold.open.values())
-    pins = Counter(log.segment_start(one.log_offset) for one in fold.open.values())
+    pins = Counter(log.segment_start(LogOffset(one.log_offset)) for one in fold.open.values())
     assert +index.counts.pins == pins, "T-10: what pins a segment"
     for timer_id, (_, offset) in known.items():
         assert log.min_offset <= offset < log.log_end, f"T-9, T-10: the body of {timer_id}"

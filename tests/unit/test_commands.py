@@ -33,6 +33,7 @@ def test_every_field_of_a_frame_is_one_commands_or_the_frames_own() -> None:
 def test_the_columns_of_a_row_are_the_columns_of_its_message() -> None:
     for command in broker.COMMANDS:
         field = pb.RequestFrame.DESCRIPTOR.fields_by_name[command.request_field]
+        assert field.message_type is not None
         columns = [one.name for one in field.message_type.fields if one.is_repeated]
         if "request_ids" not in columns:
             assert command.columns is None

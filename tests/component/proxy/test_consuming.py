@@ -17,10 +17,10 @@ from tests.support.proxy_world import (
     receive_request,
     run,
 )
-from tidemill.proxy.server.call import ClientGone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.aio.call import ClientGone
 
 OLD_CLIENT = {**HEADERS, "x-mq-client-version": "5.0.2"}
 
@@ -41,7 +41,7 @@ async def ack(world: ProxyWorld, request: service.AckMessageRequest) -> service.
 
 
 async def change(
-    world: ProxyWorld, handle: str, invisible_ms: int, **fields: bool
+    world: ProxyWorld, handle: str, invisible_ms: int, *, suspend: bool = False
 ) -> service.ChangeInvisibleDurationResponse:
     return await world.call(
         "ChangeInvisibleDuration",
@@ -51,7 +51,7 @@ async def change(
             receipt_handle=handle,
             invisible_duration=milliseconds(invisible_ms),
             message_id="id-1",
-            **fields,
+            suspend=suspend,
         ),
         service.ChangeInvisibleDurationResponse,
     )

@@ -34,10 +34,10 @@ async def recall(
     )
 
 
-async def scheduled(world: ProxyWorld, **fields: int) -> str:
+async def scheduled(world: ProxyWorld) -> str:
     """Send a delayed message; return its recall handle."""
     if "topic" not in world.link.configuration.topics:
-        await world.put_topic(**fields)
+        await world.put_topic()
     response = await world.send(delayed())
     assert response.status.code == v2.OK
     return response.entries[0].recall_handle

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tests.support.grpcio_client import is_serving, read, reflected_services
 from tests.support.memory_broker import MemoryBroker
 from tests.support.proxy_world import (
     ACCESS_POINT,
@@ -184,7 +183,7 @@ def test_every_settings_command_is_answered_until_the_client_half_closes() -> No
         async with client.telemetry() as call:
             for _ in range(2):
                 await call.write(settings())
-                answer = await call.read()
+                answer = await read(call, service.TelemetryCommand)
                 assert answer.status.code == v2.OK
                 assert answer.settings.subscription.receive_batch_size == 32
             # What is no question gets no answer.
@@ -250,7 +249,7 @@ def test_no_method_is_served_without_a_client_id() -> None:
 def test_a_stream_without_a_client_id_gets_a_status_and_ends() -> None:
     async def scenario(client: Client) -> None:
         async with client.telemetry(metadata=()) as call:
-            answer = await call.read()
+            answer = await read(call, service.TelemetryCommand)
             assert answer.status.code == v2.CLIENT_ID_REQUIRED
             assert await call.read() is grpc.aio.EOF
             assert await call.code() == grpc.StatusCode.OK
@@ -262,7 +261,7 @@ def test_settings_of_an_unknown_group_are_answered() -> None:
     async def scenario(client: Client) -> None:
         async with client.telemetry() as call:
             await call.write(settings())
-            answer = await call.read()
+            answer = await read(call, service.TelemetryCommand)
             assert answer.status.code == v2.OK
             assert answer.settings.backoff_policy.max_attempts == 17
 
@@ -316,16 +315,9 @@ def test_an_unexpected_fault_is_a_status_without_a_trace() -> None:
 
 def test_health_and_reflection_are_served() -> None:
     async def scenario(client: Client) -> None:
-        health = health_pb2_grpc.HealthStub(client.channel)
         for name in ("", SERVICE):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        reflection = reflection_pb2_grpc.ServerReflectionStub(client.channel)
-        call = reflection.ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        services = (await call.read()).list_services_response.service
-        assert SERVICE in {entry.name for entry in services}
-        await call.done_writing()
+            assert await is_serving(client.channel, name)
+        assert SERVICE in await reflected_services(client.channel)
 
     run(scenario)
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rocketmq import (
@@ -74,7 +75,7 @@ def consuming(
 def pushing(
     endpoint: str, group: str, topic: str, listen: Callable[[Any], ConsumeResult]
 ) -> Iterator[None]:
-    class Listener(MessageListener):
+    class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
         def consume(self, message: Any) -> ConsumeResult:
             return listen(message)
 
@@ -401,7 +402,7 @@ def wrong_type(endpoints: list[str], normal: str, fifo: str) -> None:
     with producing(endpoint, normal, fifo) as producer:
         for topic, name in ((normal, "group"), (fifo, "")):
             made = message(topic, b"1", group=name)
-            tell_error(f"to {topic}", lambda made=made: producer.send(made))
+            tell_error(f"to {topic}", partial(producer.send, made))
         made = message(normal, b"1")
         made.delivery_timestamp = int(time.time()) + 60
         tell_error("delayed", lambda: producer.send(made))

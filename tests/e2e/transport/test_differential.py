@@ -22,6 +22,8 @@ from tidemill.transport.grpc.messages import PREFIX_SIZE
 from tidemill.transport.grpc.metadata import encode_binary
 from tidemill.transport.http2 import frames
 
+pytestmark = pytest.mark.heavy
+
 SEED = int(os.environ.get("DIFFERENTIAL_SEED", "1"))
 RUNS = 4  # of each kind of call
 MESSAGE_BYTES_MAX = 1 << 20

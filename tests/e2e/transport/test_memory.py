@@ -10,14 +10,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.perf.echo_server import SERVICE
 from tests.support import http2_peer as peer
+from tests.support.http2_peer import Frame
 from tests.support.rpc_server import RawClient
 from tidemill.transport.http2 import frames
+
+pytestmark = pytest.mark.heavy
 
 CALLS = int(os.environ.get("TRANSPORT_SOAK_CALLS", "50000"))
 WARM_UP_CALLS = 20_000  # until allocators and caches have what they need
@@ -47,6 +51,10 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def is_end_of(stream_id: int, one: Frame) -> bool:
+    return one.is_last and one.stream_id == stream_id
+
+
 def make_calls(port: int, count: int, call: Callable[[int], bytes]) -> None:
     """Make calls, a batch at once, on connections that are replaced now and then."""
     while count > 0:
@@ -55,7 +63,7 @@ def make_calls(port: int, count: int, call: Callable[[int], bytes]) -> None:
                 ids = [2 * (first + n) + 1 for n in range(BATCH_SIZE)]
                 client.send(b"".join(map(call, ids)))
                 last = ids[-1]
-                client.until(lambda one, last=last: one.is_last and one.stream_id == last)
+                client.until(partial(is_end_of, last))
                 assert sum(one.kind == frames.HEADERS and one.is_last for one in client.frames) == (
                     BATCH_SIZE
                 )

@@ -7,11 +7,12 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
 
-from tests.e2e.conftest import Certificates
+from tests.e2e.conftest import Certificates, Served
 from tests.support.eventually import eventually
 from tests.support.rpc_server import rpc_server
 from tidemill.common.lifecycle import StartRefused, raise_file_limit
@@ -19,7 +20,22 @@ from tidemill.transport.aio.listener import FILES_RESERVED, ListenSettings, tls_
 from tidemill.transport.aio.notices import Notices
 
 
-def refusal(**files: str) -> str:
+class Files(Served):
+    """All files of TLS."""
+
+    tls_client_ca_file: str
+
+
+def all_files(certificates: Certificates) -> Files:
+    return {**certificates.served, "tls_client_ca_file": certificates.authority}
+
+
+def but(files: Files, name: str, path: Path) -> Files:
+    """Return the files with another one for a name."""
+    return cast("Files", {**files, name: str(path)})
+
+
+def refusal(files: Served | Files) -> str:
     with pytest.raises(StartRefused) as refused:
         tls_context(ListenSettings(host="127.0.0.1", port=0, tls="required", **files))
     return str(refused.value)
@@ -29,10 +45,10 @@ def refusal(**files: str) -> str:
 def test_a_file_of_tls_that_is_not_there_or_no_such_file_is_named(
     certificates: Certificates, tmp_path: Path, name: str
 ) -> None:
-    files = {**certificates.served, "tls_client_ca_file": certificates.authority}
-    assert f"{name} must name a file" in refusal(**{**files, name: str(tmp_path / "none")})
+    files = all_files(certificates)
+    assert f"{name} must name a file" in refusal(but(files, name, tmp_path / "none"))
     (tmp_path / "garbage").write_text("garbage")
-    told = refusal(**{**files, name: str(tmp_path / "garbage")})
+    told = refusal(but(files, name, tmp_path / "garbage"))
     assert f"{name} {tmp_path / 'garbage'}" in told
 
 
@@ -45,7 +61,7 @@ def test_an_encrypted_key_is_refused_without_a_question(
          certificates.served["tls_key_file"], "-out", key],
         check=True, capture_output=True,
     )  # fmt: skip
-    assert "is encrypted" in refusal(**{**certificates.served, "tls_key_file": key})
+    assert "is encrypted" in refusal({**certificates.served, "tls_key_file": key})
 
 
 @pytest.fixture
@@ -98,7 +114,7 @@ def test_a_tls_client_at_a_plain_port_is_told_of(certificates: Certificates) -> 
 
 
 def test_a_client_without_its_certificate_is_told_of(certificates: Certificates) -> None:
-    files = {**certificates.served, "tls_client_ca_file": certificates.authority}
+    files = all_files(certificates)
     with capture_logs() as logs, rpc_server(tls="required", **files) as running:
         with socket.create_connection(("127.0.0.1", running.port)) as client:
             client.sendall(b"GET / HTTP/1.1\r\n\r\n")

@@ -380,11 +380,15 @@ def test_health_is_told_and_its_changes_are() -> None:
         def ask(service: str) -> Awaitable[bytes]:
             path = f"/{health_service.SERVICE}/Check"
             request = check(service=service).SerializeToString()
-            return client.channel.unary_unary(path)(request, timeout=WAIT_S)
+            unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            unary = client.channel.unary_unary(path)
+            return unary(request, timeout=WAIT_S)
 
         async def watched() -> AsyncIterator[int]:
             path = f"/{health_service.SERVICE}/Watch"
-            async for one in client.channel.unary_stream(path)(b"", timeout=WAIT_S):
+            watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+            watch = client.channel.unary_stream(path)
+            async for one in watch(b"", timeout=WAIT_S):
                 yield statuses.FromString(one).status
 
         for service in ("", SERVICE):

@@ -15,6 +15,7 @@ from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult, Delivery
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
 from tidemill.common.errors import InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -46,7 +47,7 @@ def cut_everywhere(
 
 def copies(world: World, topic: str) -> int:
     found = world.engine.catalog.find_topic(topic)
-    return world.engine.catalog.queue(found.id, 0).max_offset if found else 0
+    return world.engine.catalog.queue(found.id, QueueId(0)).max_offset if found else 0
 
 
 @pytest.mark.parametrize("group", [GROUP, "fifo"])
@@ -261,15 +262,15 @@ def test_invariant_18_a_late_ack_of_what_went_to_the_dead_letters_is_refused() -
 
 def forgeries(delivery: Delivery) -> list[Delivery]:
     return [
-        delivery._replace(delivery_id=delivery.delivery_id + 1),
-        delivery._replace(delivery_id=delivery.delivery_id + (1 << 32)),
-        delivery._replace(delivery_id=delivery.delivery_id - 1),
-        delivery._replace(slot=delivery.slot + 1),
-        delivery._replace(slot=1 << 31),
+        delivery._replace(delivery_id=LogOffset(delivery.delivery_id + 1)),
+        delivery._replace(delivery_id=LogOffset(delivery.delivery_id + (1 << 32))),
+        delivery._replace(delivery_id=LogOffset(delivery.delivery_id - 1)),
+        delivery._replace(slot=Slot(delivery.slot + 1)),
+        delivery._replace(slot=Slot(1 << 31)),
         delivery._replace(message_index=delivery.message_index + 2),
         delivery._replace(message_index=31),
-        delivery._replace(group_id=delivery.group_id + 1),
-        delivery._replace(topic_id=delivery.topic_id + 1),
+        delivery._replace(group_id=GroupId(delivery.group_id + 1)),
+        delivery._replace(topic_id=TopicId(delivery.topic_id + 1)),
     ]
 
 

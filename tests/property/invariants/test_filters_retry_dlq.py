@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.engine_world import GROUP, TOPIC, World, blob
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.common.errors import IllegalGroup, IllegalTopic
 from tidemill.message import stored_message
 from tidemill.message.resource_names import check_group, check_topic
@@ -22,7 +23,12 @@ def with_hash_of(tag: str, data: bytes) -> bytes:
 
 def send_blob(world: World, data: bytes) -> None:
     world.engine.send(
-        world.topic(), 0, data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+        TopicId(world.topic()),
+        QueueId(0),
+        data,
+        crc32(data),
+        now_ms=world.now_ms,
+        firing_ms=world.now_ms,
     )
     world.commit()
 
@@ -145,7 +151,7 @@ def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> Non
         }  # fmt: skip
         assert {one.blob for one in found} == {data}
     (batch,) = world.engine.pop(
-        world.group("auditor"), world.topic(f"%DLQ%{GROUP}"), max_messages=1,
+        GroupId(world.group("auditor")), TopicId(world.topic(f"%DLQ%{GROUP}")), max_messages=1,
         invisible_duration_ms=1, tags=frozenset({"a"}), attempt_id="", now_ms=world.now_ms,
     )  # fmt: skip
     assert [bytes(one.blob) for one in world.engine.read_batch(batch)] == [data]

@@ -9,6 +9,7 @@ from zlib import crc32
 from tests.support.engine_world import GROUP, blob
 from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.layout.message import Message
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -47,8 +48,8 @@ def test_invariant_39_a_sparse_filter_finds_what_waits_however_far_it_is() -> No
         data = blob("x", tag="a")
         for _ in range(20_000):
             engine.send(
-                world.topic_id,
-                0,
+                TopicId(world.topic_id),
+                QueueId(0),
                 data,
                 crc32(data),
                 now_ms=world.world.now_ms,
@@ -78,8 +79,8 @@ def test_invariant_39_a_batch_that_went_to_the_dead_letters_hides_nothing_behind
         inner.engine.take_config_changes()
         retry_id = inner.engine.catalog.retry_topic_ids[world.group_id, world.topic_id]
         data = blob("good")
-        end = inner.engine.catalog.queue(retry_id, 0).max_offset
-        again = Message(retry_id, 0, 1, end, 0, None, data, crc32(data))
+        end = inner.engine.catalog.queue(retry_id, QueueId(0)).max_offset
+        again = Message(retry_id, QueueId(0), 1, end, 0, None, data, crc32(data))
         inner.engine.fold.append(again, inner.now_ms)
         inner.commit()
         await proxy.send(world.pop_frame(1, poll_ms=20_000))

@@ -13,6 +13,7 @@ from tests.support.log_checker import judge
 from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.engine import AckResult, Delivery
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.common.errors import DiskFull, Overloaded
 
@@ -86,7 +87,7 @@ def test_invariant_4_no_response_leaves_before_its_checkpoint_is_durable() -> No
             (batch,) = pop.batches
             after = World(unanswered.after_power_cut())
             delivery = Delivery(
-                world.group_id, world.topic_id, batch.slot, batch.delivery_id, 0,
+                GroupId(world.group_id), TopicId(world.topic_id), Slot(batch.slot), LogOffset(batch.delivery_id), 0,
                 batch.visible_at_ms,
             )  # fmt: skip
             assert after.bodies() == []
@@ -99,7 +100,7 @@ def test_invariant_5_a_checkpoint_that_cannot_be_registered_delivers_nothing() -
     world = World(deliveries_max=3, disk_reserve_bytes=1 << 20)
     world.send("m0", "m1", "m2")
     (first,), (second,) = world.pop(1), world.pop(1)
-    progress = world.engine.state.progress[world.group(), world.topic(), 0]
+    progress = world.engine.state.progress[world.group(), world.topic(), QueueId(0)]
     with pytest.raises(Overloaded):
         world.pop(1)
     world.engine.free_bytes = 1 << 10
@@ -238,7 +239,7 @@ def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back
         world.send(*[f"m{begin + n}" for n in range(10_000)])
         for _ in range(10_000):
             engine.pop(
-                group_id, topic_id, max_messages=1, invisible_duration_ms=duration,
+                GroupId(group_id), TopicId(topic_id), max_messages=1, invisible_duration_ms=duration,
                 tags=frozenset(), attempt_id="", now_ms=now_ms,
             )  # fmt: skip
         engine.commit(world.now_ms)
@@ -258,7 +259,7 @@ def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back
         elapsed_ms += 100
     assert elapsed_ms <= 3_000
     retry_id = engine.catalog.retry_topic_ids[group_id, topic_id]
-    assert engine.catalog.queue(retry_id, 0).max_offset == count
+    assert engine.catalog.queue(retry_id, QueueId(0)).max_offset == count
 
 
 def test_invariant_10_what_retention_makes_a_group_skip_is_counted() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.server import link
 from tidemill.broker.server.rounds import Turn
 from tidemill.broker.sync_process import SyncFailed
@@ -249,7 +250,7 @@ def test_messages_that_retention_takes_before_the_answer_leaves_are_left_out() -
         assert len(log.segments) == 2
         steps = inner.engine.retention.retire_oldest(inner.now_ms)
         # Up to where it has waited for a quiet moment, and taken what stands in the first queue.
-        while inner.engine.catalog.queue(world.topic_id, 0).min_offset == 0:
+        while inner.engine.catalog.queue(TopicId(world.topic_id), QueueId(0)).min_offset == 0:
             for file in next(steps):
                 file.sync()
             if inner.engine.has_pending:

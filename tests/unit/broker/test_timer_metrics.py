@@ -22,13 +22,14 @@ class Source:
     """An engine and its clock, as the rounds have them."""
 
     engine: Engine
+    now_ms: int
     firing_clock: FiringClock
 
 
 def value(world: TimerWorld, clock: FiringClock, name: str, **labels: str) -> float | None:
     """Scrape, and return one sample; None where there is no such one."""
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
-    TimerMetrics(registry, Source(world.engine, clock))
+    TimerMetrics(registry, Source(world.engine, world.now_ms, clock))
     wanted = {**LABELS, **labels}
     for metric in registry.collect():
         for sample in metric.samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from tidemill.common.deadlines import TICK_S, Deadlines
 
@@ -20,7 +20,8 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         if not self._ready and self._scheduled:  # type: ignore[attr-defined]  # asyncio's own
-            self.now_s = max(self.now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
+            next_s = self._scheduled[0].when()  # type: ignore[attr-defined]  # as above
+            self.now_s = max(self.now_s, next_s)
         super()._run_once()  # type: ignore[misc]  # as above
 
 
@@ -31,9 +32,9 @@ class World:
         self.expired: list[tuple[str, float]] = []
         self.deadlines: Deadlines[str] = Deadlines(self.expire)
 
-    def expire(self, names: object) -> None:
+    def expire(self, names: Collection[str]) -> None:
         now_s = asyncio.get_running_loop().time()
-        self.expired += [(name, now_s) for name in names]  # type: ignore[attr-defined]
+        self.expired += [(name, now_s) for name in names]
 
     def names(self) -> list[str]:
         return [name for name, _ in self.expired]
@@ -91,8 +92,8 @@ def test_one_that_expires_may_discard_another_of_its_tick() -> None:
     async def scenario(world: World) -> None:
         ticks: dict[str, int] = {}
 
-        def expire(names: object) -> None:
-            for name in names:  # type: ignore[attr-defined]
+        def expire(names: Collection[str]) -> None:
+            for name in names:
                 for other, tick in ticks.items():
                     deadlines.discard(other, tick)
                 world.expired.append((name, 0.0))

@@ -11,6 +11,7 @@ from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -273,4 +274,4 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
                 break
         again = CommitLog(disk.after_power_cut(), segment_bytes=4096)
         again.open_segments()
-        assert [one.log_offset for one in again.scan(0)] == offsets
+        assert [one.log_offset for one in again.scan(LogOffset(0))] == offsets

@@ -9,6 +9,7 @@ import pytest
 from tests.support.engine_world import SMALL, World
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
 from tidemill.common.errors import MessageBodyTooLarge
@@ -22,7 +23,7 @@ def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
     """Recover a log, and return it with the offsets of the records found."""
     log = CommitLog(disk, segment_bytes=SEGMENT)
     log.open_segments()
-    found = [one.log_offset for one in log.scan(0)] if log.segments else []
+    found = [one.log_offset for one in log.scan(LogOffset(0))] if log.segments else []
     if log.segments:
         log.finish_recovery(durable_offset=0)
     log.epoch += 1
@@ -70,9 +71,9 @@ def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing() -> None
 def test_a_record_can_be_read_before_and_after_it_is_written() -> None:
     log, _ = open_log(FaultyDisk(Random(0)))
     (offset,) = append(log, 1, b"early")
-    assert bytes(log.record_at(offset).body) == b"early"
+    assert bytes(log.record_at(LogOffset(offset)).body) == b"early"
     commit(log)
-    assert bytes(log.record_at(offset).body) == b"early"
+    assert bytes(log.record_at(LogOffset(offset)).body) == b"early"
 
 
 def test_what_was_not_synced_is_not_committed() -> None:
@@ -170,7 +171,7 @@ def test_a_recycled_segment_shows_nothing_of_its_former_life() -> None:
 def open_log_from(disk: FaultyDisk, offset: int) -> tuple[CommitLog, list[int]]:
     log = CommitLog(disk, segment_bytes=SEGMENT)
     log.open_segments()
-    found = [one.log_offset for one in log.scan(offset)]
+    found = [one.log_offset for one in log.scan(LogOffset(offset))]
     log.finish_recovery(durable_offset=0)
     return log, found
 

@@ -32,6 +32,7 @@ from tidemill.broker.engine.layout import (
     timer_record,
 )
 from tidemill.broker.engine.layout.message import Reason
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import Header, Kind
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
 from tidemill.broker.engine.store.disk import File
@@ -70,7 +71,12 @@ def history() -> dict[str, bytes]:
     for n in range(12):
         data = blob(f"m{n}", tag="ab"[n // 2 % 2], keys=("k",) * (n % 3))
         engine.send(
-            world.topic(), n % 2, data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+            TopicId(world.topic()),
+            QueueId(n % 2),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
         )
     world.commit()
     gaps = world.pop(2, tags=("a",), invisible_ms=1_000)
@@ -170,7 +176,7 @@ def schedule(
     data = blob(text, keys=keys)
     topic_id, now_ms, engine = world.topic(topic), world.now_ms, world.engine
     engine.timers.schedule(
-        engine.catalog.topics[topic_id], queue_id, data, crc32(data),
+        engine.catalog.topics[topic_id], QueueId(queue_id), data, crc32(data),
         due_at_ms=now_ms + delay_ms, now_ms=now_ms, firing_ms=now_ms,
     )  # fmt: skip
     world.commit()
@@ -316,7 +322,7 @@ def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> 
         if record.PAD.unpack_from(view, at)[0] == record.PAD_MAGIC:
             at = (at // SEGMENT + 1) * SEGMENT
             continue
-        if record.find_damage(view, at, log_offset=at):
+        if record.find_damage(view, at, log_offset=LogOffset(at)):
             break
         header = Header._make(record.HEADER.unpack_from(view, at))
         body = bytes(view[at + record.HEADER_SIZE : at + header.head_size])

@@ -10,6 +10,7 @@ import pytest
 from tests.support.engine_world import GROUP, World
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.layout.config import encode_item
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.common.errors import BadRequest, MessageCorrupted
@@ -98,7 +99,12 @@ def test_a_message_that_is_none_is_refused_and_not_stored(data: bytes) -> None:
     end = world.engine.log_end
     with pytest.raises(MessageCorrupted):
         world.engine.send(
-            topic_id, 0, data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+            TopicId(topic_id),
+            QueueId(0),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
         )
     assert world.engine.log_end == end
 

@@ -10,6 +10,7 @@ from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.common.errors import DiskFull
 
 DAY_MS = 86_400_000
@@ -68,14 +69,14 @@ def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
     assert {topic.name: topic for topic in catalog.topics.values()} == topics
     assert {group.name: group for group in catalog.groups.values()} == groups
     assert world.engine.catalog.handle_secret == secret
-    quiet = catalog.queue(topics["quiet"].id, 0)
+    quiet = catalog.queue(topics["quiet"].id, QueueId(0))
     assert (quiet.min_offset, quiet.max_offset) == (2, 2), "offsets go on where they were"
     assert world.ack(live[1]) == [AckResult.GONE], "a replaced handle stays refused"
     assert world.ack(void[0]) == [AckResult.GONE], "what was before the reset stays void"
     assert world.ack(live[2]) == [AckResult.APPLIED]
     assert world.ack(replaced) == [AckResult.APPLIED]
     assert world.ack(ordered[1]) == [AckResult.APPLIED]
-    progress = world.engine.state.progress[groups[GROUP].id, topics[TOPIC].id, 0]
+    progress = world.engine.state.progress[groups[GROUP].id, topics[TOPIC].id, QueueId(0)]
     assert (progress.pop_offset, progress.in_flight) == (4, 1)
 
 
@@ -124,7 +125,7 @@ def test_the_original_of_a_delivery_may_expire_before_its_revive() -> None:
     assert world.drain() == []
     group_id, topic_id = world.group(), world.topic()
     assert world.engine.state.counts["expired_before_revive", group_id, topic_id] == 2
-    assert world.engine.state.progress[group_id, topic_id, 0].in_flight == 0
+    assert world.engine.state.progress[group_id, topic_id, QueueId(0)].in_flight == 0
 
 
 def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:

@@ -137,7 +137,7 @@ def test_a_message_is_delivered_as_it_was_sent_with_the_fields_of_the_delivery(
     properties = expected.system_properties
     source = sent.system_properties
     for optional in ("tag", "message_group", "trace_context"):
-        if source.HasField(optional):  # type: ignore[arg-type]  # a name out of three
+        if source.HasField(optional):
             setattr(properties, optional, getattr(source, optional))
     properties.keys.extend(source.keys)
     properties.message_id = source.message_id

@@ -11,6 +11,7 @@ from tests.support.log_checker import BrokenPromise, check_log, judge
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.message import Cause, Reason
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.record import Kind
 
 FIFO = "fifo"
@@ -59,8 +60,8 @@ class Forger:
     def revive(self, *, after_ms: int, reason: Reason = Reason.INVISIBLE_DURATION_ENDED) -> None:
         one = self.popped[1].delivery
         cause = Cause(
-            self.group_id, one.slot, one.delivery_id, one.message_index, reason, START,
-            self.topic_id, 0, 1, "orders",
+            GroupId(self.group_id), one.slot, one.delivery_id, one.message_index, reason, START,
+            TopicId(self.topic_id), QueueId(0), 1, "orders",
         )  # fmt: skip
         body = message.PLACE.pack(99, 0, 1, self.copies) + message.encode_cause(cause)
         self.world.engine.log.append(Kind.MESSAGE, body, START + after_ms, flags=message.FLAG_CAUSE)

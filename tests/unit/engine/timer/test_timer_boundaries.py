@@ -19,6 +19,7 @@ from tests.support.timer_world import (
     TimerWorld,
 )
 from tidemill.broker.engine.layout.message import TimerReason
+from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.config import OverloadPolicy
 from tidemill.broker.engine.timer.pages import DirtyPages
 from tidemill.broker.engine.timer.status import TimerQuery
@@ -119,7 +120,7 @@ def test_the_largest_message_and_an_empty_one_come_as_they_were_sent() -> None:
     keys = tuple(f"key-{n}-{'x' * 200}" for n in range(250))
     done = world.schedule("", keys=keys, size=4 << 20, delay_ms=2_000)
     world.schedule("", delay_ms=2_000)
-    assert world.engine.timers.status(done.queue_offset).size > 4 << 20
+    assert world.engine.timers.status(TimerId(done.queue_offset)).size > 4 << 20
     assert len(world.search(TimerQuery(page_size=9, key=keys[-1]))) == 1
     world.sleep(3_000)
     # The fold compares the bytes.

@@ -7,15 +7,16 @@ from random import Random
 
 import pytest
 
+from tests.support.engine_world import SMALL
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 
-RETAINING = {"segment_bytes": 32 << 10, "retention_ms": HOUR_MS, "checkpoint_log_bytes": 8_000}
+RETAINING = replace(SMALL, segment_bytes=32 << 10, retention_ms=HOUR_MS, checkpoint_log_bytes=8_000)
 
 
 def test_a_segment_stays_while_a_pending_timer_has_its_message_in_it() -> None:
     """T-10, with an evacuation that is too slow."""
-    world = TimerWorld(timer=replace(TIMERS, evacuation_rate_bytes=1), **RETAINING)
+    world = TimerWorld(timer=replace(TIMERS, evacuation_rate_bytes=1), config=RETAINING)
     for n in range(400):
         world.schedule(f"m{n}", delay_ms=2 * DAY_MS + n, commit=n % 40 == 39)
     for _ in range(10):
@@ -32,7 +33,7 @@ def test_a_segment_stays_while_a_pending_timer_has_its_message_in_it() -> None:
 
 def test_a_segment_stays_while_a_start_would_fold_timers_from_it() -> None:
     never = replace(TIMERS, flush_period_ms=1 << 50, flush_log_bytes=1 << 50)
-    world = TimerWorld(timer=never, **RETAINING)
+    world = TimerWorld(timer=never, config=RETAINING)
     for n in range(400):
         world.schedule(f"m{n}", delay_ms=2_000, commit=n % 40 == 39)
     for _ in range(10):
@@ -83,7 +84,7 @@ def test_the_hand_waits_for_the_rest_of_a_long_chain(power_cut: bool) -> None:
 
 
 def test_a_rebuild_knows_what_became_of_timers_whose_schedule_is_gone() -> None:
-    world = TimerWorld(**RETAINING)
+    world = TimerWorld(config=RETAINING)
     for n in range(100):
         world.schedule(f"m{n}", delay_ms=80 * SECOND_MS, commit=n == 99)
     while len(world.engine.log.segments) < 3:
