@@ -6,26 +6,25 @@ one that is created shows zeros from the next scrape on.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.common.latencies import Latencies
-from tidemill.common.metrics import Registry
+from tidemill.common.histogram import Histogram
+from tidemill.common.metrics import Labels, Registry, histogram_family
 from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.inspection import QueueProgress
     from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.timer.firing_clock import FiringClock
 
 KIB = 1024
 SIZE_BUCKETS = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 512 * KIB, 1 << 20, 2 << 20, 4 << 20)  # bytes
@@ -49,25 +48,18 @@ class Traffic:
     """Messages and bytes, counted where they pass."""
 
     def __init__(self) -> None:
-        # By topic id and message type: messages, bytes, then one count a size bucket.
-        self.received: dict[tuple[TopicId, int], list[int]] = {}
+        # Sizes in bytes, by topic id and message type.
+        self.received: Histogram[tuple[TopicId, int]] = Histogram(SIZE_BUCKETS)
         # By topic id and group id: messages and bytes; then those of repeated deliveries.
         self.sent: dict[tuple[TopicId, GroupId], list[int]] = {}
         # By topic id and group id: one count an AckResult.
         self.acks: dict[tuple[TopicId, GroupId], list[int]] = {}
         # From a frame's arrival to its answer, by RPC_LABELS.
-        self.latencies = Latencies()
+        self.latencies: Histogram[Labels] = Histogram()
 
     def appended(self, topic_id: TopicId, blob: bytes) -> None:
         """Count a message that was stored."""
-        key = (topic_id, blob[MESSAGE_TYPE_AT])
-        counts = self.received.get(key)
-        if counts is None:
-            counts = self.received[key] = _no_messages()
-        size = len(blob)
-        counts[0] += 1
-        counts[1] += size
-        counts[2 + bisect_left(SIZE_BUCKETS, size)] += 1
+        self.received.observe((topic_id, blob[MESSAGE_TYPE_AT]), len(blob))
 
     def polled(self, topic_id: TopicId, group_id: GroupId) -> None:
         """Know that a group consumes a topic, so that its series start at zero."""
@@ -101,7 +93,7 @@ class Lag:
         self.now_ms = 0
 
 
-class Load(Protocol):
+class MeteredRounds(Protocol):
     """What the metrics read of the rounds."""
 
     @property
@@ -120,7 +112,12 @@ class Load(Protocol):
         ...
 
     @property
-    def revive_latencies(self) -> Latencies:
+    def firing_clock(self) -> FiringClock:
+        """The clock by which delayed messages are due."""
+        ...
+
+    @property
+    def revive_latencies(self) -> Histogram[tuple[()]]:
         """How long rounds took to revive what was due."""
         ...
 
@@ -128,17 +125,19 @@ class Load(Protocol):
 class BrokerMetrics:
     """Turns the counts into metrics."""
 
-    def __init__(self, registry: Registry, traffic: Traffic, lag: Lag, load: Load) -> None:
+    def __init__(
+        self, registry: Registry, traffic: Traffic, lag: Lag, rounds: MeteredRounds
+    ) -> None:
         self._traffic = traffic
         self._lag = lag
-        self._load = load
+        self._rounds = rounds
         self._in_sets = registry.bounded("rocketmq_messages_in_total", IN_LABELS)
         self._out_sets = registry.bounded("rocketmq_messages_out_total", OUT_LABELS)
         self._lag_sets = registry.bounded("rocketmq_consumer_lag_messages", OUT_LABELS)
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
-        engine = self._load.engine
+        engine = self._rounds.engine
         topics, groups = engine.catalog.topics, engine.catalog.groups
         yield from self._collect_load(topics, groups)
         yield from self._collect_received(topics)
@@ -149,7 +148,7 @@ class BrokerMetrics:
         yield from self._collect_storage()
 
     def _collect_storage(self) -> Iterator[Metric]:
-        engine = self._load.engine
+        engine = self._rounds.engine
         log = engine.log
         oldest_at_ms = log.first_stored_at_ms(0) if log.committed_offset > log.min_offset else 0
         for name, help_, value in (
@@ -159,7 +158,7 @@ class BrokerMetrics:
             (
                 "message_reserve_time",
                 "Ms since the oldest record was stored.",
-                self._load.now_ms - oldest_at_ms if oldest_at_ms else 0,
+                self._rounds.now_ms - oldest_at_ms if oldest_at_ms else 0,
             ),
         ):
             gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
@@ -168,10 +167,11 @@ class BrokerMetrics:
 
     def _collect_pop(self) -> Iterator[Metric]:
         """Yield the state of the delivery table, which is what the reference's buffer became."""
-        engine = self._load.engine
-        yield self._load.revive_latencies.family(
-            "rocketmq_pop_buffer_scan_time_consume", "Ms a round took to revive what was due.", ()
-        )
+        engine = self._rounds.engine
+        yield histogram_family(
+            "rocketmq_pop_buffer_scan_time_consume", "Ms a round took to revive what was due.", (),
+            self._rounds.revive_latencies, lambda labels: labels,
+        )  # fmt: skip
         yield GaugeMetricFamily(
             "rocketmq_pop_checkpoint_buffer_size",
             "Pop checkpoints that are not settled.",
@@ -188,7 +188,7 @@ class BrokerMetrics:
         behind = GaugeMetricFamily(
             "rocketmq_pop_revive_latency", "Ms the oldest of them is late.", labels=("queue_id",)
         )
-        lags = engine.consumption.revive.lag(self._load.now_ms)
+        lags = engine.consumption.revive.lag(self._rounds.now_ms)
         for queue_id, (count, late_ms) in enumerate(lags):
             lag.add_metric((str(queue_id),), count)
             behind.add_metric((str(queue_id),), late_ms)
@@ -202,15 +202,16 @@ class BrokerMetrics:
             "Frames and calls that wait for the next round.",
             labels=("processor",),
         )
-        watermark.add_metric(("send",), self._load.pending_count)
+        watermark.add_metric(("send",), self._rounds.pending_count)
         yield watermark
-        permission = PERMISSION_READ if self._load.engine.is_disk_full else PERMISSION_READ_WRITE
+        permission = PERMISSION_READ if self._rounds.engine.is_disk_full else PERMISSION_READ_WRITE
         yield GaugeMetricFamily(
             "rocketmq_broker_permission", "2 write, 4 read, 6 both.", value=permission
         )
-        yield self._traffic.latencies.family(
-            "rocketmq_rpc_latency", "Ms from a request's arrival to its answer.", RPC_LABELS
-        )
+        yield histogram_family(
+            "rocketmq_rpc_latency", "Ms from a request's arrival to its answer.", RPC_LABELS,
+            self._traffic.latencies, lambda labels: labels,
+        )  # fmt: skip
         yield GaugeMetricFamily("rocketmq_topic_number", "Topics.", value=len(topics))
         yield GaugeMetricFamily("rocketmq_consumer_group_number", "Groups.", value=len(groups))
 
@@ -219,24 +220,33 @@ class BrokerMetrics:
             "rocketmq_messages_in_total", "Messages stored.", labels=IN_LABELS
         )
         size = CounterMetricFamily("rocketmq_throughput_in_total", "Bytes.", labels=IN_LABELS)
-        sizes = HistogramMetricFamily(
-            "rocketmq_message_size", "Size of stored messages in bytes.", labels=IN_LABELS
-        )
         received = self._traffic.received
-        _drop_deleted(received, topics)
+        for key in received.labels:
+            if key[0] not in topics:
+                received.drop(key)
         for topic in topics.values():
             if topic.is_system:
                 continue  # As in RocketMQ, copies for retry are no messages in.
             types = set(_TYPES_OF_MIXED if topic.type == _MIXED else (int(topic.type),))
-            types.update(kind for topic_id, kind in received if topic_id == topic.id)
-            for kind in sorted(types):
-                known = received.get((topic.id, kind))
-                counts = known or _no_messages()
+            known = {kind for topic_id, kind in received.labels if topic_id == topic.id}
+            for kind in sorted(types | known):
+                counts, total_bytes = (
+                    received.buckets((topic.id, kind)) if kind in known else ([], 0)
+                )
                 labels = self._in_sets.admit((topic.name, _type_name(kind), "false"))
-                messages.add_metric(labels, counts[0])
-                size.add_metric(labels, counts[1])
-                if known:
-                    sizes.add_metric(labels, _cumulated(counts[2:]), counts[1])
+                messages.add_metric(labels, sum(counts))
+                size.add_metric(labels, total_bytes)
+
+        def labels_of(key: tuple[TopicId, int]) -> Labels | None:
+            topic = topics[key[0]]
+            if topic.is_system:
+                return None
+            return self._in_sets.admit((topic.name, _type_name(key[1]), "false"))
+
+        sizes = histogram_family(
+            "rocketmq_message_size", "Size of stored messages in bytes.", IN_LABELS, received,
+            labels_of,
+        )  # fmt: skip
         yield from (messages, size, sizes)
 
     def _collect_sent(
@@ -291,7 +301,7 @@ class BrokerMetrics:
             "CK and ACK entries written.",
             labels=("topic", "consumer_group", "revive_message_type", "put_status"),
         )
-        counts = self._load.engine.state.counts
+        counts = self._rounds.engine.state.counts
         for topic_id, group_id in self._traffic.sent:
             pair = topics[topic_id].name, groups[group_id].name
             written.add_metric((*pair, "CK", "put_ok"), counts["ck", group_id, topic_id])
@@ -344,20 +354,6 @@ def _by_topic(progress: Iterable[QueueProgress]) -> dict[tuple[str, bool], list[
     for queue in progress:
         found.setdefault((queue.topic, queue.is_retry), []).append(queue)
     return found
-
-
-def _no_messages() -> list[int]:
-    return [0] * (2 + len(SIZE_BUCKETS) + 1)
-
-
-def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
-    bounds = [*(str(float(bound)) for bound in SIZE_BUCKETS), "+Inf"]
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip(bounds, counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
 
 
 def _drop_deleted(

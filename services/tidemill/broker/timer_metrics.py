@@ -6,25 +6,22 @@ Counted by topic id and shown by name: a topic that is deleted takes its series 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.timer.census import BOUNDS_S, PEAK_WINDOWS_S
-from tidemill.broker.engine.timer.histogram import Histogram
-from tidemill.broker.metrics import STORAGE, STORAGE_LABELS
-from tidemill.common.metrics import Registry
+from tidemill.broker.metrics import STORAGE, STORAGE_LABELS, MeteredRounds
+from tidemill.common.histogram import Histogram
+from tidemill.common.metrics import Labels, Registry, histogram_family
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.timer.firing_clock import FiringClock
     from tidemill.broker.engine.timer.timers import Timers
 
 RECALL_RESULTS = ("recalled", "already_fired", "not_found", "duplicate")
@@ -33,35 +30,16 @@ FLOW_CONTROL_REASONS = ("slot_full", "backlog", "horizon")
 UNKNOWN = ""  # topic of a request that named no timer
 
 
-class Source(Protocol):
-    """What the metrics read of the rounds."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine."""
-        ...
-
-    @property
-    def now_ms(self) -> int:
-        """When the last round began."""
-        ...
-
-    @property
-    def firing_clock(self) -> FiringClock:
-        """The clock of the timers."""
-        ...
-
-
 class TimerMetrics:
     """Turns the counts of the timers into metrics."""
 
-    def __init__(self, registry: Registry, source: Source) -> None:
-        self._source = source
+    def __init__(self, registry: Registry, rounds: MeteredRounds) -> None:
+        self._rounds = rounds
         self._topics = registry.bounded("rocketmq_timing_messages", ("topic",))
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
-        engine = self._source.engine
+        engine = self._rounds.engine
         timers = engine.timers
         yield from self._collect_pipeline(engine)
         yield from self._collect_due(timers)
@@ -71,11 +49,11 @@ class TimerMetrics:
 
     def _name(self, topic_id: TopicId) -> str | None:
         """Return the topic to show, None for one that is gone."""
-        topic = self._source.engine.catalog.topics.get(topic_id)
+        topic = self._rounds.engine.catalog.topics.get(topic_id)
         return None if topic is None else self._topics.admit((topic.name,))[0]
 
     def _by_topic(
-        self, family: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[int, int]
+        self, family: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[TopicId, int]
     ) -> Metric:
         for topic_id, count in counts.items():
             name = self._name(TopicId(topic_id))
@@ -98,7 +76,7 @@ class TimerMetrics:
             timers.deliverer.delivered,
         )
         oldest_ms = timers.deliverer.oldest_due_ms()
-        behind_ms = 0 if oldest_ms is None else max(self._source.now_ms - oldest_ms, 0)
+        behind_ms = 0 if oldest_ms is None else max(self._rounds.now_ms - oldest_ms, 0)
         for name, help_, value in (
             ("enqueue_lag", "Messages not yet on the wheel: they get there with their send.", 0),
             ("enqueue_latency", "Ms the oldest of them waits.", 0),
@@ -126,15 +104,13 @@ class TimerMetrics:
             1000,
         )
 
-    def _histogram(self, name: str, help_: str, found: Histogram, divisor: int) -> Metric:
-        family = HistogramMetricFamily(name, help_, labels=(*STORAGE_LABELS, "topic"))
-        bounds = [*(str(bound / divisor) for bound in found.bounds), "+Inf"]
-        for topic_id, counts in found.counts.items():
-            topic = self._name(TopicId(topic_id))
-            if topic is not None:
-                buckets = list(zip(bounds, accumulate(counts), strict=True))
-                family.add_metric((*STORAGE, topic), buckets, found.sums[topic_id] / divisor)
-        return family
+    def _histogram(self, name: str, help_: str, found: Histogram[TopicId], divisor: int) -> Metric:
+        def labels_of(topic_id: TopicId) -> Labels | None:
+            topic = self._name(topic_id)
+            return None if topic is None else (*STORAGE, topic)
+
+        labels = (*STORAGE_LABELS, "topic")
+        return histogram_family(name, help_, labels, found, labels_of, divisor=divisor)
 
     def _collect_due(self, timers: Timers) -> Iterator[Metric]:
         census = timers.census
@@ -211,7 +187,7 @@ class TimerMetrics:
             quarantined.add_metric((name,), topics.count(topic_id))
         yield quarantined
 
-    def _plain(self, name: str, help_: str, counts: Mapping[int, int]) -> Metric:
+    def _plain(self, name: str, help_: str, counts: Mapping[TopicId, int]) -> Metric:
         family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
         for topic_id, count in counts.items():
             # 0 stands for what is of no topic: a correction of the counts that guard the log.
@@ -221,7 +197,7 @@ class TimerMetrics:
         return family
 
     def _collect_clock(self) -> Iterator[Metric]:
-        clock = self._source.firing_clock
+        clock = self._rounds.firing_clock
         yield GaugeMetricFamily(
             "rocketmq_timer_clock_hold",
             "1 while firing is held back after a clock step.",
@@ -236,7 +212,7 @@ class TimerMetrics:
     def _collect_files(self, engine: Engine) -> Iterator[Metric]:
         timers = engine.timers
         at_ms = timers.flusher.checkpoint_at_ms
-        age_s = (self._source.now_ms - at_ms) / 1000 if at_ms else 0
+        age_s = (self._rounds.now_ms - at_ms) / 1000 if at_ms else 0
         for name, help_, value in (
             ("pinned_bytes", "Log kept for pending messages.", timers.index.counts.pinned_bytes),
             ("index_bytes", "Timer log, wheel and state table.", timers.files_bytes),

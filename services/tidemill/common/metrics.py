@@ -17,13 +17,20 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, TypeVar
 
 import prometheus_client
 from prometheus_client import exposition
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from tidemill.common.histogram import Histogram
 from tidemill.common.lifecycle import cannot_listen
 
 LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
@@ -32,6 +39,31 @@ _REQUEST_BYTES_MAX = 16_384  # of a request's head; scrapers send a few hundred
 _REQUEST_TIMEOUT_S = 10.0  # for a request's head to arrive, so that idle connections end
 
 Labels = tuple[str, ...]
+Label = TypeVar("Label")
+
+
+def histogram_family(
+    name: str,
+    documentation: str,
+    label_names: Labels,
+    histogram: Histogram[Label],
+    labels_of: Callable[[Label], Labels | None],
+    *,
+    divisor: int = 1,
+) -> HistogramMetricFamily:
+    """Return a histogram as a metric, its values divided by `divisor`.
+
+    `labels_of` names the labels of one of its own; None leaves it out.
+    """
+    family = HistogramMetricFamily(name, documentation, labels=label_names)
+    bounds = [*(str(bound / divisor) for bound in histogram.bounds), "+Inf"]
+    for label in histogram.labels:
+        labels = labels_of(label)
+        if labels is not None:
+            counts, total = histogram.buckets(label)
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric(labels, buckets=buckets, sum_value=total / divisor)
+    return family
 
 
 class Registry:

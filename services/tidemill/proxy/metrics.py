@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from tidemill.common.latencies import Latencies
+from tidemill.common.histogram import Histogram
+from tidemill.common.metrics import Labels, histogram_family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -28,8 +29,8 @@ class ProxyMetrics:
     """The counters of one proxy."""
 
     def __init__(self) -> None:
-        self.rpcs = Latencies()
-        self.backend = Latencies()
+        self.rpcs: Histogram[Labels] = Histogram()
+        self.backend: Histogram[Labels] = Histogram()
         self.throttled = 0
         self.messages_returned = 0
         self.streams = {"telemetry": 0, "receive": 0}
@@ -47,13 +48,16 @@ class ProxyMetrics:
         up = GaugeMetricFamily("rocketmq_proxy_up", "1 while this proxy serves.")
         up.add_metric((), int(self.is_serving))
         yield up
-        yield self.rpcs.family(
-            "rocketmq_rpc_latency", "Milliseconds of each client call.", _RPC_LABELS
-        )
-        yield self.backend.family(
+        yield histogram_family(
+            "rocketmq_rpc_latency", "Milliseconds of each client call.", _RPC_LABELS, self.rpcs,
+            lambda labels: labels,
+        )  # fmt: skip
+        yield histogram_family(
             "rocketmq_proxy_backend_latency",
             "Milliseconds from the proxy to a broker and back.",
             ("request_code", "result"),
+            self.backend,
+            lambda labels: labels,
         )
         throttled = CounterMetricFamily(
             "rocketmq_proxy_throttled_total", "Calls refused by a limit.", labels=("reason",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -11,6 +11,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.timer.firing_clock import FiringClock
 from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.errors import IllegalDeliveryTime, MessageNotFound
+from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import Registry
 
 LABELS = {"cluster": "test", "node_type": "broker", "node_id": "broker-0"}
@@ -24,6 +25,8 @@ class Source:
     engine: Engine
     now_ms: int
     firing_clock: FiringClock
+    pending_count: int = 0
+    revive_latencies: Histogram[tuple[()]] = field(default_factory=Histogram)
 
 
 def value(world: TimerWorld, clock: FiringClock, name: str, **labels: str) -> float | None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.pop.consumption import AckResult, Batch
     from tidemill.broker.server.link import Link
     from tidemill.broker.server.rounds import Turn
-    from tidemill.common.latencies import Latencies
+    from tidemill.common.histogram import Histogram
+    from tidemill.common.metrics import Labels
 
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
@@ -43,11 +44,15 @@ Apply: TypeAlias = "Callable[[Link, list[Result], Any, Turn], Iterator[None]]"
 # Adds results to a frame, once they are durable; returns the bytes of their messages.
 Reply: TypeAlias = "Callable[[pb.ReplyFrame, Sequence[Result], Link], int]"
 # Counts results under a name: of frames of which the oldest has arrived then, answered now.
-Observe: TypeAlias = "Callable[[str, Sequence[Result], Latencies, float, float], None]"
+Observe: TypeAlias = "Callable[[str, Sequence[Result], Histogram[Labels], float, float], None]"
 
 
 def _observe_together(
-    name: str, results: Sequence[Result], latencies: Latencies, arrived_s: float, now_s: float
+    name: str,
+    results: Sequence[Result],
+    latencies: Histogram[Labels],
+    arrived_s: float,
+    now_s: float,
 ) -> None:
     labels = ("grpc", name, _OK, "false", "success")
     latencies.observe(labels, (now_s - arrived_s) * 1000, len(results))
@@ -296,7 +301,11 @@ def _left_of(batch: Batch, min_offset: int) -> Batch:
 
 
 def _observe_pops(
-    _name: str, results: Sequence[Result], latencies: Latencies, _arrived_s: float, now_s: float
+    _name: str,
+    results: Sequence[Result],
+    latencies: Histogram[Labels],
+    _arrived_s: float,
+    now_s: float,
 ) -> None:
     # Each from its own arrival: one that was parked came with an earlier frame.
     for pop, _ in results:

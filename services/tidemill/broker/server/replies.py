@@ -18,7 +18,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.server.commands import Command, Result
     from tidemill.broker.server.link import Link
-    from tidemill.common.latencies import Latencies
+    from tidemill.common.histogram import Histogram
+    from tidemill.common.metrics import Labels
 
 
 class Replies:
@@ -75,7 +76,7 @@ class Replies:
         frame.answered_sequence = self.answered_sequence
         yield frame
 
-    def _observe(self, latencies: Latencies) -> None:
+    def _observe(self, latencies: Histogram[Labels]) -> None:
         """Count what the requests of the round took, from their arrival to here."""
         now_s = time.monotonic()
         for command, results in self.results.items():

@@ -27,7 +27,7 @@ from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.background_work import BackgroundWork
 from tidemill.broker.server.slices import in_turns
 from tidemill.common.errors import Draining, Overloaded, ServiceError
-from tidemill.common.latencies import Latencies
+from tidemill.common.histogram import Histogram
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -124,7 +124,7 @@ class Rounds:
         self._firing_clock = FiringClock(hold_ms=clock_hold_ms)
         self._refresh_at_ms = 0
         self.turn = Turn(engine, polls, clock)
-        self.revive_latencies = Latencies(REVIVE_BUCKETS_MS)
+        self.revive_latencies: Histogram[tuple[()]] = Histogram(REVIVE_BUCKETS_MS)
         self.count = 0
 
     @property

@@ -15,7 +15,7 @@ log = structlog.get_logger()
 PERIOD_S: Final = 60.0  # between two lines of one kind
 
 
-class _Spell(NamedTuple):
+class _Told(NamedTuple):
     told_at_s: float
     untold_count: int
 
@@ -27,7 +27,7 @@ class Notices:
     def __init__(self) -> None:
         self.hits: Counter[Limit] = Counter()  # overstepped limits
         self.failures: Counter[str] = Counter()  # connections that broke the protocol, by how
-        self._spells: dict[str, _Spell] = {}
+        self._told: dict[str, _Told] = {}
 
     def fail(self, kind: str, *, peer: str, reason: str) -> None:
         """Count a connection that ended by a fault of its client's, and tell of it."""
@@ -42,10 +42,10 @@ class Notices:
     def note(self, kind: str, *, peer: str, reason: str) -> None:
         """Tell of it, with how many there were since the last line; or count it for the next."""
         now_s = time.monotonic()
-        spell = self._spells.get(kind)
-        if spell is not None and now_s - spell.told_at_s < PERIOD_S:
-            self._spells[kind] = spell._replace(untold_count=spell.untold_count + 1)
+        told = self._told.get(kind)
+        if told is not None and now_s - told.told_at_s < PERIOD_S:
+            self._told[kind] = told._replace(untold_count=told.untold_count + 1)
             return
-        count = 1 + (spell.untold_count if spell is not None else 0)
-        self._spells[kind] = _Spell(now_s, 0)
+        count = 1 + (told.untold_count if told is not None else 0)
+        self._told[kind] = _Told(now_s, 0)
         log.warning("clients were refused", kind=kind, count=count, last_peer=peer, reason=reason)

@@ -40,8 +40,8 @@ from tidemill.transport.grpc.server_connection import (
     CallEnded,
     CallStarted,
     CallWritable,
-    Held,
     MessageReceived,
+    ReassemblyBudget,
     RequestsEnded,
     ServerCall,
     ServerConnection,
@@ -88,7 +88,7 @@ class RpcServer:
         self.limits = limits
         self.message_bytes_max = message_bytes_max
         self.notices = Notices()
-        self.held = Held(HELD_BYTES_MAX)
+        self.held = ReassemblyBudget(HELD_BYTES_MAX)
         self.accepted_count = 0
         self.connections: set[ServerProtocol] = set()
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)

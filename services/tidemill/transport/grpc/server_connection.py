@@ -95,7 +95,7 @@ class MessageReceived(NamedTuple):
 
 
 @final
-class Held:
+class ReassemblyBudget:
     """What all connections of a server hold of messages that have not come as a whole."""
 
     __slots__ = ("bytes", "bytes_max")
@@ -137,7 +137,7 @@ class ServerConnection:
         message_bytes_max: int,
         now_s: float,
         hits: Counter[Limit] | None = None,
-        held: Held | None = None,
+        held: ReassemblyBudget | None = None,
     ) -> None:
         """Be one of the connections that share `hits` and `held`, or one alone."""
         assert message_bytes_max + messages.PREFIX_SIZE <= limits.large_messages_bytes, (
@@ -148,7 +148,7 @@ class ServerConnection:
         self._limits = limits
         self._hits = hits
         windows_bytes = limits.streams_max * limits.stream_window_bytes
-        self._held = held or Held(limits.large_messages_bytes + windows_bytes)
+        self._held = held or ReassemblyBudget(limits.large_messages_bytes + windows_bytes)
         self._message_bytes_max = message_bytes_max
         self._calls: dict[int, ServerCall] = {}
         # Those whose request has not come as a whole: few, where many polls are parked.

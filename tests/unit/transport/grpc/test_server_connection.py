@@ -14,8 +14,8 @@ from tidemill.transport.grpc.server_connection import (
     CallEnded,
     CallStarted,
     CallWritable,
-    Held,
     MessageReceived,
+    ReassemblyBudget,
     RequestsEnded,
     ServerCall,
     ServerConnection,
@@ -30,7 +30,9 @@ MESSAGE_BYTES_MAX = 200_000
 
 
 def served(
-    limits: Limits | None = None, hits: Counter[Limit] | None = None, held: Held | None = None
+    limits: Limits | None = None,
+    hits: Counter[Limit] | None = None,
+    held: ReassemblyBudget | None = None,
 ) -> ServerConnection:
     connection = ServerConnection(
         limits or Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, hits=hits, held=held
@@ -245,7 +247,7 @@ def test_a_request_that_comes_byte_by_byte_is_ended_at_last() -> None:
 
 
 def test_connections_share_what_may_be_on_its_way() -> None:
-    held = Held(1_000)
+    held = ReassemblyBudget(1_000)
     first, second = served(held=held), served(held=held)
     half = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=800))
     slow = called(first, half)

@@ -10,6 +10,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import NoReturn, final
 
+from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.metadata.catalog import Topic
 from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -33,7 +34,7 @@ class Admission:
         )
         self.refused: Counter[str] = Counter()  # by reason
         self.skewed_count = 0
-        self.spread: Counter[int] = Counter()  # by topic id
+        self.spread: Counter[TopicId] = Counter()  # by topic id
 
     def check_due(self, due_at_ms: int, *, now_ms: int) -> None:
         """Raise IllegalDeliveryTime unless a message may be due then."""

@@ -11,7 +11,7 @@ from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
+from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.timer.status import TimerState
@@ -25,7 +25,7 @@ class Counts:
     def __init__(self, log: CommitLog, table: TimerTable) -> None:
         self._log = log
         self._table = table
-        self.pending: Counter[int] = Counter()  # by topic id
+        self.pending: Counter[TopicId] = Counter()  # by topic id
         self.pending_count = 0
         self.pinned_bytes = 0
         self.pins: Counter[int] = Counter()  # by the segment of the newest copy of the message

@@ -25,12 +25,12 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
-from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import MessageBodyTooLarge
+from tidemill.common.histogram import Histogram
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 ON_TIME_MS = 1000  # later than that is LATE
@@ -97,9 +97,9 @@ class Deliverer:
         # For the shell's log, by topic name and reason: how many, and the last one's id.
         self.notices: dict[tuple[str, str], tuple[int, int]] = {}
         self.early_count = 0
-        self.delivered: Counter[int] = Counter()
+        self.delivered: Counter[TopicId] = Counter()
         self.dropped: Counter[tuple[int, TimerReason]] = Counter()
-        self.lateness = Histogram(LATENESS_BUCKETS_MS)  # by topic id
+        self.lateness: Histogram[TopicId] = Histogram(LATENESS_BUCKETS_MS)
 
     def take_notices(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Return and clear what an operator should learn of."""

@@ -17,7 +17,7 @@ import numpy as np
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Message, Target
-from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Segment
@@ -60,7 +60,7 @@ class Evacuation:
         self._refilled_at_ms = 0
         self._not_before_ms = 0
         self.quarantined: dict[int, int] = {}
-        self.evacuated: Counter[int] = Counter()  # by topic id
+        self.evacuated: Counter[TopicId] = Counter()  # by topic id
 
     def step(self, now_ms: int) -> bool:
         """Do one slice; True when there is more to do at once."""

@@ -17,7 +17,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout import timer_record
-from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.layout.timer_record import SIZE
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -33,7 +33,7 @@ LINKS_A_SLICE = 256
 TABLE_FILES_KEPT = 32  # final ones: two million timers, 64 MiB
 FIRST_AUDIT_MS = 60_000  # after a start: files may have been damaged meanwhile
 LOOK_AGAIN_MS = 1_000
-NO_TOPIC = 0  # of what is wrong in other counts than those by topic
+NO_TOPIC = TopicId(0)  # of what is wrong in other counts than those by topic
 OVERDUE_S = 60  # a timer that waits so long after the hand passed it was lost by the wheel
 RECORDS_A_TIMER_MAX = 3  # of the timer log, beyond two files
 
@@ -65,7 +65,7 @@ class Janitor:
         self._looked_at_ms = 0
         self._passed = 0  # ids that the audit under way has counted
         self._recount = Counts(log, index.table)
-        self.drift: Counter[int] = Counter()  # corrections, by topic id
+        self.drift: Counter[TopicId] = Counter()  # corrections, by topic id
 
     def find_work(self, now_ms: int) -> Iterator[list[File]] | None:
         """Return the steps of what is to be done now."""
@@ -157,7 +157,7 @@ class Janitor:
         index = self._index
         final_files = [
             number
-            for number in index.table.stems
+            for number in index.table.file_numbers
             if not index.counts.file_live[number]
             and index.table.file_end(number) <= index.next_id
             and index.table.is_flushed(number)

@@ -42,7 +42,7 @@ class TimerTable:
         self._pages: dict[int, bytearray] = {}  # the one used longest ago first
         self._changes = DirtyPages(lambda number: bytes(self._pages[number]))
         self._open: dict[int, File] = {}
-        self._stems: set[int] = set()  # numbers of the files that exist
+        self._file_numbers: set[int] = set()  # numbers of the files that exist
         self._damaged: set[int] = set()  # timers whose entry had a wrong checksum when it was read
 
     # ------------------------------------------------------------ entries
@@ -103,7 +103,7 @@ class TimerTable:
 
     def _read(self, number: int) -> bytes:
         file_number, index = divmod(number, self._pages_a_file)
-        if file_number not in self._stems:
+        if file_number not in self._file_numbers:
             return _NO_PAGE
         data = self._file(file_number).read_at(index * PAGE_BYTES, PAGE_BYTES)
         return data.ljust(PAGE_BYTES, b"\0")
@@ -112,10 +112,10 @@ class TimerTable:
         file = self._open.get(number)
         if file is None:
             name = self._name(number)
-            file = self._disk.open(name, create=number not in self._stems)
+            file = self._disk.open(name, create=number not in self._file_numbers)
             if file.size() < self._file_bytes:
                 file.resize(self._file_bytes)
-            self._stems.add(number)
+            self._file_numbers.add(number)
             self._open[number] = file
             if len(self._open) > OPEN_FILES_MAX:
                 self._open.pop(next(iter(self._open))).close()
@@ -129,7 +129,7 @@ class TimerTable:
     def page_numbers(self) -> list[int]:
         """Return the numbers of all pages that can hold an entry, in order."""
         held = set(self._pages)
-        for stem in self._stems:
+        for stem in self._file_numbers:
             held.update(range(stem * self._pages_a_file, (stem + 1) * self._pages_a_file))
         return sorted(held)
 
@@ -138,7 +138,7 @@ class TimerTable:
         for file_number in sorted(number for number, count in live.items() if count):
             first = file_number * self._pages_a_file
             for number in range(first, first + self._pages_a_file):
-                if file_number in self._stems or number in self._pages:
+                if file_number in self._file_numbers or number in self._pages:
                     yield number
 
     def rows(self, number: int) -> np.ndarray:
@@ -153,13 +153,13 @@ class TimerTable:
 
     def file_batches(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (first id, entries) of all files, pages in memory among them: for a start."""
-        files: dict[int, list[int]] = {stem: [] for stem in self._stems}
+        files: dict[int, list[int]] = {stem: [] for stem in self._file_numbers}
         for number in self._pages:
             files.setdefault(number // self._pages_a_file, []).append(number)
         for stem, numbers in sorted(files.items()):
             size = self._file_entries * SIZE
             data = bytearray(size)
-            if stem in self._stems:
+            if stem in self._file_numbers:
                 found = self._file(stem).read_at(0, size)
                 data[: len(found)] = found
             for number in numbers:
@@ -183,9 +183,9 @@ class TimerTable:
         return (number + 1) * self._file_entries
 
     @property
-    def stems(self) -> list[int]:
+    def file_numbers(self) -> list[int]:
         """The numbers of the files that exist, the oldest first."""
-        return sorted(self._stems)
+        return sorted(self._file_numbers)
 
     def load(self, *, known_ids: int, files_kept: int, live_files: Iterable[int]) -> bool:
         """Find the files; False when one that held an id below `known_ids` is cut or missing.
@@ -199,14 +199,14 @@ class TimerTable:
                 self._disk.delete(name)  # It was being dropped.
                 continue
             number = int(stem) // self._file_entries
-            self._stems.add(number)
+            self._file_numbers.add(number)
             file = self._disk.open(name)
             size = file.size()
             file.close()
             if size < self._file_bytes and number * self._file_entries < known_ids:
                 return False
         wanted = {*self._newest(known_ids, files_kept), *live_files}
-        return self._stems.issuperset(wanted)
+        return self._file_numbers.issuperset(wanted)
 
     def _newest(self, known_ids: int, files_kept: int) -> range:
         end = -(-known_ids // self._file_entries)
@@ -246,7 +246,7 @@ class TimerTable:
         for name in self._disk.names(FOLDER):
             self._disk.delete(name)
         self._open.clear()
-        self._stems.clear()
+        self._file_numbers.clear()
         self._pages.clear()
         self._damaged.clear()
         self._changes = DirtyPages(lambda number: bytes(self._pages[number]))
@@ -259,7 +259,7 @@ class TimerTable:
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
-        return len(self._stems) * self._file_entries * SIZE
+        return len(self._file_numbers) * self._file_entries * SIZE
 
     @property
     def dirty_count(self) -> int:
@@ -283,7 +283,7 @@ class TimerTable:
                 written.clear()
             elif n % PAGES_A_SLICE == 0:
                 yield []
-        yield [*written.values(), self._disk.folder(FOLDER)] if self._stems else []
+        yield [*written.values(), self._disk.folder(FOLDER)] if self._file_numbers else []
 
     def _sealed(self, number: int, data: bytes) -> bytes:
         rows = np.frombuffer(bytearray(data), DTYPE)
@@ -298,7 +298,7 @@ class TimerTable:
         """Delete one file, whose timers are all final."""
         if number in self._open:
             self._open.pop(number).close()
-        self._stems.discard(number)
+        self._file_numbers.discard(number)
         for page in range(number * self._pages_a_file, (number + 1) * self._pages_a_file):
             if not self._changes.is_held(page):
                 self._pages.pop(page, None)

@@ -35,7 +35,6 @@ from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.deliver import Deliverer
 from tidemill.broker.engine.timer.evacuation import Evacuation
 from tidemill.broker.engine.timer.flush import Flusher
-from tidemill.broker.engine.timer.histogram import Histogram
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.janitor import Janitor
 from tidemill.broker.engine.timer.load import Loader
@@ -52,6 +51,7 @@ from tidemill.broker.engine.timer.status import (
     TimerStatus,
 )
 from tidemill.common.errors import Conflict, IllegalDeliveryTime, MessageNotFound
+from tidemill.common.histogram import Histogram
 from tidemill.message import stored_message
 
 # RocketMQ's buckets for the delay asked for, and three more: a week, a month, a year.
@@ -113,7 +113,7 @@ class Timers:
             quarantined=lambda: self.quarantined,
         )  # fmt: skip
         self.census = Census(index)
-        self.delays = Histogram(DELAY_BUCKETS_S)  # asked for, by topic id
+        self.delays: Histogram[TopicId] = Histogram(DELAY_BUCKETS_S)  # asked for
         self.recalled: Counter[tuple[int, str]] = Counter()  # by topic id and result
         self.rescheduled: Counter[tuple[int, str]] = Counter()
         self._advanced_s = 0
