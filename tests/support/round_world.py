@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 from zlib import crc32
 
 from tests.support.clocks import ManualClock
@@ -17,6 +18,12 @@ from tidemill.broker.server.rounds import Rounds
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
+async def idle() -> None:
+    """Let everything run that can run without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 class GatedSyncs:
     """Syncs files of a FaultyDisk; while the gate is shut they wait before they do."""
 
@@ -25,6 +32,7 @@ class GatedSyncs:
         self.gate.set()
         self.count = 0
         self.failure: Exception | None = None
+        self.turns = 0  # of the event loop that a sync takes
 
     def let_one_pass(self) -> None:
         """Let the sync under way end, and shut the gate behind it."""
@@ -33,6 +41,8 @@ class GatedSyncs:
 
     async def sync(self, files: Iterable[object]) -> None:
         await self.gate.wait()
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
         for file in files:
@@ -68,7 +78,7 @@ class Proxy:
 
 
 class RoundWorld:
-    """A broker in memory."""
+    """A broker in memory; `changes` are of the engine's configuration."""
 
     def __init__(
         self,
@@ -76,8 +86,9 @@ class RoundWorld:
         parked_max: int = 100,
         pending_bytes_max: int = 1 << 20,
         rounds_max: int = ROUNDS_IN_FLIGHT_MAX,
+        **changes: Any,
     ) -> None:
-        self.world = World()
+        self.world = World(**changes)
         self.clock = ManualClock(self.world.now_ms)
         self.topic_id = self.world.topic()
         self.group_id = self.world.group()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.support.round_world import Proxy, RoundWorld
+from tests.support.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.server import link
@@ -34,12 +35,6 @@ def bodies(reply: pb.PopReply) -> list[str]:
     return [
         stored_message.body_of(blob).decode() for batch in reply.batches for blob in batch.blobs
     ]
-
-
-async def idle() -> None:
-    """Let everything run that can run without time passing."""
-    for _ in range(50):
-        await asyncio.sleep(0)
 
 
 def test_requests_of_one_frame_share_a_sync_and_a_reply() -> None:
@@ -234,6 +229,35 @@ def test_an_idle_broker_does_one_round_and_one_sync_a_request() -> None:
             assert (world.rounds.count, world.syncs.count) == (rounds + n, syncs + n)
 
     in_world(scenario)
+
+
+def test_background_work_goes_on_under_frames_that_never_end() -> None:
+    """A checkpoint is made of quiet moments, and the frames leave none by themselves."""
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        engine = world.world.engine
+        world.syncs.turns = 20
+
+        async def send() -> None:
+            for request_id in itertools.count(1):
+                await proxy.send(world.append_frame("x" * 20_000, first_id=request_id))
+                while proxy.requests.qsize():
+                    moments.append(engine.has_pending)
+                    await asyncio.sleep(0)
+
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(send())
+            while not engine.log.min_offset:
+                await proxy.reply()
+            sending.cancel()
+        assert engine.store.derived_offset >= engine.log.min_offset
+        assert moments.count(True) > 0.8 * len(moments), "mostly a round was pending"
+
+    moments: list[bool] = []
+    # A round is a small part of the log between two checkpoints, as it is for a real broker.
+    in_world(
+        scenario, pending_bytes_max=60_000, checkpoint_log_bytes=4 << 20, retention_bytes=1 << 20
+    )
 
 
 def test_messages_that_retention_takes_before_the_answer_leaves_are_left_out() -> None:

@@ -67,7 +67,7 @@ class Durability:
         self._rounds_max = rounds_max
         self._bytes_max = bytes_max
         # Bounded by both: the round loop asks `has_room` before it gathers.
-        self._in_flight: deque[tuple[int, Sequence[Effect]]] = deque()
+        self._in_flight: deque[tuple[LogOffset, Sequence[Effect]]] = deque()
         self._written_offset = engine.log_end
         self._has_written = asyncio.Event()
         self._has_committed = asyncio.Event()
@@ -107,7 +107,7 @@ class Durability:
         The sync loop says so, since what is durable here is all that is promised; with replicas it
         is for their confirm offset to say.
         """
-        self._engine.synced(LogOffset(log_offset))
+        self._engine.synced(log_offset)
         self._has_committed.set()
         self._wake()
 

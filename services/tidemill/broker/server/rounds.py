@@ -280,11 +280,12 @@ class Rounds:
         background = self._background
         if self._is_stopped or not background.is_due(self.turn):
             return False
-        await asyncio.sleep(0)  # Else the sync of the round would begin after the slice.
         if background.wants_quiet:
             # A busy broker has no such moment but this: no round begins until those in flight are
             # committed. That takes the rest of the sync under way, and one more.
             await self._until(lambda: self._durability.is_caught_up)
+        elif not self._durability.is_caught_up:
+            await asyncio.sleep(0)  # Else the sync of the round would begin after the slice.
         return background.step(self.turn)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
