@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tidemill.broker.engine.engine import Sent
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.metadata.catalog import (
     ConfigChanges,
     ExponentialRetry,
@@ -21,8 +22,18 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
-from tidemill.common.errors import InvalidReceiptHandle, MessageNotFound, Overloaded
+from tidemill.common.errors import (
+    BadRequest,
+    Forbidden,
+    GroupNotFound,
+    InvalidReceiptHandle,
+    MessageCorrupted,
+    MessageNotFound,
+    Overloaded,
+    TopicNotFound,
+)
 from tidemill.message import stored_message
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
 SECRET = bytes(range(32))
 NOW_MS = 1_790_000_000_123  # the time of everything that happens here
@@ -133,6 +144,18 @@ class MemoryEngine:
         if group and group not in self.catalog.groups:
             self.put_group(group)
 
+    def _topic(self, topic_id: int) -> Topic:
+        for topic in self.catalog.topics.values():
+            if topic.id == topic_id:
+                return topic
+        raise TopicNotFound("no such topic")
+
+    def _group(self, group_id: int) -> Group:
+        for group in self.catalog.groups.values():
+            if group.id == group_id:
+                return group
+        raise GroupNotFound("no such group")
+
     def take_config_changes(self) -> ConfigChanges:
         changes, self._changes = self._changes, ConfigChanges()
         return changes
@@ -142,9 +165,15 @@ class MemoryEngine:
     def send(
         self, topic_id: int, queue_id: int, blob: bytes, crc: int, *, now_ms: int, firing_ms: int
     ) -> Sent:
-        assert zlib.crc32(blob) == crc
+        topic = self._topic(topic_id)
+        if topic.is_system:
+            raise Forbidden("a topic of the broker's own")
+        if queue_id >= topic.queues:
+            raise BadRequest("no such queue")
         if queue_id in self.refused_queues:
             raise Overloaded("full")
+        if zlib.crc32(blob) != crc or not stored_message.is_well_formed(blob):
+            raise MessageCorrupted("damaged on its way")
         due_at_ms = stored_message.decode(blob).due_at_ms
         if due_at_ms <= firing_ms:
             return self.store(topic_id, queue_id, blob), 0
@@ -179,10 +208,17 @@ class MemoryEngine:
         attempt_id: str,
         now_ms: int,
     ) -> list[Batch]:
+        if not 1 <= max_messages <= MESSAGES_MAX:
+            raise BadRequest("too few or too many messages")
+        self._topic(topic_id)
+        self._group(group_id)
         by_queue: dict[int, list[int]] = {}
         count = 0
         for position, message in enumerate(self.log):
             if message.topic_id == topic_id and (group_id, position) not in self._taken:
+                if tags and stored_message.tag_of(message.blob) not in tags:
+                    self._taken.add((group_id, position))  # It is passed over for good.
+                    continue
                 by_queue.setdefault(message.queue_id, []).append(position)
                 count += 1
                 if count == max_messages:
@@ -229,7 +265,9 @@ class MemoryEngine:
     def change_invisible(
         self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
     ) -> Delivery:
-        message = self._take_back(delivery)
+        message = self._take_back(delivery, AckResult.GONE)
+        if suspend:
+            message.attempts -= 1
         if not invisible_duration_ms:
             self._taken.discard((delivery.group_id, self.log.index(message)))
         new_id = self._new_delivery([message])
@@ -241,14 +279,18 @@ class MemoryEngine:
         )
 
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
-        self._take_back(delivery)
+        message = self._take_back(delivery, AckResult.ALREADY)
+        group, origin = self._group(delivery.group_id), self._topic(delivery.topic_id)
+        name = DEAD_LETTER_TOPIC_PREFIX + group.name
+        dead = self.catalog.find_topic(name) or self.put_topic(name, queues=1)
+        self.store(dead.id, 0, message.blob, message.origin_topic or origin.name)
 
-    def _take_back(self, delivery: Delivery) -> Message:
-        """End a delivery otherwise than by an ack."""
+    def _take_back(self, delivery: Delivery, later: AckResult) -> Message:
+        """End a delivery otherwise than by an ack; `later` is what an ack of it is told."""
         delivered, index = self._deliveries.get(delivery.delivery_id), delivery.message_index
         if delivered is None or delivered.state[index] is not AckResult.APPLIED:
             raise InvalidReceiptHandle("no such delivery")
-        delivered.state[index] = AckResult.GONE
+        delivered.state[index] = later
         return delivered.messages[index]
 
     def _new_delivery(self, messages: list[Message]) -> int:

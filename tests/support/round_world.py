@@ -55,6 +55,7 @@ class Proxy:
 
     def __init__(self, rounds: Rounds) -> None:
         self.unsent_bytes = 0
+        self.config = pb.ConfigUpdate()  # the first one
         self.link = Link(rounds, Traffic(), self, auto_create=True)
         self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.ReplyFrame] = asyncio.Queue()
@@ -118,8 +119,8 @@ class RoundWorld:
         proxy = Proxy(self.rounds)
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(proxy.link.read(proxy.frames()))
-            config = await proxy.reply()
-            assert config.config.is_complete
+            proxy.config = (await proxy.reply()).config
+            assert proxy.config.is_complete
             yield proxy
             reading.cancel()
             proxy.link.close()

@@ -397,7 +397,7 @@ def test_change_invisible_to_nothing_brings_the_message_back_at_once() -> None:
         frame = await world.broker.wait_for_frame("changes")
         assert frame.changes[0].suspend
         [again] = await world.receive_messages()
-        assert again.system_properties.delivery_attempt == 2
+        assert again.system_properties.delivery_attempt == 1, "a suspended one does not count"
 
     run(scenario)
 

@@ -13,7 +13,7 @@ from tests.support.log_checker import judge
 from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.engine import AckResult, Delivery
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, Slot
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.common.errors import DiskFull, Overloaded
 
@@ -87,8 +87,8 @@ def test_invariant_4_no_response_leaves_before_its_checkpoint_is_durable() -> No
             (batch,) = pop.batches
             after = World(unanswered.after_power_cut())
             delivery = Delivery(
-                world.group_id, world.topic_id, Slot(batch.slot), LogOffset(batch.delivery_id), 0,
-                batch.visible_at_ms,
+                GroupId(world.group_id), TopicId(world.topic_id), Slot(batch.slot),
+                LogOffset(batch.delivery_id), 0, batch.visible_at_ms,
             )  # fmt: skip
             assert after.bodies() == []
             assert after.engine.ack(delivery, after.now_ms) is AckResult.APPLIED
@@ -239,8 +239,8 @@ def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back
         world.send(*[f"m{begin + n}" for n in range(10_000)])
         for _ in range(10_000):
             engine.pop(
-                group_id, topic_id, max_messages=1, invisible_duration_ms=duration,
-                tags=frozenset(), attempt_id="", now_ms=now_ms,
+                GroupId(group_id), TopicId(topic_id), max_messages=1,
+                invisible_duration_ms=duration, tags=frozenset(), attempt_id="", now_ms=now_ms,
             )  # fmt: skip
         engine.commit(world.now_ms)
     (progress,) = engine.inspection.group_progress(engine.catalog.groups[group_id])
