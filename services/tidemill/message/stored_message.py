@@ -44,7 +44,6 @@ KEY_COUNT_AT = 4  # position of key_count
 DUE_AT = 48  # position of due_at_ms
 _KINDS = {"id": b"id", "key": b"key"}  # of what the index finds
 BORN_AT = 40  # position of born_at_ms
-_INSTANT = struct.Struct(">q")
 _KEY_COUNT = struct.Struct(">H")
 
 
@@ -105,11 +104,6 @@ def decode(blob: bytes | memoryview) -> StoredMessage:
     ):
         raise ValueError("a position in a stored message lies outside its system wire")
     return message
-
-
-def born_at_ms_of(blob: bytes | memoryview) -> int:
-    """Return when the message in `blob` was made, by its sender's clock."""
-    return int(_INSTANT.unpack_from(blob, BORN_AT)[0])
 
 
 def is_well_formed(blob: bytes) -> bool:
