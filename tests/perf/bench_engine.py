@@ -21,7 +21,8 @@ from pathlib import Path
 from zlib import crc32
 
 from tests.support.engine_world import ENTROPY, blob
-from tidemill.broker.engine.engine import Delivery, Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Delivery, Engine
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine

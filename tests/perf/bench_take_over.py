@@ -24,7 +24,8 @@ from pathlib import Path
 from zlib import crc32
 
 from tests.support.engine_world import blob
-from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine

@@ -34,7 +34,8 @@ from zlib import crc32
 from tests.perf.bench_end_to_end import build_load, h2load, run_load, send_request
 from tests.support.engine_world import blob
 from tests.support.processes import broker, standalone
-from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine

@@ -30,7 +30,7 @@ from tests.support.timer_world import (
     timer_files,
     without_timer_files,
 )
-from tidemill.broker.engine.engine import EngineConfig
+from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerState

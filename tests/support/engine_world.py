@@ -10,7 +10,8 @@ from zlib import crc32
 
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.following import Follower
-from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine

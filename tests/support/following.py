@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import record, timer_entry
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, DeliveryTable

@@ -12,7 +12,8 @@ from tests.support.engine_world import SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import LogChecker, records_of
 from tests.support.timer_log_fold import TimerFold
-from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerReason
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId

@@ -6,14 +6,17 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
 
 import structlog
 
 from tidemill.broker.engine import recovery
-from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.store.disk import DiskFailed
-from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
+from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.lifecycle import StartRefused
@@ -28,30 +31,9 @@ def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
     """Recover the engine from the data directory; raise StartRefused where that cannot be."""
     began_ns = time.monotonic_ns()
     config = EngineConfig(
-        segment_bytes=settings.segment_bytes,
-        checkpoint_log_bytes=settings.checkpoint_log_bytes,
-        retention_ms=settings.retention_ms,
-        retention_bytes=settings.retention_bytes,
-        disk_reserve_bytes=settings.disk_reserve_bytes,
-        deliveries_max=settings.deliveries_max,
-        auto_create=settings.auto_create,
-        default_queues=settings.default_queues,
         broker_name=settings.name,
-        timer=TimerConfig(
-            max_delay_ms=settings.timer_max_delay_ms,
-            load_horizon_ms=settings.timer_load_horizon_ms,
-            load_chunk_records=settings.timer_load_chunk_records,
-            flush_period_ms=settings.timer_flush_period_ms,
-            max_rate=settings.timer_max_rate,
-            soft_limit_per_second=settings.timer_soft_limit_per_second,
-            overload_policy=OverloadPolicy(settings.timer_overload_policy),
-            spread_ms=settings.timer_spread_ms,
-            max_pending=settings.timer_max_pending,
-            max_pinned_part=settings.timer_max_pinned_part,
-            evacuation_lead_ms=settings.timer_evacuation_lead_ms,
-            evacuation_rate_bytes=settings.timer_evacuation_rate_bytes,
-            expire_backlog_after_ms=settings.timer_expire_backlog_after_ms,
-        ),
+        timer=TimerConfig(**_chosen(settings, TimerConfig, prefix="timer_")),
+        **_chosen(settings, EngineConfig),
     )
     disk = PosixDisk(settings.data_dir)
     try:
@@ -72,3 +54,13 @@ def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+def _chosen(settings: BrokerSettings, config: type, *, prefix: str = "") -> dict[str, Any]:
+    """Return the settings that are fields of `config` too, there without the prefix."""
+    names = (one.name for one in fields(config))
+    return {
+        name: getattr(settings, prefix + name)
+        for name in names
+        if prefix + name in BrokerSettings.model_fields
+    }

@@ -17,13 +17,13 @@ A round of the owner:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.administration import Administration
 from tidemill.broker.engine.background import Background, Quiet
 from tidemill.broker.engine.checkpoint import Checkpoints
+from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.config import Config
@@ -39,7 +39,6 @@ from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.message_index import MessageIndex
-from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.index import open_index
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.timers import Timers
@@ -56,23 +55,6 @@ Sent: TypeAlias = tuple[int, int]
 _TYPE_AT, _DELAY = stored_message.MESSAGE_TYPE_AT, stored_message.TYPE_DELAY
 # Makes a named tuple of a tuple without a call of Python code, for what every message makes.
 _tuple = tuple.__new__
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """What can be chosen about the engine."""
-
-    segment_bytes: int = 128 << 20
-    checkpoint_log_bytes: int = 64 << 20  # log between two checkpoints: bounds the replay
-    checkpoint_records: int = 250_000  # records between two checkpoints, for small ones
-    retention_ms: int = 72 * 3600 * 1000
-    retention_bytes: int = 0  # 0: no limit by size
-    disk_reserve_bytes: int = 512 << 20  # with less free space sends are refused
-    deliveries_max: int = 4_000_000  # live pop checkpoints: 280 MB of memory
-    auto_create: bool = False
-    default_queues: int = 8
-    broker_name: str = "broker-0"  # only used when the store is new
-    timer: TimerConfig = field(default_factory=TimerConfig)
 
 
 @final

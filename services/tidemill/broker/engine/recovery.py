@@ -22,7 +22,8 @@ from tidemill.broker.engine.checkpoint import (
     SNAPSHOTS_FOLDER,
     add_runs,
 )
-from tidemill.broker.engine.engine import Engine, EngineConfig
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import (
     block_file,
     delivery_rows,
