@@ -102,6 +102,19 @@ def test_retention_by_size_keeps_the_log_below_its_limit() -> None:
     assert world.engine.log.min_offset > 0
 
 
+def test_retention_gets_on_while_a_checkpoint_is_always_due() -> None:
+    world = World(FaultyDisk(Random(0)), retention_bytes=2 << 20, checkpoint_log_bytes=64 << 10)
+    engine = world.engine
+    for n in range(400):
+        # Each slice of the job under way finds more log than a checkpoint bears.
+        world.send(f"filler{n}", size=100_000)
+        for file in engine.background.step(world.now_ms, firing_ms=world.now_ms) or []:
+            file.sync()
+        if engine.has_pending:
+            world.commit()
+    assert engine.log.min_offset > 0
+
+
 def test_expired_messages_are_counted_and_the_rest_is_delivered() -> None:
     world = World(FaultyDisk(Random(0)), retention_bytes=2 << 20)
     sent = [f"m{n}" for n in range(40)]

@@ -58,6 +58,7 @@ class Background:
         self._retention = retention
         self._quiet = quiet
         self._job: Steps | None = None
+        self._was_checkpoint = False  # the last job
 
     def step(self, now_ms: int, *, firing_ms: int) -> list[File] | None:
         """Do one slice; return files to sync (fsync) before the next one, None: nothing is due."""
@@ -86,8 +87,14 @@ class Background:
     def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         if self._log.wants_preparation:
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
-        if self._checkpoints.is_due:
-            return self._checkpoints.write()
+        # Where the log grows faster than checkpoints are written one is always due: then the others
+        # have every second turn.
+        is_checkpoints_turn = self._checkpoints.is_due and not self._was_checkpoint
+        steps = None if is_checkpoints_turn else self._choose_other(now_ms, firing_ms=firing_ms)
+        self._was_checkpoint = steps is None and self._checkpoints.is_due
+        return self._checkpoints.write() if self._was_checkpoint else steps
+
+    def _choose_other(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
         if steps is None and self._retention.is_due(now_ms, self._timers):
             return self._retention.retire_oldest(now_ms)
