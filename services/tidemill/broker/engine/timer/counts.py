@@ -7,6 +7,7 @@ lives depend on them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -38,6 +39,23 @@ class Counts:
         self.pinned_bytes += change * entry.size
         self.pins[self._log.segment_start(entry.log_offset)] += change
         self.file_live[self._table.file_number(timer_id)] += change
+
+    def add_new(self, first_id: TimerId, entries: Sequence[TimerEntry]) -> None:
+        """Add pending timers with ids in a row."""
+        self.pending_count += len(entries)
+        starts: Counter[int] = Counter()
+        for entry in entries:
+            self.pending[entry.topic_id] += 1
+            self.pinned_bytes += entry.size
+        first, last = entries[0].log_offset, entries[-1].log_offset
+        if self._log.segment_start(first) == self._log.segment_start(last):
+            starts[self._log.segment_start(first)] = len(entries)
+        else:
+            starts.update(self._log.segment_start(entry.log_offset) for entry in entries)
+        self.pins.update(starts)
+        self.file_live.update(
+            self._table.file_number(TimerId(first_id + n)) for n in range(len(entries))
+        )
 
     def add_rows(self, first_id: int, rows: np.ndarray) -> None:
         """Add the pending timers among entries of one file."""
