@@ -112,6 +112,7 @@ class _Recovery:
         self._durable_offset = checkpoint.durable_offset if checkpoint else 0
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
         self._min_offset = checkpoint.min_offset if checkpoint else None
+        self._epoch = checkpoint.epoch if checkpoint else 0
 
     def run(self, now_ms: int) -> dict[str, Any]:
         engine, log = self._engine, self._engine.log
@@ -121,6 +122,8 @@ class _Recovery:
                 f"its checkpoint knows of it from {self._min_offset} on. Restore the missing files "
                 f"from a backup, and start again."
             )
+        # Of the last life, whose records the replay may have no need to read.
+        log.epoch = max(log.epoch, self._epoch)
         self._open_derived()
         engine.store.derived_offset = self._derived_offset
         catch_up = engine.state.catch_up = CatchUp(engine.state)

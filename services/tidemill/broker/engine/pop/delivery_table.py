@@ -222,11 +222,10 @@ class DeliveryTable:
         return due
 
     def due_slots(self) -> list[int]:
-        """Return the slots with live messages that `take_due` has taken out of their lists."""
-        flags = np.frombuffer(self.flags, dtype=np.uint8) & FLAG_DUE != 0
-        is_live = np.frombuffer(self.live, dtype=np.uint32) != 0
+        """Return the slots in use that `take_due` has taken out of their lists."""
+        is_due = np.frombuffer(self.flags, dtype=np.uint8) & FLAG_DUE != 0
         is_used = np.frombuffer(self.ids, dtype=np.int64) != FREE
-        due: list[int] = np.flatnonzero(flags & is_live & is_used).tolist()
+        due: list[int] = np.flatnonzero(is_due & is_used).tolist()
         return due
 
     def _spread(self, key: int, limit: int) -> int:

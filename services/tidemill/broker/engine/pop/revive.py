@@ -73,7 +73,7 @@ class Revive:
         """Revive one slice of what is due; True: more is. No ack of the round may be unrecorded."""
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
             slot = self._inherited.popleft()
-            if self._state.is_due(slot):
+            if self._state.is_due(slot) and self._is_to_revive(slot):
                 self._queue(slot, now_ms)
         for slot in self.pass_time(now_ms):
             self._queue(slot, now_ms)
@@ -84,6 +84,10 @@ class Revive:
         while left > 0 and self._due:
             before = left
             for group_id in list(self._due):
+                if left <= 0:
+                    break
+                # Behind the others: the next turn goes on with those that had none in this one.
+                self._due[group_id] = self._due.pop(group_id)
                 if self._window_used.get(group_id, 0) < REVIVE_MESSAGES_A_WINDOW:
                     left -= self._revive_next(GroupId(group_id), now_ms)
             if left == before:
@@ -100,14 +104,17 @@ class Revive:
 
         What is void or settled leaves the table. Decides nothing: engines that follow do it too.
         """
-        table, due = self._state.table, []
-        for slot in table.take_due(now_ms, DUE_SLOTS_A_TURN):
-            progress = self._state.owners[table.owners[slot]]
-            if not table.live[slot] or table.ids[slot] < progress.void_before:
-                self._state.discard(slot)
-            else:
-                due.append(slot)
-        return due
+        due = self._state.table.take_due(now_ms, DUE_SLOTS_A_TURN)
+        return [slot for slot in due if self._is_to_revive(slot)]
+
+    def _is_to_revive(self, slot: int) -> bool:
+        """Whether a due delivery has live messages; one that has none leaves the table."""
+        table = self._state.table
+        progress = self._state.owners[table.owners[slot]]
+        if table.live[slot] and table.ids[slot] >= progress.void_before:
+            return True
+        self._state.discard(slot)
+        return False
 
     def _queue(self, slot: int, now_ms: int) -> None:
         """Let a delivery that has run out wait for its turn; an ordered one waits for a pop."""

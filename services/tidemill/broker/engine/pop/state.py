@@ -34,6 +34,7 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, NIL, DeliveryTable
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress, Subscription
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 
 @final
@@ -86,11 +87,8 @@ class PopState:
         return slots
 
     def is_due(self, slot: int) -> bool:
-        """Whether a slot holds a live delivery that was taken out of its deadline's list."""
-        table = self.table
-        if table.ids[slot] == FREE or not table.live[slot] or not table.flags[slot] & FLAG_DUE:
-            return False
-        return table.ids[slot] >= self.owners[table.owners[slot]].void_before
+        """Whether a slot holds a delivery that was taken out of its deadline's list."""
+        return self.table.ids[slot] != FREE and bool(self.table.flags[slot] & FLAG_DUE)
 
     # ------------------------------------------------------------ CK
 
@@ -178,12 +176,14 @@ class PopState:
             if self.catch_up is not None:
                 self.catch_up.settle_displaced(slot, delivery_id, bits, log_offset)
             return
+        if progress.ordered is not None:
+            # Also of bits that the slot's slice of a snapshot has lost already: the queue's may
+            # be of an earlier moment.
+            for index in table.indexes_of(bits):
+                progress.ordered.pending.pop(table.offset_of(slot, index), None)
         bits &= table.live[slot]
         if not bits:
             return
-        if progress.ordered is not None:
-            for index in table.indexes_of(bits):
-                progress.ordered.pending.pop(table.offset_of(slot, index), None)
         progress.in_flight -= bits.bit_count()
         self._remove(slot, bits, progress)
 
@@ -294,6 +294,8 @@ class PopState:
                 progress.named_topic_id,
             ):
                 self._void(progress, LogOffset(VOID))
+                # Its slots may name it until their deadlines; the queue's entries nobody needs.
+                progress.queue = ConsumeQueue(progress.topic_id, progress.queue.queue_id)
                 del self.progress[key]
         for pair in list(self.subscriptions):
             if pair[0] == group_id or pair[1] == topic_id:

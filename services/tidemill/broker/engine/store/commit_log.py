@@ -67,13 +67,15 @@ def segment_name(start: int) -> str:
 class Segment:
     """One file of the log."""
 
-    __slots__ = ("end", "file", "start", "view")
+    __slots__ = ("end", "file", "pad_at", "start", "view")
 
     def __init__(self, file: File, start: LogOffset, size: int) -> None:
         self.file = file
         self.start = start
         self.end = LogOffset(start + size)
         self.view = file.view()
+        # Byte at which its pad stands, the end where it has none; None: nobody has looked.
+        self.pad_at: int | None = None
 
 
 def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
@@ -174,6 +176,7 @@ class CommitLog:
             room = start - self.log_end
             if room >= record.PAD.size:
                 self._buffers.append(record.PAD.pack(record.PAD_MAGIC, room))
+            self._segments[-1].pad_at = self.log_end - self._segments[-1].start
             self._close_chunk(self._segments[-1])
         segment, self._prepared = self._prepared, None
         if segment is None:
@@ -358,7 +361,7 @@ class CommitLog:
             size = segment.end - segment.start
             while size - at >= record.PAD.size:
                 if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
-                    at = size
+                    segment.pad_at = at
                     break
                 if record.find_damage(view, at, log_offset=LogOffset(segment.start + at)):
                     self.log_end = LogOffset(segment.start + at)
@@ -487,8 +490,13 @@ class CommitLog:
         assert len(self._segments) > 1, "the active segment is never dropped"
         assert segment.end <= self.committed_offset, "only durable segments are dropped"
         del self._segments[0]
-        if self._prepared is None and segment.end - segment.start == self._segment_bytes:
-            # What it holds stays readable by nobody: every record in it names another position.
+        is_of_size = segment.end - segment.start == self._segment_bytes
+        if self._prepared is None and is_of_size and segment.pad_at is not None:
+            # What it holds stays readable by nobody: every record in it names another position. A
+            # pad does not: behind a lost record it would pass for the end of the next use.
+            erased = bytes(min(record.PAD.size, self._segment_bytes - segment.pad_at))
+            segment.file.write_at(segment.pad_at, [erased])
+            yield [segment.file]
             yield from self._install(segment.file, self._active_end)
         else:
             segment.file.close()
