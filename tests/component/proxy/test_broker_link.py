@@ -9,11 +9,12 @@ import pytest
 from tests.support.engine_world import blob
 from tests.support.proxy_world import ProxyWorld, eventually, message, receive_request, run
 from tidemill.common.deadlines import TICK_S
-from tidemill.common.errors import BrokerTimeout, Overloaded
+from tidemill.common.errors import BrokerTimeout, GroupNotFound, Overloaded
 from tidemill.message.receipt_handle import HandleFields
 from tidemill.proxy.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.link import broker_link, commands
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1.broker_pb2 import PopRequest
 
 SOON_MS = 100
 LATER_MS = 10_000
@@ -67,6 +68,35 @@ def test_an_ack_that_has_not_left_in_time_never_leaves() -> None:
         world.broker.is_reading.set()
         assert len(await kept) == 2
         assert sum(len(frame.acks.request_ids) for frame in world.broker.frames) == 2
+
+    run(scenario)
+
+
+def test_a_pop_whose_caller_goes_before_it_left_never_leaves() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await stall(world)
+        calls = [
+            asyncio.ensure_future(
+                world.link.pop(
+                    PopRequest(
+                        group_id=1, topic_id=1, max_messages=1, invisible_duration_ms=10_000
+                    ),
+                    timeout_ms=LATER_MS,
+                )
+            )
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        for call in calls[:2]:
+            call.cancel()
+        await asyncio.wait(calls[:2])
+        frames = len(world.broker.frames)
+        world.broker.is_reading.set()
+        with pytest.raises(GroupNotFound):
+            await calls[2]
+        sent = world.broker.frames[frames:]
+        assert sum(len(frame.pops) for frame in sent) == 1
+        assert not any(frame.cancelled_pops for frame in sent)
 
     run(scenario)
 

@@ -1,11 +1,11 @@
-"""Parked pops: order, limits, and the four ways in which one ends."""
+"""Parked pops: order, limits, and the ways in which one ends."""
 
 from __future__ import annotations
 
 import pytest
 
 from tidemill.broker.server.long_polling import PARKED_PER_KEY_MAX, LongPolling, Pop
-from tidemill.common.errors import Overloaded
+from tidemill.common.errors import BadRequest, Overloaded
 
 GROUP, TOPIC = 1, 2
 
@@ -61,6 +61,16 @@ def test_a_wake_of_a_key_leaves_other_topics_alone() -> None:
     for _ in polls.wake([], [(GROUP, 9)]):
         pass
     assert receiver.asked == [2]
+
+
+def test_a_request_id_waits_once() -> None:
+    polls, receiver = LongPolling(), Receiver(1)
+    polls.park(receiver, pop(1), deadline_ms=10)
+    with pytest.raises(BadRequest, match="request id 1"):
+        polls.park(receiver, pop(1), deadline_ms=10)
+    polls.park(Receiver(), pop(1), deadline_ms=10)
+    wake_topic(polls)
+    assert (receiver.asked, polls.count) == ([1], 1)
 
 
 def test_polls_expire_in_the_order_of_their_deadlines() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.server import link
 from tidemill.broker.server.rounds import Turn
 from tidemill.broker.sync_process import SyncFailed
@@ -490,9 +490,64 @@ def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() 
             await idle()
             assert other.replies.empty()
             world.advance(1_001)
-            assert bodies((await other.reply()).pops[0]) == ["a"]
+            (pop,) = (await other.reply()).pops
+            assert bodies(pop) == ["a"]
+            assert list(pop.batches[0].delivery_attempts) == [1], "nobody has got it before"
 
     in_world(scenario)
+
+
+def test_what_a_link_has_not_sent_when_it_closes_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "REPLY_FRAME_BYTES", 1)  # so that each pop is a frame
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a", "b", "c"))
+        await proxy.reply()
+        write = proxy.write
+
+        def write_and_break(message: bytes) -> None:
+            write(message)
+            proxy.link.close()
+
+        monkeypatch.setattr(proxy, "write", write_and_break)
+        frame = world.pop_frame(1, want=1)
+        for request_id in (2, 3):
+            frame.pops.add().CopyFrom(frame.pops[0])
+            frame.pops[-1].request_id = request_id
+        await proxy.send(frame)
+        assert bodies((await proxy.reply()).pops[0]) == ["a"]
+        await idle()
+        async with world.proxy() as other:
+            world.advance(1_001)
+            await idle()
+            assert (await other.reply()).config.topics, "the retry topic"
+            await other.send(world.pop_frame(10, want=3))
+            assert sorted(bodies((await other.reply()).pops[0])) == ["b", "c"]
+
+    in_world(scenario)
+
+
+def test_what_was_popped_for_nobody_is_given_back_before_a_stop() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        world.syncs.gate.clear()
+        await proxy.send(world.pop_frame(9))
+        await idle()
+        proxy.link.close()
+        world.rounds.stop()
+
+    world = in_world(scenario)
+    assert world.rounds.pending_count == 0
+    engine, now_ms = world.world.engine, world.clock.wall_ms() + 1_001
+    engine.run_due(now_ms, firing_ms=now_ms)
+    (batch,) = engine.pop(
+        GroupId(world.group_id), TopicId(world.topic_id), max_messages=1,
+        invisible_duration_ms=10_000, tags=frozenset(), attempt_id="", now_ms=now_ms,
+    )  # fmt: skip
+    assert list(batch.delivery_attempts) == [1]
 
 
 def test_a_pop_is_refused_while_its_proxy_does_not_read() -> None:

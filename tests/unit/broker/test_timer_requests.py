@@ -208,6 +208,12 @@ def test_a_relative_delay_begins_at_the_broker() -> None:
     ("request_", "error"),
     [
         (pb.StoreMessageRequest(topic=TOPIC, blob=b"x"), "MessageCorrupted"),
+        (
+            pb.StoreMessageRequest(
+                topic=TOPIC, blob=stored("a", group="group").replace(b"group", b"gr\xffup")
+            ),
+            "MessageCorrupted",
+        ),
         (pb.StoreMessageRequest(topic=TOPIC, blob=stored("a"), delay_ms=1), "BadRequest"),
         (pb.StoreMessageRequest(topic=TOPIC, blob=stored("a"), queue_id=99), "BadRequest"),
         (pb.StoreMessageRequest(topic="a.b", blob=stored("a")), "IllegalTopic"),

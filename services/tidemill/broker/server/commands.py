@@ -242,7 +242,7 @@ def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
                 turn.engine.change_invisible(
                     delivery,
                     invisible_duration_ms=GIVE_BACK_MS,
-                    suspend=False,
+                    suspend=True,  # Nobody has got it: no attempt.
                     now_ms=turn.now_ms,
                 )
 

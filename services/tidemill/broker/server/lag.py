@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from tidemill.broker.engine.layout.numbers import GroupId
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.inspection import QueueProgress
     from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.common.clock import Clock
+
+LAG_WAIT_S = 1  # for rounds that wait for the disk; then a scrape shows the last numbers
 
 
 class LagReader:
@@ -33,10 +36,11 @@ class LagReader:
         progress: dict[GroupId, list[QueueProgress]] = {}
         try:
             # One group a round, so that many groups do not make one long turn.
-            for group_id in await self._rounds.call(_group_ids):
-                progress[group_id] = await self._rounds.call(_Progress(group_id))
-        except UnavailableError:
-            return  # Draining: the last numbers stay.
+            async with asyncio.timeout(LAG_WAIT_S):
+                for group_id in await self._rounds.call(_group_ids):
+                    progress[group_id] = await self._rounds.call(_Progress(group_id))
+        except (UnavailableError, TimeoutError):
+            return  # Draining, or a disk that stalls: the last numbers stay.
         self._lag.progress = progress
         self._lag.now_ms = self._clock.wall_ms()
 

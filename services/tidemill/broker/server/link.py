@@ -159,14 +159,15 @@ class Link:
 
     def send(self, replies: Replies) -> Iterator[None]:
         """Build and send the frames of a round that is committed."""
-        if self.is_closed:
-            if popped := replies.of(POP):
-                self._rounds.put(_GiveBack(popped))
-            return
+        sent = 0
         for frame in replies.frames(REPLY_FRAME_BYTES):
-            encoded = frame.SerializeToString()
-            if encoded and not self.is_closed:
+            if self.is_closed:
+                if unsent := replies.of(POP)[sent:]:
+                    self._rounds.put(_GiveBack(unsent))
+                break
+            if encoded := frame.SerializeToString():
                 self._outlet.write(encoded)
+            sent += len(frame.pops)
             yield
         self._popped_bytes -= replies.pop_bytes
 

@@ -1,8 +1,8 @@
 """Pops that found nothing and wait, parked by (group, topic).
 
-A parked pop ends in one of four ways: a round in which messages arrive or become visible pops
-again for it, its poll duration ends and it is answered empty, its client cancels it, or its link
-closes.
+A parked pop ends when a round in which messages arrive or become visible pops again for it, or in
+which its topic or group goes and it is refused; when its poll duration ends or the broker drains,
+and it is answered empty; when its client cancels it, or its link closes.
 
 Owned by the round loop. Nothing here survives a restart: a client whose poll breaks off polls
 again.
@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from tidemill.common.errors import Overloaded
+from tidemill.common.errors import BadRequest, Overloaded
 
 PARKED_PER_KEY_MAX = 1024  # of one group on one topic: more consumers than that share no topic
 PARKED_MAX = 100_000  # in all, about 60 MB; beyond either bound a pop is refused with Overloaded
@@ -76,7 +76,12 @@ class LongPolling:
         self.count = 0
 
     def park(self, receiver: PopReceiver, pop: Pop, *, deadline_ms: int) -> None:
-        """Keep `pop` until something is there for it, at most to `deadline_ms` (monotonic)."""
+        """Keep `pop` until something is there for it, at most to `deadline_ms` (monotonic).
+
+        Raises Overloaded where too many wait, and BadRequest for a request id that waits already.
+        """
+        if pop.request_id in self._of_receiver.get(receiver, {}):
+            raise BadRequest(f"a pop with the request id {pop.request_id} is waiting already")
         key = (pop.group_id, pop.topic_id)
         queue = self._queues.get(key, {})
         if self.count >= self._parked_max or len(queue) >= PARKED_PER_KEY_MAX:

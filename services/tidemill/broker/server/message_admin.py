@@ -36,10 +36,11 @@ class MessageAdmin:
 
         def store(engine: Engine, turn: Turn) -> pb.StoreMessageReply:
             fields = _decode(request.blob)
+            message_group = _message_group_of(request.blob, fields)
             kind = v2.MessageType.ValueType(fields.message_type)
             topic = _use_topic(engine, request.topic, turn.now_ms)
             check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
-            queue_id = self._queue(request, fields, topic)
+            queue_id = self._queue(request, message_group, topic)
             has_delay = request.HasField("delay_ms")
             if has_delay and kind != v2.DELAY:
                 raise BadRequest("only messages of type DELAY have a delay")
@@ -59,16 +60,20 @@ class MessageAdmin:
 
         return await in_round(self._rounds, store)
 
-    def _queue(
-        self, request: pb.StoreMessageRequest, fields: stored_message.StoredMessage, topic: Topic
-    ) -> int:
+    def _queue(self, request: pb.StoreMessageRequest, message_group: str, topic: Topic) -> int:
         if request.HasField("queue_id"):
             return request.queue_id
-        if fields.group_size:
-            group_at = fields.system_at + fields.group_at
-            group = request.blob[group_at : group_at + fields.group_size].decode()
-            return queue_of_group(group, queues=topic.queues)
+        if message_group:
+            return queue_of_group(message_group, queues=topic.queues)
         return self._queues.choose_queue(topic.queues)
+
+
+def _message_group_of(blob: bytes, fields: stored_message.StoredMessage) -> str:
+    group_at = fields.system_at + fields.group_at
+    try:
+        return blob[group_at : group_at + fields.group_size].decode()
+    except UnicodeDecodeError:
+        raise MessageCorrupted("the message group is not UTF-8") from None
 
 
 def _decode(blob: bytes) -> stored_message.StoredMessage:

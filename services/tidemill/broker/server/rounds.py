@@ -217,6 +217,8 @@ class Rounds:
                 has_more = await self._round()
                 if is_last:
                     await self._until(lambda: durability.is_empty)
+                    if self._pending:
+                        continue  # What was popped for a link that closed comes back yet.
                     self._engine.finish(self._clock.wall_ms())
                     return
                 has_more = await self._do_background() or has_more

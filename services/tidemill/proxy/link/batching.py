@@ -9,7 +9,8 @@ many requests do, so it passes no task: it leaves by a plain call from the loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, final
 
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -74,14 +75,14 @@ class Batching:
         if self._has_work and not self._is_gathering:
             self._wake()
 
-    def withdraw(self, request_ids: Collection[int]) -> set[int]:
+    def withdraw(self, request_ids: AbstractSet[int]) -> set[int]:
         """Keep requests that have not left from leaving; return which those are.
 
         They would be memory that nobody counts, and surprise those who were told to try again.
         """
         unsent: set[int] = set()
         for rows in self._rows.values():
-            unsent |= {row[0] for row in rows}.intersection(request_ids)
+            unsent.update([row[0] for row in rows if row[0] in request_ids])
         if unsent:
             gathered, self._rows, self._weight = self._rows, {}, 0
             for command, rows in gathered.items():

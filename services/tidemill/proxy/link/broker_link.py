@@ -151,7 +151,7 @@ class BrokerLink:
         self._polls.release()
 
     def _expire(self, request_ids: Collection[int]) -> None:
-        unsent = self.batching.withdraw(request_ids)
+        unsent = self.batching.withdraw(set(request_ids))
         for request_id in request_ids:
             outcome = _NOT_SENT if request_id in unsent else _UNKNOWN
             self.pending.fail(request_id, BrokerTimeout(outcome), result="timeout")

@@ -19,11 +19,6 @@ class Configuration:
         self._recall_signer: RecallSigner | None = None
 
     @property
-    def is_known(self) -> bool:
-        """Whether a complete configuration has arrived; nothing is served before."""
-        return self._signer is not None
-
-    @property
     def signer(self) -> HandleSigner:
         """Signer of this broker's receipt handles."""
         assert self._signer is not None, "nothing is served before the first configuration"

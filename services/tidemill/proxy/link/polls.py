@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.pending import Pending
 
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
-# Pops whose late reply would still be given back. The broker answers a cancelled pop only if it had
-# answered it already, so most of these are never heard of again and the oldest are dropped.
+# Pops whose late reply would still be given back. The broker answers a cancelled pop only if it
+# came upon messages before the cancel, so most of these are never heard of again and the oldest are
+# dropped.
 ABANDONED_MAX = 10_000
 
 
@@ -51,19 +52,26 @@ class Polls:
     def abandon(self, request_id: int) -> None:
         """Cancel a pop whose caller goes, as far as that is possible."""
         self._pending.forget(request_id)
-        if len(self._abandoned) >= ABANDONED_MAX:
-            del self._abandoned[next(iter(self._abandoned))]
-        self._abandoned[request_id] = self._under_way[request_id]
-        self._batching.cancel_pop(request_id)
+        if not self._batching.withdraw({request_id}):
+            self._cancel(request_id)
 
     def release(self) -> None:
         """Answer every pop that waits empty; those that come may not wait."""
         self.are_released = True
+        unsent = self._batching.withdraw(self._under_way.keys())
         for request_id in list(self._under_way):
             if request := self._pending.forget(request_id):
-                self.abandon(request_id)
+                if request_id not in unsent:
+                    self._cancel(request_id)
                 if not request.future.done():
                     request.future.set_result(link_pb2.PopReply(request_id=request_id))
+
+    def _cancel(self, request_id: int) -> None:
+        """Tell the broker; what the pop brings nevertheless is given back."""
+        if len(self._abandoned) >= ABANDONED_MAX:
+            del self._abandoned[next(iter(self._abandoned))]
+        self._abandoned[request_id] = self._under_way[request_id]
+        self._batching.cancel_pop(request_id)
 
     def unclaimed(self, reply: link_pb2.PopReply) -> int:
         """Give back what a pop brings whose caller has gone; return how many messages."""
@@ -88,6 +96,7 @@ class Polls:
                     index=index,
                     visible_at_ms=batch.visible_at_ms,
                     invisible_duration_ms=GIVE_BACK_MS,
+                    suspend=True,  # Nobody has got it: no attempt.
                 )
                 rows.append((request.request_id, request))
         del rows[:skip]
