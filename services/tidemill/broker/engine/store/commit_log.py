@@ -493,7 +493,11 @@ class CommitLog:
         is_of_size = segment.end - segment.start == self._segment_bytes
         if self._prepared is None and is_of_size and segment.pad_at is not None:
             # What it holds stays readable by nobody: every record in it names another position. A
-            # pad does not: behind a lost record it would pass for the end of the next use.
+            # pad does not: behind a lost record it would pass for the end of the next use. Until
+            # the name is gone, durably, it is the end of this one.
+            source, segment.file.name = segment.file.name, f"{FOLDER}/{PREPARED}"
+            self._disk.rename(source, segment.file.name)
+            yield [self._disk.folder(FOLDER)]
             erased = bytes(min(record.PAD.size, self._segment_bytes - segment.pad_at))
             segment.file.write_at(segment.pad_at, [erased])
             yield [segment.file]
