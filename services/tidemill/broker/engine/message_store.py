@@ -18,9 +18,8 @@ _STORED_AT = struct.Struct(">q")
 _FIELDS = struct.Struct(">4xH26xq16xQ")
 _TAG_HASH = struct.Struct(">q")
 _KEYS_AT = stored_message.FIXED_SIZE
-assert stored_message.KEY_COUNT_AT == 4 and stored_message.TAG_HASH_AT == 32, (  # noqa: PT018
-    "the store reads the layout it was written for"
-)
+assert stored_message.KEY_COUNT_AT == 4, "the store reads the layout it was written for"
+assert stored_message.TAG_HASH_AT == 32, "the store reads the layout it was written for"
 
 
 class MessageRecord(NamedTuple):
