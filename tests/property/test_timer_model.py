@@ -237,6 +237,7 @@ class TimerModel(RuleBasedStateMachine):
             now_ms=world.now_ms,
             config=_config_of(world),
         )
+        world.engine.timers.index.link_gathered()
         assert list(open_timers(twin.engine)) == list(open_timers(world.engine))
         check_engine(twin.engine, world.timers)
 
@@ -270,7 +271,7 @@ class TimerModel(RuleBasedStateMachine):
         fold = world.timers
         waiting = {n: one.due_at_ms for n, one in self.known.items() if one.state == PENDING}
         assert {n: one.due_at_ms for n, one in fold.open.items()} == waiting
-        world.check()
+        check_engine(world.engine, fold)
 
     def teardown(self) -> None:
         """At quiescence every timer that was not cancelled is delivered, or dropped."""

@@ -210,11 +210,13 @@ def _deliveries(engine: Engine, now_ms: int) -> dict[int, tuple[Any, ...]]:
 def _compare_timers(master: Engine, follower: Engine) -> None:
     index, other = master.timers.index, follower.timers.index
     assert other.next_id == index.next_id
+    assert other.pending_count == index.pending_count
+    assert other.pinned_bytes == index.pinned_bytes
+    if index.gathered_due_ms is not None:
+        return  # What the first one has gathered of some rounds is in its table soon.
     known, found = dict(index.table.page_batches()), dict(other.table.page_batches())
     for first_id in known.keys() | found.keys():
         _compare_entries(first_id, known.get(first_id, NO_TIMERS), found.get(first_id, NO_TIMERS))
-    assert other.pending_count == index.pending_count
-    assert other.pinned_bytes == index.pinned_bytes
     for name in ("pending", "pins", "file_live"):
         assert +getattr(other.counts, name) == +getattr(index.counts, name), name
 

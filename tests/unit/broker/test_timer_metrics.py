@@ -51,6 +51,7 @@ def test_what_is_scheduled_delivered_and_recalled_is_counted_once() -> None:
     first = world.schedule("first", delay_ms=2 * SECOND_MS)
     second = world.schedule("second", delay_ms=HOUR_MS)
     world.schedule("third", delay_ms=20 * DAY_MS)
+    world.background()
     assert orders(world, "timing_messages") == 3
     assert orders(world, "timer_enqueue_total") == 3
     assert orders(world, "delay_message_latency_count") == 3

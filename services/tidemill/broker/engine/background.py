@@ -62,10 +62,14 @@ class Background:
 
     def step(self, now_ms: int, *, firing_ms: int) -> list[File] | None:
         """Do one slice; return files to sync (fsync) before the next one, None: nothing is due."""
+        if self._quiet.is_now:
+            # Timers that rounds have gathered; between busy rounds they would keep answers waiting.
+            self._timers.index.link_gathered()
         if self._job is None:
             self._job = self._choose(now_ms, firing_ms=firing_ms)
         if self._job is None:
             return None
+        self._timers.index.link_gathered()
         files = next(self._job, None)
         if files is None:
             self._job = None

@@ -53,6 +53,7 @@ POP_RESERVE_PART = 4
 # its timer id and when it is due. A plain tuple, since every send makes one.
 Sent: TypeAlias = tuple[int, int]
 _TYPE_AT, _DELAY = stored_message.MESSAGE_TYPE_AT, stored_message.TYPE_DELAY
+_is_well_formed = stored_message.is_well_formed
 # Makes a named tuple of a tuple without a call of Python code, for what every message makes.
 _tuple = tuple.__new__
 
@@ -130,7 +131,7 @@ class Engine:
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
         if self.free_bytes < self.config.disk_reserve_bytes:
             raise self._disk_full("messages are refused")
-        if crc32(blob) != blob_crc or not stored_message.is_well_formed(blob):
+        if crc32(blob) != blob_crc or not _is_well_formed(blob):
             raise MessageCorrupted(
                 "the message was damaged on its way to the broker; send it again"
             )
@@ -242,7 +243,6 @@ class Engine:
     def write(self, now_ms: int) -> None:
         """Hand the pending round to the disk. Raises DiskFailed, which is final."""
         self._acks.record(now_ms)
-        self.timers.index.link_gathered()
         self.log.write()
 
     def begin_sync(self) -> tuple[LogOffset, list[File]]:

@@ -48,20 +48,22 @@ class MessageStore:
         """Derive the queue and index entries of a MESSAGE record of `size` bytes."""
         if log_offset < self.derived_offset:
             return
-        queue = self._catalog.queues.get((entry.topic_id, entry.queue_id))
+        # At once: every message passes here, and field by field it would cost twice as much.
+        topic_id, queue_id, _, queue_offset, _, _, blob, _ = entry
+        queue = self._catalog.queues.get((topic_id, queue_id))
         if queue is None:
             # The record that states its topic comes later: this replay began behind the first one.
-            queue = self._catalog.queue(entry.topic_id, entry.queue_id)
-        if entry.queue_offset > queue.max_offset:
+            queue = self._catalog.queue(topic_id, queue_id)
+        if queue_offset > queue.max_offset:
             # What was before is gone by retention, and this is the first that is left.
-            queue.restart_at(entry.queue_offset, log_offset)
-        blob, index = entry.blob, self.index
+            queue.restart_at(queue_offset, log_offset)
         if len(blob) < _FIELDS.size:
             key_count, (tag_hash,) = 0, _TAG_HASH.unpack_from(blob, stored_message.TAG_HASH_AT)
         else:
             key_count, tag_hash, key_hash = _FIELDS.unpack_from(blob)
-        if entry.queue_offset == queue.max_offset:
+        if queue_offset == queue.max_offset:
             queue.append(log_offset, size, tag_hash)
+        index = self.index
         if key_count == 1:
             index.hashes.append(key_hash)
             index.offsets.append(log_offset)

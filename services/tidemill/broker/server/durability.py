@@ -3,7 +3,8 @@
     round loop   ── add(effects) ──▶  rounds in flight, in the order of the log
     sync loop       one sync at a time, each for all that was written when it began,
                  ── commit(log_offset) ──▶  `committed_offset`
-    release loop    what the committed rounds have for others leaves, first round first
+                    what the committed rounds have for others leaves at once, first round first
+    release loop    the rest of it, where that takes more than a turn
 
 Rounds do not wait for the sync: while one is synced the next is gathered and written. A round that
 has written nothing waits for the rounds before it, since what it says rests on them.
@@ -21,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.server.slices import in_turns
+from tidemill.broker.server.slices import in_turns, run_turn
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -70,7 +71,8 @@ class Durability:
         self._in_flight: deque[tuple[LogOffset, Sequence[Effect]]] = deque()
         self._written_offset = engine.log_end
         self._has_written = asyncio.Event()
-        self._has_committed = asyncio.Event()
+        self._leaving: Iterator[None] | None = None  # what takes more than a turn
+        self._has_rest = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
 
     @property
@@ -99,7 +101,7 @@ class Durability:
             return
         self._in_flight.append((log_offset, effects))
         if log_offset <= self._engine.committed_offset:
-            self._has_committed.set()
+            self._release()
 
     def commit(self, log_offset: LogOffset) -> None:
         """Let go what rests on the log before `log_offset`.
@@ -108,7 +110,7 @@ class Durability:
         is for their confirm offset to say.
         """
         self._engine.synced(log_offset)
-        self._has_committed.set()
+        self._release()
         self._wake()
 
     @contextlib.asynccontextmanager
@@ -121,7 +123,7 @@ class Durability:
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(self._sync(), name="sync"),
-                tasks.create_task(self._release(), name="release"),
+                tasks.create_task(self._release_rest(), name="release"),
             ]
             yield
             for loop in loops:
@@ -136,11 +138,23 @@ class Durability:
                 await self._syncs.sync(files)
             self.commit(log_offset)
 
-    async def _release(self) -> None:
+    def _release(self) -> None:
+        """Let go what is committed."""
+        if self._leaving is not None:
+            return  # The release loop is at it, and comes to this too.
+        # Nearly always it is little, and a task would cost as much as the round.
+        leaving = self._leave()
+        if not run_turn(leaving):
+            self._leaving = leaving
+            self._has_rest.set()
+
+    async def _release_rest(self) -> None:
         while True:
-            await self._has_committed.wait()
-            self._has_committed.clear()
-            await in_turns(self._leave())
+            await self._has_rest.wait()
+            self._has_rest.clear()
+            if self._leaving is not None:
+                await in_turns(self._leaving)
+                self._leaving = None
 
     def _leave(self) -> Iterator[None]:
         in_flight, engine = self._in_flight, self._engine

@@ -1,9 +1,11 @@
 """What has gathered for the broker, and when it leaves.
 
 A request joins the frame that is being gathered; when the broker has answered the last frame, or
-enough has come together, the next one leaves; two are under way at most. An idle link so sends at
+enough has come together, the next one leaves; three are under way at most. An idle link so sends at
 once and a busy one in batches, and nobody waits for a timer. A frame costs both sides as much as
-many requests do, so it passes no task: it leaves by a plain call from the loop.
+many requests do, so it passes no task: it leaves by a plain call from the loop. One that is full
+leaves in the middle of a turn: the broker is at it while the rest of the turn's calls are read,
+else the two would take turns and each wait for the other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 BUSY_REQUESTS = 16  # under way on a link that is busy
 BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
-SECOND_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
+FRAMES_MAX = 3  # sent and not answered
+NEXT_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
+FULL_FRAME_REQUESTS = 96  # that do not wait for the turn's end
 
 
 @final
@@ -55,6 +59,8 @@ class Batching:
         self._weight += command.weight
         if not self._is_gathering:
             self._wake()
+        elif self._weight >= FULL_FRAME_REQUESTS and self._may_send:
+            self._send()
 
     def add_all(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
         """Let the rows of one request leave together."""
@@ -109,11 +115,11 @@ class Batching:
 
     @property
     def _may_send(self) -> bool:
-        """Whether a frame may leave: none is unanswered, or one is and a good deal has gathered."""
-        unanswered = self._sequence - self._answered_sequence
-        if unanswered == 1:
-            return self._weight >= SECOND_FRAME_REQUESTS
-        return unanswered == 0
+        """Whether a frame may leave: all are answered, or some are not and much has gathered."""
+        unanswered = self.unanswered
+        if unanswered:
+            return unanswered < FRAMES_MAX and self._weight >= NEXT_FRAME_REQUESTS
+        return True
 
     def _gather(self) -> None:
         self._turns_left -= 1
@@ -121,10 +127,13 @@ class Batching:
             self._loop.call_soon(self._gather)
             return
         self._is_gathering = False
-        if self._has_work:
-            frame = self._take_frame()
-            frame.sequence = self._sequence = self._sequence + 1
-            self._write(frame)
+        if self._has_work and self._may_send:
+            self._send()
+
+    def _send(self) -> None:
+        frame = self._take_frame()
+        frame.sequence = self._sequence = self._sequence + 1
+        self._write(frame)
 
     @property
     def _has_work(self) -> bool:

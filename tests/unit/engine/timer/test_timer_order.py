@@ -77,3 +77,30 @@ def test_a_near_wheel_that_is_full_does_not_keep_the_owner_busy() -> None:
     world.sleep(20 * SECOND_MS)  # The world notices when the clock stands still too long.
     assert len(order(world)) == 8 * 64
     assert order(world) == sorted(order(world))
+
+
+def test_what_rounds_have_gathered_comes_in_time_without_background_work() -> None:
+    world = TimerWorld()
+    for n in range(20):
+        world.schedule(f"m{n}", delay_ms=(60 + n) * SECOND_MS)
+    assert world.engine.timers.index.gathered_due_ms is not None
+    world.sleep(59 * SECOND_MS)
+    assert order(world) == []
+    world.sleep(21 * SECOND_MS)
+    assert len(order(world)) == 20
+    assert all(one.stored_at_ms == one.due_at_ms for one in world.delivered)
+
+
+def test_what_rounds_have_gathered_is_linked_when_nothing_is_pending() -> None:
+    world = TimerWorld()
+    world.schedule("first", delay_ms=HOUR_MS)
+    world.background()
+    for n in range(3):
+        world.schedule(f"m{n}", delay_ms=HOUR_MS, commit=False)
+        world.engine.write(world.now_ms)
+        world.engine.background.step(world.now_ms, firing_ms=world.now_ms)
+        assert world.engine.timers.index.gathered_due_ms is not None, "its round is not committed"
+    world.commit()
+    world.engine.background.step(world.now_ms, firing_ms=world.now_ms)
+    assert world.engine.timers.index.gathered_due_ms is None
+    world.check()

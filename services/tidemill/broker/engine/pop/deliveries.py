@@ -92,7 +92,7 @@ class Deliveries:
             )),
             now_ms,
         )  # fmt: skip
-        self._state.count("ck", progress, 1)
+        self._state.counts["ck", progress.group_id, progress.named_topic_id] += 1
         return _tuple(Batch, (
             slot, delivery_id, now_ms, visible_at_ms, queue_id, range(count), offsets,
             attempts or _FIRST_ATTEMPTS[count], taken.log_offsets, size_bytes,

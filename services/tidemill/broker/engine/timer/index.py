@@ -35,6 +35,7 @@ from tidemill.broker.engine.timer.wheel import Wheel
 RING_RESERVE_S = 60
 ROWS_MIN = 64  # fewer are linked one by one: as arrays they cost 250 us, however few
 GATHERED_MAX = 1_024  # linked in about a millisecond
+_NEVER_MS = 1 << 62
 _PENDING = TimerState.PENDING.value  # packing an enum costs more than the rest of an entry
 Arrival = Callable[[int, TimerId, TopicId, int, int], None]
 ArrivedRows = Callable[[int, np.ndarray], None]
@@ -72,6 +73,7 @@ class TimerIndex:
         self._gathered = array("q")
         self._gathered_bytes = 0
         self._gathered_at_ms = 0
+        self._gathered_due_ms = _NEVER_MS  # when the first of them is due
         self.counts = Counts(log, table)
         self.latest_s: dict[int, int] = {}  # by timer log file: its latest slot
         # Told of every timer that is linked: due_at_ms, timer_id, topic_id, size, slot second.
@@ -118,6 +120,8 @@ class TimerIndex:
         self._gathered.extend((log_offset, size, target.due_at_ms, target.topic_id))
         self._gathered_bytes += size
         self._gathered_at_ms = now_ms
+        if target.due_at_ms < self._gathered_due_ms:
+            self._gathered_due_ms = target.due_at_ms
         self.next_id = timer_id + 1
         if len(self._gathered) >= GATHERED_MAX * 4:
             self.link_gathered()
@@ -144,14 +148,16 @@ class TimerIndex:
             self._link(timer_id, entry, timer_record.SCHEDULE, now_ms)
 
     def link_gathered(self) -> None:
-        """Add the timers that were scheduled since the last call: the many of a round at once.
+        """Add the timers that were scheduled since the last call: the many of some rounds at once.
 
-        Invariant: nothing is gathered when a timer is looked at, or a round ends.
+        Invariant: nothing is gathered when a timer, or a count of them, is looked at, and nothing
+        that is due within the horizon when slots are loaded.
         """
         if not self._gathered:
             return
         columns = np.frombuffer(self._gathered, np.int64).reshape(-1, 4)
         self._gathered, self._gathered_bytes = array("q"), 0
+        self._gathered_due_ms = _NEVER_MS
         first_id, now_ms = self.next_id - len(columns), self._gathered_at_ms
         if len(columns) < ROWS_MIN or self.follower is not None:
             self._link_few(TimerId(first_id), columns.tolist(), now_ms)
@@ -165,6 +171,11 @@ class TimerIndex:
             if self.is_linking:
                 self.link_rows(begin, part, now_ms)
                 self.arrived_rows(begin, part)
+
+    @property
+    def gathered_due_ms(self) -> int | None:
+        """When the first of what is gathered is due; None: nothing is."""
+        return self._gathered_due_ms if self._gathered else None
 
     def _link_few(self, first_id: TimerId, scheduled: list[list[int]], now_ms: int) -> None:
         """Add timers one by one; rows of (log offset, size, due time, topic id)."""

@@ -79,6 +79,7 @@ class Janitor:
         return steps
 
     def _find(self, now_ms: int) -> Iterator[list[File]] | None:
+        self._index.link_gathered()
         timer_log = self._index.timer_log
         numbers = timer_log.numbers
         if len(numbers) > 1:

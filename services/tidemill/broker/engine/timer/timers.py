@@ -116,6 +116,8 @@ class Timers:
         self.delays: Histogram[TopicId] = Histogram(DELAY_BUCKETS_S)  # asked for
         self.recalled: Counter[tuple[int, str]] = Counter()  # by topic id and result
         self.rescheduled: Counter[tuple[int, str]] = Counter()
+        # What is due sooner is linked before slots are loaded: up to the end of a second, they are.
+        self._gathered_ahead_ms = config.load_horizon_ms + 1000
         self._advanced_s = 0
         self._is_loaders_turn = False
 
@@ -282,9 +284,11 @@ class Timers:
     def run_due(self, now_ms: int, *, firing_ms: int) -> bool:
         """Do one slice of each stage; True when there is more to do at once."""
         index = self.index
-        index.link_gathered()
         if not index.next_id:
             return False
+        gathered_due_ms = index.gathered_due_ms
+        if gathered_due_ms is not None and gathered_due_ms < firing_ms + self._gathered_ahead_ms:
+            index.link_gathered()
         is_rebuilding = self.opening.is_rebuilding
         self.deliverer.take_due(firing_ms)
         has_more = self.deliverer.step(now_ms, firing_ms=firing_ms)
@@ -326,6 +330,8 @@ class Timers:
         if self.deliverer.has_work:
             return self.deliverer.next_step_ms(now_ms)
         times = [self.near.next_due_ms()]
+        if index.gathered_due_ms is not None:
+            times.append(index.gathered_due_ms - self._gathered_ahead_ms)
         if index.pending_count:
             times.append(self.loader.next_step_ms())
         lag_ms = now_ms - firing_ms
@@ -370,6 +376,7 @@ class Timers:
         index = self.index
         # A flush that the stop has interrupted holds pages of its own: then what it wrote counts.
         is_busy = self.opening.is_rebuilding or index.is_damaged or self.flusher.is_active
+        index.link_gathered()
         if index.next_id and not is_busy:
             yield from self.flusher.flush(
                 now_ms, self.opening.store_uuid, lambda: iter(()), flags=FLAG_CLEAN
@@ -379,6 +386,7 @@ class Timers:
         """Return whether no timer needs the oldest segment, in memory or after a restart."""
         if not self.index.next_id:
             return True
+        self.index.link_gathered()
         return not self.index.counts.pins[segment.start] and segment.end <= self.flusher.replay_from
 
     def close(self) -> None:
