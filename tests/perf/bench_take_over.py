@@ -98,7 +98,7 @@ def main() -> None:
         engine = Engine(PosixDisk(second), CONFIG)
         engine.timers.opening.open_nothing()
         engine.timers.index.is_following = True
-        engine.log.open_segments()
+        engine.log.open_segments(durable_offset=0)
         records = 0
 
         def follow() -> None:

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import Content, FaultyDisk
+from tests.support.faulty_disk import FaultyDisk
 from tests.support.timer_log_fold import DELIVERED
 from tests.support.timer_world import (
     HOUR_MS,
@@ -112,10 +112,8 @@ def test_missing_kinds_of_files_change_no_outcome(what: str) -> None:
 def test_a_file_that_was_cut_changes_no_outcome(name: str, part: int) -> None:
     world = history(3)
     disk = world.disk.after_kill()
-    data = disk._files[name].now
-    data = data[: [0, len(data) // 2, len(data) - 1][part]]
-    disk._files[name] = Content(data, bytearray(data))
-    disk._durable = dict(disk._files)
+    size = len(disk.read(name) or b"")
+    disk.cut(name, [0, size // 2, size - 1][part])
     check_outcome(start_on(world, disk))
 
 
@@ -125,7 +123,7 @@ def test_a_flipped_bit_in_a_file_changes_no_outcome(name: str, seed: int) -> Non
     world = history(4)
     random = Random(f"{name} {seed}")
     disk = world.disk.after_kill()
-    data = disk._files[name].now
+    data = disk.read(name) or b""
     used = [at for at, byte in enumerate(data) if byte]
     places = used if seed % 2 else range(len(data))
     disk.damage(name, random.choice(places), bits=1 << random.randrange(8))

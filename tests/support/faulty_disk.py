@@ -1,8 +1,12 @@
 """A disk in memory that keeps only what it must, and can lose power at any operation.
 
-What it may do is what a real disk may do (see `tidemill.broker.engine.store.disk`): at a power cut
-each write that was not synced is kept, torn at a random byte, or lost, each on its own; folder
-changes that were not synced survive up to a random one of them. What was synced is kept.
+What it may do is what a real disk may do (see `tidemill.broker.engine.store.disk`):
+
+    power cut    each write that was not synced is kept, torn at a random byte, or lost, each on its
+                 own; of each folder's changes that were not synced the first few survive
+    kill         all that was written stays readable, and is as little durable as before
+    failed sync  what was to be synced is on the disk, torn or lost, as after a power cut; it stays
+                 readable, and no later sync writes it: only a write does
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeAlias
 
 from tidemill.broker.engine.store.disk import DiskFailed
 
 SECTOR = 512
+Change: TypeAlias = tuple[int, bytes] | int  # a write: where, and what; a resize: to what size
+Names: TypeAlias = dict[str, "Content"]  # of one folder
 
 
 class PowerCut(Exception):
@@ -26,7 +33,7 @@ class Content:
 
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    unsynced: list[tuple[int, bytes] | int] = field(default_factory=list)  # writes, and resizes
+    unsynced: list[Change] = field(default_factory=list)
     viewed: list[bytearray] = field(default_factory=list)  # of former sizes, with views on them
 
     def write(self, offset: int, data: bytes) -> None:
@@ -43,6 +50,21 @@ class Content:
         if not _resized(self.now, size):
             self.viewed.append(self.now)
             self.now = self.now[:size] + bytes(max(size - len(self.now), 0))
+
+    def copy(self) -> Content:
+        """Return the content as another process finds it: nobody has a view of it."""
+        return Content(bytearray(self.now), bytearray(self.durable), list(self.unsynced))
+
+    def lose_pages(self, random: Random) -> None:
+        """Let a sync fail: what is on the disk now nobody knows, and the cache calls it written."""
+        self.durable = self.after_power_cut(random).durable
+        self.unsynced.clear()
+
+    def reload(self) -> None:
+        """Read what is on the disk in place of what is cached, where that counts as written."""
+        assert not self.unsynced, "it is synced first"
+        assert not self.viewed, "nobody has a view of it yet"
+        self.now = bytearray(self.durable)
 
     def make_durable(self) -> None:
         """Carry over what was written since the last sync: files may be large, and writes few."""
@@ -127,8 +149,12 @@ class FaultyFile:
         self._content.resize(size)
 
     def sync(self) -> None:
-        self._disk.step(f"sync {self.name}")
+        self._disk.step_sync(f"sync {self.name}", self._content)
         self._content.make_durable()
+
+    def reload(self) -> None:
+        self.sync()
+        self._content.reload()
 
     def close(self) -> None:
         pass
@@ -145,133 +171,196 @@ class FaultyFolder(FaultyFile):
 
 
 class FaultyDisk:
-    """A `Disk` whose next life begins with `after_power_cut`."""
+    """A `Disk` whose next life begins with `after_power_cut` or `after_kill`."""
 
     def __init__(self, random: Random, *, capacity_bytes: int = 1 << 40) -> None:
         self.random = random
         self.capacity_bytes = capacity_bytes
         self.written_bytes = 0
         self.operations: list[str] = []
-        self.cut_at: int | None = None  # index of the operation at which the power goes
+        self.cut_at: int | None = None  # index of the operation at which the process ends
+        self.sync_fails_at: int | None = None  # index of the operation from which a sync fails
         self.fails_writes = False
         self.advised: list[tuple[str, int, int]] = []
-        self._folders = {"."}  # durable as soon as they are made
-        self._files: dict[str, Content] = {}
-        self._durable: dict[str, Content] = {}
-        self._folder_changes: list[dict[str, Content]] = []
+        self._interrupted: tuple[Content, Change] | None = None
+        self._folders: dict[str, Names] = {".": {}}  # durable as soon as they are made
+        self._durable: dict[str, Names] = {".": {}}
+        self._changes: dict[str, list[Names]] = {}  # by folder: what was not synced
 
-    def step(
-        self,
-        what: str,
-        content: Content | None = None,
-        change: tuple[int, bytes] | int | None = None,
-    ) -> None:
+    def step(self, what: str, content: Content | None = None, change: Change | None = None) -> None:
         """Count an operation; at `cut_at` leave it half done and stop."""
         if self.cut_at is not None and len(self.operations) > self.cut_at:
             raise PowerCut("there is no power any more")
         self.operations.append(what)
         if self.fails_writes and change is not None:
             raise DiskFailed(what)
+        is_last = self.cut_at is not None and len(self.operations) > self.cut_at
         if content is not None and change is not None:
             content.unsynced.append(change)
-        if self.cut_at is not None and len(self.operations) > self.cut_at:
+            if is_last:
+                self._interrupted = content, change
+        if is_last:
             raise PowerCut(what)
+
+    def step_sync(self, what: str, content: Content | None = None) -> None:
+        """Count a sync; from `sync_fails_at` on let it fail."""
+        fails_at = self.sync_fails_at
+        if fails_at is not None and len(self.operations) >= fails_at:
+            self.sync_fails_at = None
+            if content is not None:
+                content.lose_pages(self.random)
+            raise DiskFailed(what)
+        self.step(what)
 
     def after_power_cut(self) -> FaultyDisk:
         """Return the disk as the next start finds it."""
-        names = self._durable
-        if self._folder_changes:
-            survivors = self.random.randint(0, len(self._folder_changes))
-            if survivors:
-                names = self._folder_changes[survivors - 1]
-        return self._with({n: c.after_power_cut(self.random) for n, c in sorted(names.items())})
+        names = {
+            folder: self._surviving(folder, durable) for folder, durable in self._durable.items()
+        }
+        contents = {id(c): c for of_folder in names.values() for c in of_folder.values()}
+        found = {key: c.after_power_cut(self.random) for key, c in contents.items()}
+        disk = self._empty()
+        for folder, of_folder in names.items():
+            disk._folders[folder] = {name: found[id(c)] for name, c in of_folder.items()}
+            disk._durable[folder] = dict(disk._folders[folder])
+        return disk
+
+    def _surviving(self, folder: str, durable: Names) -> Names:
+        changes = self._changes.get(folder, [])
+        survivors = self.random.randint(0, len(changes))
+        return changes[survivors - 1] if survivors else durable
 
     def after_kill(self) -> FaultyDisk:
-        """Return the disk as it is after the process died: the kernel has every write."""
-        return self._with(
-            {n: Content(bytearray(c.now), bytearray(c.now)) for n, c in self._files.items()}
-        )
+        """Return the disk as it is after the process died: the kernel has every write.
 
-    def _with(self, files: dict[str, Content]) -> FaultyDisk:
-        disk = FaultyDisk(self.random, capacity_bytes=self.capacity_bytes)
-        disk._files = dict(files)
-        disk._durable = dict(files)
-        disk._folders = set(self._folders)
+        None of it has become durable by that: a power cut may still take it.
+        """
+        self._end_interrupted()
+        copies: dict[int, Content] = {}
+
+        def copied(names: Names) -> Names:
+            for content in names.values():
+                if id(content) not in copies:
+                    copies[id(content)] = content.copy()
+            return {name: copies[id(content)] for name, content in names.items()}
+
+        disk = self._empty()
+        disk._folders = {folder: copied(names) for folder, names in self._folders.items()}
+        disk._durable = {folder: copied(names) for folder, names in self._durable.items()}
+        disk._changes = {
+            folder: [copied(names) for names in changes]
+            for folder, changes in self._changes.items()
+        }
         return disk
+
+    def _end_interrupted(self) -> None:
+        """Decide how much the kernel has of the write in whose middle the process was killed."""
+        if self._interrupted is None:
+            return
+        content, change = self._interrupted
+        self._interrupted = None
+        content.unsynced.pop()
+        if isinstance(change, int):
+            return
+        offset, data = change
+        part = data[: self.random.choice((0, self.random.randint(0, len(data)), len(data)))]
+        if part:
+            content.unsynced.append((offset, part))
+            content.write(offset, part)
+
+    def _empty(self) -> FaultyDisk:
+        return FaultyDisk(self.random, capacity_bytes=self.capacity_bytes)
 
     # ------------------------------------------------------------ the protocol
 
     def names(self, folder: str) -> list[str]:
-        return sorted(name for name in self._files if _folder_of(name) == folder)
+        return sorted(self._folders.get(folder, {}))
 
     def open(self, name: str, *, create: bool = False) -> FaultyFile:
+        folder = _folder_of(name)
         if create:
-            if name in self._files:
+            if name in self._folders.get(folder, {}):
                 raise FileExistsError(name)
-            self._make_folder(_folder_of(name))
-            self._change(f"create {name}", {**self._files, name: Content()})
-        self._find(name)
-        return FaultyFile(self, name, self._files[name])
+            self._make_folder(folder)
+            self._change(f"create {name}", folder, {**self._folders[folder], name: Content()})
+        return FaultyFile(self, name, self._find(name))
 
     def read(self, name: str) -> bytes | None:
-        content = self._files.get(name)
+        content = self._folders.get(_folder_of(name), {}).get(name)
         return None if content is None else bytes(content.now)
 
     def rename(self, source: str, target: str) -> None:
-        self._find(source)
-        self._find_folder(_folder_of(target))
-        files = dict(self._files)
-        files[target] = files.pop(source)
-        self._change(f"rename {source} {target}", files)
+        content, folder = self._find(source), _folder_of(source)
+        if _folder_of(target) not in self._folders:
+            raise FileNotFoundError(target)
+        assert _folder_of(target) == folder, "a rename is atomic where there is one folder to sync"
+        names = {name: c for name, c in self._folders[folder].items() if name != source}
+        self._change(f"rename {source} {target}", folder, {**names, target: content})
 
     def delete(self, name: str) -> None:
         self._find(name)
-        self._change(f"delete {name}", {n: c for n, c in self._files.items() if n != name})
+        folder = _folder_of(name)
+        names = {n: c for n, c in self._folders[folder].items() if n != name}
+        self._change(f"delete {name}", folder, names)
 
     def folder(self, folder: str) -> FaultyFolder:
-        self._find_folder(folder)
+        if folder not in self._folders:
+            raise FileNotFoundError(folder)
         return FaultyFolder(self, folder)
 
     def sync_folder(self, folder: str) -> None:
-        # All folders at once: what the engine orders between two folders, it orders by syncs.
-        self.step(f"sync folder {folder}")
-        self._durable = dict(self._files)
-        self._folder_changes.clear()
+        self.step_sync(f"sync folder {folder}")
+        self._durable[folder] = dict(self._folders[folder])
+        self._changes.pop(folder, None)
 
     def free_bytes(self) -> int:
-        return self.capacity_bytes - sum(len(content.now) for content in self._files.values())
+        used = sum(len(c.now) for names in self._folders.values() for c in names.values())
+        return self.capacity_bytes - used
 
     def total_bytes(self) -> int:
         return self.capacity_bytes
 
+    def all_names(self) -> list[str]:
+        """Return the names of all files."""
+        return sorted(name for names in self._folders.values() for name in names)
+
     def damage(self, name: str, position: int, *, bits: int = 1) -> None:
         """Flip bits of a byte, durably."""
-        content = self._files[name]
+        content = self._find(name)
         content.now[position] ^= bits
         content.durable = bytearray(content.now)
+        content.unsynced.clear()
+
+    def cut(self, name: str, size: int) -> None:
+        """Leave the first bytes of a file, durably."""
+        content = self._find(name)
+        content.now = bytearray(content.now[:size])
+        content.durable = bytearray(content.now)
+        content.unsynced.clear()
 
     def remove(self, name: str) -> None:
-        """Take a file away behind the engine's back."""
-        del self._files[name]
-        self._durable = dict(self._files)
+        """Take a file away behind the engine's back, durably."""
+        folder = _folder_of(name)
+        del self._folders[folder][name]
+        self._durable[folder] = dict(self._folders[folder])
+        self._changes.pop(folder, None)
 
-    def _find(self, name: str) -> None:
-        if name not in self._files:
+    def _find(self, name: str) -> Content:
+        content = self._folders.get(_folder_of(name), {}).get(name)
+        if content is None:
             raise FileNotFoundError(name)
-
-    def _find_folder(self, folder: str) -> None:
-        if folder not in self._folders:
-            raise FileNotFoundError(folder)
+        return content
 
     def _make_folder(self, folder: str) -> None:
         if folder not in self._folders:
             self._make_folder(_folder_of(folder))
-            self._folders.add(folder)
+            self._folders[folder] = {}
+            self._durable[folder] = {}
 
-    def _change(self, what: str, files: dict[str, Content]) -> None:
+    def _change(self, what: str, folder: str, names: Names) -> None:
         self.step(what)
-        self._files = files
-        self._folder_changes.append(dict(files))
+        self._folders[folder] = names
+        self._changes.setdefault(folder, []).append(names)
 
 
 def _folder_of(name: str) -> str:

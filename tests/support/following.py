@@ -46,7 +46,7 @@ class Follower:
         """Take over what has been committed since the last time."""
         self._copy(master)
         engine = self.engine
-        engine.log.open_segments()
+        engine.log.open_segments(durable_offset=0)
         for found in engine.log.scan(LogOffset(self._seen_to)):
             engine.fold.apply(found)
         self._seen_to = engine.log.log_end

@@ -79,6 +79,11 @@ class PosixFile:
         except OSError as error:
             raise DiskFailed(f"syncing {self.name}: {error}") from error
 
+    def reload(self) -> None:
+        """Sync, and let go of the pages: they are clean then, and read again when they are used."""
+        self.sync()
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         """Close the descriptor."""
         if self._fd >= 0:

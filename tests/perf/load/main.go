@@ -265,6 +265,9 @@ func receive(o options) map[string]any {
 				ack := append(append([]byte(nil), ackHead...), entries...)
 				var answer []byte
 				if err := connection.Invoke(ctx, service+"AckMessage", &ack, &answer, grpc.ForceCodec(raw{})); err != nil {
+					if everybody.Err() != nil {
+						return // The others have acked enough meanwhile.
+					}
 					fail(err)
 				}
 				checkStatus(answer, "ack")

@@ -145,6 +145,4 @@ def test_invariant_29_a_start_before_the_last_stop_loses_nothing() -> None:
     world.restart()
     assert world.bodies(1, invisible_ms=5_000) == ["m1"]
     world.advance(5_000)
-    assert world.bodies(1) == ["m1"]
-    world.advance(HOUR_MS)
-    assert sorted(world.drain()) == ["m0", "m1"]
+    assert sorted(world.drain()) == ["m0", "m1"], "each was hidden for its five seconds"

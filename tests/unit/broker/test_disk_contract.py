@@ -291,6 +291,46 @@ def test_a_sync_and_advice_change_nothing_that_is_read(disk: Disk) -> None:
     assert disk.read(NAME) == b"0123456789"
 
 
+def test_a_reload_changes_nothing_that_is_on_the_disk(disk: Disk) -> None:
+    file = made(disk, content=b"0123456789")
+    file.reload()
+    assert disk.read(NAME) == b"0123456789"
+    assert bytes(file.view()) == b"0123456789"
+    file.write_at(4, [b"ABC"])
+    assert disk.read(NAME) == b"0123ABC789"
+
+
+def test_a_reload_shows_what_a_failed_sync_has_left() -> None:
+    """Only of the fake: the real one would need a disk that fails."""
+    seen = set()
+    for seed in range(20):
+        disk = FaultyDisk(Random(seed))
+        file = made(disk, content=b"durable")
+        file.sync()
+        disk.folder("log").sync()
+        file.write_at(0, [b"LOST"])
+        disk.sync_fails_at = 0
+        with pytest.raises(DiskFailed, match=NAME):
+            file.sync()
+        found = disk.after_kill()
+        assert found.read(NAME) == b"LOSTble", "the kernel still hands it out"
+        file = found.open(NAME)
+        file.sync()
+        file.reload()
+        assert found.read(NAME) == found.after_power_cut().read(NAME)
+        seen.add(found.read(NAME))
+    assert {b"durable", b"LOSTble"} < seen, "lost, kept and torn"
+
+
+def test_a_kill_makes_nothing_durable() -> None:
+    disk = FaultyDisk(Random(2))
+    made(disk, content=b"written")
+    found = disk.after_kill()
+    assert found.read(NAME) == b"written"
+    contents = {found.after_kill().after_power_cut().read(NAME) for _ in range(50)}
+    assert {None, b"written"} <= contents
+
+
 def test_a_file_may_be_closed_twice(disk: Disk) -> None:
     file = made(disk)
     file.close()

@@ -11,6 +11,7 @@ import pytest
 from tests.support.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.timer.firing_clock import HOLD_MS
 from tidemill.broker.server import link
 from tidemill.broker.server.rounds import Turn
 from tidemill.broker.sync_process import SyncFailed
@@ -582,5 +583,29 @@ def test_pops_of_one_frame_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch)
         await proxy.send(world.pop_frame(4))
         (pop,) = (await proxy.reply()).pops
         assert bodies(pop) == ["c"], "the next round begins anew"
+
+    in_world(scenario)
+
+
+def test_a_clock_that_jumps_ends_no_invisible_duration() -> None:
+    """Until it has shown the same for ten seconds, and then all of them end that are due by it."""
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        await proxy.send(world.pop_frame(2))
+        assert bodies((await proxy.reply()).pops[0]) == ["a"]
+        world.clock.step(3_600_000)
+        world.advance(1)
+        await idle()
+        await proxy.send(world.pop_frame(3))
+        assert not (await proxy.reply()).pops[0].batches
+        world.advance(HOLD_MS)
+        await idle()
+        await proxy.send(world.pop_frame(4))
+        reply = await proxy.reply()
+        if not reply.pops:
+            reply = await proxy.reply()  # The one before told of the retry topic.
+        assert bodies(reply.pops[0]) == ["a"]
 
     in_world(scenario)

@@ -247,7 +247,7 @@ def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) 
                 file.sync()
             append()
     again = CommitLog(disk.after_power_cut(), segment_bytes=4096)
-    again.open_segments()
+    again.open_segments(durable_offset=0)
     found = [one.log_offset for one in again.scan(again.min_offset)]
     assert found == [offset for offset in offsets if offset >= log.min_offset]
 
@@ -273,5 +273,5 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
                 log.synced(log_offset)
                 break
         again = CommitLog(disk.after_power_cut(), segment_bytes=4096)
-        again.open_segments()
+        again.open_segments(durable_offset=0)
         assert [one.log_offset for one in again.scan(LogOffset(0))] == offsets

@@ -22,7 +22,7 @@ SIZE = record.HEADER_SIZE + len(BODY)
 def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
     """Recover a log, and return it with the offsets of the records found."""
     log = CommitLog(disk, segment_bytes=SEGMENT)
-    log.open_segments()
+    log.open_segments(durable_offset=0)
     found = [one.log_offset for one in log.scan(LogOffset(0))] if log.segments else []
     if log.segments:
         log.finish_recovery(durable_offset=0)
@@ -170,7 +170,7 @@ def test_a_recycled_segment_shows_nothing_of_its_former_life() -> None:
 
 def open_log_from(disk: FaultyDisk, offset: int) -> tuple[CommitLog, list[int]]:
     log = CommitLog(disk, segment_bytes=SEGMENT)
-    log.open_segments()
+    log.open_segments(durable_offset=0)
     found = [one.log_offset for one in log.scan(LogOffset(offset))]
     log.finish_recovery(durable_offset=0)
     return log, found

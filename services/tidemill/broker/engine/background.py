@@ -60,8 +60,14 @@ class Background:
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
 
-    def step(self, now_ms: int, *, firing_ms: int) -> list[File] | None:
-        """Do one slice; return files to sync (fsync) before the next one, None: nothing is due."""
+    def step(
+        self, now_ms: int, *, firing_ms: int, monotonic_ms: int | None = None
+    ) -> list[File] | None:
+        """Do one slice; return files to sync (fsync) before the next one, None: nothing is due.
+
+        Without `monotonic_ms` wall time counts as one that nobody moves.
+        """
+        self._retention.note(now_ms, now_ms if monotonic_ms is None else monotonic_ms)
         if self._quiet.is_now:
             # Timers that rounds have gathered; between busy rounds they would keep answers waiting.
             self._timers.index.link_gathered()

@@ -274,22 +274,28 @@ class Engine:
 
     # ------------------------------------------------------------ time and wake-ups
 
-    def run_due(self, now_ms: int, *, firing_ms: int) -> bool:
+    def run_due(self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None) -> bool:
         """Revive, and deliver, one bounded slice of what is due; True: call again soon.
 
-        Deliveries of popped messages run out by `now_ms`, delayed messages are due by `firing_ms`.
+        Deliveries of popped messages run out by `expiry_ms` (`now_ms` where that is not given),
+        delayed messages are due by `firing_ms`: clocks that wait out a jump of wall time.
         """
         self._acks.record(now_ms)
-        has_more = self.consumption.revive.run_due(now_ms)
+        expiry_ms = now_ms if expiry_ms is None else expiry_ms
+        has_more = self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
         return self.timers.run_due(now_ms, firing_ms=firing_ms) or has_more
 
-    def next_due_ms(self, now_ms: int, *, firing_ms: int) -> int | None:
+    def next_due_ms(
+        self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None
+    ) -> int | None:
         """Return when, by wall time, `run_due` or `take_ready` has something to do; None: never."""
         if self.state.ready or self.state.ready_topics:
             # Made by a pop for those who wait: it left the rest of a long scan for the next turn.
             return now_ms
+        expiry_ms = now_ms if expiry_ms is None else expiry_ms
+        revive_ms = self.consumption.revive.next_due_ms()
         dues = (
-            self.consumption.revive.next_due_ms(),
+            None if revive_ms is None else revive_ms + now_ms - expiry_ms,
             self.timers.next_due_ms(now_ms, firing_ms=firing_ms),
         )
         return min((due for due in dues if due is not None), default=None)
@@ -316,6 +322,8 @@ class Engine:
 
         Makes the first record of this epoch durable, and of a new store its name and `secret`.
         """
+        if self.state.table.bring_back(now_ms):
+            self.state.brought_back_before = self.log.log_end
         self.consumption.revive.take_over()
         self.timers.opening.end_replay(now_ms)
         self.log.epoch += 1

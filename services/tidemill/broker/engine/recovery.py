@@ -1,6 +1,7 @@
 """Opening the engine: from what is on disk to a state that is the fold of a prefix of the log.
 
-1. Open the segments; read the checkpoint file.
+1. Read the checkpoint file; open the segments, and make durable what was written behind what the
+   file knows to be: a process that was killed may have been about to.
 2. Open the queue and index files that join up to the checkpoint; load the newest usable snapshot.
 3. Apply the log from there. Until it has passed the last slice of the snapshot each record is
    applied to what does not contain it; then the lists are made, and the rest is `Fold.apply` alone.
@@ -73,9 +74,9 @@ def open_engine(
     """
     assert len(entropy) >= SECRET_SIZE, "the secret of receipt handles needs 32 random bytes"
     engine = Engine(disk, config)
-    engine.log.open_segments()
-    is_new = not engine.log.segments
     checkpoint = store_checkpoint.find(disk.read(CHECKPOINT_FILE))
+    engine.log.open_segments(durable_offset=checkpoint.durable_offset if checkpoint else 0)
+    is_new = not engine.log.segments
     if is_new and checkpoint is not None:
         raise CorruptStore(
             "the folder log holds no segment, but the checkpoint file says that there were some. "

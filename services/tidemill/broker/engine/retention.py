@@ -69,6 +69,9 @@ class Retention:
         self._retention_ms = retention_ms
         self._retention_bytes = retention_bytes
         self.expired_count = 0  # messages that retention took since the start
+        # Of each segment that is full: since when, on a clock that nobody moves.
+        self._full_since_ms: dict[int, int] = {}
+        self._monotonic_ms: int | None = None  # nobody has said yet
 
     def is_near(self, now_ms: int, lead_ms: int) -> bool:
         """Whether the oldest segment will have to go within `lead_ms`, timers aside."""
@@ -78,8 +81,12 @@ class Retention:
         # What follows it was stored at that time, so everything in it is at least as old.
         if log.first_stored_at_ms(1) + self._retention_ms - lead_ms <= now_ms:
             return True
+        return self._is_too_large
+
+    @property
+    def _is_too_large(self) -> bool:
         # Messages that wait for their time are not what a limit by size is there to bound.
-        size = log.log_end - log.min_offset - self._timer_index.pinned_bytes
+        size = self._log.log_end - self._log.min_offset - self._timer_index.pinned_bytes
         return 0 < self._retention_bytes < size
 
     def is_due(self, now_ms: int, timers: Timers) -> bool:
@@ -87,7 +94,39 @@ class Retention:
         segments = self._log.segments
         if len(segments) < 2 or segments[0].end > self._store.derived_offset:
             return False
-        return self.is_near(now_ms, 0) and timers.may_drop(segments[0])
+        return self._has_served(now_ms) and timers.may_drop(segments[0])
+
+    def note(self, now_ms: int, monotonic_ms: int) -> None:
+        """Learn what both clocks show.
+
+        Of a segment that an earlier process has filled wall time says how old it is, once.
+        """
+        is_first, self._monotonic_ms = self._monotonic_ms is None, monotonic_ms
+        full, known = self._log.segments[:-1], self._full_since_ms
+        if len(full) == len(known):
+            return
+        begins = {segment.start for segment in full}
+        for start in known.keys() - begins:
+            del known[start]
+        for number, segment in enumerate(full, 1):
+            if segment.start not in known:
+                # What follows it was stored at that time, so everything in it is at least as old.
+                age_ms = now_ms - self._log.first_stored_at_ms(number) if is_first else 0
+                known[segment.start] = monotonic_ms - max(age_ms, 0)
+
+    def _has_served(self, now_ms: int) -> bool:
+        """Whether the oldest segment has to go: by size, or by its time on both clocks.
+
+        Wall time alone may be days ahead for a second.
+        """
+        if not self.is_near(now_ms, 0):
+            return False
+        if self._is_too_large:
+            return True
+        since_ms = self._full_since_ms.get(self._log.segments[0].start)
+        if since_ms is None or self._monotonic_ms is None:
+            return False
+        return self._monotonic_ms - since_ms >= self._retention_ms
 
     def retire_oldest(self, now_ms: int) -> Steps:
         """State again what only the oldest segment states, then give it up."""

@@ -55,7 +55,9 @@ class BackgroundWork:
 
     def step(self, turn: Turn) -> bool:
         """Do one slice; True when there is more to do at once."""
-        files = self._background.step(turn.now_ms, firing_ms=turn.firing_ms)
+        files = self._background.step(
+            turn.now_ms, firing_ms=turn.firing_ms, monotonic_ms=turn.monotonic_ms
+        )
         if files is None:
             self._idle_at_ms = turn.monotonic_ms
             self._idle_offset = self._engine.committed_offset

@@ -72,6 +72,7 @@ class Turn:
     __slots__ = (
         "effects",
         "engine",
+        "expiry_ms",
         "firing_ms",
         "is_draining",
         "monotonic_ms",
@@ -85,6 +86,7 @@ class Turn:
         self.now_ms = clock.wall_ms()
         self.monotonic_ms = clock.monotonic_ms()
         self.firing_ms = self.now_ms  # by which delayed messages are due
+        self.expiry_ms = self.now_ms  # by which deliveries run out
         self.is_draining = False
         # What the round has for others, by whom it is for, in the order in which they were met.
         self.effects: dict[object, Effect] = {}
@@ -122,6 +124,8 @@ class Rounds:
         self._is_draining = False
         self._is_stopped = False
         self._firing_clock = FiringClock(hold_ms=clock_hold_ms)
+        # Over the clock that never goes back, since deadlines are stamped by that one.
+        self._expiry_clock = FiringClock(hold_ms=clock_hold_ms)
         self._refresh_at_ms = 0
         self.turn = Turn(engine, polls, clock)
         self.revive_latencies: Histogram[tuple[()]] = Histogram(REVIVE_BUCKETS_MS)
@@ -248,9 +252,11 @@ class Rounds:
                 )  # fmt: skip
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         turn.firing_ms = min(firing_ms, turn.now_ms)
+        expiry_ms = self._expiry_clock.read(turn.now_ms, turn.monotonic_ms)
+        turn.expiry_ms = min(expiry_ms, turn.now_ms)
         await in_turns(_apply(work, turn))
         begin_s = time.monotonic()
-        has_more = engine.run_due(turn.now_ms, firing_ms=turn.firing_ms)
+        has_more = engine.run_due(turn.now_ms, firing_ms=turn.firing_ms, expiry_ms=turn.expiry_ms)
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
@@ -323,7 +329,9 @@ class Rounds:
         delay_ms = SLEEP_MS_MAX
         turn = self.turn
         for due_ms in (
-            self._engine.next_due_ms(turn.now_ms, firing_ms=turn.firing_ms),
+            self._engine.next_due_ms(
+                turn.now_ms, firing_ms=turn.firing_ms, expiry_ms=turn.expiry_ms
+            ),
             self._background.next_ms(),
         ):
             if due_ms is not None:

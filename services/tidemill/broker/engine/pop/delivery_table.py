@@ -36,6 +36,7 @@ GROWTH = 4096  # slots added at once: a few hundred KiB
 FLAG_DUE = 32  # taken out of its deadline's list
 FLAG_COARSE = 64  # in a coarse bucket
 FLAGS_STORED = FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND
+AHEAD_MS = 1_000  # a clock that is corrected by less is not worth a look at every delivery
 NEAR_MS = 65_536  # deadlines up to here are exact; a push consumer's 60 s are
 COARSE_SHIFT = 10  # 1,024 ms a coarse bucket: 12 h are 42,000 of them
 COARSE_AHEAD_MS = 4_096  # a coarse bucket is spread this long before its first deadline
@@ -303,6 +304,23 @@ class DeliveryTable:
         begins = _begins(owners)
         self._link_all(self.previous, self.next, live, begins)
         return live, begins
+
+    def bring_back(self, now_ms: int) -> int:
+        """Let deliveries that were popped in the future begin now; return how many those are.
+
+        An earlier process popped them by a clock that was ahead: they stay hidden for as long as
+        was asked for, counted from here. For a start: all deadline lists are made anew.
+        """
+        ids = np.frombuffer(self.ids, dtype=np.int64)
+        popped = np.frombuffer(self.popped_at_ms, dtype=np.int64)
+        visible = np.frombuffer(self.visible_at_ms, dtype=np.int64)
+        used = np.flatnonzero(ids != FREE)
+        ahead = used[popped[used] > now_ms + AHEAD_MS]
+        if len(ahead):
+            visible[ahead] += now_ms - popped[ahead]
+            popped[ahead] = now_ms
+            self._relink_deadlines(used)
+        return len(ahead)
 
     def _relink_deadlines(self, used: np.ndarray) -> None:
         """Put all used slots into coarse buckets; `take_due` spreads the first of them."""

@@ -69,16 +69,19 @@ class Revive:
             late_ms[number] = max(late_ms[number], late)
         return list(zip(self._due_counts, late_ms, strict=True))
 
-    def run_due(self, now_ms: int) -> bool:
-        """Revive one slice of what is due; True: more is. No ack of the round may be unrecorded."""
+    def run_due(self, now_ms: int, *, expiry_ms: int) -> bool:
+        """Revive one slice of what is due by `expiry_ms`; True: more is.
+
+        No ack of the round may be unrecorded.
+        """
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
             slot = self._inherited.popleft()
             if self._state.is_due(slot) and self._is_to_revive(slot):
                 self._queue(slot, now_ms)
-        for slot in self.pass_time(now_ms):
+        for slot in self.pass_time(expiry_ms):
             self._queue(slot, now_ms)
-        if now_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
-            self._window_at_ms = now_ms
+        if expiry_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
+            self._window_at_ms = expiry_ms
             self._window_used.clear()
         left = REVIVE_MESSAGES_A_TURN
         while left > 0 and self._due:
@@ -93,7 +96,7 @@ class Revive:
             if left == before:
                 break
         following = self.next_due_ms()
-        return following is not None and following <= now_ms
+        return following is not None and following <= expiry_ms
 
     def take_over(self) -> None:
         """Begin to revive: what is due already was only taken out of its list so far."""

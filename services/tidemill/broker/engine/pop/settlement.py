@@ -85,10 +85,12 @@ class Settlement:
         """Say what became of a delivery that is not in the table.
 
         It leaves the table when it is settled by acks, or at its deadline; a replaced one stays
-        until then. So before the deadline it can only have been acked.
+        until then. So before the deadline it can only have been acked, unless a start has brought
+        the deadline back from the future.
         """
         if (
             delivery.visible_at_ms <= now_ms
+            or delivery.delivery_id < self._state.brought_back_before
             or delivery.delivery_id >= log_end
             or delivery.group_id not in self._catalog.groups
             or delivery.topic_id not in self._catalog.topics

@@ -53,6 +53,8 @@ class PopState:
         self.ready_topics: set[TopicId] = set()  # topic ids with new messages, for all groups
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (what, group id, topic id)
         self.catch_up: CatchUp | None = None
+        # Deliveries made before this offset may have run out before their handles say so.
+        self.brought_back_before = LogOffset(0)
 
     def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> Progress:
         """Return the progress of a group in a queue, made when it is new."""

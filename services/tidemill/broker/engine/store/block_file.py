@@ -68,12 +68,16 @@ class BlockFile:
     """An open derived file. A block's checksum is verified when it is first used."""
 
     def __init__(self, disk: Disk, name: str, magic: int) -> None:
-        """Open `name`. Raises BlockFileDamaged."""
+        """Open `name`. Raises BlockFileDamaged, also where its header tells of another range."""
         self.name = name
         file = disk.open(name)
         self._view = file.view()
         file.close()
         self.from_offset, self.to_offset, self.rows = block_file.decode_header(self._view, magic)
+        begin, end = self.from_offset, self.to_offset
+        if name != file_name(name.rpartition("/")[0], from_offset=begin, to_offset=end):
+            # Also one that was being written: of a torn header the checksum may be right.
+            raise BlockFileDamaged(f"{name} says that it is of {begin} to {end}")
         self._verified = bytearray(len(self.rows))
 
     def block(self, index: int, size: int) -> memoryview:

@@ -309,9 +309,16 @@ class CommitLog:
 
     # ------------------------------------------------------------ recovery
 
-    def open_segments(self) -> None:
-        """Open the files of the log that are not open. Raises CorruptStore when one is missing."""
-        for name in self._disk.names(FOLDER):
+    def open_segments(self, *, durable_offset: int) -> None:
+        """Open the files of the log that are not open. Raises CorruptStore when one is missing.
+
+        What an earlier process has written from `durable_offset` on is made durable, in all files:
+        the replay builds on it, and what is logged from now on says that it is.
+        """
+        names = self._disk.names(FOLDER)
+        if names:
+            self._disk.folder(FOLDER).sync()
+        for name in names:
             stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
             if stem in (PREPARED, DROPPED):
                 # A segment that was being prepared or deleted when the process ended.
@@ -325,6 +332,8 @@ class CommitLog:
             if self._segments and int(stem) < self._segments[-1].end:
                 continue
             file = self._disk.open(name)
+            if int(stem) + file.size() > durable_offset:
+                file.reload()
             if not file.size():
                 # The process ended while it made the file: nothing was ever in it.
                 file.close()

@@ -2,7 +2,8 @@
 
 Assumed of the disk: bytes written and then synced survive a power cut; bytes written and not synced
 may survive, be torn at any byte, or vanish; a rename is atomic, and durable once its folder is
-synced.
+synced. All that was written is read back until the power goes, by a later process too, although it
+may never become durable: so what a start has found counts only after `reload`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ class File(Protocol):
     def sync(self) -> None:
         """Make everything written so far durable. Raises DiskFailed."""
 
+    def reload(self) -> None:
+        """Make durable what an earlier process has written, and read from the disk from now on.
+
+        After a sync that failed the system may keep the bytes in memory and call them written: what
+        is read of them is not what the next start will find. Nobody may have a view of the file.
+        Raises DiskFailed.
+        """
+
     def close(self) -> None:
         """Give the descriptor back."""
 
@@ -81,6 +90,17 @@ class Disk(Protocol):
 
     def total_bytes(self) -> int:
         """Return how many bytes the whole volume holds, used or free."""
+
+
+def reload_folder(disk: Disk, folder: str) -> None:
+    """Make durable what an earlier process has left in `folder`. Raises DiskFailed."""
+    names = disk.names(folder)
+    for name in names:
+        file = disk.open(name)
+        file.reload()
+        file.close()
+    if names:
+        disk.folder(folder).sync()
 
 
 def drop_file(disk: Disk, name: str) -> Iterator[list[File]]:

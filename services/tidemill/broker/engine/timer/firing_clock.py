@@ -1,4 +1,4 @@
-"""The firing clock: by which time timers fire.
+"""A clock that waits out jumps: by it timers fire and deliveries run out.
 
 Wall time, as long as that goes on like the monotonic clock. After a jump of more than JUMP_MS, in
 either direction, it holds: it goes on at the pace of the monotonic clock for `hold_ms`, and then

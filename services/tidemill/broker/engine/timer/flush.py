@@ -22,13 +22,14 @@ from tidemill.broker.engine.layout import timer_checkpoint
 from tidemill.broker.engine.layout.numbers import QueueOffset
 from tidemill.broker.engine.layout.timer_checkpoint import TimerCheckpoint
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.disk import Disk, File, reload_folder
 from tidemill.broker.engine.timer import table, timer_log
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.index import TimerIndex
 
 FILES = ("timer/checkpoint.a", "timer/checkpoint.b")
 FOLDER = "timer"
+FOLDERS = (FOLDER, timer_log.FOLDER, table.FOLDER)
 LOG_PERIOD_MS = 1_000
 DIRTY_PAGES_MAX = 2_048  # of the table, 32 MiB: beyond it a flush does not wait for its time
 
@@ -63,8 +64,12 @@ class Flusher:
     @property
     def has_files(self) -> bool:
         """Whether the disk has any file of timers."""
-        folders = (FOLDER, timer_log.FOLDER, table.FOLDER)
-        return any(self._disk.names(folder) for folder in folders)
+        return any(self._disk.names(folder) for folder in FOLDERS)
+
+    def reload_files(self) -> None:
+        """Make durable what an earlier process has written."""
+        for folder in FOLDERS:
+            reload_folder(self._disk, folder)
 
     def begin(self, now_ms: int) -> None:
         """Count the periods from here."""

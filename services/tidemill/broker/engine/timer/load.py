@@ -62,6 +62,7 @@ class Loader:
         self._suspended: dict[int, _Walk] = {}  # by slot: the rest of chains longer than a chunk
         self._walked: dict[int, int] = {}  # by slot: where its chain began when it was walked
         self._again: set[int] = set()  # slots with records that were neither loaded nor walked
+        self._late_s = 0  # a slot ahead of the clock that holds what came late for the hand
         self._loaded_at_ms = 0  # firing time of the last slice: the horizon begins there
 
     def begin(self, now_ms: int) -> None:
@@ -81,6 +82,7 @@ class Loader:
         self._walk = None
         if self._on_time_first_s == hand_s + 1 and self._index.wheel.count(hand_s + 1):
             # The hand is ahead of the clock: what came late for it waits in the slot behind it.
+            self._late_s = hand_s + 1
             self._on_time.append(hand_s + 1)
             self._on_time_next_s += 1
 
@@ -155,11 +157,12 @@ class Loader:
     def _walk_again(self, now_s: int) -> bool:
         """Go on with a chain that was too long, or with what came to it since."""
         outstanding = self._near.outstanding
-        for slot_s in [s for s in self._suspended if s < now_s]:
+        for slot_s in [s for s in self._suspended if s < now_s or s == self._late_s]:
             if outstanding[slot_s] < self._chunk // 2:
                 self._walk = self._suspended.pop(slot_s)
                 return True
-        for slot_s in [s for s in self._again if s < now_s and s not in self._suspended]:
+        again = [s for s in self._again if s < now_s or s == self._late_s]
+        for slot_s in [s for s in again if s not in self._suspended]:
             if outstanding[slot_s] < self._chunk // 2:
                 self._again.discard(slot_s)
                 self._begin_walk(slot_s)

@@ -60,6 +60,9 @@ class Opening:
 
     def open(self) -> int:
         """Load the files; return the log offset from which the log must be folded in."""
+        # A flush that a kill has ended left pages that are read and not durable; what they say
+        # already no replay would write again.
+        self._flusher.reload_files()
         checkpoint = self._flusher.find_checkpoint()
         is_usable = (
             checkpoint is not None

@@ -1,0 +1,157 @@
+"""Lives that end badly, one upon the other: kills, power cuts and syncs that fail, in any order.
+
+A scenario of `test_power_cut` or `test_timer_power_cut` is ended at a random disk operation. Each
+further life starts, serves clients, writes its files, and is ended again; the last one by a power
+cut, since only that takes what earlier lives believed to be there. Afterwards the same promises
+hold as after one power cut, and every start in between was one.
+
+A seed says it all. TIDEMILL_TEST_EXAMPLES scales the number of seeds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from random import Random
+from typing import Generic, TypeVar
+
+import pytest
+
+from tests.property import test_power_cut as store
+from tests.property import test_timer_power_cut as timers
+from tests.support.engine_world import SMALL, World
+from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.timer_world import SECOND_MS, START_MS, TimerWorld
+from tidemill.broker.engine.store.disk import DiskFailed
+
+LIVES_MAX = 5
+SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) * 17
+CHUNKS = 8  # the seeds are split into this many tests
+ENDS = ("kill", "kill", "power cut", "failed sync")
+SHORT = 60  # operations of a life that is to end early
+W = TypeVar("W", bound=World)
+
+
+class Lives(Generic[W]):
+    """One store through its lives."""
+
+    def __init__(self, random: Random, *, now_ms: int) -> None:
+        self.random = random
+        self.disk = FaultyDisk(random)
+        self.world: W | None = None  # the last one that came to live
+        self.story: list[str] = []
+        self._now_ms = now_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self._now_ms if self.world is None else self.world.now_ms
+
+    def live(self, begin: Callable[[], W], go_on: Callable[[W], None], operations: int) -> None:
+        """Let the store live until something ends it, and leave the disk for the next life."""
+        disk, end = self.disk, self.random.choice(ENDS)
+        at = self.random.randint(0, operations)
+        if end == "failed sync":
+            disk.sync_fails_at = at
+        else:
+            disk.cut_at = at
+        try:
+            self.world = begin()
+            go_on(self.world)
+        except (PowerCut, DiskFailed):
+            pass
+        operation = disk.operations[-1] if disk.operations else "nothing"
+        self.story.append(f"{end} at {len(disk.operations)} ({operation})")
+        self.disk = disk.after_power_cut() if end == "power cut" else disk.after_kill()
+
+
+def lead_store(lives: Lives[World], answered: store.Answered) -> World:
+    """Let a store live and end some times; return it after the last power cut."""
+    random = lives.random
+    whole = max(store.OPERATIONS.values())
+    open_world = random.choice(list(store.OPERATIONS))
+    lives.live(
+        lambda: open_world(lives.disk),
+        lambda world: store.run_scenario(world, answered),
+        random.choice((SHORT, whole)),
+    )
+    for number in range(1, random.randint(2, LIVES_MAX)):
+        lives.live(
+            lambda: World(lives.disk, config=SMALL, now_ms=lives.now_ms),
+            lambda world, number=number: serve(world, answered, f"life{number}"),  # type: ignore[misc]  # its default
+            SHORT,
+        )
+    return World(lives.disk.after_power_cut(), config=SMALL, now_ms=lives.now_ms)
+
+
+def serve(world: World, answered: store.Answered, name: str) -> None:
+    """Send, pop and ack, as the scenario does, and write a checkpoint."""
+    for n in range(3):
+        store.send(world, answered, f"{name}-{n}", size=40_000 * (n % 2))
+        popped = world.pop(4, invisible_ms=5_000)
+        answered.hidden.update({one.body: one.delivery.visible_at_ms for one in popped})
+        acked = {one.body for one in popped[:2]}
+        answered.acking.update(acked)
+        world.ack(*popped[:2])
+        answered.acked.update(acked)
+        answered.acking.difference_update(acked)
+    world.checkpoint()
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nothing_answered_is_lost_in_crash_upon_crash(chunk: int) -> None:
+    for seed in range(chunk, SEEDS, CHUNKS):
+        lives: Lives[World] = Lives(Random(seed), now_ms=1_000_000)
+        answered = store.Answered()
+        try:
+            store.check(lead_store(lives, answered), answered)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, {'; '.join(lives.story)}: {error}") from error
+
+
+def lead_timers(lives: Lives[TimerWorld], told: timers.Answered) -> TimerWorld:
+    """Let timers live and end some times; return them after the last power cut."""
+    random = lives.random
+    whole = max(map(len, timers.OPERATIONS.values()))
+    open_world = random.choice(list(timers.OPERATIONS))
+    lives.live(
+        lambda: open_world(lives.disk),
+        lambda world: timers.run_scenario(world, told),
+        random.choice((SHORT, whole)),
+    )
+    for number in range(1, random.randint(2, LIVES_MAX)):
+        lives.live(
+            lambda: open_timers(lives),
+            lambda world, number=number: serve_timers(world, told, number),  # type: ignore[misc]  # its default
+            3 * SHORT,
+        )
+    lives.disk = lives.disk.after_power_cut()
+    return open_timers(lives)
+
+
+def open_timers(lives: Lives[TimerWorld]) -> TimerWorld:
+    return TimerWorld(
+        lives.disk,
+        config=timers.CONFIG, timer=timers.CONFIG.timer, now_ms=lives.now_ms, before=lives.world,
+    )  # fmt: skip
+
+
+def serve_timers(world: TimerWorld, told: timers.Answered, number: int) -> None:
+    """Cancel some timers, let others fire, and write all files."""
+    world.sleep(2 * SECOND_MS)
+    ids = sorted(world.timers.open)
+    for timer_id in ids[number :: max(len(ids) // 3, 1)]:
+        timers.cancel(world, told, timer_id)
+    world.background()
+    world.sleep(SECOND_MS)
+    world.background()
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_timer_is_lost_early_or_doubled_in_crash_upon_crash(chunk: int) -> None:
+    for seed in range(chunk, SEEDS, CHUNKS):
+        lives: Lives[TimerWorld] = Lives(Random(seed), now_ms=START_MS)
+        told = timers.Answered()
+        try:
+            timers.check(lead_timers(lives, told), told, with_twin=seed % 5 == 0)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, {'; '.join(lives.story)}: {error}") from error

@@ -1,0 +1,22 @@
+"""Files that an earlier process was writing when it ended."""
+
+from __future__ import annotations
+
+from tests.support.engine_world import World
+
+BEFORE_COUNT = 8  # bytes of a block file's header: what it is, and its version
+
+
+def test_a_snapshot_that_was_being_written_is_none() -> None:
+    """Its first bytes are right, and the checksum of no rows is zero."""
+    world = World()
+    world.group()
+    world.send("m0")
+    world.checkpoint()
+    (name,) = world.disk.names("snapshots")
+    header = (world.disk.read(name) or b"")[:BEFORE_COUNT].ljust(64, b"\0")
+    file = world.disk.open("snapshots/unfinished", create=True)
+    file.write_at(0, [header])
+    world.restart()
+    assert world.report.snapshot == name
+    assert world.bodies() == ["m0"]
