@@ -257,6 +257,11 @@ class World:
         self.now_ms += duration_ms
         self.run_due()
 
+    def leave_room(self, free_bytes: int) -> None:
+        """Make the disk so large that this much is free."""
+        self.disk.capacity_bytes += free_bytes - self.disk.free_bytes()
+        self.engine.refresh()
+
     def checkpoint(self, between: Callable[[], None] = lambda: None) -> None:
         """Write a checkpoint, with rounds between its slices save where it waits for quiet."""
         for files in self.engine.checkpoints.write():

@@ -19,6 +19,8 @@ from typing import TypeAlias
 from tidemill.broker.engine.store.disk import DiskFailed
 
 SECTOR = 512
+BLOCK = 4096
+UNBOUNDED = 1 << 40  # bytes: more than any test writes
 Change: TypeAlias = tuple[int, bytes] | int  # a write: where, and what; a resize: to what size
 Names: TypeAlias = dict[str, "Content"]  # of one folder
 
@@ -34,9 +36,15 @@ class Content:
     now: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[Change] = field(default_factory=list)
+    blocks: set[int] = field(default_factory=set)  # that hold something: the rest takes no room
     viewed: list[bytearray] = field(default_factory=list)  # of former sizes, with views on them
 
+    def new_blocks(self, offset: int, size: int) -> set[int]:
+        """Return the blocks that a write of `size` bytes would take."""
+        return set(range(offset // BLOCK, -(-(offset + size) // BLOCK))) - self.blocks
+
     def write(self, offset: int, data: bytes) -> None:
+        self.blocks |= self.new_blocks(offset, len(data))
         if len(self.now) < offset + len(data):
             self.resize(offset + len(data))
         for seen in (self.now, *self.viewed):
@@ -46,6 +54,7 @@ class Content:
 
     def resize(self, size: int) -> None:
         """Cut or extend in place, unless there are views: these stay of the size they have."""
+        self.blocks = {block for block in self.blocks if block * BLOCK < size}
         self.viewed = [seen for seen in self.viewed if not _resized(seen, len(seen))]
         if not _resized(self.now, size):
             self.viewed.append(self.now)
@@ -53,7 +62,8 @@ class Content:
 
     def copy(self) -> Content:
         """Return the content as another process finds it: nobody has a view of it."""
-        return Content(bytearray(self.now), bytearray(self.durable), list(self.unsynced))
+        unsynced = list(self.unsynced)
+        return Content(bytearray(self.now), bytearray(self.durable), unsynced, set(self.blocks))
 
     def lose_pages(self, random: Random) -> None:
         """Let a sync fail: what is on the disk now nobody knows, and the cache calls it written."""
@@ -97,7 +107,7 @@ class Content:
                 if len(data) < at + len(part):
                     data += bytes(at + len(part) - len(data))
                 data[at : at + len(part)] = part
-        return Content(now=bytearray(data), durable=data)
+        return Content(now=bytearray(data), durable=data, blocks=set(self.blocks))
 
 
 def _resized(data: bytearray, size: int) -> bool:
@@ -173,7 +183,7 @@ class FaultyFolder(FaultyFile):
 class FaultyDisk:
     """A `Disk` whose next life begins with `after_power_cut` or `after_kill`."""
 
-    def __init__(self, random: Random, *, capacity_bytes: int = 1 << 40) -> None:
+    def __init__(self, random: Random, *, capacity_bytes: int = UNBOUNDED) -> None:
         self.random = random
         self.capacity_bytes = capacity_bytes
         self.written_bytes = 0
@@ -192,7 +202,7 @@ class FaultyDisk:
         if self.cut_at is not None and len(self.operations) > self.cut_at:
             raise PowerCut("there is no power any more")
         self.operations.append(what)
-        if self.fails_writes and change is not None:
+        if change is not None and (self.fails_writes or not self._has_room(content, change)):
             raise DiskFailed(what)
         is_last = self.cut_at is not None and len(self.operations) > self.cut_at
         if content is not None and change is not None:
@@ -201,6 +211,13 @@ class FaultyDisk:
                 self._interrupted = content, change
         if is_last:
             raise PowerCut(what)
+
+    def _has_room(self, content: Content | None, change: Change) -> bool:
+        """Whether a write fits; a file that is made longer has a hole, and takes nothing."""
+        if content is None or isinstance(change, int) or self.capacity_bytes >= UNBOUNDED:
+            return True
+        wanted = len(content.new_blocks(change[0], len(change[1]))) * BLOCK
+        return not wanted or wanted <= self.free_bytes()
 
     def step_sync(self, what: str, content: Content | None = None) -> None:
         """Count a sync; from `sync_fails_at` on let it fail."""
@@ -314,8 +331,8 @@ class FaultyDisk:
         self._changes.pop(folder, None)
 
     def free_bytes(self) -> int:
-        used = sum(len(c.now) for names in self._folders.values() for c in names.values())
-        return self.capacity_bytes - used
+        used = sum(len(c.blocks) for names in self._folders.values() for c in names.values())
+        return self.capacity_bytes - used * BLOCK
 
     def total_bytes(self) -> int:
         return self.capacity_bytes

@@ -117,6 +117,11 @@ class MeteredRounds(Protocol):
         ...
 
     @property
+    def disk_full_in_s(self) -> float:
+        """Seconds until the disk is full; infinite: never."""
+        ...
+
+    @property
     def revive_latencies(self) -> Histogram[tuple[()]]:
         """How long rounds took to revive what was due."""
         ...
@@ -150,9 +155,21 @@ class BrokerMetrics:
     def _collect_storage(self) -> Iterator[Metric]:
         engine = self._rounds.engine
         log = engine.log
+        total_bytes = engine.disk.total_bytes()
         oldest_at_ms = log.first_stored_at_ms(0) if log.committed_offset > log.min_offset else 0
         for name, help_, value in (
-            ("size", "Bytes used on the volume.", engine.disk.total_bytes() - engine.free_bytes),
+            ("size", "Bytes used on the volume.", total_bytes - engine.free_bytes),
+            ("free_bytes", "Bytes that can still be written.", engine.free_bytes),
+            (
+                "disk_used_ratio",
+                "Used part of what processes can use of the volume.",
+                (total_bytes - engine.free_bytes) / total_bytes if total_bytes else 0,
+            ),
+            (
+                "full_in_seconds",
+                "Until the volume is full, at the last hour's rate; +Inf: never.",
+                self._rounds.disk_full_in_s,
+            ),
             ("flush_behind_bytes", "Appended and not synced.", log.log_end - log.committed_offset),
             ("dispatch_behind_bytes", "Not indexed: that is one step with the append.", 0),
             (

@@ -164,6 +164,9 @@ class PosixDisk:
         return stat.f_bavail * stat.f_frsize
 
     def total_bytes(self) -> int:
-        """Return the size of the file system."""
+        """Return the size of the file system, as far as processes like this one get at it.
+
+        What the file system keeps for root, or a quota takes away, is neither used nor free.
+        """
         stat = os.statvfs(self._folder)
-        return stat.f_blocks * stat.f_frsize
+        return (stat.f_blocks - stat.f_bfree + stat.f_bavail) * stat.f_frsize

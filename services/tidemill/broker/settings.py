@@ -65,7 +65,10 @@ class BrokerSettings(ProcessSettings):
     disk_reserve_bytes: int = Field(
         _ENGINE.disk_reserve_bytes,
         ge=0,
-        description="Free space below which sends are refused; acks go on.",
+        description=(
+            "Free space below which sends are refused; below a quarter of it pops and copies are "
+            "too, and acks go on."
+        ),
     )
     deliveries_max: int = Field(
         _ENGINE.deliveries_max,

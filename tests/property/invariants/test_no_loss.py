@@ -103,11 +103,11 @@ def test_invariant_5_a_checkpoint_that_cannot_be_registered_delivers_nothing() -
     progress = world.engine.state.progress[world.group(), world.topic(), QueueId(0)]
     with pytest.raises(Overloaded):
         world.pop(1)
-    world.engine.free_bytes = 1 << 10
+    world.leave_room(1 << 10)
     with pytest.raises(DiskFull):
         world.pop(1)
     assert (progress.pop_offset, progress.in_flight) == (2, 2)
-    world.engine.free_bytes = 1 << 30
+    world.leave_room(1 << 30)
     world.ack(first, second)
     assert world.bodies() == ["m2"]
 

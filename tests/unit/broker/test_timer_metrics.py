@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -28,6 +29,7 @@ class Source:
     firing_clock: FiringClock
     pending_count: int = 0
     revive_latencies: Histogram[tuple[()]] = field(default_factory=Histogram)
+    disk_full_in_s: float = math.inf
 
 
 def value(world: TimerWorld, clock: FiringClock, name: str, **labels: str) -> float | None:

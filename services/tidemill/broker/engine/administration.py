@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple, final
 
@@ -60,6 +60,7 @@ class Administration:
         acks: RoundAcks,
         *,
         auto_create: bool,
+        check_room: Callable[[], None],
         default_queues: int,
     ) -> None:
         self._catalog = catalog
@@ -67,12 +68,13 @@ class Administration:
         self._fold = fold
         self._acks = acks
         self._auto_create = auto_create
+        self._check_room = check_room  # raises DiskFull
         self._default_queues = default_queues
 
     def ensure(self, topic: str, group: str, now_ms: int) -> None:
         """Create what is missing of a topic and a group, each possibly "", by their first use.
 
-        Raises TopicNotFound, GroupNotFound where that is not allowed.
+        Raises TopicNotFound, GroupNotFound where that is not allowed, DiskFull.
         """
         if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A group's dead-letter topic may be watched before the first message gets there.
@@ -82,6 +84,9 @@ class Administration:
                 raise TopicNotFound(f"there is no consumer group to the topic {topic!r}")
             ensure_system_topic(self._catalog, self._fold, topic, now_ms)
         is_missing = bool(topic) and self._catalog.find_topic(topic) is None
+        if is_missing and self._auto_create:
+            # For a message that would be refused nothing is made.
+            self._check_room()
         if is_missing and not self._auto_create:
             raise TopicNotFound(f"there is no topic {topic!r}; create it first")
         if is_missing:

@@ -6,6 +6,7 @@ under way between rounds, after `synced`; when it is done the next one is chosen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from tidemill.broker.engine.checkpoint import Checkpoints, Steps
@@ -51,12 +52,15 @@ class Background:
         timers: Timers,
         retention: Retention,
         quiet: Quiet,
+        *,
+        may_prepare: Callable[[], bool],
     ) -> None:
         self._log = log
         self._checkpoints = checkpoints
         self._timers = timers
         self._retention = retention
         self._quiet = quiet
+        self._may_prepare = may_prepare  # whether a segment made ahead leaves the reserve alone
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
 
@@ -95,7 +99,7 @@ class Background:
         return self._quiet.is_wanted
 
     def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
-        if self._log.wants_preparation:
+        if self._log.wants_preparation and self._may_prepare():
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
         # Where the log grows faster than checkpoints are written one is always due: then the others
         # have every second turn.

@@ -47,8 +47,9 @@ from tidemill.message import stored_message
 
 __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 
-# Below this part of the reserve even pops are refused; acks and revive go on to the end.
-POP_RESERVE_PART = 4
+# Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
+COPY_RESERVE_PART = 4
+ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
 # What became of a message that was sent: its queue offset and 0; or, when it waits for its time,
 # its timer id and when it is due. A plain tuple, since every send makes one.
 Sent: TypeAlias = tuple[int, int]
@@ -72,8 +73,10 @@ class Engine:
         timer_index = open_index(disk, config.timer, self.log)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
-            self.state, self.store, self.catalog, self.fold, deliveries_max=config.deliveries_max
-        )
+            self.state, self.store, self.catalog, self.fold,
+            deliveries_max=config.deliveries_max,
+            may_copy=lambda: self.may_copy,
+        )  # fmt: skip
         self._acks = self.consumption.acks
         self._quiet = Quiet(self.log, self._acks)
         self.checkpoints = Checkpoints(
@@ -92,17 +95,26 @@ class Engine:
             disk, config.timer, self.log, self.store, self.catalog, timer_index, self.fold,
             ready=self._make_ready,
             may_append=lambda: not self.is_disk_full,
+            may_copy=lambda: self.may_copy,
             is_retirement_near=self.retention.is_near,
         )  # fmt: skip
         self.background = Background(
-            self.log, self.checkpoints, self.timers, self.retention, self._quiet
+            self.log,
+            self.checkpoints,
+            self.timers,
+            self.retention,
+            self._quiet,
+            may_prepare=lambda: self.free_bytes >= config.disk_reserve_bytes + config.segment_bytes,
         )
         self.administration = Administration(
             self.catalog, self.store, self.fold, self._acks,
             auto_create=config.auto_create, default_queues=config.default_queues,
+            check_room=self._check_room,
         )  # fmt: skip
         self.inspection = Inspection(self.catalog, self.store, self.state)
-        self.free_bytes = disk.free_bytes()
+        self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
+        self._log_end_at_look = LogOffset(0)
+        self._full_from = 0  # log offset from which messages are refused
         self.opened_in_ms = 0  # how long the recovery took; the shell measures it
 
     # ------------------------------------------------------------ commands
@@ -129,7 +141,7 @@ class Engine:
             raise self._no_such_topic(topic_id)
         if queue_id >= len(queues):
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
-        if self.free_bytes < self.config.disk_reserve_bytes:
+        if self.log.log_end > self._full_from:
             raise self._disk_full("messages are refused")
         if crc32(blob) != blob_crc or not _is_well_formed(blob):
             raise MessageCorrupted(
@@ -159,7 +171,22 @@ class Engine:
     @property
     def is_disk_full(self) -> bool:
         """Whether messages are refused for want of space."""
-        return self.free_bytes < self.config.disk_reserve_bytes
+        return self.log.log_end > self._full_from
+
+    @property
+    def free_bytes(self) -> int:
+        """Room on the disk: what there was when it was looked last, less what was logged since."""
+        return self._free_at_look - (self.log.log_end - self._log_end_at_look)
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether there is room for what the broker writes by itself, and for pops."""
+        return self.free_bytes >= self.config.disk_reserve_bytes // COPY_RESERVE_PART
+
+    def _check_room(self) -> None:
+        """Raise DiskFull when messages are refused."""
+        if self.is_disk_full:
+            raise self._disk_full("messages are refused")
 
     def _no_such_topic(self, topic_id: TopicId) -> TopicNotFound | Forbidden:
         if topic_id in self.catalog.topics:
@@ -191,7 +218,7 @@ class Engine:
             raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
         if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
-        if self.free_bytes < self.config.disk_reserve_bytes // POP_RESERVE_PART:
+        if not self.may_copy:
             raise self._disk_full("even deliveries stop, acks go on,")
         return self.consumption.pop(
             group_id,
@@ -220,7 +247,12 @@ class Engine:
         )
 
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
-        """Move a delivered message to the dead-letter topic. Raises InvalidReceiptHandle."""
+        """Move a delivered message to the dead-letter topic.
+
+        Raises InvalidReceiptHandle, DiskFull.
+        """
+        if not self.may_copy:
+            raise self._disk_full("not even dead letters are written, acks go on,")
         self.consumption.settlement.dead_letter(delivery, now_ms=now_ms)
 
     # ------------------------------------------------------------ the round
@@ -282,7 +314,8 @@ class Engine:
         """
         self._acks.record(now_ms)
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
-        has_more = self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
+        # Copies wait for room: they would take what acks and retention need to make some.
+        has_more = self.may_copy and self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
         return self.timers.run_due(now_ms, firing_ms=firing_ms) or has_more
 
     def next_due_ms(
@@ -294,8 +327,12 @@ class Engine:
             return now_ms
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
         revive_ms = self.consumption.revive.next_due_ms()
+        if revive_ms is not None:
+            revive_ms += now_ms - expiry_ms
+            if not self.may_copy:
+                revive_ms = max(revive_ms, now_ms + ROOM_PERIOD_MS)
         dues = (
-            None if revive_ms is None else revive_ms + now_ms - expiry_ms,
+            revive_ms,
             self.timers.next_due_ms(now_ms, firing_ms=firing_ms),
         )
         return min((due for due in dues if due is not None), default=None)
@@ -313,7 +350,9 @@ class Engine:
 
     def refresh(self) -> None:
         """Look again how much room the disk has."""
-        self.free_bytes = self.disk.free_bytes()
+        self._free_at_look, self._log_end_at_look = self.disk.free_bytes(), self.log.log_end
+        room = self._free_at_look - self.config.disk_reserve_bytes
+        self._full_from = self._log_end_at_look + room
 
     # ------------------------------------------------------------ the beginning
 
@@ -324,6 +363,7 @@ class Engine:
         """
         if self.state.table.bring_back(now_ms):
             self.state.brought_back_before = self.log.log_end
+        self.refresh()
         self.consumption.revive.take_over()
         self.timers.opening.end_replay(now_ms)
         self.log.epoch += 1

@@ -30,11 +30,14 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import Disk, drop_file
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 
 DELIVERIES_A_STATE_RECORD = 1024
+QUEUES_A_LOOK = 1024  # half a millisecond
 
 
 @final
@@ -72,6 +75,9 @@ class Retention:
         # Of each segment that is full: since when, on a clock that nobody moves.
         self._full_since_ms: dict[int, int] = {}
         self._monotonic_ms: int | None = None  # nobody has said yet
+        # A queue with messages in the oldest segment, and the queues that were not looked at yet.
+        self._witness: ConsumeQueue | None = None
+        self._unseen: list[ConsumeQueue] = []
 
     def is_near(self, now_ms: int, lead_ms: int) -> bool:
         """Whether the oldest segment will have to go within `lead_ms`, timers aside."""
@@ -94,7 +100,32 @@ class Retention:
         segments = self._log.segments
         if len(segments) < 2 or segments[0].end > self._store.derived_offset:
             return False
-        return self._has_served(now_ms) and timers.may_drop(segments[0])
+        is_over = self._has_served(now_ms) or self._is_unneeded(segments[0].end)
+        return is_over and timers.may_drop(segments[0])
+
+    def _is_unneeded(self, end: int) -> bool:
+        """Whether no queue has a message before log offset `end`: their topics were deleted.
+
+        A call looks at some queues, and the next one goes on: no message is ever added there.
+        """
+        witness = self._witness
+        if witness is not None and self._has_messages(witness, end):
+            return False
+        self._witness = None
+        unseen = self._unseen = self._unseen or list(self._catalog.queues.values())
+        for queue in unseen[-QUEUES_A_LOOK:]:
+            if self._has_messages(queue, end):
+                self._witness, self._unseen = queue, []
+                return False
+        del unseen[-QUEUES_A_LOOK:]
+        return not unseen
+
+    def _has_messages(self, queue: ConsumeQueue, end: int) -> bool:
+        if self._catalog.queues.get((queue.topic_id, queue.queue_id)) is not queue:
+            return False
+        if queue.topic_id == self._catalog.topic_ids.get(TIMER_TOPIC):
+            return False  # What timers need of a segment they say themselves.
+        return queue.min_offset < queue.max_offset and queue.entry(queue.min_offset)[0] < end
 
     def note(self, now_ms: int, monotonic_ms: int) -> None:
         """Learn what both clocks show.

@@ -25,6 +25,7 @@ import structlog
 
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.background_work import BackgroundWork
+from tidemill.broker.server.disk_room import DiskRoom
 from tidemill.broker.server.slices import in_turns
 from tidemill.common.errors import Draining, Overloaded, ServiceError
 from tidemill.common.histogram import Histogram
@@ -127,6 +128,7 @@ class Rounds:
         # Over the clock that never goes back, since deadlines are stamped by that one.
         self._expiry_clock = FiringClock(hold_ms=clock_hold_ms)
         self._refresh_at_ms = 0
+        self._disk_room = DiskRoom()
         self.turn = Turn(engine, polls, clock)
         self.revive_latencies: Histogram[tuple[()]] = Histogram(REVIVE_BUCKETS_MS)
         self.count = 0
@@ -145,6 +147,11 @@ class Rounds:
     def firing_clock(self) -> FiringClock:
         """The clock by which delayed messages are due."""
         return self._firing_clock
+
+    @property
+    def disk_full_in_s(self) -> float:
+        """Seconds until the disk is full if it goes on like in the last hour; infinite: never."""
+        return self._disk_room.full_in_s
 
     @property
     def pending_count(self) -> int:
@@ -244,7 +251,7 @@ class Rounds:
 
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
-            engine.refresh()
+            self._disk_room.look(engine, turn.monotonic_ms)
             for (topic, reason), found in engine.timers.deliverer.take_notices().items():
                 log.warning(
                     "timers not delivered",

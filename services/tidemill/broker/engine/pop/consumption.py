@@ -13,6 +13,7 @@ a revive or dead letter settles in the copy itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from tidemill.broker.engine.layout.entry import Recorder
@@ -50,6 +51,7 @@ class Consumption:
         recorder: Recorder,
         *,
         deliveries_max: int,
+        may_copy: Callable[[], bool],
     ) -> None:
         self._state = state
         self._store = store
@@ -66,7 +68,7 @@ class Consumption:
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
-        self.revive = Revive(state, catalog, self._redelivery, self._ordered)
+        self.revive = Revive(state, catalog, self._redelivery, self._ordered, may_copy=may_copy)
 
     def pop(
         self,

@@ -7,6 +7,7 @@ delays nobody else.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
@@ -29,12 +30,19 @@ class Revive:
     """Works off the deadlines of all deliveries."""
 
     def __init__(
-        self, state: PopState, catalog: Catalog, redelivery: Redelivery, ordered: OrderedPop
+        self,
+        state: PopState,
+        catalog: Catalog,
+        redelivery: Redelivery,
+        ordered: OrderedPop,
+        *,
+        may_copy: Callable[[], bool],
     ) -> None:
         self._state = state
         self._catalog = catalog
         self._redelivery = redelivery
         self._ordered = ordered
+        self._may_copy = may_copy  # whether the disk has room for copies
         # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
         self._due: dict[int, deque[tuple[int, int, int]]] = {}
         self._inherited: deque[int] = deque()  # due slots of an engine that followed until now
@@ -87,7 +95,7 @@ class Revive:
         while left > 0 and self._due:
             before = left
             for group_id in list(self._due):
-                if left <= 0:
+                if left <= 0 or not self._may_copy():
                     break
                 # Behind the others: the next turn goes on with those that had none in this one.
                 self._due[group_id] = self._due.pop(group_id)
@@ -96,7 +104,7 @@ class Revive:
             if left == before:
                 break
         following = self.next_due_ms()
-        return following is not None and following <= expiry_ms
+        return following is not None and following <= expiry_ms and self._may_copy()
 
     def take_over(self) -> None:
         """Begin to revive: what is due already was only taken out of its list so far."""

@@ -45,6 +45,7 @@ class Evacuation:
         bodies: Bodies,
         *,
         rate_bytes: int,
+        may_copy: Callable[[], bool],
         is_due: Callable[[int], bool],
     ) -> None:
         self._index = index
@@ -53,6 +54,7 @@ class Evacuation:
         self._recorder = recorder
         self._bodies = bodies
         self._rate_bytes = rate_bytes
+        self._may_copy = may_copy
         self._is_due = is_due  # whether the oldest segment will have to go soon, by now_ms
         self._segment: Segment | None = None
         self._timers: Iterator[int] = iter(())
@@ -67,6 +69,9 @@ class Evacuation:
         if self._segment is None and not self._begin(now_ms):
             return False
         if now_ms < self._not_before_ms:
+            return False
+        if not self._may_copy():
+            self._not_before_ms = now_ms + LOOK_AGAIN_MS
             return False
         elapsed_ms = min(max(now_ms - self._refilled_at_ms, 0), 1000)
         self._refilled_at_ms = now_ms

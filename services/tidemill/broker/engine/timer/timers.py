@@ -81,6 +81,7 @@ class Timers:
         *,
         ready: Callable[[TopicId], None],
         may_append: Callable[[], bool],
+        may_copy: Callable[[], bool],
         is_retirement_near: Callable[[int, int], bool],
     ) -> None:
         self._store = store
@@ -103,6 +104,7 @@ class Timers:
         self.evacuation = Evacuation(
             index, log, catalog, recorder, self.bodies,
             rate_bytes=config.evacuation_rate_bytes,
+            may_copy=may_copy,
             is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
         )  # fmt: skip
         self.flusher = Flusher(disk, index, log, config)

@@ -1,0 +1,184 @@
+"""A disk that is full, or nearly: sends are refused, all else gets on, and room comes back.
+
+The disk has no byte more than it says: a write that does not fit fails, and ends the process. None
+may, whatever clients, deadlines, timers and background work do; nor may any start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, Popped
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.timer_world import HOUR_MS, SECOND_MS, START_MS, TIMERS, TimerWorld
+from tidemill.broker.engine.engine import COPY_RESERVE_PART, AckResult
+from tidemill.common.errors import DiskFull, InvalidReceiptHandle, Overloaded, TopicNotFound
+
+RESERVE_BYTES = 4 << 20
+CAPACITY_BYTES = 12 << 20
+BODY_BYTES = 20_000
+OTHER = "payments"
+SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) // 2
+STEPS = 400
+
+
+class UnjudgedWorld(TimerWorld):
+    """A world whose log is not judged: most of it is gone before anybody has read it."""
+
+    def judge(self) -> None:
+        pass
+
+
+def small_world(seed: int = 0) -> TimerWorld:
+    world = UnjudgedWorld(
+        FaultyDisk(Random(seed), capacity_bytes=CAPACITY_BYTES),
+        now_ms=START_MS,
+        timer=TIMERS,
+        segment_bytes=256 << 10,
+        checkpoint_log_bytes=512 << 10,
+        disk_reserve_bytes=RESERVE_BYTES,
+        auto_create=True,
+    )
+    world.group(max_attempts=50)
+    return world
+
+
+def fill(world: TimerWorld) -> list[str]:
+    """Send until messages are refused; return which were not."""
+    sent: list[str] = []
+    with contextlib.suppress(DiskFull):
+        while True:
+            world.send(f"m{len(sent)}", size=BODY_BYTES)
+            sent.append(f"m{len(sent)}")
+            world.background()
+            world.engine.refresh()
+    return sent
+
+
+def test_revive_waits_for_room_and_acks_do_not() -> None:
+    world = small_world()
+    sent = fill(world)
+    popped: list[Popped] = []
+    with contextlib.suppress(DiskFull):
+        while more := world.pop(invisible_ms=5 * SECOND_MS):
+            popped += more
+            world.engine.refresh()
+    for _ in range(400):
+        world.advance(6 * SECOND_MS)
+        world.background()
+        world.engine.refresh()
+        with contextlib.suppress(DiskFull):
+            popped = world.pop(invisible_ms=5 * SECOND_MS) or popped
+    assert not world.engine.may_copy, "copies took all that they may"
+    world.restart()
+    assert set(world.ack(*popped)) <= {AckResult.APPLIED, AckResult.GONE}
+    assert len(sent) > 100
+
+
+def test_what_waits_for_room_goes_on_when_there_is_some() -> None:
+    world = small_world()
+    sent = fill(world)
+    popped = world.pop(4, invisible_ms=5 * SECOND_MS)
+    world.leave_room(0)
+    world.engine.take_ready()
+    world.now_ms += 6 * SECOND_MS
+    assert not world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
+    due_ms = world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms)
+    assert due_ms is not None
+    assert due_ms > world.now_ms, "it is not looked at again and again"
+    with pytest.raises(DiskFull):
+        world.engine.dead_letter(popped[0].delivery, world.now_ms)
+    world.leave_room(RESERVE_BYTES)
+    world.run_due()
+    assert {one.body for one in popped} <= set(world.drain())
+    assert sent
+
+
+def test_a_deleted_topic_makes_room_at_once() -> None:
+    world = small_world()
+    fill(world)
+    before = world.disk.free_bytes()
+    world.engine.administration.delete_topic(TOPIC, world.now_ms)
+    world.commit()
+    world.background()
+    world.engine.refresh()
+    assert world.disk.free_bytes() > before + 4 * BODY_BYTES * 20
+    world.send("again", topic=OTHER)
+    assert world.bodies(topic=OTHER) == ["again"]
+
+
+def test_a_topic_that_has_messages_keeps_its_segments() -> None:
+    world = small_world()
+    world.send("kept", topic=OTHER)
+    fill(world)
+    world.engine.administration.delete_topic(TOPIC, world.now_ms)
+    world.commit()
+    world.background()
+    assert world.engine.log.min_offset == 0
+    assert world.bodies(topic=OTHER) == ["kept"]
+
+
+def test_a_refused_send_creates_no_topic() -> None:
+    world = small_world()
+    fill(world)
+    with pytest.raises(DiskFull, match="messages are refused"):
+        world.engine.administration.ensure("new", "", world.now_ms)
+    assert world.engine.catalog.find_topic("new") is None
+    world.engine.administration.ensure(TOPIC, GROUP, world.now_ms)
+
+
+def test_no_segment_is_made_ahead_of_its_time_from_the_reserve() -> None:
+    world = small_world()
+    fill(world)
+    names = world.disk.names("log")
+    assert len(names) == len(world.engine.log.segments), "none is prepared"
+    assert world.disk.free_bytes() > RESERVE_BYTES * 3 // 4
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_write_fails_on_a_full_disk_whatever_is_done(seed: int) -> None:
+    random, world = Random(seed), small_world(seed)
+    fill(world)
+    popped: list[Popped] = []
+    refused = (DiskFull, InvalidReceiptHandle, Overloaded, TopicNotFound)
+
+    def pop() -> None:
+        nonlocal popped
+        popped = world.pop(random.randint(1, 32), invisible_ms=random.choice((1_000, 60_000)))
+
+    def schedule() -> None:
+        delay_ms = random.choice((2 * SECOND_MS, HOUR_MS))
+        world.schedule("timer", delay_ms=delay_ms, size=BODY_BYTES)
+
+    def delete() -> None:
+        world.engine.administration.delete_topic(TOPIC, world.now_ms)
+        popped.clear()
+
+    def dead_letter() -> None:
+        for one in popped[:2]:
+            world.engine.dead_letter(one.delivery, world.now_ms)
+        world.commit()
+
+    steps: list[tuple[Callable[[], object], int]] = [
+        (lambda: world.send("more", size=BODY_BYTES), 20),
+        (pop, 20),
+        (lambda: world.ack(*popped[: random.randint(0, 8)]), 10),
+        (lambda: world.change(popped[0], 3_000) if popped else None, 3),
+        (dead_letter, 3),
+        (schedule, 10),
+        (lambda: world.advance(random.choice((500, 2_000, 61_000))), 20),
+        (world.background, 12),
+        (world.restart, 2),
+        (delete, 1),
+    ]
+    actions, weights = [one for one, _ in steps], [weight for _, weight in steps]
+    for _ in range(STEPS):
+        with contextlib.suppress(*refused):
+            random.choices(actions, weights)[0]()
+        world.engine.refresh()
+        assert world.disk.free_bytes() > RESERVE_BYTES // COPY_RESERVE_PART // 2
