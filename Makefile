@@ -25,7 +25,7 @@ CLIENTS := $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test heavy night soak fuzz lint types fmt proto docs bench ci lock clean
+.PHONY: help setup run demo test heavy night sim soak fuzz lint types fmt proto docs bench ci lock clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -59,6 +59,9 @@ night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, and 
 	TIDEMILL_TEST_EXAMPLES=$${TIDEMILL_TEST_EXAMPLES:-2000} $(PYTEST) -n auto --dist worksteal \
 		-o faulthandler_timeout=0 -m "not heavy" $(PURE)
 	@$(MAKE) --no-print-directory heavy soak
+
+sim: setup ## Simulate a broker group under SEEDS (200) seeds, from FIRST (0) on, and judge each.
+	$(BIN)/python -m tests.simulation.run --seeds $${SEEDS:-200} --first $${FIRST:-0}
 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
 	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(PYTEST) tests/e2e/test_kill_loop.py \

@@ -7,12 +7,13 @@ from collections.abc import Coroutine
 
 import structlog
 
-from tidemill.common.clock import SystemClock
+from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
+from tidemill.proxy.link.stream import Connect
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
@@ -25,6 +26,7 @@ from tidemill.proxy.server.route import Routes
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.transport.aio.channel import connected
 
 log = structlog.get_logger()
 
@@ -71,7 +73,9 @@ async def serve(settings: ProxySettings) -> None:
     log.info("proxy stopped")
 
 
-def cluster_of(settings: ProxySettings, metrics: ProxyMetrics) -> Cluster:
+def cluster_of(
+    settings: ProxySettings, metrics: ProxyMetrics, *, connect: Connect = connected
+) -> Cluster:
     """Return the broker groups of the settings, not connected yet."""
     links = [
         BrokerLink(
@@ -79,15 +83,14 @@ def cluster_of(settings: ProxySettings, metrics: ProxyMetrics) -> Cluster:
             metrics,
             pending_max=settings.link_pending_max,
             pending_bytes_max=settings.link_pending_bytes_max,
+            connect=connect,
         )
         for address in settings.brokers
     ]
     return Cluster(links, settings)
 
 
-def wire(
-    settings: ProxySettings, cluster: Cluster, clients: Clients, clock: SystemClock
-) -> Methods:
+def wire(settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock) -> Methods:
     """Put the families of methods together."""
     return methods(
         producer=Producer(cluster, clock),

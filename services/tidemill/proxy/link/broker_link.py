@@ -22,10 +22,12 @@ from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
 from tidemill.proxy.link.polls import Poll, Polls
 from tidemill.proxy.link.stream import LinkStream
+from tidemill.transport.aio.channel import connected
 
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, Command, Request, Result
+    from tidemill.proxy.link.stream import Connect
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -48,12 +50,13 @@ class BrokerLink:
         *,
         pending_max: int,
         pending_bytes_max: int,
+        connect: Connect = connected,
     ) -> None:
         self.address = address
         self.configuration = Configuration()
         self.configured = asyncio.Event()  # set once the first configuration has been applied
         self._metrics = metrics
-        self._stream = LinkStream(address, receive=self._receive, lose=self._lose)
+        self._stream = LinkStream(address, receive=self._receive, lose=self._lose, connect=connect)
         self.pending = Pending(
             address,
             metrics,

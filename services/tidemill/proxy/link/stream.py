@@ -6,7 +6,8 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol, final
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -15,9 +16,6 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
-
-if TYPE_CHECKING:
-    from tidemill.transport.aio.channel import Channel, ClientStream
 
 log = structlog.get_logger()
 
@@ -41,6 +39,38 @@ LIMITS: Final = Limits(
 )
 
 
+class OpenStream(Protocol):
+    """A bidirectional call under way; `ClientStream` is one."""
+
+    def write(self, message: bytes) -> None:
+        """Send a frame at once and without waiting."""
+
+    def cancel(self) -> None:
+        """End the call; nothing more is heard of it."""
+
+    def fail(self, error: RpcError) -> None:
+        """End the call because what came makes no sense."""
+
+    async def ended(self) -> None:
+        """Wait for the end of the call; raise RpcError unless it is OK."""
+
+
+class OpenChannel(Protocol):
+    """A connection to a broker; `Channel` is one."""
+
+    def open(self, path: str, on_message: Callable[[bytes], None], /) -> OpenStream:
+        """Begin a bidirectional call. Raises RpcError."""
+
+
+class Connect(Protocol):
+    """How to get at a broker; `connected` is one way."""
+
+    def __call__(
+        self, address: str, limits: Limits, /, *, message_bytes_max: int, timeout_s: float
+    ) -> AbstractAsyncContextManager[OpenChannel]:
+        """Connect for the block. Raises RpcError."""
+
+
 @final
 class LinkStream:
     """The one stream of a link, and the next one when it breaks."""
@@ -51,6 +81,7 @@ class LinkStream:
         *,
         receive: Callable[[link_pb2.ReplyFrame], None],
         lose: Callable[[str], bool],
+        connect: Connect = connected,
     ) -> None:
         """Give each frame to `receive`, and the reason to `lose` when there is no stream any more.
 
@@ -59,7 +90,8 @@ class LinkStream:
         self._address = address
         self._receive = receive
         self._lose = lose
-        self._stream: ClientStream | None = None
+        self._connect_to = connect
+        self._stream: OpenStream | None = None
 
     def write(self, frame: link_pb2.RequestFrame) -> None:
         """Send a frame; what is written to a stream that breaks is lost with it."""
@@ -86,7 +118,7 @@ class LinkStream:
     async def _connect(self) -> str:
         """Open a stream and return why it has ended, or could not be opened."""
         try:
-            async with connected(
+            async with self._connect_to(
                 self._address, LIMITS,
                 message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S,
             ) as channel:  # fmt: skip
@@ -95,7 +127,7 @@ class LinkStream:
             return str(error)
         return "the broker ended the stream"
 
-    async def _exchange(self, channel: Channel) -> None:
+    async def _exchange(self, channel: OpenChannel) -> None:
         stream = self._stream = channel.open(EXCHANGE, self._on_message)
         try:
             await stream.ended()

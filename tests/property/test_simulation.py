@@ -1,0 +1,28 @@
+"""Broker and proxies on virtual time, in an order that a seed chooses (`tests/simulation`)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.run import run_seed
+
+SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "200"))
+TROUBLE_S = 15.0  # of virtual time, for which things happen
+CHUNKS = 20  # the seeds are split into this many tests
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_promise_is_broken_in_any_order_of_events(chunk: int) -> None:
+    for seed in range(chunk, SEEDS, CHUNKS):
+        run = run_seed(seed, trouble_s=TROUBLE_S)
+        assert not run.findings, str(run)
+        assert run.received > 0
+
+
+def test_a_seed_is_the_same_run_again() -> None:
+    first, second = (run_seed(1_000, trouble_s=5) for _ in range(2))
+    assert first.trace == second.trace
+    assert first.sent == second.sent
+    assert run_seed(1_001, trouble_s=5).trace != first.trace

@@ -1,0 +1,272 @@
+"""Clients of a simulated broker group, and what they note of what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from tests.simulation.processes import Proxy
+from tests.support.history import History, Outcome
+from tests.support.proxy_world import ack_request, message, milliseconds, receive_request
+from tidemill.proxy.server.call import Call
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+Response = TypeVar("Response", bound=Message)
+T = TypeVar("T")
+
+DEADLINE_S = 4.0
+INVISIBLE_MS = 10_000
+POLL_MS = 5_000
+# Refused before anything was done: the same message may be sent again under its key.
+REFUSED = frozenset({v2.TOO_MANY_REQUESTS})
+
+
+class Gone(Exception):
+    """The proxy has left in the middle of a call, or the caller has."""
+
+
+class Client:
+    """One client: it calls any proxy."""
+
+    def __init__(self, name: str, proxies: list[Proxy], random: Random) -> None:
+        self.name = name
+        self._proxies = proxies
+        self.random = random
+
+    async def call(self, method: str, request: Message, response: type[Response]) -> Response:
+        """Call a method of some proxy. Raises Gone when the outcome is unknown."""
+        proxy = self.random.choice(self._proxies)
+        call = self._new_call()
+        handler = proxy.methods.unary[method]
+        answer = await self._run(
+            proxy, proxy.boundary.unary(method, handler, call, request.SerializeToString())
+        )
+        return response.FromString(answer)
+
+    async def receive(self, request: service.ReceiveMessageRequest) -> list[v2.Message]:
+        """Receive messages; those of an answer that broke off are not seen. Raises Gone."""
+        proxy = self.random.choice(self._proxies)
+        responses = Received()
+        await self._run(
+            proxy,
+            proxy.boundary.streaming(
+                "receive_message",
+                proxy.methods.streaming["ReceiveMessage"],
+                self._new_call(POLL_MS / 1000 + DEADLINE_S),
+                request.SerializeToString(),
+                responses,
+            ),
+        )
+        return responses.messages
+
+    def _new_call(self, deadline_s: float = DEADLINE_S) -> Call:
+        headers = {"x-mq-client-id": self.name}
+        return Call(headers, peer=lambda: self.name, time_remaining_s=deadline_s)
+
+    async def _run(self, proxy: Proxy, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a call in the proxy's process; now and then the caller does not wait for its end."""
+        task = asyncio.ensure_future(coroutine)
+        proxy.tasks.append(task)
+        patience_s = 0.05 if self.random.random() < 0.03 else None
+        try:
+            async with asyncio.timeout(patience_s):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            task.cancel()
+            raise Gone from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise Gone from None  # It is the proxy that was killed.
+        finally:
+            with contextlib.suppress(ValueError):
+                proxy.tasks.remove(task)
+
+
+class Received:
+    """The items of a receive."""
+
+    def __init__(self) -> None:
+        self.messages: list[v2.Message] = []
+        self.sent_count = 0
+
+    async def send(self, encoded: bytes) -> None:
+        item = service.ReceiveMessageResponse.FromString(encoded)
+        self.sent_count += 1
+        if item.HasField("message"):
+            self.messages.append(item.message)
+
+    async def send_all(self, messages: Sequence[bytes]) -> None:
+        for one in messages:
+            await self.send(one)
+
+
+class Subscription:
+    """A topic, its one group, and the history of both."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        self.topic = topic
+        self.group = group
+        self.history = History()
+        self.recalled: dict[str, bool] = {}  # by key: whether that is certain
+        self.count = 0
+
+    def new_key(self) -> str:
+        self.count += 1
+        return f"{self.topic}-{self.count}"
+
+    def left(self) -> set[str]:
+        """Return what has to come yet."""
+        return self.history.unsettled() - self.recalled.keys()
+
+    def judge(self) -> str:
+        """Return what is wrong, "" for nothing."""
+        for key in self.recalled:
+            # Its owner wants it never to come.
+            self.history.sends[key].outcome = Outcome.UNKNOWN
+        verdict = self.history.judge()
+        received = {receive.key for receive in self.history.receives}
+        came = sorted(key for key, is_certain in self.recalled.items() if is_certain)
+        came = [key for key in came if key in received]
+        if verdict.is_clean and not came:
+            return ""
+        return f"{self.topic}:\n{verdict}\nrecalled, and came: {came}"
+
+
+async def produce(
+    client: Client,
+    subscription: Subscription,
+    *,
+    message_group: str = "",
+    tags: tuple[str, ...] = ("",),
+) -> None:
+    """Send one message after the other; what another tag has is not for the subscription."""
+    while True:
+        await asyncio.sleep(client.random.expovariate(8))
+        tag, key = client.random.choice(tags), subscription.new_key()
+        history = subscription.history if tag == tags[0] else History()
+        send = history.send(key, message_group=message_group)
+        body = key.encode().ljust(client.random.choice((16, 200, 4_000)))
+        fields: dict[str, object] = {"tag": tag} if tag else {}
+        if message_group:
+            fields |= {"message_group": message_group, "message_type": v2.FIFO}
+        request = service.SendMessageRequest(
+            messages=[message(body, topic=subscription.topic, message_id=key, **fields)]
+        )
+        with contextlib.suppress(Gone):
+            response = await client.call("SendMessage", request, service.SendMessageResponse)
+            send.ended(_outcome_of(response.status.code))
+
+
+async def schedule(client: Client, subscription: Subscription, wall_ms: Any) -> None:
+    """Send delayed messages, and recall some."""
+    while True:
+        await asyncio.sleep(client.random.expovariate(4))
+        key = subscription.new_key()
+        send = subscription.history.send(key)
+        one = message(key.encode(), topic=subscription.topic, message_id=key, message_type=v2.DELAY)
+        due_ms = wall_ms() + client.random.choice((100, 2_000, 15_000, 40_000))
+        one.system_properties.delivery_timestamp.FromMilliseconds(due_ms)
+        try:
+            response = await client.call(
+                "SendMessage", service.SendMessageRequest(messages=[one]),
+                service.SendMessageResponse,
+            )  # fmt: skip
+        except Gone:
+            continue
+        send.ended(_outcome_of(response.status.code))
+        handle = response.entries[0].recall_handle if response.entries else ""
+        if response.status.code == v2.OK and handle and client.random.random() < 0.4:
+            await asyncio.sleep(client.random.uniform(0, 3))
+            await _recall(client, subscription, key, handle)
+
+
+async def _recall(client: Client, subscription: Subscription, key: str, handle: str) -> None:
+    received = {receive.key for receive in subscription.history.receives}
+    subscription.recalled[key] = False
+    request = service.RecallMessageRequest(
+        topic=v2.Resource(name=subscription.topic), recall_handle=handle
+    )
+    with contextlib.suppress(Gone):
+        response = await client.call("RecallMessage", request, service.RecallMessageResponse)
+        if response.status.code == v2.OK:
+            subscription.recalled[key] = key not in received
+        elif response.status.code == v2.MESSAGE_NOT_FOUND:
+            del subscription.recalled[key]
+
+
+async def consume(
+    client: Client, subscription: Subscription, *, batch_size: int = 8, tag: str = "*"
+) -> None:
+    """Receive, and ack most of what comes."""
+    request = receive_request(
+        subscription.topic, subscription.group,
+        poll_ms=POLL_MS, invisible_ms=INVISIBLE_MS, batch_size=batch_size,
+    )  # fmt: skip
+    request.filter_expression.expression = tag
+    while True:
+        await asyncio.sleep(client.random.expovariate(20))
+        try:
+            messages = await client.receive(request)
+        except Gone:
+            continue
+        if messages:
+            keys = [one.body.decode().rstrip() for one in messages]
+            subscription.history.received(keys)
+            await _settle(client, subscription, messages, keys)
+
+
+async def _settle(
+    client: Client, subscription: Subscription, messages: list[v2.Message], keys: list[str]
+) -> None:
+    random = client.random
+    handles = [one.system_properties.receipt_handle for one in messages]
+    if random.random() < 0.1:
+        return  # It has died, and its messages come again.
+    if random.random() < 0.15:
+        handles = [
+            await _renew(client, subscription, handle) if random.random() < 0.5 else handle
+            for handle in handles
+        ]
+    await asyncio.sleep(random.expovariate(5))
+    acks = [subscription.history.ack(key) for key in keys]
+    with contextlib.suppress(Gone):
+        response = await client.call(
+            "AckMessage",
+            ack_request(*handles, topic=subscription.topic, group=subscription.group),
+            service.AckMessageResponse,
+        )
+        for ack, entry in zip(acks, response.entries, strict=False):
+            if entry.status.code == v2.OK:
+                ack.ended(Outcome.OK)
+            elif entry.status.code == v2.INVALID_RECEIPT_HANDLE:
+                ack.ended(Outcome.UNKNOWN)
+
+
+async def _renew(client: Client, subscription: Subscription, handle: str) -> str:
+    request = service.ChangeInvisibleDurationRequest(
+        topic=v2.Resource(name=subscription.topic),
+        group=v2.Resource(name=subscription.group),
+        receipt_handle=handle,
+        invisible_duration=milliseconds(INVISIBLE_MS),
+    )
+    with contextlib.suppress(Gone):
+        response = await client.call(
+            "ChangeInvisibleDuration", request, service.ChangeInvisibleDurationResponse
+        )
+        if response.status.code == v2.OK:
+            return response.receipt_handle
+    return handle
+
+
+def _outcome_of(code: int) -> Outcome:
+    if code == v2.OK:
+        return Outcome.OK
+    return Outcome.FAILED if code in REFUSED else Outcome.UNKNOWN

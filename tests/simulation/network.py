@@ -1,0 +1,164 @@
+"""Links between proxies and brokers: bytes arrive late, in order, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from typing import Protocol
+
+from tidemill.transport.grpc.status import RpcCode, RpcError
+
+DELAY_S_MAX = 0.004  # of most messages
+SLOW_PART = 0.05  # of messages that are slow, by up to
+SLOW_S_MAX = 0.4
+
+
+class Server(Protocol):
+    """Who takes calls at an address."""
+
+    async def exchange(self, call: ServerEnd) -> None:
+        """Serve one link until it ends."""
+
+
+class Network:
+    """Who listens where, and all links."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.servers: dict[str, Server] = {}
+        self.links: list[NetworkLink] = []
+
+    @contextlib.asynccontextmanager
+    async def connect(
+        self, address: str, _limits: object, *, message_bytes_max: int, timeout_s: float
+    ) -> AsyncIterator[NetworkLink]:
+        """Connect a proxy; as `tidemill.transport.aio.channel.connected` does."""
+        del message_bytes_max, timeout_s
+        await asyncio.sleep(self.delay_s())
+        server = self.servers.get(address)
+        if server is None:
+            raise RpcError(RpcCode.UNAVAILABLE, f"nobody listens at {address}")
+        link = NetworkLink(self, server)
+        self.links.append(link)
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def delay_s(self) -> float:
+        if self.random.random() < SLOW_PART:
+            return self.random.uniform(0, SLOW_S_MAX)
+        return self.random.uniform(0, DELAY_S_MAX)
+
+    def close_server(self, address: str) -> None:
+        """End all links of a process that is gone."""
+        server = self.servers.pop(address, None)
+        for link in [link for link in self.links if link.server is server]:
+            link.close()
+
+
+class NetworkLink:
+    """One connection with its one call, seen from the proxy."""
+
+    def __init__(self, network: Network, server: Server) -> None:
+        self.server = server
+        self._network = network
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[None] = self._loop.create_future()
+        self._on_message: Callable[[bytes], None] | None = None
+        self._end = ServerEnd(self)
+        self._serving: asyncio.Task[None] | None = None
+        self._arrives_at_s = {"up": 0.0, "down": 0.0}
+        self.is_closed = False
+
+    # ------------------------------------------------------------ the proxy's side
+
+    def open(self, _path: str, on_message: Callable[[bytes], None]) -> NetworkLink:
+        self._on_message = on_message
+        self._serving = self._loop.create_task(self._serve())
+        return self
+
+    def write(self, message: bytes) -> None:
+        self._carry("up", self._end.arrived, message)
+
+    def cancel(self) -> None:
+        self.close()
+
+    def fail(self, error: RpcError) -> None:
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+        self.close()
+
+    async def ended(self) -> None:
+        await asyncio.shield(self._outcome)
+
+    # ------------------------------------------------------------ both
+
+    def answer(self, message: bytes) -> None:
+        """Bring a reply of the broker to the proxy."""
+        self._carry("down", self._deliver, message)
+
+    def close(self) -> None:
+        """End the link: what is on its way arrives nowhere."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._network.links.remove(self)
+        self._end.closed()
+        if not self._outcome.done():
+            self._outcome.set_exception(RpcError(RpcCode.UNAVAILABLE, "the link was lost"))
+            self._outcome.exception()
+
+    def _carry(self, way: str, to: Callable[[bytes], None], message: bytes) -> None:
+        if self.is_closed:
+            return
+        # In order: nothing overtakes what was sent before it.
+        at_s = max(self._arrives_at_s[way], self._loop.time() + self._network.delay_s())
+        self._arrives_at_s[way] = at_s + 1e-6
+        self._loop.call_at(at_s, self._arrive, to, message)
+
+    def _arrive(self, to: Callable[[bytes], None], message: bytes) -> None:
+        if not self.is_closed:
+            to(message)
+
+    def _deliver(self, message: bytes) -> None:
+        assert self._on_message is not None, "the call is open"
+        self._on_message(message)
+
+    async def _serve(self) -> None:
+        with contextlib.suppress(RpcError):
+            await self.server.exchange(self._end)
+        self.close()
+
+
+class ServerEnd:
+    """The call as the broker has it; it does what `RpcCall` does."""
+
+    unsent_bytes = 0
+
+    def __init__(self, link: NetworkLink) -> None:
+        self._link = link
+        self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def arrived(self, message: bytes) -> None:
+        self._requests.put_nowait(message)
+
+    def closed(self) -> None:
+        self._requests.put_nowait(None)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        request = await self._requests.get()
+        if request is None:
+            raise StopAsyncIteration
+        return request
+
+    def write(self, message: bytes) -> None:
+        self._link.answer(message)
+
+    async def drained(self) -> None:
+        await asyncio.sleep(0)

@@ -1,0 +1,212 @@
+"""The processes of a broker group: a broker over a faulty disk, and proxies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from tests.simulation.loop import BEGIN_S
+from tests.simulation.network import Network, ServerEnd
+from tests.support.engine_world import ENTROPY
+from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.timer_world import TIMERS
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.recovery import open_engine
+from tidemill.broker.engine.store.disk import DiskFailed
+from tidemill.broker.metrics import Traffic
+from tidemill.broker.server.durability import Durability
+from tidemill.broker.server.link import BrokerLinkService
+from tidemill.broker.server.long_polling import LongPolling
+from tidemill.broker.server.rounds import Rounds
+from tidemill.broker.sync_process import HasFileno
+from tidemill.proxy.app import cluster_of, wire
+from tidemill.proxy.clients import Clients
+from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.server.call import Boundary
+from tidemill.proxy.settings import ProxySettings
+
+EPOCH_MS = 1_700_000_000_000
+RESTART_S = 0.3  # what the supervisor and a start take
+SYNC_S_MAX = 0.003
+STALL_PART = 0.02  # of syncs, that take up to
+STALL_S_MAX = 0.5
+CONFIG = EngineConfig(
+    segment_bytes=64 << 10,
+    checkpoint_log_bytes=48 << 10,
+    disk_reserve_bytes=512 << 10,
+    auto_create=True,
+    default_queues=2,
+    timer=replace(TIMERS, flush_log_bytes=16 << 10),
+)
+
+
+class MachineClock:
+    """A machine's clocks: its wall clock may be set, its monotonic one may not."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.wrong_by_ms = 0
+        self._wall_ms = 0  # the last answer of this process, and when it was given
+        self._answered_at_ms = 0
+
+    def process_began(self) -> None:
+        """Forget what the process before was told."""
+        self._wall_ms = self._answered_at_ms = 0
+
+    def wall_ms(self) -> int:
+        wall_ms, monotonic_ms = self.unsteady_wall_ms(), self.monotonic_ms()
+        if wall_ms < self._wall_ms:
+            wall_ms = self._wall_ms + monotonic_ms - self._answered_at_ms
+        self._wall_ms, self._answered_at_ms = wall_ms, monotonic_ms
+        return wall_ms
+
+    def unsteady_wall_ms(self) -> int:
+        return EPOCH_MS + self._true_ms() + self.wrong_by_ms
+
+    def monotonic_ms(self) -> int:
+        return self._true_ms()
+
+    def _true_ms(self) -> int:
+        return round((self._loop.time() - BEGIN_S) * 1000)
+
+
+class Syncs:
+    """A sync takes its time, and makes durable what was written by its end."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    async def sync(self, files: Iterable[HasFileno]) -> None:
+        is_stall = self._random.random() < STALL_PART
+        await asyncio.sleep(self._random.uniform(0, STALL_S_MAX if is_stall else SYNC_S_MAX))
+        for file in files:
+            file.sync()  # type: ignore[attr-defined]  # files of the faulty disk
+
+
+class Process:
+    """Tasks that end together, without a last word."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.ensure_future(coroutine))
+
+    async def kill(self) -> None:
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Broker(Process):
+    """A broker, its disk and its machine."""
+
+    def __init__(self, network: Network, random: Random, *, name: str = "broker-0") -> None:
+        super().__init__()
+        self.address = name
+        self.disk = FaultyDisk(random)
+        self.clock = MachineClock(asyncio.get_running_loop())
+        self.lives = 0
+        self.failure: BaseException | None = None  # of a life that nobody has ended
+        self._network = network
+        self._random = random
+        self.rounds: Rounds
+        self._links: BrokerLinkService
+        self._is_alive = False
+
+    def start(self) -> None:
+        """Begin a life on the disk as it is. Raises CorruptStore."""
+        self.lives += 1
+        self.clock.process_began()
+        engine, _ = open_engine(self.disk, CONFIG, now_ms=self.clock.wall_ms(), entropy=ENTROPY)
+        rounds = Rounds(
+            engine,
+            durability=Durability(engine, Syncs(self._random)),
+            background_syncs=Syncs(self._random),
+            clock=self.clock,
+            polls=LongPolling(parked_max=1_000),
+            pending_bytes_max=1 << 20,
+        )
+        self.rounds = rounds
+        self._links = BrokerLinkService(rounds, Traffic(), auto_create=True)
+        self.begin(self._run(rounds))
+        self._network.servers[self.address] = self
+        self._is_alive = True
+
+    def try_to_start(self) -> None:
+        """Begin a life; a disk that fails meanwhile ends it at once."""
+        try:
+            self.start()
+        except (DiskFailed, PowerCut):
+            self.disk = self.disk.after_kill()
+
+    async def _run(self, rounds: Rounds) -> None:
+        try:
+            await rounds.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    async def exchange(self, call: ServerEnd) -> None:
+        """Serve one link."""
+        task = asyncio.current_task()
+        assert task is not None, "a link has a task"
+        self.tasks.append(task)
+        await self._links.exchange(call)  # type: ignore[arg-type]  # it does what RpcCall does
+
+    async def stop(self, how: str) -> None:
+        """End this life: "kill" or "power cut"; the disk is as it leaves it."""
+        # The disk first: nothing that a dying task still does reaches it.
+        before, self.disk = self.disk, self.disk
+        self.disk = before.after_power_cut() if how == "power cut" else before.after_kill()
+        before.cut_at = -1
+        self._is_alive = False
+        self._network.close_server(self.address)
+        await self.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._is_alive
+
+    def check(self) -> None:
+        """Raise what has ended a life that nobody has ended; a failed sync may."""
+        if self.failure is not None and not _is_of_disk(self.failure):
+            raise AssertionError("the broker failed by itself") from self.failure
+
+
+def _is_of_disk(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_of_disk, error.exceptions))
+    return isinstance(error, DiskFailed | PowerCut)
+
+
+class Proxy(Process):
+    """A proxy; its clients call the methods."""
+
+    def __init__(self, network: Network, brokers: list[str], *, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._network = network
+        self._brokers = brokers
+        self._clock = MachineClock(asyncio.get_running_loop())
+
+    def start(self) -> None:
+        settings = ProxySettings(brokers=[f"{name}:1" for name in self._brokers])
+        metrics = ProxyMetrics()
+        self.cluster = cluster_of(settings, metrics, connect=self._connect)
+        self.methods = wire(settings, self.cluster, Clients(clients_max=1_000), self._clock)
+        self.boundary = Boundary(metrics, self._clock)
+        self.begin(self._run())
+
+    def _connect(self, address: str, limits: object, **options: Any) -> Any:
+        return self._network.connect(address.removesuffix(":1"), limits, **options)
+
+    async def _run(self) -> None:
+        async with self.cluster.running():
+            await asyncio.Event().wait()

@@ -1,0 +1,302 @@
+"""One seed from its begin to its verdict."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from random import Random
+
+import structlog
+
+from tests.simulation.clients import INVISIBLE_MS, Client, Subscription, consume, produce, schedule
+from tests.simulation.loop import simulate
+from tests.simulation.network import Network
+from tests.simulation.processes import EPOCH_MS, RESTART_S, Broker, Proxy
+from tests.support.faulty_disk import UNBOUNDED
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.common.errors import ServiceError
+
+HOUR_MS = 3600 * 1000
+TROUBLE_S = 60.0  # of virtual time
+QUIET_S = 3 * INVISIBLE_MS / 1000  # in which nothing may come any more
+DRAIN_S_MAX = 600.0  # far more than any delay, invisible duration or hold
+LOOK_S = 1.0
+TAGS = ("red", "blue")
+STEPS_MS = (HOUR_MS, -HOUR_MS, 4 * 24 * HOUR_MS, 700, -700)
+
+
+@dataclass
+class Run:
+    """What became of one seed."""
+
+    seed: int
+    story: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    sent: int = 0
+    received: int = 0
+    lives: int = 0
+    trace: int = 0
+
+    def __str__(self) -> str:
+        head = f"seed {self.seed}: {self.sent} sent, {self.received} received, {self.lives} lives"
+        if not self.findings:
+            return head
+        return "\n".join([head, *self.story, *self.findings])
+
+
+def run_seed(seed: int, *, trouble_s: float = TROUBLE_S) -> Run:
+    """Run a seed; nothing is raised, all is in the run."""
+    run = Run(seed)
+    random = Random(seed)
+    try:
+        _, loop = simulate(_Simulation(run, random).main(trouble_s), random)
+    except Exception as error:  # noqa: BLE001 - a finding of any kind
+        run.findings.append(f"{type(error).__name__}: {error}")
+        if error.__cause__ is not None:
+            run.findings.append(f"caused by {error.__cause__!r}")
+        return run
+    run.trace = loop.trace
+    return run
+
+
+class _Simulation:
+    """The processes and clients of one run."""
+
+    def __init__(self, run: Run, random: Random) -> None:
+        self._run = run
+        self._random = random
+        self._plain = Subscription("plain", "plain-group")
+        self._ordered = Subscription("fifo", "fifo-group")
+        self._delayed = Subscription("delayed", "delayed-group")
+        self._tagged = Subscription("tagged", "tagged-group")
+        self._subscriptions = (self._plain, self._ordered, self._delayed, self._tagged)
+        # Of this one nothing is judged: its topic and group come and go.
+        self._fickle = Subscription("fickle", "fickle-group")
+
+    async def main(self, trouble_s: float) -> None:
+        network = Network(self._random)
+        broker = self._broker = Broker(network, self._random)
+        self._network = network
+        broker.start()
+        await self._declare()
+        self._proxies = [Proxy(network, [broker.address], name=f"proxy-{n}") for n in range(2)]
+        for proxy in self._proxies:
+            proxy.start()
+        for proxy in self._proxies:
+            await proxy.cluster.configured()
+        consuming = self._begin_consumers()
+        producing = self._begin_producers()
+        supervising = asyncio.ensure_future(self._supervise())
+        try:
+            await self._trouble(trouble_s)
+            for task in producing:
+                task.cancel()
+            await self._drain()
+        finally:
+            for task in (*producing, *consuming, supervising):
+                task.cancel()
+            ends = await asyncio.gather(
+                *producing, *consuming, supervising, return_exceptions=True
+            )
+            self._run.findings += [
+                f"a client failed: {end!r}"
+                for end in ends
+                if not isinstance(end, asyncio.CancelledError)
+            ]
+        self._judge()
+        await broker.stop("kill")
+        for proxy in self._proxies:
+            await proxy.kill()
+
+    async def _declare(self) -> None:
+        """Make topics and groups, as an operator would before the first client."""
+        engine = self._broker.rounds.engine
+
+        def declare() -> None:
+            admin, now_ms = engine.administration, self._broker.clock.wall_ms()
+            admin.put_topic("plain", type_=TopicType.NORMAL, queues=2, now_ms=now_ms)
+            admin.put_topic("fifo", type_=TopicType.FIFO, queues=2, now_ms=now_ms)
+            admin.put_topic("delayed", type_=TopicType.DELAY, queues=2, now_ms=now_ms)
+            admin.put_topic("tagged", type_=TopicType.NORMAL, queues=1, now_ms=now_ms)
+            for one in self._subscriptions:
+                admin.put_group(
+                    one.group, is_ordered=one is self._ordered, max_attempts=100, now_ms=now_ms
+                )
+
+        await self._broker.rounds.call(lambda _engine, _turn: declare())
+
+    def _begin_consumers(self) -> list[asyncio.Task[None]]:
+        return [
+            asyncio.ensure_future(
+                consume(
+                    self._client(f"consumer-{one.topic}-{n}"), one,
+                    tag=TAGS[0] if one is self._tagged else "*",
+                )
+            )
+            for one in (*self._subscriptions, self._fickle)
+            for n in range(2)
+        ]  # fmt: skip
+
+    def _begin_producers(self) -> list[asyncio.Task[None]]:
+        plain = [produce(self._client(f"producer-{n}"), self._plain) for n in range(2)]
+        plain.append(produce(self._client("tagger"), self._tagged, tags=TAGS))
+        plain.append(produce(self._client("fickle"), self._fickle))
+        ordered = [
+            produce(self._client(f"sender-{group}"), self._ordered, message_group=group)
+            for group in ("a", "b", "c")
+        ]
+        delayed = [
+            schedule(
+                self._client(f"scheduler-{n}"), self._delayed,
+                lambda: EPOCH_MS + self._broker.clock.monotonic_ms(),
+            )
+            for n in range(2)
+        ]  # fmt: skip
+        return [asyncio.ensure_future(one) for one in (*plain, *ordered, *delayed)]
+
+    def _client(self, name: str) -> Client:
+        return Client(name, self._proxies, self._random)
+
+    # ------------------------------------------------------------ trouble
+
+    async def _trouble(self, trouble_s: float) -> None:
+        """Let things happen until the time is over; then let all be well."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + trouble_s
+        kinds = {
+            self._close_link: 6, self._stop_broker: 3, self._fail_sync: 1, self._step_clock: 2,
+            self._fill_disk: 1, self._kill_proxy: 2, self._cut_operation: 3, self._administer: 4,
+        }  # fmt: skip
+        while loop.time() < end_s:
+            await asyncio.sleep(self._random.expovariate(0.5))
+            (kind,) = self._random.choices(list(kinds), list(kinds.values()))
+            what = await kind()
+            self._run.story.append(f"{loop.time():.3f} s: {what}")
+        self._broker.disk.capacity_bytes = UNBOUNDED
+        self._broker.clock.wrong_by_ms = 0
+
+    async def _close_link(self) -> str:
+        if self._network.links:
+            self._random.choice(self._network.links).close()
+        return "a link is closed"
+
+    async def _stop_broker(self) -> str:
+        """End the broker, often a second time soon after its next start."""
+        random, broker = self._random, self._broker
+        ends: list[str] = []
+        while not ends or random.random() < 0.5:
+            how = random.choice(("kill", "power cut"))
+            if broker.is_alive:
+                await broker.stop(how)
+            ends.append(how)
+            broker.try_to_start()
+            await asyncio.sleep(random.choice((0.001, 0.02, 0.5)))
+        return ", ".join(ends)
+
+    async def _cut_operation(self) -> str:
+        """End the broker in the middle of a disk operation; the supervisor says how."""
+        disk = self._broker.disk
+        disk.cut_at = len(disk.operations) + self._random.randrange(30)
+        return "the broker is ended at an operation of the disk"
+
+    async def _fail_sync(self) -> str:
+        disk = self._broker.disk
+        disk.sync_fails_at = len(disk.operations) + self._random.randrange(10)
+        return "a sync fails"
+
+    async def _step_clock(self) -> str:
+        step_ms = self._random.choice(STEPS_MS)
+        self._broker.clock.wrong_by_ms = step_ms
+        await asyncio.sleep(self._random.choice((0.5, 1.0, 20.0)))
+        self._broker.clock.wrong_by_ms = 0
+        return f"the clock was off by {step_ms} ms"
+
+    async def _fill_disk(self) -> str:
+        disk = self._broker.disk
+        free_bytes = self._random.choice((0, 60_000, 300_000))
+        disk.capacity_bytes += free_bytes + (512 << 10) - 200_000 - disk.free_bytes()
+        await asyncio.sleep(self._random.uniform(0, 5))
+        self._broker.disk.capacity_bytes = UNBOUNDED
+        return "the disk was nearly full"
+
+    async def _administer(self) -> str:
+        """Let an operator change something, who gives up when the broker goes meanwhile."""
+        admin_of = {
+            "grow": lambda admin, now_ms: admin.put_topic(
+                "plain", type_=None, queues=self._random.randint(2, 6), now_ms=now_ms
+            ),
+            "reset": lambda admin, now_ms: admin.reset_offset(
+                "fickle-group", "fickle", ResetTarget(earliest=True), now_ms
+            ),
+            "delete topic": lambda admin, now_ms: admin.delete_topic("fickle", now_ms),
+            "delete group": lambda admin, now_ms: admin.delete_group("fickle-group", now_ms),
+        }
+        what = self._random.choice(list(admin_of))
+        with contextlib.suppress(ServiceError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._broker.rounds.call(
+                    lambda engine, turn: admin_of[what](engine.administration, turn.now_ms)
+                )
+        return what
+
+    async def _kill_proxy(self) -> str:
+        proxy = self._random.choice(self._proxies)
+        await proxy.kill()
+        proxy.start()
+        return f"{proxy.name} is killed"
+
+    async def _supervise(self) -> None:
+        """Start the broker again whenever it has ended."""
+        broker = self._broker
+        while True:
+            await asyncio.sleep(RESTART_S)
+            broker.check()
+            if broker.failure is not None:
+                broker.failure = None
+                await broker.stop(self._random.choice(("kill", "power cut")))
+            if not broker.is_alive:
+                broker.try_to_start()
+
+    # ------------------------------------------------------------ the end
+
+    async def _drain(self) -> None:
+        """Wait until all has come, and for a while that nothing more does."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + DRAIN_S_MAX
+        while any(one.left() for one in self._subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
+            await asyncio.sleep(LOOK_S)
+        if self._broker.is_alive:
+            await self._broker.stop("power cut")
+        await asyncio.sleep(QUIET_S)
+
+    def _judge(self) -> None:
+        run = self._run
+        for one in self._subscriptions:
+            run.sent += len(one.history.sends)
+            run.received += len(one.history.receives)
+            if verdict := one.judge():
+                run.findings.append(verdict)
+        run.lives = self._broker.lives
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    failed = 0
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
+        run = run_seed(seed)
+        sys.stdout.write(f"{run}\n")
+        sys.stdout.flush()
+        failed += bool(run.findings)
+    sys.exit(f"{failed} of {arguments.seeds} seeds failed" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
