@@ -39,6 +39,7 @@ from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.message_index import MessageIndex
+from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import open_index
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.timers import Timers
@@ -65,6 +66,7 @@ class Engine:
     def __init__(self, disk: Disk, config: EngineConfig) -> None:
         self.disk = disk
         self.config = config
+        self.tally = Tally()
         self.catalog = Catalog()
         self.log = CommitLog(disk, segment_bytes=config.segment_bytes)
         self.store = MessageStore(self.log, self.catalog, MessageIndex())
@@ -72,8 +74,9 @@ class Engine:
         timer_index = open_index(disk, config.timer, self.log)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
-            self.state, self.store, self.catalog, self.fold, deliveries_max=config.deliveries_max
-        )
+            self.state, self.store, self.catalog, self.fold, self.tally,
+            deliveries_max=config.deliveries_max,
+        )  # fmt: skip
         self._acks = self.consumption.acks
         self._quiet = Quiet(self.log, self._acks)
         self.checkpoints = Checkpoints(

@@ -30,6 +30,7 @@ from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import GroupNotFound, Overloaded, TopicNotFound
 
 __all__ = ["AckResult", "Batch", "Consumption", "Delivery"]
@@ -48,6 +49,7 @@ class Consumption:
         store: MessageStore,
         catalog: Catalog,
         recorder: Recorder,
+        tally: Tally,
         *,
         deliveries_max: int,
     ) -> None:
@@ -59,14 +61,14 @@ class Consumption:
         self._reader = QueueReader(state, store)
         self._deliveries = Deliveries(state, recorder)
         self.acks = RoundAcks(state, recorder)
-        self._redelivery = Redelivery(state, store, catalog, recorder, self.acks)
+        self._redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
         self._ordered = OrderedPop(
-            state, self._reader, self._deliveries, self.acks, self._redelivery
+            state, self._reader, self._deliveries, self.acks, self._redelivery, tally
         )
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
-        self.revive = Revive(state, catalog, self._redelivery, self._ordered)
+        self.revive = Revive(state, catalog, self._redelivery, self._ordered, tally)
 
     def pop(
         self,

@@ -1,0 +1,119 @@
+"""No slice of the owner touches more than its bound, however much there is: counted, not timed.
+
+A bound that holds at a thousand groups or twenty thousand topics holds on a slow machine too, and
+under load: the figures here are of work, and the same in every run.
+"""
+
+from __future__ import annotations
+
+from tests.support.counted_work import Spent, each_turn
+from tests.support.engine_world import GROUP, World
+from tidemill.broker.engine.layout.numbers import GroupId
+from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
+from tidemill.broker.engine.tally import SLICE_BYTES
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
+
+GROUPS = 1_000
+MESSAGE_BYTES_MAX = (4 << 20) + 4096  # the largest there is, with what the log puts around it
+
+
+def quiet_world(*, segment_bytes: int = 16 << 20) -> World:
+    """Open a world in which no checkpoint is due by itself."""
+    return World(
+        checkpoint_log_bytes=1 << 40, checkpoint_records=1 << 40, segment_bytes=segment_bytes
+    )
+
+
+def groups_of(world: World, count: int, **options: object) -> list[GroupId]:
+    put = world.engine.administration.put_group
+    ids = [put(f"group-{n}", now_ms=world.now_ms, **options).id for n in range(count)]  # type: ignore[arg-type]  # as World.group
+    world.commit()
+    return ids
+
+
+def pop_all(world: World, group_ids: list[GroupId], want: int = 32) -> None:
+    """Let each group take messages that it does not ack, all of them due at one moment."""
+    topic_id = world.topic()
+    for group_id in group_ids:
+        assert world.engine.pop(
+            group_id,
+            topic_id,
+            max_messages=want,
+            invisible_duration_ms=5_000,
+            tags=frozenset(),
+            attempt_id="",
+            now_ms=world.now_ms,
+        )
+    world.commit()
+
+
+def turns_until_nothing_is_due(world: World) -> list[Spent]:
+    world.now_ms += 5_001
+    return list(each_turn(world.engine, world.now_ms, world.commit))
+
+
+def assert_bounded(turns: list[Spent]) -> None:
+    assert max(turn.items for turn in turns) <= DUE_SLOTS_A_TURN + REVIVE_MESSAGES_A_TURN
+    # A copy, and of a group's first one the topic that it goes to.
+    assert max(turn.records for turn in turns) <= 2 * REVIVE_MESSAGES_A_TURN
+
+
+def test_a_turn_of_revive_is_bounded_at_a_thousand_groups() -> None:
+    world = quiet_world()
+    world.send(*[f"m{n}" for n in range(32)])
+    pop_all(world, groups_of(world, GROUPS))
+    turns = turns_until_nothing_is_due(world)
+    assert_bounded(turns)
+    assert sum(turn.records for turn in turns) == GROUPS * (32 + 1)
+
+
+def test_a_turn_that_dead_letters_for_a_thousand_ordered_groups_is_bounded() -> None:
+    world = quiet_world()
+    world.send(*[f"m{n}" for n in range(32)])
+    pop_all(world, groups_of(world, GROUPS, is_ordered=True, max_attempts=1))
+    turns = turns_until_nothing_is_due(world)
+    assert_bounded(turns)
+    last = world.engine.catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}group-{GROUPS - 1}")
+    assert last is not None
+    assert world.engine.catalog.queues_of(last)[0].max_offset == 32
+
+
+def test_large_messages_that_are_due_at_once_are_copied_one_a_turn() -> None:
+    world = quiet_world(segment_bytes=64 << 20)
+    for n in range(64):
+        world.send(f"m{n}", size=4 << 20)
+    pop_all(world, [world.group()] * 64, want=1)
+    turns = turns_until_nothing_is_due(world)
+    assert max(turn.size_bytes for turn in turns) <= SLICE_BYTES + MESSAGE_BYTES_MAX
+    assert max(turn.records for turn in turns) <= 2
+
+
+def test_one_delivery_of_large_messages_is_revived_over_several_turns() -> None:
+    world = quiet_world(segment_bytes=64 << 20)
+    world.send(*[f"m{n}" for n in range(8)], size=1 << 20)
+    pop_all(world, [world.group()], want=8)
+    turns = turns_until_nothing_is_due(world)
+    assert max(turn.size_bytes for turn in turns) <= SLICE_BYTES + (1 << 20) + 4096
+    assert len(world.drain(group=GROUP)) == 8
+
+
+def test_a_pop_that_must_dead_letter_large_messages_leaves_the_rest_for_the_next_turn() -> None:
+    """The attempts were lowered after the batch ran out: revive has no part in it any more."""
+    world = quiet_world(segment_bytes=64 << 20)
+    world.group(is_ordered=True, max_attempts=3)
+    world.send(*[f"m{n}" for n in range(8)], "last", size=1 << 20)
+    pop_all(world, [world.group()], want=8)
+    turns_until_nothing_is_due(world)
+    world.engine.administration.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
+    world.commit()
+    world.engine.take_ready()
+    before = world.engine.tally.size_bytes
+    assert world.pop(1) == []
+    assert world.engine.tally.size_bytes - before <= SLICE_BYTES + (1 << 20) + 4096
+    _, keys = world.engine.take_ready()
+    assert keys == {(world.group(), world.topic())}
+    pops = 0
+    while not (found := world.bodies(1)):
+        pops += 1
+        assert pops < 8
+    assert found == ["last"]
