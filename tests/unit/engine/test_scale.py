@@ -6,9 +6,12 @@ under load: the figures here are of work, and the same in every run.
 
 from __future__ import annotations
 
-from tests.support.counted_work import Spent, each_turn
+import pytest
+
+from tests.support.counted_work import Meter, Spent, each_turn
 from tests.support.engine_world import GROUP, World
 from tidemill.broker.engine.layout.numbers import GroupId
+from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
@@ -117,3 +120,30 @@ def test_a_pop_that_must_dead_letter_large_messages_leaves_the_rest_for_the_next
         pops += 1
         assert pops < 8
     assert found == ["last"]
+
+
+QUEUES = 64
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_pop_whose_filter_lets_nothing_through_looks_at_a_bounded_part(is_ordered: bool) -> None:
+    """And the polls that follow look at the rest, up to the one message that there is."""
+    world = quiet_world()
+    group_id = world.group(is_ordered=is_ordered)
+    topic_id = world.topic(queues=QUEUES)
+    of_each = 2 * SCAN_ENTRIES_MAX // QUEUES
+    for queue_id in range(QUEUES):
+        world.send(*(["m"] * of_each), tag="dull", queue_id=queue_id)
+    world.send("wanted", tag="bright", queue_id=QUEUES // 2)
+    meter = Meter(world.engine)
+    for _ in range(10):
+        world.engine.take_ready()
+        meter.take()
+        found = world.bodies(tags=("bright",))
+        assert meter.take().items <= SCAN_ENTRIES_MAX
+        if found:
+            assert found == ["wanted"]
+            return
+        # What wakes the polls that wait.
+        assert (group_id, topic_id) in world.engine.state.ready
+    raise AssertionError("the polls never got there")

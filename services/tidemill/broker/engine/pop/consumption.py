@@ -58,7 +58,7 @@ class Consumption:
         self._catalog = catalog
         self._recorder = recorder
         self._deliveries_max = deliveries_max
-        self._reader = QueueReader(state, store)
+        self._reader = QueueReader(state, store, tally)
         self._deliveries = Deliveries(state, recorder)
         self.acks = RoundAcks(state, recorder)
         self._redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
@@ -101,6 +101,8 @@ class Consumption:
             sources = _rotated(subscription.queues, subscription.turn)
         else:
             sources = self._sources(subscription, now_ms)
+        if tags:
+            self._reader.begin_scan()
         for progress in sources:
             if progress.position >= progress.queue.max_offset and not group.is_ordered:
                 continue
