@@ -6,13 +6,19 @@ under load: the figures here are of work, and the same in every run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from zlib import crc32
+
 import pytest
 
 from tests.support.counted_work import Meter, Spent, each_turn
-from tests.support.engine_world import GROUP, World
-from tidemill.broker.engine.layout.numbers import GroupId
+from tests.support.engine_world import GROUP, World, blob
+from tidemill.broker.engine.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId
+from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
 from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
+from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 
@@ -147,3 +153,77 @@ def test_a_pop_whose_filter_lets_nothing_through_looks_at_a_bounded_part(is_orde
         # What wakes the polls that wait.
         assert (group_id, topic_id) in world.engine.state.ready
     raise AssertionError("the polls never got there")
+
+
+def each_slice(
+    world: World, steps: Iterator[list[File]], after: Callable[[], None] = lambda: None
+) -> Iterator[Spent]:
+    """Yield what each slice of background work touches."""
+    meter = Meter(world.engine)
+    for files in steps:
+        yield meter.take()
+        for file in files:
+            file.sync()
+        after()
+        meter.take()
+
+
+def topics_of(world: World, count: int) -> None:
+    put = world.engine.administration.put_topic
+    for n in range(count):
+        put(f"topic-{n}", type_=TopicType.NORMAL, queues=1, now_ms=world.now_ms)
+    world.commit()
+
+
+def ordered_queues(world: World, count: int) -> None:
+    """Let an ordered group hold a message of each of many queues."""
+    world.group(is_ordered=True)
+    data = blob("m")
+    for first in range(0, count, QUEUES_MAX):
+        name = f"wide-{first}"
+        topic_id = world.topic(name, queues=min(QUEUES_MAX, count - first))
+        for queue in world.engine.catalog.queues_of(world.engine.catalog.topics[topic_id]):
+            now_ms = world.now_ms
+            world.engine.send(
+                topic_id, queue.queue_id, data, crc32(data), now_ms=now_ms, firing_ms=now_ms
+            )
+        world.commit()
+        while world.pop(group=GROUP, topic=name):
+            pass
+
+
+def test_a_checkpoint_of_twenty_thousand_topics_encodes_a_bounded_part_at_once() -> None:
+    world = quiet_world()
+    topics_of(world, 20_000)
+    slices = list(each_slice(world, world.engine.checkpoints.write()))
+    assert max(one.items for one in slices) <= ENDS_A_SECTION + 1
+    assert max(one.size_bytes for one in slices) <= SLICE_BYTES
+    world.restart()
+    assert world.report.snapshot
+    assert world.report.replayed_records == 0
+    assert world.engine.catalog.item_count == 20_000 + 1  # The broker itself.
+
+
+def test_a_checkpoint_of_many_ordered_queues_asks_for_few_quiet_moments() -> None:
+    """Each of them lets a busy broker wait for a sync: at one a queue that was half a minute."""
+    world = quiet_world()
+    ordered_queues(world, 10_000)
+    topic_id, data, moments = world.topic("busy"), blob("m"), []
+
+    def go_on() -> None:
+        """Begin a round behind each slice, and commit it where somebody waits for that."""
+        if world.engine.background.wants_quiet:
+            moments.append(1)
+            world.engine.commit(world.now_ms)
+        else:
+            world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+
+    slices = list(each_slice(world, world.engine.checkpoints.write(), go_on))
+    assert len(moments) <= -(-10_001 // PROGRESS_A_SECTION) + 10
+    assert max(one.items for one in slices) <= ENDS_A_SECTION + 1
+    assert max(one.size_bytes for one in slices) <= SLICE_BYTES
+    world.commit()
+    world.restart()
+    assert world.report.snapshot
+    progresses = world.engine.state.progress.values()
+    assert sum(one.in_flight for one in progresses if one.ordered) == 10_000

@@ -80,7 +80,7 @@ class Engine:
         self._acks = self.consumption.acks
         self._quiet = Quiet(self.log, self._acks)
         self.checkpoints = Checkpoints(
-            disk, self.store, self.catalog, self.state, self._quiet,
+            disk, self.store, self.catalog, self.state, self._quiet, self.tally,
             log_bytes=config.checkpoint_log_bytes,
             records=config.checkpoint_records,
             deliveries_max=config.deliveries_max,
