@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from typing import NamedTuple, TypeVar
 
 from tidemill.broker.engine.engine import Engine
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class WalkedDict(dict[K, V]):
+    """A dictionary that knows how often all of it was looked at, from one end to the other."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[K]:
+        self.walks += 1
+        return super().__iter__()
+
+    def keys(self) -> KeysView[K]:  # type: ignore[override]  # of the same use
+        self.walks += 1
+        return super().keys()  # type: ignore[return-value]
+
+    def values(self) -> ValuesView[V]:
+        self.walks += 1
+        return super().values()  # type: ignore[return-value]
+
+    def items(self) -> ItemsView[K, V]:
+        self.walks += 1
+        return super().items()  # type: ignore[return-value]
 
 
 class Spent(NamedTuple):

@@ -11,8 +11,8 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.counted_work import Meter, Spent, each_turn
-from tests.support.engine_world import GROUP, World, blob
+from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
+from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
@@ -227,3 +227,28 @@ def test_a_checkpoint_of_many_ordered_queues_asks_for_few_quiet_moments() -> Non
     assert world.report.snapshot
     progresses = world.engine.state.progress.values()
     assert sum(one.in_flight for one in progresses if one.ordered) == 10_000
+
+
+@pytest.mark.parametrize("what", ["topic", "group"])
+def test_a_deletion_walks_what_goes_and_not_what_stays(what: str) -> None:
+    """At a thousand groups a topic has a thousand retry topics, and each cost a walk of its own."""
+    world = quiet_world()
+    world.send("m")
+    pop_all(world, groups_of(world, 100))
+    turns_until_nothing_is_due(world)
+    catalog, state = world.engine.catalog, world.engine.state
+    assert len(catalog.retry_topic_ids) == 100
+    queues = catalog.queues = WalkedDict(catalog.queues)
+    progress = state.progress = WalkedDict(state.progress)
+    subscriptions = state.subscriptions = WalkedDict(state.subscriptions)
+    retry_topic_ids = catalog.retry_topic_ids = WalkedDict(catalog.retry_topic_ids)
+    if what == "topic":
+        world.engine.administration.delete_topic(TOPIC, world.now_ms)
+        left = 0
+    else:
+        world.engine.administration.delete_group("group-7", world.now_ms)
+        left = 99
+    assert len(retry_topic_ids) == left
+    assert len(progress) == 2 * left
+    assert queues.walks == progress.walks == subscriptions.walks == 0
+    assert retry_topic_ids.walks <= 2

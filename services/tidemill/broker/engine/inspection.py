@@ -74,7 +74,7 @@ class Inspection:
 
     def group_progress(self, group: Group) -> list[QueueProgress]:
         """Return how far a group is in each queue of the topics it reads, retries included."""
-        topic_ids = {key[1] for key in self._pops.progress if key[0] == group.id}
+        topic_ids = self._pops.topic_ids_of(group.id)
         return [
             self.queue_progress(self._pops.progress_of(group.id, topic_id, QueueId(queue_id)))
             for topic_id in sorted(topic_ids)

@@ -132,6 +132,14 @@ class Catalog:
         """Return all queues of a topic."""
         return [self.queue(topic.id, QueueId(number)) for number in range(topic.queues)]
 
+    def with_retry_topics(self, topic_id: TopicId) -> list[TopicId]:
+        """Return a topic's id, and those of the retry topics that live as long as it."""
+        retry_ids = self.retry_topic_ids.items()
+        return [
+            topic_id,
+            *(retry_id for retry_of, retry_id in retry_ids if retry_of[1] == topic_id),
+        ]
+
     # ------------------------------------------------------------ fold
 
     def apply(self, config: dict[str, Any], log_offset: LogOffset) -> None:
@@ -177,10 +185,8 @@ class Catalog:
         self.stated_at[f"group {group.id}"] = log_offset
 
     def _delete_topic(self, topic_id: TopicId) -> None:
-        for retry_of, retry_id in list(self.retry_topic_ids.items()):
-            if retry_of[1] == topic_id:
-                self._forget_topic(retry_id)
-        self._forget_topic(topic_id)
+        for gone_id in self.with_retry_topics(topic_id):
+            self._forget_topic(gone_id)
 
     def _delete_group(self, group_id: GroupId) -> None:
         for retry_of, retry_id in list(self.retry_topic_ids.items()):
@@ -195,8 +201,13 @@ class Catalog:
 
     def _forget_topic(self, topic_id: TopicId) -> None:
         topic = self.topics.pop(topic_id, None)
-        for key in [key for key in self.queues if key[0] == topic_id]:
-            del self.queues[key]
+        if topic is not None:
+            for number in range(topic.queues):
+                del self.queues[topic_id, QueueId(number)]
+        else:
+            # The record that states it has not been met, so how many queues it has is not known.
+            for key in [key for key in self.queues if key[0] == topic_id]:
+                del self.queues[key]
         self.open_queues.pop(topic_id, None)
         self.stated_at.pop(f"topic {topic_id}", None)
         if topic is None:
