@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from tidemill.broker.engine.engine import Engine
 
@@ -20,17 +20,17 @@ class WalkedDict(dict[K, V]):
         self.walks += 1
         return super().__iter__()
 
-    def keys(self) -> KeysView[K]:  # type: ignore[override]  # of the same use
+    def keys(self) -> Any:
         self.walks += 1
-        return super().keys()  # type: ignore[return-value]
+        return super().keys()
 
-    def values(self) -> ValuesView[V]:
+    def values(self) -> Any:
         self.walks += 1
-        return super().values()  # type: ignore[return-value]
+        return super().values()
 
-    def items(self) -> ItemsView[K, V]:
+    def items(self) -> Any:
         self.walks += 1
-        return super().items()  # type: ignore[return-value]
+        return super().items()
 
 
 class Spent(NamedTuple):

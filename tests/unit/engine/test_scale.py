@@ -20,7 +20,13 @@ from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.tally import SLICE_BYTES
+from tidemill.broker.engine.timer.deliver import (
+    AGED_A_TURN,
+    DELIVERIES_A_SLICE,
+    TOPICS_TAKEN_MAX,
+)
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
+from tidemill.message.stored_message import TYPE_DELAY
 
 GROUPS = 1_000
 MESSAGE_BYTES_MAX = (4 << 20) + 4096  # the largest there is, with what the log puts around it
@@ -252,3 +258,27 @@ def test_a_deletion_walks_what_goes_and_not_what_stays(what: str) -> None:
     assert len(progress) == 2 * left
     assert queues.walks == progress.walks == subscriptions.walks == 0
     assert retry_topic_ids.walks <= 2
+
+
+TIMER_TOPICS = 4_096
+
+
+@pytest.mark.parametrize("late_ms", [0, 5_000])
+def test_a_turn_of_delayed_messages_is_bounded_at_four_thousand_topics(late_ms: int) -> None:
+    world = quiet_world()
+    put = world.engine.administration.put_topic
+    data = blob("m", kind=TYPE_DELAY)
+    for n in range(TIMER_TOPICS):
+        topic = put(f"topic-{n}", type_=TopicType.DELAY, queues=1, now_ms=world.now_ms)
+        world.engine.send(
+            topic.id, QueueId(0), data, crc32(data),
+            now_ms=world.now_ms, firing_ms=world.now_ms, delay_ms=5_000,
+        )  # fmt: skip
+    world.commit()
+    world.now_ms += late_ms
+    turns = turns_until_nothing_is_due(world)
+    aged_max = AGED_A_TURN * (DELIVERIES_A_SLICE + 1)
+    assert max(turn.items for turn in turns) <= TOPICS_TAKEN_MAX + DELIVERIES_A_SLICE + aged_max
+    assert max(turn.records for turn in turns) <= DELIVERIES_A_SLICE + 1
+    assert world.engine.catalog.queues_of(topic)[0].max_offset == 1
+    assert world.engine.timers.index.pending_count == 0

@@ -93,6 +93,7 @@ class Engine:
         )  # fmt: skip
         self.timers = Timers(
             disk, config.timer, self.log, self.store, self.catalog, timer_index, self.fold,
+            self.tally,
             ready=self._make_ready,
             may_append=lambda: not self.is_disk_full,
             is_retirement_near=self.retention.is_near,
