@@ -6,13 +6,16 @@ under load: the figures here are of work, and the same in every run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from random import Random
 from zlib import crc32
 
 import pytest
 
 from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
 from tests.support.engine_world import GROUP, TOPIC, World, blob
+from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
@@ -282,3 +285,32 @@ def test_a_turn_of_delayed_messages_is_bounded_at_four_thousand_topics(late_ms: 
     assert max(turn.records for turn in turns) <= DELIVERIES_A_SLICE + 1
     assert world.engine.catalog.queues_of(topic)[0].max_offset == 1
     assert world.engine.timers.index.pending_count == 0
+
+
+def test_the_folders_of_derived_files_are_listed_once() -> None:
+    """A large store has thousands of files in each, and a listing takes as long as there are."""
+    world = World(disk=ListingDisk(Random(0)), retention_bytes=2 << 20)
+    disk = world.disk
+    assert isinstance(disk, ListingDisk)
+    for _ in range(5):
+        world.send(*[f"m{n}" for n in range(16)], size=130_000)
+        world.background()
+    assert world.engine.log.min_offset > 0
+    for folder in ("queues", "index", "snapshots"):
+        assert disk.listings[folder] == 1
+    assert world.engine.checkpoints.queues_folder.names == set(FaultyDisk.names(disk, "queues"))
+    assert world.engine.checkpoints.index_folder.names == set(FaultyDisk.names(disk, "index"))
+    world.restart()
+    assert len(world.drain()) > 0
+
+
+class ListingDisk(FaultyDisk):
+    """A disk that counts how often a folder was listed since the start."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.listings: Counter[str] = Counter()
+
+    def names(self, folder: str) -> list[str]:
+        self.listings[folder] += 1
+        return super().names(folder)

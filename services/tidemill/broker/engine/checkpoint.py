@@ -37,7 +37,7 @@ from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import Block, BlockFile
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
-from tidemill.broker.engine.store.disk import Disk, File, drop_file
+from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX
 from tidemill.broker.engine.tally import Tally
 
@@ -109,6 +109,9 @@ class Checkpoints:
         self._log_bytes = log_bytes
         self._records = records
         self._deliveries_max = deliveries_max
+        self.queues_folder = KnownFolder(disk, QUEUES_FOLDER)
+        self.index_folder = KnownFolder(disk, INDEX_FOLDER)
+        self._snapshots_folder = KnownFolder(disk, SNAPSHOTS_FOLDER)
         self._records_then = 0  # of the log at the last checkpoint
 
     @property
@@ -136,9 +139,9 @@ class Checkpoints:
         yield from self._write_snapshot(extents.ends, begin)
         yield from self.write_file(begin, min_offset=self._log.min_offset)
         self._store.derived_offset = begin
-        snapshots = [name for name in self._disk.names(SNAPSHOTS_FOLDER) if name[-1].isdigit()]
+        snapshots = [name for name in self._snapshots_folder.names if name[-1].isdigit()]
         for name in snapshots[:-SNAPSHOTS_KEPT]:
-            yield from drop_file(self._disk, name)
+            yield from self._snapshots_folder.drop(name)
 
     def _find_extents(
         self, queues: list[ConsumeQueue], begin: LogOffset
@@ -154,7 +157,7 @@ class Checkpoints:
 
     def _write_queues(self, extents: _Extents, derived: int, begin: int) -> Steps:
         file = yield from files.write_block_file(
-            self._disk, QUEUES_FOLDER, block_file.QUEUE_MAGIC,
+            self.queues_folder, block_file.QUEUE_MAGIC,
             _in_slices(_queue_blocks(extents.tails)), self._tally,
             block_count_max=extents.block_count,
             from_offset=derived, to_offset=begin,
@@ -168,7 +171,7 @@ class Checkpoints:
     def _write_index(self, pair_count: int, derived: int, begin: int) -> Steps:
         index = self._store.index
         file = yield from files.write_block_file(
-            self._disk, INDEX_FOLDER, block_file.INDEX_MAGIC,
+            self.index_folder, block_file.INDEX_MAGIC,
             ([block] for block in index.blocks(pair_count)), self._tally,
             block_count_max=-(-pair_count // BLOCK_PAIRS_MAX),
             from_offset=derived, to_offset=begin,
@@ -193,7 +196,7 @@ class Checkpoints:
             yield from self._delivery_sections()
 
         yield from files.write_block_file(
-            self._disk, SNAPSHOTS_FOLDER, block_file.SNAPSHOT_MAGIC, slices(), self._tally,
+            self._snapshots_folder, block_file.SNAPSHOT_MAGIC, slices(), self._tally,
             block_count_max=(
                 -(-item_count // CATALOG_ITEMS_A_SECTION)
                 + (-(-len(ends) // ENDS_A_SECTION) or 1)

@@ -86,7 +86,7 @@ class Engine:
             deliveries_max=config.deliveries_max,
         )  # fmt: skip
         self.retention = Retention(
-            disk, self.store, self.catalog, self.state, self._acks, timer_index, self.fold,
+            self.store, self.catalog, self.state, self._acks, timer_index, self.fold,
             self.checkpoints, self._quiet,
             retention_ms=config.retention_ms,
             retention_bytes=config.retention_bytes,

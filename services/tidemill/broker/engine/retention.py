@@ -6,13 +6,13 @@ the log from its minimum offset rebuilds everything, at any time.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import final
 
 import numpy as np
 
 from tidemill.broker.engine.checkpoint import (
     PROGRESS_A_SECTION,
-    QUEUES_FOLDER,
     Checkpoints,
     Quiet,
     Steps,
@@ -30,7 +30,6 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.broker.engine.store.disk import Disk, drop_file
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.timers import Timers
 
@@ -43,7 +42,6 @@ class Retention:
 
     def __init__(
         self,
-        disk: Disk,
         store: MessageStore,
         catalog: Catalog,
         pops: PopState,
@@ -56,7 +54,6 @@ class Retention:
         retention_ms: int,
         retention_bytes: int,
     ) -> None:
-        self._disk = disk
         self._store = store
         self._log = store.log
         self._catalog = catalog
@@ -99,15 +96,24 @@ class Retention:
             expired += queue.drop_before(end)
             yield []
         self.expired_count += expired
-        gone = {file.name for file in self._store.index.drop_before(end)}
+        index_files = [file.name for file in self._store.index.drop_before(end)]
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
         yield from self._log.drop_oldest()
-        for name in self._disk.names(QUEUES_FOLDER):
-            if name[-1].isdigit() and int(name.rpartition("-")[2]) <= end:
-                gone.add(name)
-        for name in sorted(gone):
-            yield from drop_file(self._disk, name)
+        for name in index_files:
+            yield from self._checkpoints.index_folder.drop(name)
+        for name in self._old_queue_files(end):
+            yield from self._checkpoints.queues_folder.drop(name)
+
+    def _old_queue_files(self, end: int) -> list[str]:
+        """Return the queue files that only know records before log offset `end`."""
+
+        def is_old(name: str) -> bool:
+            # The oldest come first; what has another name is being dropped.
+            return not name[-1].isdigit() or int(name.rpartition("-")[2]) <= end
+
+        names = takewhile(is_old, self._checkpoints.queues_folder.names)
+        return [name for name in names if name[-1].isdigit()]
 
     def _restate(self, end: int, now_ms: int) -> Steps:
         """Record all live state that is only stated before log offset `end`."""

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
-from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
 from tidemill.broker.engine.tally import Tally
 
 
@@ -28,8 +28,7 @@ def file_name(folder: str, *, from_offset: int, to_offset: int) -> str:
 
 
 def write_block_file(
-    disk: Disk,
-    folder: str,
+    folder: KnownFolder,
     magic: int,
     slices: Iterable[Sequence[Block]],
     tally: Tally,
@@ -43,11 +42,9 @@ def write_block_file(
     Yields the files to be synced before the next step. Room for the directory is left in front, so
     that blocks can be written as they come.
     """
-    name = file_name(folder, from_offset=from_offset, to_offset=to_offset)
-    temporary = f"{folder}/unfinished"
-    if temporary in disk.names(folder):
-        disk.delete(temporary)
-    file = disk.open(temporary, create=True)
+    name = file_name(folder.path, from_offset=from_offset, to_offset=to_offset)
+    temporary = f"{folder.path}/unfinished"
+    file = folder.create(temporary)
     rows: list[Row] = []
     directory = bytearray()
     position = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
@@ -68,9 +65,9 @@ def write_block_file(
     file.write_at(0, [header, directory])
     yield [file]
     file.close()
-    disk.rename(temporary, name)
-    yield [disk.folder(folder)]
-    return BlockFile(disk, name, rows, from_offset=from_offset, to_offset=to_offset)
+    folder.rename(temporary, name)
+    yield [folder.disk.folder(folder.path)]
+    return BlockFile(folder.disk, name, rows, from_offset=from_offset, to_offset=to_offset)
 
 
 @final

@@ -7,8 +7,8 @@ synced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, KeysView, Sequence
+from typing import Protocol, final
 
 
 class DiskFailed(Exception):
@@ -81,6 +81,50 @@ class Disk(Protocol):
 
     def total_bytes(self) -> int:
         """Return how many bytes the whole volume holds, used or free."""
+
+
+@final
+class KnownFolder:
+    """A folder that only its owner changes: listed once, and known from then on.
+
+    A listing takes as long as there are files, and a large store has thousands a folder.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.disk = disk
+        self.path = path
+        self._names: dict[str, None] | None = None  # in the order in which they were made
+
+    @property
+    def names(self) -> KeysView[str]:
+        """The names in the folder, oldest first, each with the folder in front."""
+        return self._known().keys()
+
+    def create(self, name: str) -> File:
+        """Make a file, in the place of what is left of an earlier try."""
+        if name in self._known():
+            self.disk.delete(name)
+        file = self.disk.open(name, create=True)
+        self._known()[name] = None
+        return file
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, as the newest one."""
+        known = self._known()
+        self.disk.rename(source, target)
+        del known[source]
+        known.pop(target, None)
+        known[target] = None
+
+    def drop(self, name: str) -> Iterator[list[File]]:
+        """Delete a file in short slices."""
+        yield from drop_file(self.disk, name)
+        self._known().pop(name, None)  # Where the first listing came behind it, it is not there.
+
+    def _known(self) -> dict[str, None]:
+        if self._names is None:
+            self._names = dict.fromkeys(self.disk.names(self.path))
+        return self._names
 
 
 def drop_file(disk: Disk, name: str) -> Iterator[list[File]]:
