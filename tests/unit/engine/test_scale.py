@@ -17,11 +17,13 @@ from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
 from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
+from tidemill.broker.engine.inspection import CANDIDATES_A_STEP
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
 from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer.deliver import (
     AGED_A_TURN,
@@ -29,7 +31,7 @@ from tidemill.broker.engine.timer.deliver import (
     TOPICS_TAKEN_MAX,
 )
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
-from tidemill.message.stored_message import TYPE_DELAY
+from tidemill.message.stored_message import TYPE_DELAY, body_of
 
 GROUPS = 1_000
 MESSAGE_BYTES_MAX = (4 << 20) + 4096  # the largest there is, with what the log puts around it
@@ -302,6 +304,63 @@ def test_the_folders_of_derived_files_are_listed_once() -> None:
     assert world.engine.checkpoints.index_folder.names == set(FaultyDisk.names(disk, "index"))
     world.restart()
     assert len(world.drain()) > 0
+
+
+def world_with_many_index_files() -> World:
+    """Fill more index files than one slice of a look-up goes through, with a key in some."""
+    world = quiet_world()
+    topic_id = world.topic()
+    for n in range(BLOCKS_A_SLICE + 20):
+        keys = ("wanted",) if n % 50 == 0 else ()
+        data = blob(f"m{n}", keys=keys)
+        now_ms = world.now_ms
+        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms)
+        world.commit()
+        world.checkpoint()
+    return world
+
+
+def test_a_look_up_by_key_bisects_a_bounded_number_of_blocks_at_once() -> None:
+    world = world_with_many_index_files()
+    topic = world.engine.catalog.topics[world.topic()]
+    meter = Meter(world.engine)
+    search = world.engine.inspection.search(topic, key="wanted")
+    step_count = 1
+    while search.step():
+        step_count += 1
+        spent = meter.take()
+        assert spent.items <= BLOCKS_A_SLICE + CANDIDATES_A_STEP
+        # Between two slices a checkpoint may take the tail over, and nothing is found twice.
+        if step_count == 2:
+            world.send("later")
+            world.checkpoint()
+    assert step_count > 2
+    assert [body_of(one.blob) for one in search.found] == [b"m100", b"m50", b"m0"]
+
+
+def test_a_look_up_verifies_the_blocks_alone_that_have_what_it_looks_for() -> None:
+    world = world_with_many_index_files()
+    topic = world.engine.catalog.topics[world.topic()]
+    assert world.find(topic, key="nobody has it") == []
+    files = world.engine.store.index.files
+    assert not any(any(file._verified) for file in files)
+    assert len(world.find(topic, key="wanted")) == 3
+    assert sum(sum(file._verified) for file in files) == 3
+
+
+def test_large_messages_with_one_key_are_read_one_a_slice() -> None:
+    world = quiet_world(segment_bytes=64 << 20)
+    topic_id = world.topic()
+    for n in range(4):
+        data = blob(f"m{n}", keys=("wanted",), size=2 << 20)
+        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+    world.commit()
+    topic = world.engine.catalog.topics[topic_id]
+    meter = Meter(world.engine)
+    search = world.engine.inspection.search(topic, key="wanted")
+    while search.step():
+        assert meter.take().size_bytes <= SLICE_BYTES + (2 << 20) + 4096
+    assert len(search.found) == 4
 
 
 class ListingDisk(FaultyDisk):

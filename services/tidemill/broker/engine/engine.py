@@ -69,7 +69,7 @@ class Engine:
         self.tally = Tally()
         self.catalog = Catalog()
         self.log = CommitLog(disk, segment_bytes=config.segment_bytes)
-        self.store = MessageStore(self.log, self.catalog, MessageIndex())
+        self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog)
         timer_index = open_index(disk, config.timer, self.log)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
@@ -105,7 +105,7 @@ class Engine:
             self.catalog, self.store, self.fold, self._acks,
             auto_create=config.auto_create, default_queues=config.default_queues,
         )  # fmt: skip
-        self.inspection = Inspection(self.catalog, self.store, self.state)
+        self.inspection = Inspection(self.catalog, self.store, self.state, self.tally)
         self.free_bytes = disk.free_bytes()
         self.opened_in_ms = 0  # how long the recovery took; the shell measures it
 
