@@ -22,6 +22,7 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
 from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
+from tidemill.broker.engine.retention import QUEUES_CUT_A_SLICE
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
 from tidemill.broker.engine.tally import SLICE_BYTES
@@ -361,6 +362,29 @@ def test_large_messages_with_one_key_are_read_one_a_slice() -> None:
     while search.step():
         assert meter.take().size_bytes <= SLICE_BYTES + (2 << 20) + 4096
     assert len(search.found) == 4
+
+
+def test_a_segment_goes_in_bounded_slices() -> None:
+    world = World(retention_bytes=2 << 20)
+    topics_of(world, 3_000)
+    for n in range(40):
+        world.send(f"filler-{n}", size=130_000)
+    world.checkpoint()
+
+    def commit() -> None:
+        if world.engine.has_pending:
+            world.commit()
+
+    slices = list(each_slice(world, world.engine.retention.retire_oldest(world.now_ms), commit))
+    assert max(one.records for one in slices) == 1
+    assert max(one.log_bytes for one in slices) <= SLICE_BYTES
+    assert len(slices) <= 3_000 + 3_000 // QUEUES_CUT_A_SLICE + 40
+    world.disk = world.disk.after_kill()
+    for folder in ("queues", "index", "snapshots"):
+        for name in world.disk.names(folder):
+            world.disk.remove(name)
+    world.open()
+    assert len(world.engine.catalog.topics) == 3_001
 
 
 class ListingDisk(FaultyDisk):
