@@ -99,9 +99,7 @@ class _Simulation:
         finally:
             for task in (*producing, *consuming, supervising):
                 task.cancel()
-            ends = await asyncio.gather(
-                *producing, *consuming, supervising, return_exceptions=True
-            )
+            ends = await asyncio.gather(*producing, *consuming, supervising, return_exceptions=True)
             self._run.findings += [
                 f"a client failed: {end!r}"
                 for end in ends

@@ -12,8 +12,9 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.following import Follower
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine
+from tidemill.broker.engine.inspection import FoundMessage
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
-from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.metadata.catalog import Topic, TopicType
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.message import stored_message
@@ -261,6 +262,13 @@ class World:
         """Make the disk so large that this much is free."""
         self.disk.capacity_bytes += free_bytes - self.disk.free_bytes()
         self.engine.refresh()
+
+    def find(self, topic: Topic, *, message_id: str = "", key: str = "") -> list[FoundMessage]:
+        """Look messages up by id or key."""
+        search = self.engine.inspection.search(topic, message_id=message_id, key=key)
+        while search.step():
+            pass
+        return search.found
 
     def checkpoint(self, between: Callable[[], None] = lambda: None) -> None:
         """Write a checkpoint, with rounds between its slices save where it waits for quiet."""

@@ -145,7 +145,7 @@ def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> Non
     world.checkpoint()
     world.restart()
     for how in ({"message_id": "the-id"}, {"key": "k1"}, {"key": "k2"}):
-        found = world.engine.inspection.find(topic, **how)  # type: ignore[arg-type]  # one of the two
+        found = world.find(topic, **how)
         assert {one.stored_topic for one in found} == {
             TOPIC, f"%RETRY%{GROUP}+{TOPIC}", f"%DLQ%{GROUP}",
         }  # fmt: skip

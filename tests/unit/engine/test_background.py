@@ -173,6 +173,34 @@ def test_a_delivery_that_begins_and_ends_between_two_slices_is_settled_after_a_r
     assert world.bodies(1, group=FIFO) == ["m2"]
 
 
+def test_what_happens_between_the_slices_of_one_moment_is_known_after_a_restart() -> None:
+    """The catalog and the ends of the queues are written in slices, all as of one moment."""
+    world = World(segment_bytes=8 << 20)
+    put = world.engine.administration.put_topic
+    for n in range(1_200):
+        put(f"topic-{n}", type_=TopicType.NORMAL, queues=1, now_ms=world.now_ms)
+    world.commit()
+    rounds = 0
+
+    def go_on() -> None:
+        nonlocal rounds
+        world.send(f"m{rounds}", topic=f"topic-{rounds}")
+        delete_topic(world, f"topic-{1_199 - rounds}")
+        world.topic(f"new-{rounds}")
+        rounds += 1
+
+    interleave(world, world.engine.checkpoints.write(), go_on)
+    assert rounds > 12
+    world.restart()
+    assert world.report.snapshot
+    catalog = world.engine.catalog
+    for n in range(rounds):
+        assert world.bodies(topic=f"topic-{n}", group=f"group-{n}") == [f"m{n}"]
+        assert catalog.find_topic(f"topic-{1_199 - n}") is None
+        assert catalog.find_topic(f"new-{n}") is not None
+    assert len(catalog.topics) == 1_200
+
+
 def test_queues_that_are_first_read_during_a_snapshot_do_not_end_it() -> None:
     world = World(deliveries_max=600)
     world.group(FIFO, is_ordered=True)

@@ -368,7 +368,7 @@ def test_an_engine_of_today_goes_on_with_the_golden_files(with_derived_files: bo
     assert sum(one.in_flight_count for one in world.engine.inspection.group_progress(fifo)) == 2
     topic = catalog.find_topic(TOPIC)
     assert topic is not None
-    assert {one.stored_topic for one in world.engine.inspection.find(topic, key="k")} >= {TOPIC}
+    assert {one.stored_topic for one in world.find(topic, key="k")} >= {TOPIC}
     popped = world.pop(group="fifo", attempt_id="attempt-2")
     assert len(popped) == 6, "of one queue the golden batch is out"
     world.advance(1_000_000)

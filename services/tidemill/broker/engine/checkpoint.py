@@ -2,7 +2,8 @@
 
 A checkpoint is a generator of slices of at most about two milliseconds, advanced by the owner
 between rounds. A slice that reads the state waits until no round is pending, so that what it reads
-is the fold of exactly the durable log: derived files and snapshots never run ahead of it.
+is the fold of exactly the durable log: derived files and snapshots never run ahead of it. Such a
+moment costs a busy broker a sync, so each is used for as much as fits into a slice.
 
 Queue files, index file, snapshot, then the checkpoint file that names how far they reach. A crash
 before the last step leaves files that the next start deletes (ADR 0003).
@@ -10,8 +11,9 @@ before the last step leaves files that the next start deletes (ADR 0003).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias, final
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
@@ -22,19 +24,22 @@ from tidemill.broker.engine.layout import (
     snapshot,
     store_checkpoint,
 )
-from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, QueueEnd, Section
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import Block, BlockFile
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
-from tidemill.broker.engine.store.disk import Disk, File, drop_file
+from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX
+from tidemill.broker.engine.tally import Tally
 
 Steps: TypeAlias = Iterator[list[File]]
 Quiet: TypeAlias = Callable[[], Steps]  # gives way until no round is pending
@@ -44,8 +49,37 @@ INDEX_FOLDER = "index"
 SNAPSHOTS_FOLDER = "snapshots"
 CHECKPOINT_FILE = "checkpoint"
 QUEUE_BLOCK_ENTRIES_MAX = 32_768  # 640 KiB: copied, summed and written in a millisecond
+QUEUES_A_SLICE = 512  # looked at, or given a run
+BLOCKS_A_SLICE = 128  # of different queues; each is copied, summed and listed
+CATALOG_ITEMS_A_SECTION = 128  # a group's JSON takes up to ten microseconds
+ENDS_A_SECTION = 1024
+# Of ordered queues each has a section of its own, which takes 20 microseconds.
 PROGRESS_A_SECTION = 64
 SNAPSHOTS_KEPT = 2
+
+
+@final
+class _Extents:
+    """How far the queues reached at the moment at which a checkpoint was begun."""
+
+    def __init__(self) -> None:
+        self.tails: list[tuple[ConsumeQueue, int]] = []  # with how many entries, of those that have
+        self.block_count = 0  # of all tails
+        self.ends: list[QueueEnd] = []
+
+    def add(self, queue: ConsumeQueue, begin: LogOffset) -> None:
+        """Add how far a queue reached when the log ended at `begin`."""
+        count = queue.tail_count_before(begin)
+        if count:
+            self.tails.append((queue, count))
+            self.block_count += -(-count // QUEUE_BLOCK_ENTRIES_MAX)
+        stated_at = queue.stated_at
+        if stated_at >= begin:
+            # A message has come since. Where it was the first in the tail, what stated the end
+            # before is not known any more: then the next retirement states it again.
+            stated_at = queue.entry(queue.base + count - 1)[0] if count else 0
+        end_offset = queue.base + count
+        self.ends.append(QueueEnd(queue.topic_id, queue.queue_id, end_offset, stated_at))
 
 
 @final
@@ -59,6 +93,7 @@ class Checkpoints:
         catalog: Catalog,
         pops: PopState,
         quiet: Quiet,
+        tally: Tally,
         *,
         log_bytes: int,
         records: int,
@@ -70,9 +105,13 @@ class Checkpoints:
         self._catalog = catalog
         self._pops = pops
         self._quiet = quiet
+        self._tally = tally
         self._log_bytes = log_bytes
         self._records = records
         self._deliveries_max = deliveries_max
+        self.queues_folder = KnownFolder(disk, QUEUES_FOLDER)
+        self.index_folder = KnownFolder(disk, INDEX_FOLDER)
+        self._snapshots_folder = KnownFolder(disk, SNAPSHOTS_FOLDER)
         self._records_then = 0  # of the log at the last checkpoint
 
     @property
@@ -92,87 +131,140 @@ class Checkpoints:
         if begin == derived:
             return
         queues = list(self._catalog.queues.values())
-        positions = [(queue, len(queue.tail) // SIZE) for queue in queues]
-        ends = [QueueEnd(q.topic_id, q.queue_id, q.max_offset, q.stated_at) for q in queues]
         pair_count = len(self._store.index.offsets)
 
-        yield from self._write_queues(positions, derived, begin)
+        extents = yield from self._find_extents(queues, begin)
+        yield from self._write_queues(extents, derived, begin)
         yield from self._write_index(pair_count, derived, begin)
-        yield from self._write_snapshot(ends, begin)
+        yield from self._write_snapshot(extents.ends, begin)
         yield from self.write_file(begin, min_offset=self._log.min_offset)
         self._store.derived_offset = begin
-        snapshots = [name for name in self._disk.names(SNAPSHOTS_FOLDER) if name[-1].isdigit()]
+        snapshots = [name for name in self._snapshots_folder.names if name[-1].isdigit()]
         for name in snapshots[:-SNAPSHOTS_KEPT]:
-            yield from drop_file(self._disk, name)
+            yield from self._snapshots_folder.drop(name)
 
-    def _write_queues(
-        self, positions: list[tuple[ConsumeQueue, int]], derived: int, begin: int
-    ) -> Steps:
-        step = QUEUE_BLOCK_ENTRIES_MAX
+    def _find_extents(
+        self, queues: list[ConsumeQueue], begin: LogOffset
+    ) -> Generator[list[File], None, _Extents]:
+        """Return how far the queues reached when the log ended at `begin`; they go on meanwhile."""
+        extents = _Extents()
+        for first in range(0, len(queues), QUEUES_A_SLICE):
+            for queue in queues[first : first + QUEUES_A_SLICE]:
+                extents.add(queue, begin)
+            self._tally.add(len(extents.ends) - first)
+            yield []
+        return extents
 
-        def blocks() -> Iterator[Block]:
-            for queue, count in positions:
-                for first in range(0, count, step):
-                    items = min(step, count - first)
-                    data = bytes(queue.tail[first * SIZE : (first + items) * SIZE])
-                    yield Block(queue.topic_id, queue.queue_id, queue.base + first, items, data)
-
-        count_max = sum(-(-count // step) for _, count in positions)
-        yield from files.write_block_file(
-            self._disk, QUEUES_FOLDER, block_file.QUEUE_MAGIC, blocks(),
-            block_count_max=count_max, from_offset=derived, to_offset=begin,
+    def _write_queues(self, extents: _Extents, derived: int, begin: int) -> Steps:
+        file = yield from files.write_block_file(
+            self.queues_folder, block_file.QUEUE_MAGIC,
+            _in_slices(_queue_blocks(extents.tails)), self._tally,
+            block_count_max=extents.block_count,
+            from_offset=derived, to_offset=begin,
         )  # fmt: skip
-        name = files.file_name(QUEUES_FOLDER, from_offset=derived, to_offset=begin)
-        add_runs(self._catalog, BlockFile(self._disk, name, block_file.QUEUE_MAGIC))
+        for first in range(0, len(file.rows), QUEUES_A_SLICE):
+            numbers = range(first, min(first + QUEUES_A_SLICE, len(file.rows)))
+            add_runs(self._catalog, file, numbers)
+            self._tally.add(len(numbers))
+            yield []
 
     def _write_index(self, pair_count: int, derived: int, begin: int) -> Steps:
         index = self._store.index
-        yield from files.write_block_file(
-            self._disk, INDEX_FOLDER, block_file.INDEX_MAGIC, index.blocks(pair_count),
+        file = yield from files.write_block_file(
+            self.index_folder, block_file.INDEX_MAGIC,
+            ([block] for block in index.blocks(pair_count)), self._tally,
             block_count_max=-(-pair_count // BLOCK_PAIRS_MAX),
             from_offset=derived, to_offset=begin,
         )  # fmt: skip
-        name = files.file_name(INDEX_FOLDER, from_offset=derived, to_offset=begin)
-        index.take_over(BlockFile(self._disk, name, block_file.INDEX_MAGIC), pair_count)
+        index.take_over(file, pair_count)
 
     def _write_snapshot(self, ends: list[QueueEnd], begin: int) -> Steps:
         pops = self._pops
+        yield from self._quiet()
+        # All items of one moment, encoded later: the fold knows one offset for them.
+        items, item_count = self._catalog.items(), self._catalog.item_count
+        covered = self._log.committed_offset
         # What is new from here on is stated by the log from `begin` on.
         progresses = list(pops.progress.values())
         # The table may grow while its slices are written: at most to its bound, changes included.
         slices_max = len(list(pops.slices())) + 2 * self._deliveries_max // SLOTS_A_SLICE + 2
+
+        def slices() -> Iterator[list[Block]]:
+            yield from self._catalog_sections(items, covered)
+            yield from self._end_sections(ends, begin)
+            yield from self._progress_sections(progresses)
+            yield from self._delivery_sections()
+
         yield from files.write_block_file(
-            self._disk, SNAPSHOTS_FOLDER, block_file.SNAPSHOT_MAGIC,
-            self._sections(ends, begin),
-            block_count_max=2 + len(progresses) + slices_max,
-            from_offset=begin, to_offset=self._log.committed_offset,
+            self._snapshots_folder, block_file.SNAPSHOT_MAGIC, slices(), self._tally,
+            block_count_max=(
+                -(-item_count // CATALOG_ITEMS_A_SECTION)
+                + (-(-len(ends) // ENDS_A_SECTION) or 1)
+                + len(progresses)
+                + slices_max
+            ),
+            from_offset=begin, to_offset=covered,
         )  # fmt: skip
 
-    def _sections(self, ends: list[QueueEnd], begin: int) -> Iterator[Block | None]:
-        """Yield the sections of a snapshot, each as of a moment at which no round is pending."""
-        pops = self._pops
-        progresses = list(pops.progress.values())
-        plain = [progress for progress in progresses if progress.ordered is None]
+    # ------------------------------------------------------------ sections of a snapshot
 
-        yield from self._when_quiet()
-        yield self._section(Section.CATALOG, 0, snapshot.encode_items(self._catalog.items()))
-        # The ends of the queues belong to the moment at which the queue files were begun.
-        data = snapshot.encode_ends(ends)
-        yield Block(Section.QUEUES, 0, begin, len(data), data)
-        for first in range(0, len(plain), PROGRESS_A_SECTION):
+    def _catalog_sections(
+        self, items: Iterator[dict[str, Any]], covered: int
+    ) -> Iterator[list[Block]]:
+        number = 0
+        while chunk := list(islice(items, CATALOG_ITEMS_A_SECTION)):
+            self._tally.add(len(chunk))
+            data = snapshot.encode_items(chunk)
+            yield [Block(Section.CATALOG, number, covered, len(data), data)]
+            number += 1
+
+    def _end_sections(self, ends: list[QueueEnd], begin: int) -> Iterator[list[Block]]:
+        """Yield the ends of the queues: of the moment at which the queue files were begun."""
+        for first in range(0, len(ends) or 1, ENDS_A_SECTION):
+            chunk = ends[first : first + ENDS_A_SECTION]
+            self._tally.add(len(chunk))
+            data = snapshot.encode_ends(chunk)
+            yield [Block(Section.QUEUES, first, begin, len(data), data)]
+
+    def _progress_sections(self, progresses: list[Progress]) -> Iterator[list[Block]]:
+        """Yield how far groups are, each slice as of a moment at which no round is pending."""
+        for first in range(0, len(progresses), PROGRESS_A_SECTION):
             yield from self._when_quiet()
-            rows = [progress.as_row() for progress in plain[first : first + PROGRESS_A_SECTION]]
-            yield self._section(Section.PROGRESS, first, progress_rows.encode(rows))
+            chunk = progresses[first : first + PROGRESS_A_SECTION]
+            self._tally.add(len(chunk))
+            blocks = []
+            rows = [one.as_row() for one in chunk if one.ordered is None]
+            if rows:
+                blocks.append(self._section(Section.PROGRESS, first, progress_rows.encode(rows)))
+            blocks += self._ordered_sections([one for one in chunk if one.ordered is not None])
+            yield blocks
+
+    def _ordered_sections(self, progresses: list[Progress]) -> list[Block]:
+        """Return a section of each ordered queue; the rows of all of them are made at once."""
+        slots: list[int] = []
+        ends = []
         for progress in progresses:
-            if progress.ordered is not None:
-                yield from self._when_quiet()
-                deliveries = pops.rows_of(np.array(pops.deliveries_of(progress), dtype=np.int64))
-                data = snapshot.encode_ordered(progress.as_row(), deliveries)
-                yield self._section(Section.ORDERED, progress.index, data)
-        for number, (first, last) in enumerate(pops.slices()):
+            slots += self._pops.deliveries_of(progress)
+            ends.append(len(slots))
+        rows, gaps = self._pops.rows_of(np.array(slots, dtype=np.int64))
+        self._tally.add(len(slots))
+        blocks, begin = [], 0
+        for progress, end in zip(progresses, ends, strict=True):
+            own_gaps = {n - begin: gaps[n] for n in range(begin, end) if n in gaps}
+            deliveries = DeliveryRows(rows[begin:end], own_gaps)
+            data = snapshot.encode_ordered(progress.as_row(), deliveries)
+            blocks.append(self._section(Section.ORDERED, progress.index, data))
+            begin = end
+        return blocks
+
+    def _delivery_sections(self) -> Iterator[list[Block]]:
+        """Yield the slices of the delivery table, each as of such a moment of its own."""
+        for number, (first, last) in enumerate(self._pops.slices()):
             yield from self._when_quiet()
-            data = delivery_rows.encode(pops.rows_of(self._slots_between(first, last)))
-            yield self._section(Section.DELIVERIES, number, data)
+            slots = self._slots_between(first, last)
+            self._tally.add(len(slots))
+            data = delivery_rows.encode(self._pops.rows_of(slots))
+            yield [self._section(Section.DELIVERIES, number, data)]
 
     def _slots_between(self, first: int, last: int) -> np.ndarray:
         """Return the used slots of a slice, live ones of ordered queues left out."""
@@ -186,9 +278,9 @@ class Checkpoints:
     def _section(self, kind: Section, number: int, data: bytes) -> Block:
         return Block(kind, number, self._log.committed_offset, len(data), data)
 
-    def _when_quiet(self) -> Iterator[None]:
+    def _when_quiet(self) -> Iterator[list[Block]]:
         for _ in self._quiet():
-            yield None
+            yield []
 
     def write_file(self, derived_offset: int, *, min_offset: int) -> Steps:
         """Replace the checkpoint file."""
@@ -210,9 +302,34 @@ class Checkpoints:
         yield [disk.folder(".")]
 
 
-def add_runs(catalog: Catalog, file: BlockFile) -> None:
-    """Let the queues answer from a derived file."""
-    for number, row in enumerate(file.rows):
+def _queue_blocks(tails: list[tuple[ConsumeQueue, int]]) -> Iterator[Block]:
+    step = QUEUE_BLOCK_ENTRIES_MAX
+    for queue, count in tails:
+        for first in range(0, count, step):
+            items = min(step, count - first)
+            data = bytes(queue.tail[first * SIZE : (first + items) * SIZE])
+            yield Block(queue.topic_id, queue.queue_id, queue.base + first, items, data)
+
+
+def _in_slices(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+    """Put so many blocks together as one slice may write: many small ones, or one large one."""
+    together: list[Block] = []
+    entry_count = 0
+    for block in blocks:
+        is_full = entry_count + block.items > QUEUE_BLOCK_ENTRIES_MAX
+        if together and (is_full or len(together) == BLOCKS_A_SLICE):
+            yield together
+            together, entry_count = [], 0
+        together.append(block)
+        entry_count += block.items
+    if together:
+        yield together
+
+
+def add_runs(catalog: Catalog, file: BlockFile, numbers: range) -> None:
+    """Let the queues answer from some blocks of a derived file."""
+    for number in numbers:
+        row = file.rows[number]
         queue = catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
         if queue is not None:
             queue.add_run(Run(file, number, row.first, row.items))

@@ -39,6 +39,7 @@ from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.message_index import MessageIndex
+from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import open_index
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.timers import Timers
@@ -66,33 +67,35 @@ class Engine:
     def __init__(self, disk: Disk, config: EngineConfig) -> None:
         self.disk = disk
         self.config = config
+        self.tally = Tally()
         self.catalog = Catalog()
         self.log = CommitLog(disk, segment_bytes=config.segment_bytes)
-        self.store = MessageStore(self.log, self.catalog, MessageIndex())
+        self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog)
         timer_index = open_index(disk, config.timer, self.log)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
-            self.state, self.store, self.catalog, self.fold,
+            self.state, self.store, self.catalog, self.fold, self.tally,
             deliveries_max=config.deliveries_max,
             may_copy=lambda: self.may_copy,
         )  # fmt: skip
         self._acks = self.consumption.acks
         self._quiet = Quiet(self.log, self._acks)
         self.checkpoints = Checkpoints(
-            disk, self.store, self.catalog, self.state, self._quiet,
+            disk, self.store, self.catalog, self.state, self._quiet, self.tally,
             log_bytes=config.checkpoint_log_bytes,
             records=config.checkpoint_records,
             deliveries_max=config.deliveries_max,
         )  # fmt: skip
         self.retention = Retention(
-            disk, self.store, self.catalog, self.state, self._acks, timer_index, self.fold,
+            self.store, self.catalog, self.state, self._acks, timer_index, self.fold,
             self.checkpoints, self._quiet,
             retention_ms=config.retention_ms,
             retention_bytes=config.retention_bytes,
         )  # fmt: skip
         self.timers = Timers(
             disk, config.timer, self.log, self.store, self.catalog, timer_index, self.fold,
+            self.tally,
             ready=self._make_ready,
             may_append=lambda: not self.is_disk_full,
             may_copy=lambda: self.may_copy,
@@ -111,7 +114,7 @@ class Engine:
             auto_create=config.auto_create, default_queues=config.default_queues,
             check_room=self._check_room,
         )  # fmt: skip
-        self.inspection = Inspection(self.catalog, self.store, self.state)
+        self.inspection = Inspection(self.catalog, self.store, self.state, self.tally)
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
         self._log_end_at_look = LogOffset(0)
         self._full_from = 0  # log offset from which messages are refused

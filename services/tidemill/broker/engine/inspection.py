@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message
@@ -14,6 +15,7 @@ from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.commit_log import Record
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.message import stored_message
 
 
@@ -56,14 +58,18 @@ class FoundMessage(NamedTuple):
     reason: str
 
 
+CANDIDATES_A_STEP = 64  # records that a look-up by key reads
+
+
 @final
 class Inspection:
     """What is known, for people and metrics."""
 
-    def __init__(self, catalog: Catalog, store: MessageStore, pops: PopState) -> None:
+    def __init__(self, catalog: Catalog, store: MessageStore, pops: PopState, tally: Tally) -> None:
         self._catalog = catalog
         self._store = store
         self._pops = pops
+        self._tally = tally
 
     def queue_status(self, topic: Topic) -> list[QueueStatus]:
         """Return where each queue of a topic begins and ends."""
@@ -74,7 +80,7 @@ class Inspection:
 
     def group_progress(self, group: Group) -> list[QueueProgress]:
         """Return how far a group is in each queue of the topics it reads, retries included."""
-        topic_ids = {key[1] for key in self._pops.progress if key[0] == group.id}
+        topic_ids = self._pops.topic_ids_of(group.id)
         return [
             self.queue_progress(self._pops.progress_of(group.id, topic_id, QueueId(queue_id)))
             for topic_id in sorted(topic_ids)
@@ -114,25 +120,69 @@ class Inspection:
             return 0
         return self._store.stored_at_ms(queue.entry(offset)[0])
 
-    def find(
+    def search(
         self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32
-    ) -> list[FoundMessage]:
-        """Find messages of a topic, and their copies, by id or by key, newest first."""
+    ) -> MessageSearch:
+        """Begin to look for messages of a topic, and their copies, by id or by key."""
+        return MessageSearch(
+            self._catalog, self._store, self._tally, topic,
+            message_id=message_id, key=key, max_messages=max_messages,
+        )  # fmt: skip
+
+
+@final
+class MessageSearch:
+    """One look-up under way: call `step` until it returns False, then read `found`."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: MessageStore,
+        tally: Tally,
+        topic: Topic,
+        *,
+        message_id: str,
+        key: str,
+        max_messages: int,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._tally = tally
+        self._topic = topic
+        self._message_id = message_id
+        self._key = key
+        self._max_messages = max_messages
         kind, text = ("id", message_id) if message_id else ("key", key)
-        found: list[FoundMessage] = []
-        for log_offset in self._store.index.find(stored_message.key_hash(kind, text)):
-            if len(found) == max_messages:
-                break
-            if log_offset < self._store.log.min_offset:
-                continue
-            candidate = self._describe(log_offset)
-            is_it = candidate is not None and topic.name in (
-                candidate.stored_topic,
-                candidate.origin_topic,
-            )
-            if candidate is not None and is_it and _has_key(candidate.blob, message_id, key):
-                found.append(candidate)
-        return found
+        self._slices = store.index.find(stored_message.key_hash(kind, text))
+        self._candidates: deque[LogOffset] = deque()
+        self.found: list[FoundMessage] = []  # newest first
+
+    def step(self) -> bool:
+        """Do one slice; True while there is more to do."""
+        if not self._candidates:
+            matches = next(self._slices, None)
+            if matches is None:
+                return False
+            self._candidates.extend(matches)
+        allowance = Allowance(self._tally, items=CANDIDATES_A_STEP)
+        while self._candidates and not allowance.is_spent:
+            self._look_at(self._candidates.popleft())
+            if len(self.found) == self._max_messages:
+                return False
+        return True
+
+    def _look_at(self, log_offset: LogOffset) -> None:
+        self._tally.add(1)
+        if log_offset < self._store.log.min_offset:
+            return
+        candidate = self._describe(log_offset)
+        if candidate is None:
+            return
+        self._tally.add(0, size_bytes=len(candidate.blob))
+        if self._topic.name in (candidate.stored_topic, candidate.origin_topic) and _has_key(
+            candidate.blob, self._message_id, self._key
+        ):
+            self.found.append(candidate)
 
     def _describe(self, log_offset: LogOffset) -> FoundMessage | None:
         found = self._store.record(log_offset)

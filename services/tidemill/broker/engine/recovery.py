@@ -37,7 +37,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffse
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.layout.snapshot import Section
 from tidemill.broker.engine.pop.catch_up import CatchUp
-from tidemill.broker.engine.store.block_file import BlockFile, open_chain
+from tidemill.broker.engine.store.block_file import BlockFile, open_block_file, open_chain
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
@@ -186,7 +186,7 @@ class _Recovery:
         for file in kept:
             for row in file.rows:
                 self._engine.catalog.queue(TopicId(row.key_1), QueueId(row.key_2))
-            add_runs(self._engine.catalog, file)
+            add_runs(self._engine.catalog, file, range(len(file.rows)))
         for queue in self._engine.catalog.queues.values():
             queue.drop_before(low)
         self._engine.store.index.files = [f for f in index if f.to_offset <= self._derived_offset]
@@ -200,7 +200,7 @@ class _Recovery:
         """
         for name in reversed(self._disk.names(SNAPSHOTS_FOLDER)):
             try:
-                file = BlockFile(self._disk, name, block_file.SNAPSHOT_MAGIC)
+                file = open_block_file(self._disk, name, block_file.SNAPSHOT_MAGIC)
                 is_usable = self._engine.log.min_offset <= file.from_offset <= self._derived_offset
                 if is_usable:
                     blocks = [file.block(n, row.items) for n, row in enumerate(file.rows)]

@@ -6,13 +6,13 @@ the log from its minimum offset rebuilds everything, at any time.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import final
 
 import numpy as np
 
 from tidemill.broker.engine.checkpoint import (
     PROGRESS_A_SECTION,
-    QUEUES_FOLDER,
     Checkpoints,
     Quiet,
     Steps,
@@ -31,13 +31,16 @@ from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
-from tidemill.broker.engine.store.disk import Disk, drop_file
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 
 DELIVERIES_A_STATE_RECORD = 1024
 QUEUES_A_LOOK = 1024  # half a millisecond
+# Of one slice, about a millisecond each:
+QUEUES_CUT_A_SLICE = 16  # bisected, where they lie in files that may be cold
+ENDS_STATED_A_SLICE = 1024  # of queues, in one record
+PROGRESS_SEEN_A_SLICE = 4096
 
 
 @final
@@ -46,7 +49,6 @@ class Retention:
 
     def __init__(
         self,
-        disk: Disk,
         store: MessageStore,
         catalog: Catalog,
         pops: PopState,
@@ -59,7 +61,6 @@ class Retention:
         retention_ms: int,
         retention_bytes: int,
     ) -> None:
-        self._disk = disk
         self._store = store
         self._log = store.log
         self._catalog = catalog
@@ -165,19 +166,29 @@ class Retention:
         yield from self._restate(end, now_ms)
         yield from self._quiet()
         expired = 0
-        for queue in list(self._catalog.queues.values()):
+        for n, queue in enumerate(list(self._catalog.queues.values())):
             expired += queue.drop_before(end)
-            yield []
+            if n % QUEUES_CUT_A_SLICE == 0:
+                yield []
         self.expired_count += expired
-        gone = {file.name for file in self._store.index.drop_before(end)}
+        index_files = [file.name for file in self._store.index.drop_before(end)]
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
         yield from self._log.drop_oldest()
-        for name in self._disk.names(QUEUES_FOLDER):
-            if name[-1].isdigit() and int(name.rpartition("-")[2]) <= end:
-                gone.add(name)
-        for name in sorted(gone):
-            yield from drop_file(self._disk, name)
+        for name in index_files:
+            yield from self._checkpoints.index_folder.drop(name)
+        for name in self._old_queue_files(end):
+            yield from self._checkpoints.queues_folder.drop(name)
+
+    def _old_queue_files(self, end: int) -> list[str]:
+        """Return the queue files that only know records before log offset `end`."""
+
+        def is_old(name: str) -> bool:
+            # The oldest come first; what has another name is being dropped.
+            return not name[-1].isdigit() or int(name.rpartition("-")[2]) <= end
+
+        names = takewhile(is_old, self._checkpoints.queues_folder.names)
+        return [name for name in names if name[-1].isdigit()]
 
     def _restate(self, end: int, now_ms: int) -> Steps:
         """Record all live state that is only stated before log offset `end`."""
@@ -188,12 +199,32 @@ class Retention:
             if item is not None:
                 fold.append(StatedConfig(item), now_ms)
             yield []
-        queues = [queue for queue in catalog.queues.values() if queue.stated_at < end]
-        if queues:
-            ends = [(queue.topic_id, queue.queue_id, queue.max_offset) for queue in queues]
-            fold.append(StatedQueues(ends), now_ms)
-        yield []
-        keys = [key for key, progress in self._pops.progress.items() if progress.stated_at < end]
+        yield from self._restate_queues(end, now_ms)
+        yield from self._restate_progress(end, now_ms)
+        yield from self._restate_deliveries(end, now_ms)
+
+    def _restate_queues(self, end: int, now_ms: int) -> Steps:
+        known = self._catalog.queues
+        keys = list(known)
+        for first in range(0, len(keys), ENDS_STATED_A_SLICE):
+            # Those of topics that were deleted between two slices must not come back.
+            found = [known.get(key) for key in keys[first : first + ENDS_STATED_A_SLICE]]
+            ends = [
+                (queue.topic_id, queue.queue_id, queue.max_offset)
+                for queue in found
+                if queue is not None and queue.stated_at < end
+            ]
+            if ends:
+                self._fold.append(StatedQueues(ends), now_ms)
+            yield []
+
+    def _restate_progress(self, end: int, now_ms: int) -> Steps:
+        known = list(self._pops.progress.items())
+        keys = []
+        for first in range(0, len(known), PROGRESS_SEEN_A_SLICE):
+            part = known[first : first + PROGRESS_SEEN_A_SLICE]
+            keys += [key for key, progress in part if progress.stated_at < end]
+            yield []
         for first in range(0, len(keys), PROGRESS_A_SECTION):
             chunk = keys[first : first + PROGRESS_A_SECTION]
             # Acks that are not in the log yet must come before what already knows them.
@@ -201,9 +232,8 @@ class Retention:
             found = [self._pops.progress.get(key) for key in chunk]
             rows = [p.as_row() for p in found if p is not None and p.stated_at < end]
             if rows:
-                fold.append(StatedProgress(rows), now_ms)
+                self._fold.append(StatedProgress(rows), now_ms)
             yield []
-        yield from self._restate_deliveries(end, now_ms)
 
     def _restate_deliveries(self, end: int, now_ms: int) -> Steps:
         table = self._pops.table

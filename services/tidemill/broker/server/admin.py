@@ -18,6 +18,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.inspection import MessageSearch
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.server.rounds import Rounds, Turn
 
@@ -139,18 +140,24 @@ class BrokerAdminService:
         return await self._call(reset)
 
     async def FindMessages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
-        """Find messages by id or by key."""
+        """Find messages by id or by key.
 
-        def find(engine: Engine, _turn: Turn) -> pb.FindMessagesReply:
-            found = engine.inspection.find(
+        The search takes a round a slice, so that nobody waits for it.
+        """
+
+        def begin(engine: Engine, _turn: Turn) -> MessageSearch:
+            return engine.inspection.search(
                 find_topic(engine, request.topic),
                 message_id=request.message_id,
                 key=request.key,
                 max_messages=min(request.max_messages or FOUND_MAX, FOUND_MAX),
             )
-            return pb.FindMessagesReply(messages=[config_frames.found_message(m) for m in found])
 
-        return await self._call(find)
+        search = await self._call(begin)
+        while await self._call(lambda _engine, _turn: search.step()):
+            pass
+        messages = [config_frames.found_message(one) for one in search.found]
+        return pb.FindMessagesReply(messages=messages)
 
     async def _call(self, function: Callable[[Engine, Turn], T]) -> T:
         return await in_round(self._rounds, function)

@@ -53,12 +53,12 @@ class BlockFileDamaged(Exception):
     """The file cannot be used; what it says is in the log."""
 
 
-def encode_header(magic: int, rows: list[Row], *, from_offset: int, to_offset: int) -> bytes:
-    """Encode header and directory."""
-    directory = b"".join([ROW.pack(*row) for row in rows])
-    return (
-        HEADER.pack(magic, VERSION, len(rows), crc32(directory), from_offset, to_offset) + directory
-    )
+def encode_header(
+    magic: int, directory: bytes | bytearray, *, from_offset: int, to_offset: int
+) -> bytes:
+    """Encode the header of a directory of packed rows."""
+    count = len(directory) // ROW_SIZE
+    return HEADER.pack(magic, VERSION, count, crc32(directory), from_offset, to_offset)
 
 
 def decode_header(view: memoryview, magic: int) -> tuple[int, int, list[Row]]:

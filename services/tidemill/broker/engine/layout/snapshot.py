@@ -3,7 +3,7 @@
 A snapshot is a block file (`layout.block_file`, magic "TMS1"). Of a directory row key_1 is the kind
 of the section, key_2 its number, and first the log offset before which the section contains all.
 
-    1 CATALOG     JSON array of configuration items (`layout.config`)
+    1 CATALOG     JSON array of configuration items (`layout.config`); all of one moment
     2 QUEUES      JSON [[topic_id, queue_id, end offset, stated_at], ...]; covers the file's begin
     3 PROGRESS    how far groups are in some queues that are not ordered (`layout.progress_rows`)
     4 ORDERED     one ordered queue and its deliveries, as of one moment:

@@ -138,14 +138,14 @@ class CatchUp:
         state = self._state
         for (group_id, topic_id), retry_id in state.catalog.retry_topic_ids.items():
             state.add_retry_topic(group_id, topic_id, retry_id)
-        for key, progress in list(state.progress.items()):
+        for progress in list(state.progress.values()):
             is_known = (
                 progress.group_id in state.catalog.groups
                 and progress.topic_id in state.catalog.topics
             )
             if not is_known:
                 progress.void_before = VOID
-                del state.progress[key]
+                state.drop(progress)
             group = state.catalog.groups.get(progress.group_id)
             if group is not None and group.is_ordered and progress.ordered is None:
                 # A reset was met before the record that states the group again.

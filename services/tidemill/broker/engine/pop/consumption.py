@@ -31,6 +31,7 @@ from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import GroupNotFound, Overloaded, TopicNotFound
 
 __all__ = ["AckResult", "Batch", "Consumption", "Delivery"]
@@ -49,6 +50,7 @@ class Consumption:
         store: MessageStore,
         catalog: Catalog,
         recorder: Recorder,
+        tally: Tally,
         *,
         deliveries_max: int,
         may_copy: Callable[[], bool],
@@ -58,17 +60,19 @@ class Consumption:
         self._catalog = catalog
         self._recorder = recorder
         self._deliveries_max = deliveries_max
-        self._reader = QueueReader(state, store)
+        self._reader = QueueReader(state, store, tally)
         self._deliveries = Deliveries(state, recorder)
         self.acks = RoundAcks(state, recorder)
-        self._redelivery = Redelivery(state, store, catalog, recorder, self.acks)
+        self._redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
         self._ordered = OrderedPop(
-            state, self._reader, self._deliveries, self.acks, self._redelivery
+            state, self._reader, self._deliveries, self.acks, self._redelivery, tally
         )
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
-        self.revive = Revive(state, catalog, self._redelivery, self._ordered, may_copy=may_copy)
+        self.revive = Revive(
+            state, catalog, self._redelivery, self._ordered, tally, may_copy=may_copy
+        )
 
     def pop(
         self,
@@ -101,6 +105,8 @@ class Consumption:
             sources = _rotated(subscription.queues, subscription.turn)
         else:
             sources = self._sources(subscription, now_ms)
+        if tags:
+            self._reader.begin_scan()
         for progress in sources:
             if progress.position >= progress.queue.max_offset and not group.is_ordered:
                 continue

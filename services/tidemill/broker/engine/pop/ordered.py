@@ -11,6 +11,7 @@ from typing import final
 
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import LogOffset, Slot
+from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.metadata.catalog import Group
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
@@ -19,6 +20,7 @@ from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.queue_reader import QueueReader, Taken
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.tally import Allowance, Tally
 
 
 @final
@@ -32,12 +34,14 @@ class OrderedPop:
         deliveries: Deliveries,
         acks: RoundAcks,
         redelivery: Redelivery,
+        tally: Tally,
     ) -> None:
         self._state = state
         self._reader = reader
         self._deliveries = deliveries
         self._acks = acks
         self._redelivery = redelivery
+        self._tally = tally
 
     def pop(
         self,
@@ -59,7 +63,11 @@ class OrderedPop:
         out = self._state.deliveries_of(progress)
         if any(self._state.table.visible_at_ms[slot] > now_ms for slot in out):
             return self._same_batch(progress, out, budget) if is_repeat else None
-        self.dead_letter_exhausted(out, progress, group, now_ms)
+        allowance = Allowance(self._tally, items=MESSAGES_MAX)
+        if not self.dead_letter_exhausted(out, progress, group, allowance, now_ms):
+            # What is left of them blocks the queue until the next turn.
+            self._state.ready.add((progress.group_id, progress.named_topic_id))
+            return None
         taken = self._choose(progress, budget, tags)
         if not taken.offsets:
             return None
@@ -147,15 +155,24 @@ class OrderedPop:
         )
 
     def dead_letter_exhausted(
-        self, slots: list[int], progress: Progress, group: Group, now_ms: int
-    ) -> None:
-        """Dead-letter what has run out in `slots` and has no attempt left."""
+        self,
+        slots: list[int],
+        progress: Progress,
+        group: Group,
+        allowance: Allowance,
+        now_ms: int,
+    ) -> bool:
+        """Dead-letter what has run out in `slots` and has no attempt left; False: not all of it."""
         assert progress.ordered is not None
         table = self._state.table
         for slot in slots:
             for index in table.indexes_of(table.live[slot]):
                 deliveries = progress.ordered.pending.get(table.offset_of(slot, index), 0)
-                if deliveries >= group.max_attempts:
-                    self._redelivery.copy_to_dlq(
-                        slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, deliveries
-                    )
+                if deliveries < group.max_attempts:
+                    continue
+                if allowance.is_spent:
+                    return False
+                self._redelivery.copy_to_dlq(
+                    slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, deliveries
+                )
+        return True

@@ -10,9 +10,11 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.message import stored_message
 
-SCAN_ENTRIES_MAX = 4096  # queue entries one pop looks at for its filter: about a millisecond
+# Queue entries that one pop looks at for its filter, in all its queues: about a millisecond.
+SCAN_ENTRIES_MAX = 4096
 SCAN_ENTRIES_AT_ONCE = 512  # read and then compared; most filters are satisfied by fewer
 
 
@@ -28,9 +30,15 @@ class Taken(NamedTuple):
 class QueueReader:
     """Looks through a queue for a group."""
 
-    def __init__(self, state: PopState, store: MessageStore) -> None:
+    def __init__(self, state: PopState, store: MessageStore, tally: Tally) -> None:
         self._state = state
         self._store = store
+        self._tally = tally
+        self._scan = Allowance(tally, items=0)  # of the pop under way, where it has a filter
+
+    def begin_scan(self) -> None:
+        """Begin a pop that has a filter: its queues share what it may look at."""
+        self._scan = Allowance(self._tally, items=SCAN_ENTRIES_MAX)
 
     def skip_expired(self, progress: Progress) -> None:
         """Go on behind what retention took, and count that."""
@@ -59,12 +67,11 @@ class QueueReader:
         hashes = {stored_message.tag_hash(tag) for tag in tags}
         offsets: list[int] = []
         log_offsets: list[LogOffset] = []
-        scan_end = min(queue.max_offset, offset + SCAN_ENTRIES_MAX)
         is_full = False
-        while offset < scan_end and not is_full:
-            for log_offset, size, tag_hash in queue.entries(
-                offset, min(scan_end - offset, SCAN_ENTRIES_AT_ONCE)
-            ):
+        while offset < queue.max_offset and not is_full and self._scan.items_left > 0:
+            entries = queue.entries(offset, min(self._scan.items_left, SCAN_ENTRIES_AT_ONCE))
+            self._tally.add(len(entries))
+            for log_offset, size, tag_hash in entries:
                 if tag_hash in hashes and self._store.tag(log_offset) in tags:
                     is_full = not budget.take(size)
                     if is_full:

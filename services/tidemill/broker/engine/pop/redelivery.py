@@ -21,6 +21,7 @@ from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import Batch
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.tally import Tally
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 
@@ -35,12 +36,14 @@ class Redelivery:
         catalog: Catalog,
         recorder: Recorder,
         acks: RoundAcks,
+        tally: Tally,
     ) -> None:
         self._state = state
         self._store = store
         self._catalog = catalog
         self._recorder = recorder
         self._acks = acks
+        self._tally = tally
 
     def within_limit(
         self,
@@ -111,6 +114,7 @@ class Redelivery:
 
     def _expire(self, slot: int, index: int, progress: Progress) -> None:
         """Settle a message that retention took while it was out: final, and counted."""
+        self._tally.add(1)
         self._state.count("expired_before_revive", progress, 1)
         self._acks.add(slot, 1 << index)
 
@@ -143,6 +147,7 @@ class Redelivery:
         table = self._state.table
         offset = table.offset_of(slot, index)
         original = self._store.record(progress.queue.entry(offset)[0])
+        self._tally.add(1, size_bytes=original.header.size)
         place = Place._make(message.PLACE.unpack_from(original.body))
         if original.header.flags & message.FLAG_CAUSE:
             root = message.decode_cause(original.body)

@@ -1,7 +1,7 @@
 """Revive: what was not settled in time becomes available again, the moment its time is up.
 
-Work is bounded a turn, and a group a window, and goes round over the groups: one that never acks
-delays nobody else.
+Work is bounded a turn, in messages and bytes, and a group a window, and goes round over the
+groups: one that never acks delays nobody else.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
-from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.tally import Allowance, Tally
 
 REVIVE_MESSAGES_A_TURN = 64  # about a millisecond of copying
-DUE_SLOTS_A_TURN = 1024  # taken out of their deadline's list, under a millisecond
+DUE_SLOTS_A_TURN = 256  # taken out of their deadline's list, half a millisecond
 # Fairness and a bound: copies a group may cost in one window; 50,000 a second.
 REVIVE_WINDOW_MS = 100
 REVIVE_MESSAGES_A_WINDOW = 5_000
@@ -35,6 +35,7 @@ class Revive:
         catalog: Catalog,
         redelivery: Redelivery,
         ordered: OrderedPop,
+        tally: Tally,
         *,
         may_copy: Callable[[], bool],
     ) -> None:
@@ -42,9 +43,13 @@ class Revive:
         self._catalog = catalog
         self._redelivery = redelivery
         self._ordered = ordered
+        self._tally = tally
         self._may_copy = may_copy  # whether the disk has room for copies
         # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
         self._due: dict[int, deque[tuple[int, int, int]]] = {}
+        # The groups of `_due`: in the order of their turns, and those whose window is used up.
+        self._turns: deque[int] = deque()
+        self._resting: list[int] = []
         self._inherited: deque[int] = deque()  # due slots of an engine that followed until now
         self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
         self._window_at_ms = 0
@@ -55,14 +60,11 @@ class Revive:
         deadline = self._state.table.next_deadline_ms()
         if self._inherited:
             return 0
-        if not self._due:
+        if self._turns:
+            return 0
+        if not self._resting:
             return deadline
-        open_groups = [
-            group_id
-            for group_id in self._due
-            if self._window_used.get(group_id, 0) < REVIVE_MESSAGES_A_WINDOW
-        ]
-        again = 0 if open_groups else self._window_at_ms + REVIVE_WINDOW_MS
+        again = self._window_at_ms + REVIVE_WINDOW_MS
         return again if deadline is None else min(again, deadline)
 
     def lag(self, now_ms: int) -> list[tuple[int, int]]:
@@ -85,26 +87,22 @@ class Revive:
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
             slot = self._inherited.popleft()
             if self._state.is_due(slot) and self._is_to_revive(slot):
-                self._queue(slot, now_ms)
+                self._queue(slot)
         for slot in self.pass_time(expiry_ms):
-            self._queue(slot, now_ms)
+            self._queue(slot)
         if expiry_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
-            self._window_at_ms = expiry_ms
-            self._window_used.clear()
-        left = REVIVE_MESSAGES_A_TURN
-        while left > 0 and self._due:
-            before = left
-            for group_id in list(self._due):
-                if left <= 0 or not self._may_copy():
-                    break
-                # Behind the others: the next turn goes on with those that had none in this one.
-                self._due[group_id] = self._due.pop(group_id)
-                if self._window_used.get(group_id, 0) < REVIVE_MESSAGES_A_WINDOW:
-                    left -= self._revive_next(GroupId(group_id), now_ms)
-            if left == before:
-                break
+            self._begin_window(expiry_ms)
+        allowance = Allowance(self._tally, items=REVIVE_MESSAGES_A_TURN)
+        while self._turns and not allowance.is_spent and self._may_copy():
+            self._take_turn(self._turns.popleft(), allowance, now_ms)
         following = self.next_due_ms()
         return following is not None and following <= expiry_ms and self._may_copy()
+
+    def _begin_window(self, expiry_ms: int) -> None:
+        self._window_at_ms = expiry_ms
+        self._window_used.clear()
+        self._turns.extend(self._resting)
+        self._resting.clear()
 
     def take_over(self) -> None:
         """Begin to revive: what is due already was only taken out of its list so far."""
@@ -116,6 +114,7 @@ class Revive:
         What is void or settled leaves the table. Decides nothing: engines that follow do it too.
         """
         due = self._state.table.take_due(now_ms, DUE_SLOTS_A_TURN)
+        self._tally.add(len(due))
         return [slot for slot in due if self._is_to_revive(slot)]
 
     def _is_to_revive(self, slot: int) -> bool:
@@ -127,41 +126,64 @@ class Revive:
         self._state.discard(slot)
         return False
 
-    def _queue(self, slot: int, now_ms: int) -> None:
-        """Let a delivery that has run out wait for its turn; an ordered one waits for a pop."""
+    def _queue(self, slot: int) -> None:
+        """Let a delivery that has run out wait for its turn."""
         table = self._state.table
         progress = self._state.owners[table.owners[slot]]
-        if progress.ordered is not None:
-            self._expire_ordered(slot, progress, now_ms)
-            return
-        due = self._due.setdefault(progress.group_id, deque())
+        group_id = progress.group_id
+        due = self._due.get(group_id)
+        if due is None:
+            due = self._due[group_id] = deque()
+            self._turns.append(group_id)
         number = pop_checkpoint.revive_queue_of(
-            progress.topic_id, progress.group_id, progress.queue.queue_id
+            progress.topic_id, group_id, progress.queue.queue_id
         )
         due.append((slot, table.ids[slot], number))
         self._due_counts[number] += 1
 
-    def _revive_next(self, group_id: GroupId, now_ms: int) -> int:
-        """Revive the next due delivery of a group; return what it cost, in messages."""
+    def _take_turn(self, group_id: int, allowance: Allowance, now_ms: int) -> None:
+        """Revive the next due delivery of a group, as far as allowed."""
         due = self._due[group_id]
-        slot, delivery_id, number = due.popleft()
-        self._due_counts[number] -= 1
+        slot, delivery_id, number = due[0]
+        before = self._tally.items
+        if self._revive_next(slot, delivery_id, allowance, now_ms):
+            due.popleft()
+            self._due_counts[number] -= 1
+        if self._tally.items == before:
+            self._tally.add(1)  # Nothing was copied, but looked at.
+        used = self._window_used.get(group_id, 0) + self._tally.items - before
+        self._window_used[group_id] = used
         if not due:
             del self._due[group_id]
+        elif used < REVIVE_MESSAGES_A_WINDOW:
+            # Behind the others: the next turn goes on with those that had none in this one.
+            self._turns.append(group_id)
+        else:
+            self._resting.append(group_id)
+
+    def _revive_next(self, slot: int, delivery_id: int, allowance: Allowance, now_ms: int) -> bool:
+        """Revive what is live of a delivery; False: what was allowed has left some of it."""
         table = self._state.table
         if table.ids[slot] != delivery_id or not table.live[slot]:
-            return 1
+            return True
         progress = self._state.owners[table.owners[slot]]
         if delivery_id < progress.void_before:
             self._state.discard(slot)
-            return 1
-        indexes = table.indexes_of(table.live[slot])
-        for index in indexes:
+            return True
+        if progress.ordered is not None:
+            return self._expire_ordered(slot, progress, allowance, now_ms)
+        for n, index in enumerate(table.indexes_of(table.live[slot])):
+            if n and allowance.is_spent:
+                return False
             self._redelivery.revive(slot, index, progress, now_ms)
-        self._window_used[group_id] = self._window_used.get(group_id, 0) + len(indexes)
-        return len(indexes)
+        return True
 
-    def _expire_ordered(self, slot: int, progress: Progress, now_ms: int) -> None:
+    def _expire_ordered(
+        self, slot: int, progress: Progress, allowance: Allowance, now_ms: int
+    ) -> bool:
+        """Let the next pop have an ordered delivery, without what has no attempt left."""
         group = self._catalog.groups[progress.group_id]
-        self._ordered.dead_letter_exhausted([slot], progress, group, now_ms)
+        if not self._ordered.dead_letter_exhausted([slot], progress, group, allowance, now_ms):
+            return False
         self._state.ready.add((progress.group_id, progress.named_topic_id))
+        return True

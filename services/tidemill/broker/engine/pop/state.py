@@ -45,6 +45,9 @@ class PopState:
         self.catalog = catalog
         self.table = DeliveryTable()
         self.progress: dict[tuple[GroupId, TopicId, QueueId], Progress] = {}
+        # By index, of each group and of each topic: what goes when one of them is deleted.
+        self._of_group: dict[int, dict[int, Progress]] = {}
+        self._of_topic: dict[int, dict[int, Progress]] = {}
         self.owners: list[Progress] = []
         self.subscriptions: dict[tuple[GroupId, TopicId], Subscription] = {}
         self.ready: set[tuple[GroupId, TopicId]] = (
@@ -74,6 +77,8 @@ class PopState:
             )
             self.owners.append(progress)
             self.progress[key] = progress
+            self._of_group.setdefault(group_id, {})[progress.index] = progress
+            self._of_topic.setdefault(topic_id, {})[progress.index] = progress
         return progress
 
     def count(self, what: str, progress: Progress, count: int) -> None:
@@ -289,20 +294,37 @@ class PopState:
         progress.in_flight = 0
         progress.stated_at = log_offset
 
-    def forget(self, *, group_id: GroupId | None = None, topic_id: TopicId | None = None) -> None:
-        """Void everything of a group or topic that is gone."""
-        for key, progress in list(self.progress.items()):
-            if progress.group_id == group_id or topic_id in (
-                progress.topic_id,
-                progress.named_topic_id,
-            ):
-                self._void(progress, LogOffset(VOID))
-                # Its slots may name it until their deadlines; the queue's entries nobody needs.
-                progress.queue = ConsumeQueue(progress.topic_id, progress.queue.queue_id)
-                del self.progress[key]
-        for pair in list(self.subscriptions):
-            if pair[0] == group_id or pair[1] == topic_id:
-                del self.subscriptions[pair]
+    def forget_topics(self, topic_ids: Iterable[TopicId]) -> None:
+        """Void everything of topics that are gone."""
+        for topic_id in topic_ids:
+            for progress in list(self._of_topic.get(topic_id, {}).values()):
+                self._forget(progress)
+
+    def forget_group(self, group_id: GroupId) -> None:
+        """Void everything of a group that is gone."""
+        for progress in list(self._of_group.get(group_id, {}).values()):
+            self._forget(progress)
+
+    def _forget(self, progress: Progress) -> None:
+        self._void(progress, LogOffset(VOID))
+        # Its slots may name it until their deadlines; the queue's entries nobody needs.
+        progress.queue = ConsumeQueue(progress.topic_id, progress.queue.queue_id)
+        self.drop(progress)
+        self.subscriptions.pop((progress.group_id, progress.topic_id), None)
+
+    def drop(self, progress: Progress) -> None:
+        """Take away a progress whose deliveries are void: its group or topic is gone."""
+        group_id, topic_id = progress.group_id, progress.topic_id
+        del self.progress[group_id, topic_id, progress.queue.queue_id]
+        for of_one, id_ in ((self._of_group, group_id), (self._of_topic, topic_id)):
+            known = of_one[id_]
+            del known[progress.index]
+            if not known:
+                del of_one[id_]
+
+    def topic_ids_of(self, group_id: GroupId) -> set[TopicId]:
+        """Return which topics a group has begun to read."""
+        return {progress.topic_id for progress in self._of_group.get(group_id, {}).values()}
 
     def add_retry_topic(
         self, group_id: GroupId, topic_id: TopicId, retry_topic_id: TopicId

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
-from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
+from tidemill.broker.engine.tally import Tally
 
 
 class Block(NamedTuple):
@@ -27,68 +28,92 @@ def file_name(folder: str, *, from_offset: int, to_offset: int) -> str:
 
 
 def write_block_file(
-    disk: Disk,
-    folder: str,
+    folder: KnownFolder,
     magic: int,
-    blocks: Iterable[Block | None],
+    slices: Iterable[Sequence[Block]],
+    tally: Tally,
     *,
     block_count_max: int,
     from_offset: int,
     to_offset: int,
-) -> Iterator[list[File]]:
-    """Write a derived file in slices, a block or a None of `blocks` each, and put it in place.
+) -> Generator[list[File], None, BlockFile]:
+    """Write a derived file in slices, some blocks or none each, put it in place, and return it.
 
     Yields the files to be synced before the next step. Room for the directory is left in front, so
     that blocks can be written as they come.
     """
-    name = file_name(folder, from_offset=from_offset, to_offset=to_offset)
-    temporary = f"{folder}/unfinished"
-    if temporary in disk.names(folder):
-        disk.delete(temporary)
-    file = disk.open(temporary, create=True)
+    name = file_name(folder.path, from_offset=from_offset, to_offset=to_offset)
+    temporary = f"{folder.path}/unfinished"
+    file = folder.create(temporary)
     rows: list[Row] = []
+    directory = bytearray()
     position = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
-    for block in blocks:
-        if block is not None:
-            assert len(rows) < block_count_max, "more blocks than there is room for"
-            file.write_at(position, [block.data])
-            rows.append(Row(*block[:4], crc32(block.data), position))
+    for blocks in slices:
+        assert len(rows) + len(blocks) <= block_count_max, "more blocks than there is room for"
+        if blocks:
+            file.write_at(position, [block.data for block in blocks])
+        for block in blocks:
+            row = Row(*block[:4], crc32(block.data), position)
+            rows.append(row)
+            directory += block_file.ROW.pack(*row)
             position += len(block.data)
+            tally.add(1, size_bytes=len(block.data))
         yield []
-    header = block_file.encode_header(magic, rows, from_offset=from_offset, to_offset=to_offset)
-    file.write_at(0, [header])
+    header = block_file.encode_header(
+        magic, directory, from_offset=from_offset, to_offset=to_offset
+    )
+    file.write_at(0, [header, directory])
     yield [file]
     file.close()
-    disk.rename(temporary, name)
-    yield [disk.folder(folder)]
+    folder.rename(temporary, name)
+    yield [folder.disk.folder(folder.path)]
+    return BlockFile(folder.disk, name, rows, from_offset=from_offset, to_offset=to_offset)
 
 
 @final
 class BlockFile:
     """An open derived file. A block's checksum is verified when it is first used."""
 
-    def __init__(self, disk: Disk, name: str, magic: int) -> None:
-        """Open `name`. Raises BlockFileDamaged, also where its header tells of another range."""
+    def __init__(
+        self, disk: Disk, name: str, rows: list[Row], *, from_offset: int, to_offset: int
+    ) -> None:
+        """Open `name`, whose directory is known."""
         self.name = name
-        file = disk.open(name)
-        self._view = file.view()
-        file.close()
-        self.from_offset, self.to_offset, self.rows = block_file.decode_header(self._view, magic)
-        begin, end = self.from_offset, self.to_offset
-        if name != file_name(name.rpartition("/")[0], from_offset=begin, to_offset=end):
-            # Also one that was being written: of a torn header the checksum may be right.
-            raise BlockFileDamaged(f"{name} says that it is of {begin} to {end}")
-        self._verified = bytearray(len(self.rows))
+        self._view = _view(disk, name)
+        self.from_offset = from_offset
+        self.to_offset = to_offset
+        self.rows = rows
+        self._verified = bytearray(len(rows))
+
+    def unverified(self, index: int, size: int) -> memoryview:
+        """Return what there is of the `size` bytes of block `index`, right or wrong."""
+        position = self.rows[index].position
+        return self._view[position : position + size]
 
     def block(self, index: int, size: int) -> memoryview:
         """Return the `size` bytes of block `index`. Raises BlockFileDamaged."""
-        row = self.rows[index]
-        data = self._view[row.position : row.position + size]
+        data = self.unverified(index, size)
         if not self._verified[index]:
-            if len(data) != size or crc32(data) != row.crc:
+            if len(data) != size or crc32(data) != self.rows[index].crc:
                 raise BlockFileDamaged(f"{self.name}: checksum mismatch in block {index}")
             self._verified[index] = 1
         return data
+
+
+def _view(disk: Disk, name: str) -> memoryview:
+    file = disk.open(name)
+    view = file.view()
+    file.close()
+    return view
+
+
+def open_block_file(disk: Disk, name: str, magic: int) -> BlockFile:
+    """Open a derived file of an earlier life. Raises BlockFileDamaged."""
+    from_offset, to_offset, rows = block_file.decode_header(_view(disk, name), magic)
+    if name != file_name(name.rpartition("/")[0], from_offset=from_offset, to_offset=to_offset):
+        # Also one that was being written: of a torn header the checksum may be right.
+        raise BlockFileDamaged(f"{name} says that it is of {from_offset} to {to_offset}")
+    return BlockFile(disk, name, rows, from_offset=from_offset, to_offset=to_offset)
 
 
 def open_chain(disk: Disk, folder: str, magic: int, *, to_offset: int) -> list[BlockFile]:
@@ -100,7 +125,7 @@ def open_chain(disk: Disk, folder: str, magic: int, *, to_offset: int) -> list[B
     is_broken = False
     for name in disk.names(folder):
         try:
-            file = BlockFile(disk, name, magic)
+            file = open_block_file(disk, name, magic)
         except (BlockFileDamaged, ValueError):
             is_broken = True
             disk.delete(name)

@@ -8,7 +8,7 @@ Derived: the log is the truth and rebuilds every entry.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, final
 
@@ -91,6 +91,17 @@ class ConsumeQueue:
             entries = self.entries(offset, 4096)
             yield from entries
             offset += len(entries)
+
+    def tail_count_before(self, log_offset: LogOffset) -> int:
+        """Count the entries in the tail of messages before a log offset."""
+        tail, count = self.tail, len(self.tail) // SIZE
+        if not count or ENTRY.unpack_from(tail, (count - 1) * SIZE)[0] < log_offset:
+            return count
+
+        def at(n: int) -> int:
+            return int(ENTRY.unpack_from(tail, n * SIZE)[0])
+
+        return bisect_left(range(count), int(log_offset), key=at)
 
     def add_run(self, run: Run) -> None:
         """Take entries of a derived file over; those in the tail that it states are given up."""

@@ -8,8 +8,8 @@ may never become durable: so what a start has found counts only after `reload`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, KeysView, Sequence
+from typing import Protocol, final
 
 
 class DiskFailed(Exception):
@@ -101,6 +101,50 @@ def reload_folder(disk: Disk, folder: str) -> None:
         file.close()
     if names:
         disk.folder(folder).sync()
+
+
+@final
+class KnownFolder:
+    """A folder that only its owner changes: listed once, and known from then on.
+
+    A listing takes as long as there are files, and a large store has thousands a folder.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.disk = disk
+        self.path = path
+        self._names: dict[str, None] | None = None  # in the order in which they were made
+
+    @property
+    def names(self) -> KeysView[str]:
+        """The names in the folder, oldest first, each with the folder in front."""
+        return self._known().keys()
+
+    def create(self, name: str) -> File:
+        """Make a file, in the place of what is left of an earlier try."""
+        if name in self._known():
+            self.disk.delete(name)
+        file = self.disk.open(name, create=True)
+        self._known()[name] = None
+        return file
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, as the newest one."""
+        known = self._known()
+        self.disk.rename(source, target)
+        del known[source]
+        known.pop(target, None)
+        known[target] = None
+
+    def drop(self, name: str) -> Iterator[list[File]]:
+        """Delete a file in short slices."""
+        yield from drop_file(self.disk, name)
+        self._known().pop(name, None)  # Where the first listing came behind it, it is not there.
+
+    def _known(self) -> dict[str, None]:
+        if self._names is None:
+            self._names = dict.fromkeys(self.disk.names(self.path))
+        return self._names
 
 
 def drop_file(disk: Disk, name: str) -> Iterator[list[File]]:

@@ -1,15 +1,18 @@
 """Index by message id and key: from a 64-bit hash to log offsets.
 
 New pairs are collected in two arrays; a checkpoint sorts them in blocks of a bounded size, so that
-no slice is long, and writes the blocks to an `index/` file. A look-up bisects each block and scans
-the tail; whoever asks reads the record and compares, since hashes may collide. Derived: the log
-rebuilds it.
+no slice is long, and writes the blocks to an `index/` file. A look-up scans the tail and bisects
+each block, some in a slice; whoever asks reads the record and compares, since hashes may collide.
+Derived: the log rebuilds it.
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from typing import final
 
 import numpy as np
@@ -17,17 +20,22 @@ import numpy as np
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.store.block_file import Block, BlockFile
+from tidemill.broker.engine.tally import Tally
 
 FOLDER = "index"
 BLOCK_PAIRS_MAX = 8192  # sorted in about half a millisecond
 PAIR_SIZE = 16  # bytes
+_HASH = struct.Struct(">Q")
+BLOCKS_A_SLICE = 128  # of a look-up: bisected in half a millisecond when memory has them,
+MATCHES_A_SLICE = 256  # or fewer that have so many
 
 
 @final
 class MessageIndex:
     """All (hash, log offset) pairs of the messages in the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
         self.hashes = array("Q")
         self.offsets = array("q")
         self.files: list[BlockFile] = []
@@ -60,25 +68,52 @@ class MessageIndex:
         self.files = [file for file in self.files if file.to_offset > log_offset]
         return gone
 
-    def find(self, hash_: int) -> Iterator[LogOffset]:
-        """Yield the log offsets of messages with this hash, newest file first, tail before."""
+    def find(self, hash_: int) -> Iterator[list[LogOffset]]:
+        """Return the log offsets of messages with this hash, in slices, each of them bounded.
+
+        The tail comes first, then the newest file. What is there at this call is found, whatever
+        comes and goes before the last slice is taken.
+        """
+        matches: list[int] = []
         if self.hashes:
             tail = np.frombuffer(self.hashes, dtype=np.uint64)
             matches = np.flatnonzero(tail == hash_).tolist()
             del tail  # The array cannot grow while it is lent.
-            yield from [LogOffset(self.offsets[at]) for at in reversed(matches)]
-        for file in reversed(self.files):
+        in_tail = [LogOffset(self.offsets[at]) for at in reversed(matches)]
+        return chain([in_tail], self._find_in_files(self.files[::-1], hash_))
+
+    def _find_in_files(self, files: list[BlockFile], hash_: int) -> Iterator[list[LogOffset]]:
+        found: list[LogOffset] = []
+        block_count = 0
+        for file in files:
             for number, row in enumerate(file.rows):
-                yield from _find_in_block(file, number, row.items, hash_)
+                found += _find_in_block(file, number, row.items, hash_)
+                block_count += 1
+                self._tally.add(1)
+                if block_count == BLOCKS_A_SLICE or len(found) >= MATCHES_A_SLICE:
+                    yield found
+                    found, block_count = [], 0
+        if found:
+            yield found
 
 
 def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list[LogOffset]:
-    try:
-        data = file.block(number, items * PAIR_SIZE)
-    except BlockFileDamaged:
+    """Find the pairs of a hash in a sorted block, which is verified when it seems to have some."""
+    data = file.unverified(number, items * PAIR_SIZE)
+    if len(data) < items * PAIR_SIZE:
         return []  # A cache: a miss is reported as not found, never as something else.
-    hashes = np.frombuffer(data, dtype=">u8", count=items)
+
+    def at(n: int) -> int:
+        return int(_HASH.unpack_from(data, n * _HASH.size)[0])
+
+    # Not by numpy: it would turn the bytes of all hashes round, and read all of them from the disk.
+    begin = bisect_left(range(items), hash_, key=at)
+    if begin == items or at(begin) != hash_:
+        return []
+    try:
+        file.block(number, items * PAIR_SIZE)
+    except BlockFileDamaged:
+        return []
+    end = bisect_right(range(items), hash_, lo=begin, key=at)
     offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
-    begin = int(np.searchsorted(hashes, np.uint64(hash_), side="left"))
-    end = int(np.searchsorted(hashes, np.uint64(hash_), side="right"))
-    return [LogOffset(int(offset)) for offset in offsets[begin:end]]
+    return [LogOffset(offset) for offset in offsets[begin:end].tolist()]

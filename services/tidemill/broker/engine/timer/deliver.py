@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import NearWheel
@@ -40,6 +41,8 @@ QUANTUM_BYTES = 64 << 10
 QUANTUM_MESSAGES = 64
 DELIVERIES_A_SLICE = 64  # over 1 ms
 BYTES_A_SLICE = 1 << 20
+TOPICS_TAKEN_MAX = 256  # lines that are begun or joined at once, half a millisecond
+AGED_A_TURN = 4  # portions that one turn moves to the late lane
 NOTICES_MAX = 100  # kinds of them between two looks
 BACK_OFF_MS_MIN = 50
 BACK_OFF_MS_MAX = 5_000
@@ -71,6 +74,7 @@ class Deliverer:
         bodies: Bodies,
         catalog: Catalog,
         recorder: Recorder,
+        tally: Tally,
         *,
         ready: Callable[[TopicId], None],
         may_append: Callable[[], bool],
@@ -82,6 +86,7 @@ class Deliverer:
         self._bodies = bodies
         self._catalog = catalog
         self._recorder = recorder
+        self._tally = tally
         self._ready = ready
         self._may_append = may_append  # whether the disk has room
         self._rate_max = rate_max
@@ -144,10 +149,15 @@ class Deliverer:
         items = self._near.release(firing_ms)
         if items is None:
             return
+        end = _end_of_topics(items["topic_id"], TOPICS_TAKEN_MAX)
+        if end < len(items):
+            self._near.give_back(items[end:])
+            items = items[:end]
         split = int(np.searchsorted(items["due"], firing_ms - ON_TIME_MS))
         for lane, part in ((self._late, items[:split]), (self._on_time, items[split:])):
             for topic_id, of_topic in _by_topic(part):
                 lane.add(TopicId(topic_id), of_topic)
+                self._tally.add(1)
 
     def step(self, now_ms: int, *, firing_ms: int) -> bool:
         """Deliver one slice; True when there is more to deliver at once."""
@@ -187,15 +197,17 @@ class Deliverer:
     def _age(self, firing_ms: int) -> None:
         """Move what was on time and has waited too long."""
         limit = firing_ms - ON_TIME_MS
-        topic_id = next(iter(self._on_time.topics), None)
-        while topic_id is not None:
-            waiting = self._on_time.topics[topic_id]
-            while waiting and waiting[0]["due"][0] < limit:
-                self._late.add(topic_id, waiting.popleft())
-            if waiting:
-                return
-            del self._on_time.topics[topic_id]
+        for _ in range(AGED_A_TURN):
             topic_id = next(iter(self._on_time.topics), None)
+            if topic_id is None:
+                return
+            waiting = self._on_time.topics[topic_id]
+            if waiting[0]["due"][0] >= limit:
+                return
+            self._late.add(topic_id, waiting.popleft())
+            self._tally.add(1)
+            if not waiting:
+                del self._on_time.topics[topic_id]
 
     def _take_turn(
         self, lane: _Lane, room: int, left_bytes: int, now_ms: int, firing_ms: int
@@ -208,6 +220,7 @@ class Deliverer:
         sizes = np.cumsum(part["size"])
         count = max(int(np.searchsorted(sizes, min(QUANTUM_BYTES, left_bytes), side="right")), 1)
         part = part[:count]
+        self._tally.add(count, size_bytes=int(sizes[count - 1]))
         done = self._deliver_all(part, now_ms, firing_ms)
         if done == len(items):
             waiting.popleft()
@@ -309,10 +322,24 @@ class Deliverer:
         self._ready(queue.topic_id)
 
 
+def _end_of_topics(topic_ids: np.ndarray, count: int) -> int:
+    """Return how many items lie before the first one of topic number `count`, from 0."""
+    _, firsts = np.unique(topic_ids, return_index=True)
+    return len(topic_ids) if len(firsts) <= count else int(np.sort(firsts)[count])
+
+
 def _by_topic(items: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
     topics = items["topic_id"]
     if not len(items):
         return []
     if (topics == topics[0]).all():
         return [(int(topics[0]), items)]
-    return [(topic_id, items[topics == topic_id]) for topic_id in np.unique(topics).tolist()]
+    order = np.argsort(topics, kind="stable")
+    items, topics = items[order], topics[order]
+    begins = [0, *(np.flatnonzero(np.diff(topics)) + 1).tolist()]
+    ends = [*begins[1:], len(items)]
+    topic_ids = topics[begins].tolist()
+    return [
+        (topic_id, items[begin:end])
+        for topic_id, begin, end in zip(topic_ids, begins, ends, strict=True)
+    ]

@@ -21,7 +21,8 @@ ITEM = np.dtype(
 )
 FIELDS = 5
 RUN_ITEMS_MAX = 4096  # sorted in half a millisecond
-RELEASE_ITEMS_MAX = 4096  # taken at once
+RELEASE_ITEMS_MAX = 4096  # taken at once,
+SOON_ITEMS_MAX = 512  # and of these from the heap, one by one: half a millisecond
 SORT_AHEAD_MS = 1000  # before a second begins what has gathered for it is sorted
 
 
@@ -86,8 +87,13 @@ class NearWheel:
         """
         self._sort_ahead(now_ms)
         cutoff_ms = self._cutoff(now_ms)
-        parts: list[np.ndarray] = []
-        room = RELEASE_ITEMS_MAX
+        soon: list[tuple[int, int, int, int, int]] = []
+        while self._soon and self._soon[0][0] <= cutoff_ms and len(soon) < SOON_ITEMS_MAX:
+            soon.append(heapq.heappop(self._soon))
+        if self._soon and self._soon[0][0] <= cutoff_ms:
+            cutoff_ms = soon[-1][0]  # What the heap has left comes before what is later.
+        parts = [np.array(soon, ITEM)] if soon else []
+        room = RELEASE_ITEMS_MAX - len(soon)
         while self._runs and self._runs[0][0] <= cutoff_ms and room > 0:
             _, number, items = heapq.heappop(self._runs)
             end = min(int(np.searchsorted(items["due"], cutoff_ms, side="right")), room)
@@ -96,16 +102,14 @@ class NearWheel:
                 heapq.heappush(self._runs, (int(rest["due"][0]), number, rest))
             parts.append(items[:end])
             room -= end
-        soon = []
-        while self._soon and self._soon[0][0] <= cutoff_ms and room > 0:
-            soon.append(heapq.heappop(self._soon))
-            room -= 1
-        if soon:
-            parts.append(np.array(soon, ITEM))
         if not parts:
             return None
         due = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return in_order(due) if len(parts) > 1 else due
+
+    def give_back(self, items: np.ndarray) -> None:
+        """Take the rest of what was released, sorted, to release it again."""
+        self._push(items)
 
     def _sort_ahead(self, now_ms: int) -> None:
         """Make one run of what has gathered for a second that is about to begin."""

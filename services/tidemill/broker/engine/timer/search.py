@@ -55,10 +55,11 @@ class TimerSearch:
         self._pages = iter(
             () if query.key else index.table.live_page_numbers(dict(index.counts.file_live))
         )
-        self._offsets: Iterator[int] = iter(())
+        self._matches: Iterator[list[LogOffset]] = iter(())
+        self._matches_left = KEY_MATCHES_MAX
+        self._offsets: list[LogOffset] = []  # of the matches, those that are to be looked at next
         if query.key:
-            offsets = store.index.find(stored_message.key_hash("key", query.key))
-            self._offsets = iter(list(islice(offsets, KEY_MATCHES_MAX)))
+            self._matches = store.index.find(stored_message.key_hash("key", query.key))
         self._seen: set[int] = set()
         self.found: list[TimerStatus] = []  # the page, the timer due first first
         self.has_more = False  # whether there are timers behind it
@@ -69,10 +70,21 @@ class TimerSearch:
         pages = list(islice(self._pages, TABLE_PAGES_A_STEP))
         for number in pages:
             self._look_at_page(number)
-        offsets = list(islice(self._offsets, OFFSETS_A_STEP))
-        for log_offset in offsets:
-            self._look_at_record(LogOffset(log_offset))
-        return bool(pages or offsets) or self._describe()
+        is_looking = bool(pages) or self._look_at_records()
+        return is_looking or self._describe()
+
+    def _look_at_records(self) -> bool:
+        """Look at a slice of the records that seem to have the key; False: there are no more."""
+        if not self._offsets:
+            matches = next(self._matches, None) if self._matches_left else None
+            if matches is None:
+                return False
+            self._offsets = matches[: self._matches_left]
+            self._matches_left -= len(self._offsets)
+        part, self._offsets = self._offsets[:OFFSETS_A_STEP], self._offsets[OFFSETS_A_STEP:]
+        for log_offset in part:
+            self._look_at_record(log_offset)
+        return True
 
     def _describe(self) -> bool:
         """Describe a slice of what was found; True while there is more."""

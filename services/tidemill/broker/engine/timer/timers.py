@@ -28,6 +28,7 @@ from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.store.commit_log import CommitLog, Segment
 from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.admission import Admission
 from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
 from tidemill.broker.engine.timer.census import Census
@@ -78,6 +79,7 @@ class Timers:
         catalog: Catalog,
         index: TimerIndex,
         recorder: Recorder,
+        tally: Tally,
         *,
         ready: Callable[[TopicId], None],
         may_append: Callable[[], bool],
@@ -97,7 +99,7 @@ class Timers:
             horizon_ms=config.load_horizon_ms, chunk=config.load_chunk_records,
         )  # fmt: skip
         self.deliverer = Deliverer(
-            index, self.near, self.bodies, catalog, recorder,
+            index, self.near, self.bodies, catalog, recorder, tally,
             ready=ready, may_append=may_append,
             rate_max=config.max_rate, expire_after_ms=config.expire_backlog_after_ms,
         )  # fmt: skip

@@ -1,0 +1,399 @@
+"""No slice of the owner touches more than its bound, however much there is: counted, not timed.
+
+A bound that holds at a thousand groups or twenty thousand topics holds on a slow machine too, and
+under load: the figures here are of work, and the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from random import Random
+from zlib import crc32
+
+import pytest
+
+from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
+from tests.support.engine_world import GROUP, TOPIC, World, blob
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
+from tidemill.broker.engine.inspection import CANDIDATES_A_STEP
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId
+from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
+from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
+from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
+from tidemill.broker.engine.retention import QUEUES_CUT_A_SLICE
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
+from tidemill.broker.engine.tally import SLICE_BYTES
+from tidemill.broker.engine.timer.deliver import (
+    AGED_A_TURN,
+    DELIVERIES_A_SLICE,
+    TOPICS_TAKEN_MAX,
+)
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
+from tidemill.message.stored_message import TYPE_DELAY, body_of
+
+GROUPS = 1_000
+MESSAGE_BYTES_MAX = (4 << 20) + 4096  # the largest there is, with what the log puts around it
+
+
+def quiet_world(*, segment_bytes: int = 16 << 20) -> World:
+    """Open a world in which no checkpoint is due by itself."""
+    return World(
+        checkpoint_log_bytes=1 << 40, checkpoint_records=1 << 40, segment_bytes=segment_bytes
+    )
+
+
+def groups_of(world: World, count: int, **options: object) -> list[GroupId]:
+    put = world.engine.administration.put_group
+    ids = [put(f"group-{n}", now_ms=world.now_ms, **options).id for n in range(count)]  # type: ignore[arg-type]  # as World.group
+    world.commit()
+    return ids
+
+
+def pop_all(world: World, group_ids: list[GroupId], want: int = 32) -> None:
+    """Let each group take messages that it does not ack, all of them due at one moment."""
+    topic_id = world.topic()
+    for group_id in group_ids:
+        assert world.engine.pop(
+            group_id,
+            topic_id,
+            max_messages=want,
+            invisible_duration_ms=5_000,
+            tags=frozenset(),
+            attempt_id="",
+            now_ms=world.now_ms,
+        )
+    world.commit()
+
+
+def turns_until_nothing_is_due(world: World) -> list[Spent]:
+    world.now_ms += 5_001
+    return list(each_turn(world.engine, world.now_ms, world.commit))
+
+
+def assert_bounded(turns: list[Spent]) -> None:
+    assert max(turn.items for turn in turns) <= DUE_SLOTS_A_TURN + REVIVE_MESSAGES_A_TURN
+    # A copy, and of a group's first one the topic that it goes to.
+    assert max(turn.records for turn in turns) <= 2 * REVIVE_MESSAGES_A_TURN
+
+
+def test_a_turn_of_revive_is_bounded_at_a_thousand_groups() -> None:
+    world = quiet_world()
+    world.send(*[f"m{n}" for n in range(32)])
+    pop_all(world, groups_of(world, GROUPS))
+    turns = turns_until_nothing_is_due(world)
+    assert_bounded(turns)
+    assert sum(turn.records for turn in turns) == GROUPS * (32 + 1)
+
+
+def test_a_turn_that_dead_letters_for_a_thousand_ordered_groups_is_bounded() -> None:
+    world = quiet_world()
+    world.send(*[f"m{n}" for n in range(32)])
+    pop_all(world, groups_of(world, GROUPS, is_ordered=True, max_attempts=1))
+    turns = turns_until_nothing_is_due(world)
+    assert_bounded(turns)
+    last = world.engine.catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}group-{GROUPS - 1}")
+    assert last is not None
+    assert world.engine.catalog.queues_of(last)[0].max_offset == 32
+
+
+def test_large_messages_that_are_due_at_once_are_copied_one_a_turn() -> None:
+    world = quiet_world(segment_bytes=64 << 20)
+    for n in range(64):
+        world.send(f"m{n}", size=4 << 20)
+    pop_all(world, [world.group()] * 64, want=1)
+    turns = turns_until_nothing_is_due(world)
+    assert max(turn.size_bytes for turn in turns) <= SLICE_BYTES + MESSAGE_BYTES_MAX
+    assert max(turn.records for turn in turns) <= 2
+
+
+def test_one_delivery_of_large_messages_is_revived_over_several_turns() -> None:
+    world = quiet_world(segment_bytes=64 << 20)
+    world.send(*[f"m{n}" for n in range(8)], size=1 << 20)
+    pop_all(world, [world.group()], want=8)
+    turns = turns_until_nothing_is_due(world)
+    assert max(turn.size_bytes for turn in turns) <= SLICE_BYTES + (1 << 20) + 4096
+    assert len(world.drain(group=GROUP)) == 8
+
+
+def test_a_pop_that_must_dead_letter_large_messages_leaves_the_rest_for_the_next_turn() -> None:
+    """The attempts were lowered after the batch ran out: revive has no part in it any more."""
+    world = quiet_world(segment_bytes=64 << 20)
+    world.group(is_ordered=True, max_attempts=3)
+    world.send(*[f"m{n}" for n in range(8)], "last", size=1 << 20)
+    pop_all(world, [world.group()], want=8)
+    turns_until_nothing_is_due(world)
+    world.engine.administration.put_group(GROUP, max_attempts=1, now_ms=world.now_ms)
+    world.commit()
+    world.engine.take_ready()
+    before = world.engine.tally.size_bytes
+    assert world.pop(1) == []
+    assert world.engine.tally.size_bytes - before <= SLICE_BYTES + (1 << 20) + 4096
+    _, keys = world.engine.take_ready()
+    assert keys == {(world.group(), world.topic())}
+    pops = 0
+    while not (found := world.bodies(1)):
+        pops += 1
+        assert pops < 8
+    assert found == ["last"]
+
+
+QUEUES = 64
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_pop_whose_filter_lets_nothing_through_looks_at_a_bounded_part(is_ordered: bool) -> None:
+    """And the polls that follow look at the rest, up to the one message that there is."""
+    world = quiet_world()
+    group_id = world.group(is_ordered=is_ordered)
+    topic_id = world.topic(queues=QUEUES)
+    of_each = 2 * SCAN_ENTRIES_MAX // QUEUES
+    for queue_id in range(QUEUES):
+        world.send(*(["m"] * of_each), tag="dull", queue_id=queue_id)
+    world.send("wanted", tag="bright", queue_id=QUEUES // 2)
+    meter = Meter(world.engine)
+    for _ in range(10):
+        world.engine.take_ready()
+        meter.take()
+        found = world.bodies(tags=("bright",))
+        assert meter.take().items <= SCAN_ENTRIES_MAX
+        if found:
+            assert found == ["wanted"]
+            return
+        # What wakes the polls that wait.
+        assert (group_id, topic_id) in world.engine.state.ready
+    raise AssertionError("the polls never got there")
+
+
+def each_slice(
+    world: World, steps: Iterator[list[File]], after: Callable[[], None] = lambda: None
+) -> Iterator[Spent]:
+    """Yield what each slice of background work touches."""
+    meter = Meter(world.engine)
+    for files in steps:
+        yield meter.take()
+        for file in files:
+            file.sync()
+        after()
+        meter.take()
+
+
+def topics_of(world: World, count: int) -> None:
+    put = world.engine.administration.put_topic
+    for n in range(count):
+        put(f"topic-{n}", type_=TopicType.NORMAL, queues=1, now_ms=world.now_ms)
+    world.commit()
+
+
+def ordered_queues(world: World, count: int) -> None:
+    """Let an ordered group hold a message of each of many queues."""
+    world.group(is_ordered=True)
+    data = blob("m")
+    for first in range(0, count, QUEUES_MAX):
+        name = f"wide-{first}"
+        topic_id = world.topic(name, queues=min(QUEUES_MAX, count - first))
+        for queue in world.engine.catalog.queues_of(world.engine.catalog.topics[topic_id]):
+            now_ms = world.now_ms
+            world.engine.send(
+                topic_id, queue.queue_id, data, crc32(data), now_ms=now_ms, firing_ms=now_ms
+            )
+        world.commit()
+        while world.pop(group=GROUP, topic=name):
+            pass
+
+
+def test_a_checkpoint_of_twenty_thousand_topics_encodes_a_bounded_part_at_once() -> None:
+    world = quiet_world()
+    topics_of(world, 20_000)
+    slices = list(each_slice(world, world.engine.checkpoints.write()))
+    assert max(one.items for one in slices) <= ENDS_A_SECTION + 1
+    assert max(one.size_bytes for one in slices) <= SLICE_BYTES
+    world.restart()
+    assert world.report.snapshot
+    assert world.report.replayed_records == 0
+    assert world.engine.catalog.item_count == 20_000 + 1  # The broker itself.
+
+
+def test_a_checkpoint_of_many_ordered_queues_asks_for_few_quiet_moments() -> None:
+    """Each of them lets a busy broker wait for a sync: at one a queue that was half a minute."""
+    world = quiet_world()
+    ordered_queues(world, 10_000)
+    topic_id, data, moments = world.topic("busy"), blob("m"), []
+
+    def go_on() -> None:
+        """Begin a round behind each slice, and commit it where somebody waits for that."""
+        if world.engine.background.wants_quiet:
+            moments.append(1)
+            world.engine.commit(world.now_ms)
+        else:
+            world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+
+    slices = list(each_slice(world, world.engine.checkpoints.write(), go_on))
+    assert len(moments) <= -(-10_001 // PROGRESS_A_SECTION) + 10
+    assert max(one.items for one in slices) <= ENDS_A_SECTION + 1
+    assert max(one.size_bytes for one in slices) <= SLICE_BYTES
+    world.commit()
+    world.restart()
+    assert world.report.snapshot
+    progresses = world.engine.state.progress.values()
+    assert sum(one.in_flight for one in progresses if one.ordered) == 10_000
+
+
+@pytest.mark.parametrize("what", ["topic", "group"])
+def test_a_deletion_walks_what_goes_and_not_what_stays(what: str) -> None:
+    """At a thousand groups a topic has a thousand retry topics, and each cost a walk of its own."""
+    world = quiet_world()
+    world.send("m")
+    pop_all(world, groups_of(world, 100))
+    turns_until_nothing_is_due(world)
+    catalog, state = world.engine.catalog, world.engine.state
+    assert len(catalog.retry_topic_ids) == 100
+    queues = catalog.queues = WalkedDict(catalog.queues)
+    progress = state.progress = WalkedDict(state.progress)
+    subscriptions = state.subscriptions = WalkedDict(state.subscriptions)
+    retry_topic_ids = catalog.retry_topic_ids = WalkedDict(catalog.retry_topic_ids)
+    if what == "topic":
+        world.engine.administration.delete_topic(TOPIC, world.now_ms)
+        left = 0
+    else:
+        world.engine.administration.delete_group("group-7", world.now_ms)
+        left = 99
+    assert len(retry_topic_ids) == left
+    assert len(progress) == 2 * left
+    assert queues.walks == progress.walks == subscriptions.walks == 0
+    assert retry_topic_ids.walks <= 2
+
+
+TIMER_TOPICS = 4_096
+
+
+@pytest.mark.parametrize("late_ms", [0, 5_000])
+def test_a_turn_of_delayed_messages_is_bounded_at_four_thousand_topics(late_ms: int) -> None:
+    world = quiet_world()
+    put = world.engine.administration.put_topic
+    data = blob("m", kind=TYPE_DELAY)
+    for n in range(TIMER_TOPICS):
+        topic = put(f"topic-{n}", type_=TopicType.DELAY, queues=1, now_ms=world.now_ms)
+        world.engine.send(
+            topic.id, QueueId(0), data, crc32(data),
+            now_ms=world.now_ms, firing_ms=world.now_ms, delay_ms=5_000,
+        )  # fmt: skip
+    world.commit()
+    world.now_ms += late_ms
+    turns = turns_until_nothing_is_due(world)
+    aged_max = AGED_A_TURN * (DELIVERIES_A_SLICE + 1)
+    assert max(turn.items for turn in turns) <= TOPICS_TAKEN_MAX + DELIVERIES_A_SLICE + aged_max
+    assert max(turn.records for turn in turns) <= DELIVERIES_A_SLICE + 1
+    assert world.engine.catalog.queues_of(topic)[0].max_offset == 1
+    assert world.engine.timers.index.pending_count == 0
+
+
+def test_the_folders_of_derived_files_are_listed_once() -> None:
+    """A large store has thousands of files in each, and a listing takes as long as there are."""
+    world = World(disk=ListingDisk(Random(0)), retention_bytes=2 << 20)
+    disk = world.disk
+    assert isinstance(disk, ListingDisk)
+    for _ in range(5):
+        world.send(*[f"m{n}" for n in range(16)], size=130_000)
+        world.background()
+    assert world.engine.log.min_offset > 0
+    for folder in ("queues", "index", "snapshots"):
+        assert disk.listings[folder] == 1
+    assert world.engine.checkpoints.queues_folder.names == set(FaultyDisk.names(disk, "queues"))
+    assert world.engine.checkpoints.index_folder.names == set(FaultyDisk.names(disk, "index"))
+    world.restart()
+    assert len(world.drain()) > 0
+
+
+def world_with_many_index_files() -> World:
+    """Fill more index files than one slice of a look-up goes through, with a key in some."""
+    world = quiet_world()
+    topic_id = world.topic()
+    for n in range(BLOCKS_A_SLICE + 20):
+        keys = ("wanted",) if n % 50 == 0 else ()
+        data = blob(f"m{n}", keys=keys)
+        now_ms = world.now_ms
+        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms)
+        world.commit()
+        world.checkpoint()
+    return world
+
+
+def test_a_look_up_by_key_bisects_a_bounded_number_of_blocks_at_once() -> None:
+    world = world_with_many_index_files()
+    topic = world.engine.catalog.topics[world.topic()]
+    meter = Meter(world.engine)
+    search = world.engine.inspection.search(topic, key="wanted")
+    step_count = 1
+    while search.step():
+        step_count += 1
+        spent = meter.take()
+        assert spent.items <= BLOCKS_A_SLICE + CANDIDATES_A_STEP
+        # Between two slices a checkpoint may take the tail over, and nothing is found twice.
+        if step_count == 2:
+            world.send("later")
+            world.checkpoint()
+    assert step_count > 2
+    assert [body_of(one.blob) for one in search.found] == [b"m100", b"m50", b"m0"]
+
+
+def test_a_look_up_verifies_the_blocks_alone_that_have_what_it_looks_for() -> None:
+    world = world_with_many_index_files()
+    topic = world.engine.catalog.topics[world.topic()]
+    assert world.find(topic, key="nobody has it") == []
+    files = world.engine.store.index.files
+    assert not any(any(file._verified) for file in files)
+    assert len(world.find(topic, key="wanted")) == 3
+    assert sum(sum(file._verified) for file in files) == 3
+
+
+def test_large_messages_with_one_key_are_read_one_a_slice() -> None:
+    world = quiet_world(segment_bytes=64 << 20)
+    topic_id = world.topic()
+    for n in range(4):
+        data = blob(f"m{n}", keys=("wanted",), size=2 << 20)
+        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+    world.commit()
+    topic = world.engine.catalog.topics[topic_id]
+    meter = Meter(world.engine)
+    search = world.engine.inspection.search(topic, key="wanted")
+    while search.step():
+        assert meter.take().size_bytes <= SLICE_BYTES + (2 << 20) + 4096
+    assert len(search.found) == 4
+
+
+def test_a_segment_goes_in_bounded_slices() -> None:
+    world = World(retention_bytes=2 << 20)
+    topics_of(world, 3_000)
+    for n in range(40):
+        world.send(f"filler-{n}", size=130_000)
+    world.checkpoint()
+
+    def commit() -> None:
+        if world.engine.has_pending:
+            world.commit()
+
+    slices = list(each_slice(world, world.engine.retention.retire_oldest(world.now_ms), commit))
+    assert max(one.records for one in slices) == 1
+    assert max(one.log_bytes for one in slices) <= SLICE_BYTES
+    assert len(slices) <= 3_000 + 3_000 // QUEUES_CUT_A_SLICE + 40
+    world.disk = world.disk.after_kill()
+    for folder in ("queues", "index", "snapshots"):
+        for name in world.disk.names(folder):
+            world.disk.remove(name)
+    world.open()
+    assert len(world.engine.catalog.topics) == 3_001
+
+
+class ListingDisk(FaultyDisk):
+    """A disk that counts how often a folder was listed since the start."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.listings: Counter[str] = Counter()
+
+    def names(self, folder: str) -> list[str]:
+        self.listings[folder] += 1
+        return super().names(folder)
