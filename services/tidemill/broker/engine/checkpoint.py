@@ -123,7 +123,8 @@ class Checkpoints:
             block_count_max=count_max, from_offset=derived, to_offset=begin,
         )  # fmt: skip
         name = files.file_name(QUEUES_FOLDER, from_offset=derived, to_offset=begin)
-        add_runs(self._catalog, BlockFile(self._disk, name, block_file.QUEUE_MAGIC))
+        damaged = self._store.damaged_files
+        add_runs(self._catalog, BlockFile(self._disk, name, block_file.QUEUE_MAGIC, damaged))
 
     def _write_index(self, pair_count: int, derived: int, begin: int) -> Steps:
         index = self._store.index
@@ -133,7 +134,8 @@ class Checkpoints:
             from_offset=derived, to_offset=begin,
         )  # fmt: skip
         name = files.file_name(INDEX_FOLDER, from_offset=derived, to_offset=begin)
-        index.take_over(BlockFile(self._disk, name, block_file.INDEX_MAGIC), pair_count)
+        damaged = self._store.damaged_files
+        index.take_over(BlockFile(self._disk, name, block_file.INDEX_MAGIC, damaged), pair_count)
 
     def _write_snapshot(self, ends: list[QueueEnd], begin: int) -> Steps:
         pops = self._pops

@@ -9,6 +9,7 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.store.block_file import DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.message import stored_message
@@ -38,6 +39,7 @@ class MessageStore:
         self.log = log
         self.index = index
         self._catalog = catalog
+        self.damaged_files: DamagedFiles = {}  # among the queue and index files
         # Queue and index files state everything before: entries are derived from there on.
         self.derived_offset = 0
         # Records before this offset were written by an earlier process and not walked over by the

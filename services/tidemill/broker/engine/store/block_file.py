@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file
@@ -63,17 +63,29 @@ def write_block_file(
     yield [disk.folder(folder)]
 
 
+# Files with a block that was found damaged, by name: noted when one is met, since nobody looks.
+DamagedFiles: TypeAlias = "dict[str, BlockFile]"
+
+
 @final
 class BlockFile:
     """An open derived file. A block's checksum is verified when it is first used."""
 
-    def __init__(self, disk: Disk, name: str, magic: int) -> None:
-        """Open `name`. Raises BlockFileDamaged."""
+    def __init__(
+        self, disk: Disk, name: str, magic: int, damaged: DamagedFiles | None = None
+    ) -> None:
+        """Open `name`; it is put among the `damaged` when it turns out to be. Raises as `block`."""
         self.name = name
+        self.magic = magic
+        self._damaged: DamagedFiles = {} if damaged is None else damaged
         file = disk.open(name)
         self._view = file.view()
         file.close()
         self.from_offset, self.to_offset, self.rows = block_file.decode_header(self._view, magic)
+        # No checksum covers the range in the header: the name says it a second time.
+        folder = name.rpartition("/")[0]
+        if name != file_name(folder, from_offset=self.from_offset, to_offset=self.to_offset):
+            raise BlockFileDamaged(f"{name}: the range in its header is another one")
         self._verified = bytearray(len(self.rows))
 
     def block(self, index: int, size: int) -> memoryview:
@@ -82,12 +94,15 @@ class BlockFile:
         data = self._view[row.position : row.position + size]
         if not self._verified[index]:
             if len(data) != size or crc32(data) != row.crc:
+                self._damaged[self.name] = self
                 raise BlockFileDamaged(f"{self.name}: checksum mismatch in block {index}")
             self._verified[index] = 1
         return data
 
 
-def open_chain(disk: Disk, folder: str, magic: int, *, to_offset: int) -> list[BlockFile]:
+def open_chain(
+    disk: Disk, folder: str, magic: int, damaged: DamagedFiles, *, to_offset: int
+) -> list[BlockFile]:
     """Open the files that join up to `to_offset`, oldest first, and delete all others.
 
     A damaged file ends the chain from below: what it and all later ones state is rebuilt.
@@ -96,7 +111,7 @@ def open_chain(disk: Disk, folder: str, magic: int, *, to_offset: int) -> list[B
     is_broken = False
     for name in disk.names(folder):
         try:
-            file = BlockFile(disk, name, magic)
+            file = BlockFile(disk, name, magic, damaged)
         except (BlockFileDamaged, ValueError):
             is_broken = True
             disk.delete(name)
