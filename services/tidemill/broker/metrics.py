@@ -146,6 +146,7 @@ class BrokerMetrics:
         yield from self._collect_lag(topics, groups)
         yield from self._collect_pop()
         yield from self._collect_storage()
+        yield from self._collect_repairs()
 
     def _collect_storage(self) -> Iterator[Metric]:
         engine = self._rounds.engine
@@ -164,6 +165,16 @@ class BrokerMetrics:
             gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
             gauge.add_metric(STORAGE, value)
             yield gauge
+
+    def _collect_repairs(self) -> Iterator[Metric]:
+        repaired = CounterMetricFamily(
+            "rocketmq_storage_repaired_files_total",
+            "Damaged files that were derived from the log again.",
+            labels=("folder",),
+        )
+        for folder, count in self._rounds.engine.repairs.counts.items():
+            repaired.add_metric((folder,), count)
+        yield repaired
 
     def _collect_pop(self) -> Iterator[Metric]:
         """Yield the state of the delivery table, which is what the reference's buffer became."""

@@ -35,6 +35,7 @@ from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
@@ -94,8 +95,11 @@ class Engine:
             may_append=lambda: not self.is_disk_full,
             is_retirement_near=self.retention.is_near,
         )  # fmt: skip
+        self.repairs = Repairs(
+            disk, self.store, self.catalog, self.state, repaired=self.consumption.revive.resume
+        )
         self.background = Background(
-            self.log, self.checkpoints, self.timers, self.retention, self._quiet
+            self.log, self.checkpoints, self.timers, self.retention, self.repairs, self._quiet
         )
         self.administration = Administration(
             self.catalog, self.store, self.fold, self._acks,
@@ -220,7 +224,10 @@ class Engine:
         )
 
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
-        """Move a delivered message to the dead-letter topic. Raises InvalidReceiptHandle."""
+        """Move a delivered message to the dead-letter topic.
+
+        Raises InvalidReceiptHandle, Repairing.
+        """
         self.consumption.settlement.dead_letter(delivery, now_ms=now_ms)
 
     # ------------------------------------------------------------ the round

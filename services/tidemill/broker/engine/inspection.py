@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset
 from tidemill.broker.engine.message_store import MessageStore, cause_of
@@ -112,7 +113,11 @@ class Inspection:
     def _entry_stored_at(self, queue: ConsumeQueue, offset: int) -> int:
         if offset < queue.min_offset:
             return 0
-        return self._store.stored_at_ms(queue.entry(offset)[0])
+        try:
+            log_offset, _, _ = queue.entry(offset)
+        except BlockFileDamaged:
+            return 0  # Nobody can say before it is repaired.
+        return self._store.stored_at_ms(log_offset)
 
     def find(
         self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32

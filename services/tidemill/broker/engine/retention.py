@@ -18,6 +18,7 @@ from tidemill.broker.engine.checkpoint import (
     Steps,
 )
 from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
@@ -94,11 +95,12 @@ class Retention:
         end = self._log.segments[0].end
         yield from self._restate(end, now_ms)
         yield from self._quiet()
-        expired = 0
         for queue in list(self._catalog.queues.values()):
-            expired += queue.drop_before(end)
+            try:
+                self.expired_count += queue.drop_before(end)
+            except BlockFileDamaged:
+                return  # It is repaired first; what was done up to here may be done again.
             yield []
-        self.expired_count += expired
         gone = {file.name for file in self._store.index.drop_before(end)}
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)

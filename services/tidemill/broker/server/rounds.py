@@ -241,11 +241,7 @@ class Rounds:
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
             engine.refresh()
-            for (topic, reason), found in engine.timers.deliverer.take_notices().items():
-                log.warning(
-                    "timers not delivered",
-                    topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
-                )  # fmt: skip
+            _log_notices(engine)
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         turn.firing_ms = min(firing_ms, turn.now_ms)
         await in_turns(_apply(work, turn))
@@ -332,6 +328,17 @@ class Rounds:
         if deadline_ms is not None:
             delay_ms = min(delay_ms, deadline_ms - self._clock.monotonic_ms())
         return delay_ms
+
+
+def _log_notices(engine: Engine) -> None:
+    """Write what an operator should learn of into the log."""
+    for (topic, reason), found in engine.timers.deliverer.take_notices().items():
+        log.warning(
+            "timers not delivered",
+            topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
+        )  # fmt: skip
+    for file in engine.repairs.take_notices():
+        log.warning("damaged file derived from the log again", file=file)
 
 
 def _apply(work: Iterable[Work], turn: Turn) -> Iterator[None]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import final
 
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.state import StatedProgress
@@ -103,12 +104,15 @@ class Consumption:
             if progress.position >= progress.queue.max_offset and not group.is_ordered:
                 continue
             budget = PopBudget(want, taken_bytes=taken_bytes, is_untouched=not batches)
-            if group.is_ordered:
-                batch = self._ordered.pop(
-                    progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
-                )
-            else:
-                batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
+            try:
+                if group.is_ordered:
+                    batch = self._ordered.pop(
+                        progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
+                    )
+                else:
+                    batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
+            except BlockFileDamaged:
+                continue  # Who polls again when the file is repaired finds what is there.
             if batch is not None:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
@@ -133,7 +137,11 @@ class Consumption:
         offset = progress.next_offset
         if offset == progress.queue.max_offset:
             return now_ms  # Retention took all of it.
-        return self._store.stored_at_ms(progress.queue.entry(offset)[0])
+        try:
+            log_offset, _, _ = progress.queue.entry(offset)
+        except BlockFileDamaged:
+            return now_ms
+        return self._store.stored_at_ms(log_offset)
 
     def _subscription(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> Subscription:
         topic = self._catalog.topics.get(topic_id)

@@ -7,9 +7,11 @@ delays nobody else.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.ordered import OrderedPop
@@ -38,6 +40,8 @@ class Revive:
         # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
         self._due: dict[int, deque[tuple[int, int, int]]] = {}
         self._inherited: deque[int] = deque()  # due slots of an engine that followed until now
+        # What lies in a damaged queue file: it waits until that is repaired. Group id in front.
+        self._held: list[tuple[GroupId, tuple[int, int, int]]] = []
         self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
         self._window_at_ms = 0
         self._window_used: dict[int, int] = {}
@@ -95,6 +99,12 @@ class Revive:
         following = self.next_due_ms()
         return following is not None and following <= now_ms
 
+    def resume(self) -> None:
+        """Go on with what lay in a damaged file, which has been derived again."""
+        held, self._held = self._held, []
+        for group_id, due in held:
+            self._due.setdefault(group_id, deque()).append(due)
+
     def take_over(self) -> None:
         """Begin to revive: what is due already was only taken out of its list so far."""
         self._inherited.extend(self._state.table.due_slots())
@@ -145,12 +155,18 @@ class Revive:
             self._state.discard(slot)
             return 1
         indexes = table.indexes_of(table.live[slot])
-        for index in indexes:
-            self._redelivery.revive(slot, index, progress, now_ms)
+        try:
+            for index in indexes:
+                self._redelivery.revive(slot, index, progress, now_ms)
+        except BlockFileDamaged:
+            self._held.append((group_id, (slot, delivery_id, number)))
+            self._due_counts[number] += 1
         self._window_used[group_id] = self._window_used.get(group_id, 0) + len(indexes)
         return len(indexes)
 
     def _expire_ordered(self, slot: int, progress: Progress, now_ms: int) -> None:
         group = self._catalog.groups[progress.group_id]
-        self._ordered.dead_letter_exhausted([slot], progress, group, now_ms)
+        # Where the queue's file is damaged, the pop that comes next does it.
+        with suppress(BlockFileDamaged):
+            self._ordered.dead_letter_exhausted([slot], progress, group, now_ms)
         self._state.ready.add((progress.group_id, progress.named_topic_id))

@@ -80,7 +80,7 @@ class ConsumeQueue:
         return found
 
     def entry(self, offset: int) -> tuple[LogOffset, int, int]:
-        """Return the entry at `offset`, which must lie inside the queue."""
+        """Return the entry at `offset`, which must lie inside the queue. Raises as `entries`."""
         if offset >= self.base:
             return ENTRY.unpack_from(self.tail, (offset - self.base) * SIZE)
         return self.entries(offset, 1)[0]
@@ -108,8 +108,15 @@ class ConsumeQueue:
         self.base = max(self.base, end)
         self.max_offset = QueueOffset(max(self.max_offset, end))
 
+    def replace_runs(self, old: BlockFile, new: BlockFile) -> None:
+        """Answer from `new` what `old` answered, which has the same blocks."""
+        self._runs = [run._replace(file=new) if run.file is old else run for run in self._runs]
+
     def drop_before(self, log_offset: LogOffset) -> int:
-        """Give up entries of messages before `log_offset`; return how many those were."""
+        """Give up entries of messages before `log_offset`; return how many those were.
+
+        Raises BlockFileDamaged, and changes nothing then.
+        """
         low, high = int(self.min_offset), int(self.max_offset)
         while low < high:
             middle = (low + high) // 2
@@ -123,7 +130,10 @@ class ConsumeQueue:
         return dropped
 
     def offset_at(self, stored_at_ms: int, stored_at: Callable[[LogOffset], int]) -> int:
-        """Return the first offset whose message was stored at or after a time, else max_offset."""
+        """Return the first offset whose message was stored at or after a time, else max_offset.
+
+        Raises as `entries`.
+        """
         low, high = int(self.min_offset), int(self.max_offset)
         while low < high:
             middle = (low + high) // 2

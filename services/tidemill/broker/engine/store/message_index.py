@@ -76,7 +76,8 @@ def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list
     try:
         data = file.block(number, items * PAIR_SIZE)
     except BlockFileDamaged:
-        return []  # A cache: a miss is reported as not found, never as something else.
+        # A cache: a miss is reported as not found, never as something else. The file is noted.
+        return []
     hashes = np.frombuffer(data, dtype=">u8", count=items)
     offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
     begin = int(np.searchsorted(hashes, np.uint64(hash_), side="left"))
