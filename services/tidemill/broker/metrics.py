@@ -312,6 +312,11 @@ class BrokerMetrics:
             "CK and ACK entries written.",
             labels=("topic", "consumer_group", "revive_message_type", "put_status"),
         )
+        damaged = CounterMetricFamily(
+            "rocketmq_damaged_messages_total",
+            "Messages that were damaged in the log, and dead-lettered without their body.",
+            labels=("topic", "consumer_group"),
+        )
         counts = self._rounds.engine.state.counts
         for topic_id, group_id in self._traffic.sent:
             pair = topics[topic_id].name, groups[group_id].name
@@ -320,7 +325,8 @@ class BrokerMetrics:
             dead.add_metric((*pair, "false"), counts["dead_lettered", group_id, topic_id])
             revived.add_metric((*pair, "put_ok"), counts["revived", group_id, topic_id])
             expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
-        yield from (written, dead, revived, expired)
+            damaged.add_metric(pair, counts["damaged", group_id, topic_id])
+        yield from (written, dead, revived, expired, damaged)
 
     def _collect_lag(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]

@@ -75,6 +75,11 @@ def delivered(world: World) -> dict[str, list[str]]:
     return found | {"again": drain(world, GROUP, "orders")}
 
 
+def bodies(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return what was delivered under each name, in no order."""
+    return {name: sorted(one.split()[0] for one in popped) for name, popped in found.items()}
+
+
 def drain(world: World, group: str, topic: str) -> list[str]:
     """Pop all there is, in the order in which it comes: some of it only after a repair."""
     found: list[str] = []
@@ -97,6 +102,21 @@ def test_a_start_over_a_damaged_derived_file_finds_everything(name: str) -> None
         disk = disk_of_history().after_kill()
         flip(disk, name, seed)
         assert delivered(restarted(disk)) == expected(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", derived_files())
+def test_damage_while_the_broker_runs_costs_nobody_a_message(name: str) -> None:
+    """Some blocks were intact when the start verified them: what they say then is not believed."""
+    for seed in range(SEEDS):
+        world = restarted(disk_of_history().after_kill())
+        flip(world.disk, name, seed)
+        found = bodies(delivered(world))
+        assert found == bodies(expected()), f"seed {seed}"
+        assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}"), "nothing else is damaged"
+        before = [drain(world, "later", topic) for topic in TOPICS]
+        world.restart()
+        after = [drain(world, "after the restart", topic) for topic in TOPICS]
+        assert [sorted(one) for one in after] == [sorted(one) for one in before], f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", derived_files()[:-1])

@@ -96,7 +96,7 @@ class Engine:
             is_retirement_near=self.retention.is_near,
         )  # fmt: skip
         self.repairs = Repairs(
-            disk, self.store, self.catalog, self.state, repaired=self.consumption.revive.resume
+            disk, self.store, self.catalog, self.state, repaired=self.consumption.resume
         )
         self.background = Background(
             self.log, self.checkpoints, self.timers, self.retention, self.repairs, self._quiet
@@ -208,8 +208,15 @@ class Engine:
         )
 
     def read_batch(self, batch: Batch) -> list[MessageRecord]:
-        """Return the messages of a batch. Raises CorruptStore when one is damaged."""
+        """Return the messages of a batch. Raises MessageDamaged, and LookupError, for any of them.
+
+        Then `left_of` says what of it can be read.
+        """
         return [self.store.message(log_offset) for log_offset in batch.log_offsets]
+
+    def left_of(self, batch: Batch) -> Batch:
+        """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""
+        return self.consumption.damaged.left_of(batch)
 
     def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
         """Settle one message of a delivery; acks of a round share one record."""
@@ -287,12 +294,13 @@ class Engine:
         Deliveries of popped messages run out by `now_ms`, delayed messages are due by `firing_ms`.
         """
         self._acks.record(now_ms)
+        self.consumption.damaged.settle(now_ms)
         has_more = self.consumption.revive.run_due(now_ms)
         return self.timers.run_due(now_ms, firing_ms=firing_ms) or has_more
 
     def next_due_ms(self, now_ms: int, *, firing_ms: int) -> int | None:
         """Return when, by wall time, `run_due` or `take_ready` has something to do; None: never."""
-        if self.state.ready or self.state.ready_topics:
+        if self.state.ready or self.state.ready_topics or self.consumption.damaged.is_due:
             # Made by a pop for those who wait: it left the rest of a long scan for the next turn.
             return now_ms
         dues = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset
-from tidemill.broker.engine.message_store import MessageStore, cause_of
+from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
@@ -130,7 +131,10 @@ class Inspection:
                 break
             if log_offset < self._store.log.min_offset:
                 continue
-            candidate = self._describe(log_offset)
+            try:
+                candidate = self._describe(log_offset)
+            except (MessageDamaged, LookupError, struct.error, ValueError):
+                continue
             is_it = candidate is not None and topic.name in (
                 candidate.stored_topic,
                 candidate.origin_topic,

@@ -337,6 +337,8 @@ def _log_notices(engine: Engine) -> None:
             "timers not delivered",
             topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
         )  # fmt: skip
+    for notice in engine.consumption.take_notices():
+        log.error("message damaged, what is left of it is dead-lettered", **notice._asdict())
     for file in engine.repairs.take_notices():
         log.warning("damaged file derived from the log again", file=file)
 

@@ -7,7 +7,8 @@ a revive or dead letter settles in the copy itself.
     consumption   which queues a pop looks at          settlement  acks, changes, dead letters
     queue_reader  which messages match, `budget` of    revive      deadlines
     ordered       the next batch of an ordered queue   redelivery  retry and dead-letter copies
-    deliveries    the CK of what goes out              acks        what a round has settled
+    deliveries    the CK of what goes out              damaged     messages that cannot be read
+                                                       acks        what a round has settled
     state         what the records make of it all      catch_up    the same behind a snapshot
 """
 
@@ -23,11 +24,12 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
+from tidemill.broker.engine.pop.damaged import DamagedMessages
 from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, Delivery
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.queue_reader import QueueReader
-from tidemill.broker.engine.pop.redelivery import Redelivery
+from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
@@ -68,6 +70,7 @@ class Consumption:
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
         self.revive = Revive(state, catalog, self._redelivery, self._ordered)
+        self.damaged = DamagedMessages(state, store, self.acks, self._redelivery, self.settlement)
 
     def pop(
         self,
@@ -120,6 +123,15 @@ class Consumption:
                 if want <= 0:
                     break
         return batches
+
+    def resume(self) -> None:
+        """Go on with what lay in a damaged queue file, which has been derived again."""
+        self.revive.resume()
+        self.damaged.resume()
+
+    def take_notices(self) -> list[DamagedNotice]:
+        """Return and clear which messages were found damaged, for the shell's log."""
+        return self._redelivery.take_notices()
 
     def _sources(self, subscription: Subscription, now_ms: int) -> list[Progress]:
         """Return the queues in the order in which to look at them."""
@@ -196,7 +208,7 @@ class Consumption:
         )
         if progress.named_topic_id == progress.topic_id:
             return batch
-        attempts = [self._store.place(offset).attempts + 1 for offset in taken.log_offsets]
+        attempts = [self._redelivery.attempts_at(offset) for offset in taken.log_offsets]
         return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
 
 

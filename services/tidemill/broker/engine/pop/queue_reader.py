@@ -65,7 +65,7 @@ class QueueReader:
             for log_offset, size, tag_hash in queue.entries(
                 offset, min(scan_end - offset, SCAN_ENTRIES_AT_ONCE)
             ):
-                if tag_hash in hashes and self._store.tag(log_offset) in tags:
+                if tag_hash in hashes and self._store.has_tag(log_offset, tags):
                     is_full = not budget.take(size)
                     if is_full:
                         break

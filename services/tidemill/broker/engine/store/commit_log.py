@@ -38,6 +38,7 @@ SUFFIX = ".log"
 PREPARED = "prepared"  # name of the next segment while it is filled
 BLOCK_BYTES = 4096  # segments are made in multiples of it, so one that is not was cut
 SEARCH_BYTES = 1 << 20  # looked through at once for remains behind the end of the log
+NEVER_MS = 1 << 62
 TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
 
 
@@ -270,6 +271,20 @@ class CommitLog:
         head, tail = self.read(log_offset)
         header = Header._make(record.HEADER.unpack_from(head))
         return Record(header, memoryview(head)[record.HEADER_SIZE :], memoryview(tail))
+
+    def bytes_at(self, log_offset: LogOffset, size: int) -> memoryview:
+        """Return the bytes from `log_offset` on, whatever they are; none where there are none."""
+        if not self.min_offset <= log_offset < self._written_offset:
+            return memoryview(b"")
+        segment = self._segment_of(log_offset)
+        at = log_offset - segment.start
+        return segment.view[at : at + size]
+
+    def stored_by_ms(self, log_offset: LogOffset) -> int:
+        """Return a time by which whatever stands at `log_offset` was stored; no tight bound."""
+        later = [n for n, segment in enumerate(self._segments) if segment.start > log_offset]
+        is_written = bool(later) and self._segments[later[0]].start < self._written_offset
+        return self.first_stored_at_ms(later[0]) if is_written else NEVER_MS
 
     def walk(self, segment: Segment) -> Iterator[Record]:
         """Yield the records of a segment that is no longer active, their checksums unchecked."""

@@ -85,6 +85,12 @@ class ConsumeQueue:
             return ENTRY.unpack_from(self.tail, (offset - self.base) * SIZE)
         return self.entries(offset, 1)[0]
 
+    def check_entry(self, offset: int) -> None:
+        """Verify again what the entry at `offset` is read from. Raises BlockFileDamaged."""
+        if self.min_offset <= offset < self.base:
+            run = self._runs[bisect_right(self._firsts, offset) - 1]
+            run.file.check_block(run.block, run.entry_count * SIZE)
+
     def walk(self, offset: int) -> Iterator[tuple[LogOffset, int, int]]:
         """Yield all entries from `offset` on."""
         while offset < self.max_offset:
