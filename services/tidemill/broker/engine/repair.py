@@ -9,10 +9,11 @@ intact are kept as they are: they may say more than the log, if that has rotted 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
 from typing import final
+
+import numpy as np
 
 from tidemill.broker.engine.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, Steps
 from tidemill.broker.engine.layout import block_file, message
@@ -30,9 +31,12 @@ from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, MessageI
 from tidemill.message import stored_message
 
 RECORDS_A_SLICE = 256  # under a millisecond: heads are summed, bodies are not
-QUEUES_A_SLICE = 256
+READ_AHEAD_BYTES = 2 << 20  # of the log, asked for before it is read
+PLACES_A_SLICE = 2048  # rows of a file, or groups in queues: looked at, and mostly passed over
 NOTICES_MAX = 100  # files between two looks
 _TAG_HASH = struct.Struct(">q")
+_ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
+assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
 
 
 @final
@@ -109,22 +113,30 @@ class Repairs:
         for number, row in enumerate(file.rows):
             queue = self._catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
             if queue is not None:
-                queue.replace_runs(file, new)
-            if number % QUEUES_A_SLICE == 0:
+                queue.replace_run(row.first, file, new)
+            if number % PLACES_A_SLICE == 0:
                 yield []
-        self._wake(damaged.queues)
+        yield from self._wake(damaged.queues)
 
     def _walk(self, file: BlockFile) -> Iterator[Record | Hole]:
+        """Yield what the log has of a file's stretch, which has mostly left the kernel's cache."""
         log = self._store.log
         if file.from_offset < log.min_offset:
             yield Hole(LogOffset(file.from_offset), log.min_offset)
-        yield from log.walk_between(file.from_offset, file.to_offset)
+        asked_to = 0
+        for found in log.walk_between(file.from_offset, file.to_offset):
+            if found.log_offset >= asked_to:
+                log.advise(LogOffset(found.log_offset), READ_AHEAD_BYTES)
+                asked_to = found.log_offset + READ_AHEAD_BYTES
+            yield found
 
-    def _wake(self, queues: set[tuple[int, int]]) -> None:
+    def _wake(self, queues: set[tuple[int, int]]) -> Steps:
         """Let those pop again who found nothing in these queues."""
-        for progress in self._pops.progress.values():
+        for n, progress in enumerate(list(self._pops.progress.values())):
             if (progress.topic_id, progress.queue.queue_id) in queues:
                 self._pops.ready.add((progress.group_id, progress.named_topic_id))
+            if n % PLACES_A_SLICE == 0:
+                yield []
         self._pops.ready_topics.update(TopicId(topic_id) for topic_id, _ in queues)
         self._repaired()
 
@@ -198,19 +210,19 @@ class _DamagedRows:
         So who reads it finds it damaged, and it is not passed over. Every entry has a size but
         those that nothing was found for.
         """
-        data = self.contents[number]
-        behind = self._file.from_offset
-        ends = [hole.end for hole in self._holes]
-        for at in range(0, len(data), SIZE):
-            log_offset, size, _ = ENTRY.unpack_from(data, at)
-            if size:
-                behind = log_offset + size
-                continue
-            # The first hole that ends behind what came before.
-            which = bisect_right(ends, behind)
-            begin, end = self._holes[which] if which < len(ends) else (behind, behind)
-            ENTRY.pack_into(data, at, begin, end - begin, 0)
-        return bytes(data)
+        entries = np.frombuffer(self.contents[number], dtype=_ENTRIES)
+        missing = np.flatnonzero(entries["size"] == 0)
+        if not len(missing):
+            return bytes(self.contents[number])
+        ends = entries["log_offset"].astype(np.int64) + entries["size"]
+        behind = np.maximum(np.maximum.accumulate(ends), self._file.from_offset)[missing]
+        # The first hole that ends behind what came before; there is one, or the log says it all.
+        holes = np.array([*self._holes, (self._file.from_offset,) * 2], dtype=np.int64)
+        which = np.searchsorted(holes[:-1, 1], behind, side="right")
+        begins, hole_ends = holes[which].T
+        entries["log_offset"][missing] = begins
+        entries["size"][missing] = hole_ends - begins
+        return entries.tobytes()
 
 
 def _key_hashes(blob: memoryview) -> memoryview:

@@ -20,7 +20,7 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.state import StatedProgress
-from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
@@ -208,7 +208,10 @@ class Consumption:
         )
         if progress.named_topic_id == progress.topic_id:
             return batch
-        attempts = [self._redelivery.attempts_at(offset) for offset in taken.log_offsets]
+        try:
+            attempts = [self._store.place(offset).attempts + 1 for offset in taken.log_offsets]
+        except (MessageDamaged, LookupError):
+            attempts = [self._redelivery.attempts_at(offset) for offset in taken.log_offsets]
         return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
 
 

@@ -62,7 +62,7 @@ class Record(NamedTuple):
 class Hole(NamedTuple):
     """A stretch of the log in which no record has an intact head."""
 
-    begin: LogOffset
+    log_offset: LogOffset
     end: LogOffset
 
 

@@ -114,9 +114,11 @@ class ConsumeQueue:
         self.base = max(self.base, end)
         self.max_offset = QueueOffset(max(self.max_offset, end))
 
-    def replace_runs(self, old: BlockFile, new: BlockFile) -> None:
-        """Answer from `new` what `old` answered, which has the same blocks."""
-        self._runs = [run._replace(file=new) if run.file is old else run for run in self._runs]
+    def replace_run(self, first: int, old: BlockFile, new: BlockFile) -> None:
+        """Answer from `new` what a block of `old` answered, if it is still asked."""
+        at = bisect_right(self._firsts, first) - 1
+        if at >= 0 and self._runs[at].file is old:
+            self._runs[at] = self._runs[at]._replace(file=new)
 
     def drop_before(self, log_offset: LogOffset) -> int:
         """Give up entries of messages before `log_offset`; return how many those were.
