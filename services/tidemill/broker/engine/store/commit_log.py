@@ -75,7 +75,7 @@ def segment_name(start: int) -> str:
 class Segment:
     """One file of the log."""
 
-    __slots__ = ("end", "file", "pad_at", "start", "view")
+    __slots__ = ("end", "file", "first_stored_at_ms", "pad_at", "start", "view")
 
     def __init__(self, file: File, start: LogOffset, size: int) -> None:
         self.file = file
@@ -84,6 +84,7 @@ class Segment:
         self.view = file.view()
         # Byte at which its pad stands, the end where it has none; None: nobody has looked.
         self.pad_at: int | None = None
+        self.first_stored_at_ms: int | None = None  # None: nobody has looked
 
 
 def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
@@ -564,8 +565,16 @@ class CommitLog:
             yield from drop_file(self._disk, segment.file.name)
 
     def first_stored_at_ms(self, index: int) -> int:
-        """Return when the first record of segment `index` was stored."""
-        return int(record.HEADER.unpack_from(self._segments[index].view)[record.STORED_AT_MS])
+        """Return when the first intact record from the beginning of segment `index` on was stored.
+
+        Retention decides by it, so it is checked once. Something must have been written there.
+        """
+        segment = self._segments[index]
+        if segment.first_stored_at_ms is None:
+            found = self.walk_between(segment.start, self._segments[-1].end)
+            times = (one.header.stored_at_ms for one in found if isinstance(one, Record))
+            segment.first_stored_at_ms = next(times, NEVER_MS)
+        return segment.first_stored_at_ms
 
     def close(self) -> None:
         """Close all files; nothing is written."""
