@@ -14,6 +14,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine
 from tidemill.broker.engine.inspection import FoundMessage
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import Topic, TopicType
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -194,7 +195,11 @@ class World:
         return popped
 
     def _popped(self, batch: Batch, group_id: int, topic_id: int) -> list[Popped]:
-        records = self.engine.read_batch(batch)
+        try:
+            records = self.engine.read_batch(batch)
+        except (LookupError, MessageDamaged):
+            batch = self.engine.left_of(batch)
+            records = self.engine.read_batch(batch)
         return [
             Popped(
                 stored_message.body_of(record.blob).decode().rstrip("."),

@@ -151,6 +151,7 @@ class BrokerMetrics:
         yield from self._collect_lag(topics, groups)
         yield from self._collect_pop()
         yield from self._collect_storage()
+        yield from self._collect_repairs()
 
     def _collect_storage(self) -> Iterator[Metric]:
         engine = self._rounds.engine
@@ -181,6 +182,16 @@ class BrokerMetrics:
             gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
             gauge.add_metric(STORAGE, value)
             yield gauge
+
+    def _collect_repairs(self) -> Iterator[Metric]:
+        repaired = CounterMetricFamily(
+            "rocketmq_storage_repaired_files_total",
+            "Damaged files that were derived from the log again.",
+            labels=("folder",),
+        )
+        for folder, count in self._rounds.engine.repairs.counts.items():
+            repaired.add_metric((folder,), count)
+        yield repaired
 
     def _collect_pop(self) -> Iterator[Metric]:
         """Yield the state of the delivery table, which is what the reference's buffer became."""
@@ -318,6 +329,11 @@ class BrokerMetrics:
             "CK and ACK entries written.",
             labels=("topic", "consumer_group", "revive_message_type", "put_status"),
         )
+        damaged = CounterMetricFamily(
+            "rocketmq_damaged_messages_total",
+            "Messages that were damaged in the log, and dead-lettered without their body.",
+            labels=("topic", "consumer_group"),
+        )
         counts = self._rounds.engine.state.counts
         for topic_id, group_id in self._traffic.sent:
             pair = topics[topic_id].name, groups[group_id].name
@@ -326,7 +342,8 @@ class BrokerMetrics:
             dead.add_metric((*pair, "false"), counts["dead_lettered", group_id, topic_id])
             revived.add_metric((*pair, "put_ok"), counts["revived", group_id, topic_id])
             expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
-        yield from (written, dead, revived, expired)
+            damaged.add_metric(pair, counts["damaged", group_id, topic_id])
+        yield from (written, dead, revived, expired, damaged)
 
     def _collect_lag(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]

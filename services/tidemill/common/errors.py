@@ -4,7 +4,7 @@
     ├─ RequestError        the caller must change the request; never retried
     │  ├─ IllegalName, IllegalTopic, IllegalGroup, TopicNotFound, MessageBodyTooLarge, ...
     └─ UnavailableError    the same request may succeed later; retried with back-off
-       ├─ Overloaded, Draining, DiskFull, BrokerUnreachable, BrokerTimeout
+       ├─ Overloaded, Draining, DiskFull, Repairing, BrokerUnreachable, BrokerTimeout
 
 Split by who must act. A handler raises; only the boundary of a process (the gRPC server, the REST
 server, the broker link) turns an error into a code, and it does so through `CODES`.
@@ -156,6 +156,16 @@ class DiskFull(UnavailableError):
     """Free space is below the watermark; sends are refused first."""
 
 
+class Repairing(UnavailableError):
+    """A damaged file that the request needs is being derived again."""
+
+    def __init__(
+        self,
+        message: str = "a damaged file is being made again from the log; try again in a moment",
+    ) -> None:
+        super().__init__(message)
+
+
 class BrokerUnreachable(UnavailableError):
     """There is no connection to the broker; the outcome of a request in flight is unknown."""
 
@@ -205,6 +215,7 @@ CODES: dict[type[ServiceError], Codes] = {
     PropertiesTooLarge: Codes(43101, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),
     Draining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    Repairing: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     BrokerUnreachable: Codes(50001, HTTPStatus.BAD_GATEWAY),
     NotBuilt: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),
     BrokerTimeout: Codes(50400, HTTPStatus.GATEWAY_TIMEOUT),

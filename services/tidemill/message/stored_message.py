@@ -44,7 +44,7 @@ KEY_COUNT_AT = 4  # position of key_count
 DUE_AT = 48  # position of due_at_ms
 _KINDS = {"id": b"id", "key": b"key"}  # of what the index finds
 BORN_AT = 40  # position of born_at_ms
-_KEY_COUNT = struct.Struct(">H")
+KEY_COUNT = struct.Struct(">H")
 
 
 class StoredMessage(NamedTuple):
@@ -110,7 +110,7 @@ def is_well_formed(blob: bytes) -> bool:
     """Return whether `blob` holds what the engine reads of it, at a fraction of `decode`."""
     if len(blob) < FIXED_SIZE or blob[0] != VERSION:
         return False
-    (key_count,) = _KEY_COUNT.unpack_from(blob, KEY_COUNT_AT)
+    (key_count,) = KEY_COUNT.unpack_from(blob, KEY_COUNT_AT)
     return len(blob) >= FIXED_SIZE + int(key_count) * KEY_HASH_SIZE
 
 

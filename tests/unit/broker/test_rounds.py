@@ -7,15 +7,18 @@ import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
+from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
 from tidemill.broker.server import link
-from tidemill.broker.server.rounds import Turn
+from tidemill.broker.server.rounds import REFRESH_MS, Turn
 from tidemill.broker.sync_process import SyncFailed
 from tidemill.common.errors import Draining, TopicNotFound
+from tidemill.common.metrics import Registry
 from tidemill.message import stored_message
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -609,3 +612,65 @@ def test_a_clock_that_jumps_ends_no_invisible_duration() -> None:
         assert bodies(reply.pops[0]) == ["a"]
 
     in_world(scenario)
+
+
+def test_a_damaged_message_is_left_out_of_the_answer_counted_and_logged() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        engine, disk = world.world.engine, world.world.disk
+        await proxy.send(world.append_frame("a", "b", "c"))
+        await proxy.reply()
+        queue = engine.catalog.queue(TopicId(world.topic_id), QueueId(0))
+        disk.damage(disk.names("log")[0], queue.entry(1)[0])
+        with capture_logs() as logs:
+            await proxy.send(world.pop_frame(9))
+            assert bodies((await proxy.reply()).pops[0]) == ["a", "c"]
+            await idle()
+            dead = engine.catalog.find_topic("%DLQ%billing")
+            assert dead is not None, "by the round that follows, whoever asks for it"
+            assert engine.has_pending is False
+            world.advance(REFRESH_MS)
+            await idle()
+        assert [topic.name for topic in (await proxy.reply()).config.topics] == [dead.name]
+        (line,) = [line for line in logs if line["log_level"] == "error"]
+        assert (line["topic"], line["queue_offset"]) == ("orders", 1)
+        await proxy.send(world.pop_frame(10, topic_id=dead.id))
+        assert bodies((await proxy.reply()).pops[0]) == [""]
+
+    in_world(scenario)
+
+
+def test_a_poll_waits_for_the_repair_of_a_damaged_queue_file_and_is_answered_then() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        engine, disk = world.world.engine, world.world.disk
+        await proxy.send(world.append_frame("a", "b"))
+        await proxy.reply()
+        world.world.checkpoint()
+        (name,) = disk.names("queues")
+        disk.damage(name, len(disk.read(name) or b"") - 1)
+        with capture_logs() as logs:
+            await proxy.send(world.pop_frame(9, poll_ms=20_000))
+            assert bodies((await proxy.reply()).pops[0]) == ["a", "b"]
+            world.advance(REFRESH_MS)
+            await idle()
+        assert [line["file"] for line in logs if line["log_level"] == "warning"] == [name]
+        assert engine.repairs.counts["queues"] == 1
+
+    in_world(scenario)
+
+
+def test_damage_is_counted() -> None:
+    world = RoundWorld()
+    traffic = Traffic()
+    traffic.polled(TopicId(world.topic_id), GroupId(world.group_id))
+    registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
+    BrokerMetrics(registry, traffic, Lag(), world.rounds)
+    world.world.engine.repairs.counts["index"] += 3
+    world.world.engine.state.counts["damaged", world.group_id, world.topic_id] += 2
+    found = {
+        (sample.name, tuple(sample.labels.get(name) for name in ("folder", "topic"))): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+    }
+    assert found["rocketmq_storage_repaired_files_total", ("queues", None)] == 0
+    assert found["rocketmq_storage_repaired_files_total", ("index", None)] == 3
+    assert found["rocketmq_damaged_messages_total", (None, "orders")] == 2

@@ -343,7 +343,7 @@ def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> 
     )
     assert states == {1, 2, 3, 4}
     assert operations == {b"broker", b"nextId", b"topic", b"group", b"reset", b"deleteTopic"}
-    assert reasons == set(Reason)
+    assert reasons == set(Reason) - {Reason.DAMAGED}, "nothing is damaged in it"
 
 
 @pytest.mark.parametrize("with_derived_files", [False, True])

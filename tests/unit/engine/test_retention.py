@@ -156,3 +156,20 @@ def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
     assert world.bodies(1) == ["m1"]
     world.advance(40_000)
     assert "m1" in world.drain(), "revive goes on"
+
+
+@pytest.mark.parametrize("position", [0, 8, 27, 28, 40])
+@pytest.mark.parametrize("bits", [1, 32, 128])
+def test_a_damaged_record_does_not_make_its_segment_look_older_or_younger(
+    position: int, bits: int
+) -> None:
+    world = World(FaultyDisk(Random(0)), retention_ms=DAY_MS, now_ms=30 * DAY_MS)
+    fill(world, 3)
+    world.checkpoint()
+    world.disk.damage(world.disk.names("log")[1], position, bits=bits)
+    world.restart()
+    world.background()
+    assert world.engine.log.min_offset == 0
+    world.now_ms += DAY_MS
+    world.background()
+    assert world.engine.log.min_offset > 0

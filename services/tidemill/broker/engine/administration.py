@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.inspection import QueueStatus
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
@@ -29,6 +30,7 @@ from tidemill.common.errors import (
     Conflict,
     GroupNotFound,
     IllegalOffset,
+    Repairing,
     TopicNotFound,
 )
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD_LETTER_TOPIC
@@ -225,7 +227,8 @@ class Administration:
     ) -> list[QueueStatus]:
         """Set where a group goes on in a topic; deliveries and retries before it are void.
 
-        Raises TopicNotFound, GroupNotFound, IllegalOffset. Returns the new offsets as max_offset.
+        Raises TopicNotFound, GroupNotFound, IllegalOffset, Repairing. Returns the new offsets as
+        max_offset.
         """
         group = self._catalog.find_group(group_name)
         topic = self._catalog.find_topic(topic_name)
@@ -252,7 +255,10 @@ class Administration:
         if target.latest:
             return queue.max_offset
         if target.timestamp_ms is not None:
-            return queue.offset_at(target.timestamp_ms, self._store.stored_at_ms)
+            try:
+                return queue.offset_at(target.timestamp_ms, self._store.stored_at_ms)
+            except BlockFileDamaged as error:
+                raise Repairing from error
         assert target.offset is not None, "a reset has a target"
         if target.offset < 0:
             raise IllegalOffset(f"an offset is 0 or more, not {target.offset}")

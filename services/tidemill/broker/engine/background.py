@@ -11,6 +11,7 @@ from typing import final
 
 from tidemill.broker.engine.checkpoint import Checkpoints, Steps
 from tidemill.broker.engine.pop.acks import RoundAcks
+from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
@@ -51,6 +52,7 @@ class Background:
         checkpoints: Checkpoints,
         timers: Timers,
         retention: Retention,
+        repairs: Repairs,
         quiet: Quiet,
         *,
         may_prepare: Callable[[], bool],
@@ -59,10 +61,12 @@ class Background:
         self._checkpoints = checkpoints
         self._timers = timers
         self._retention = retention
+        self._repairs = repairs
         self._quiet = quiet
         self._may_prepare = may_prepare  # whether a segment made ahead leaves the reserve alone
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
+        self._was_repair = False
 
     def step(
         self, now_ms: int, *, firing_ms: int, monotonic_ms: int | None = None
@@ -86,8 +90,8 @@ class Background:
         return files or []
 
     def is_wanted(self, now_ms: int) -> bool:
-        """Whether something is due by the clock alone."""
-        return self._timers.wants_background(now_ms)
+        """Whether something is due though nothing was committed."""
+        return self._repairs.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
         """Return when something is due by the clock; None: not before something happens."""
@@ -101,6 +105,10 @@ class Background:
     def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         if self._log.wants_preparation and self._may_prepare():
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
+        # Somebody waits for it; but a disk that damages all it is given must not stop the others.
+        self._was_repair = self._repairs.is_due and not self._was_repair
+        if self._was_repair:
+            return self._repairs.repair()
         # Where the log grows faster than checkpoints are written one is always due: then the others
         # have every second turn.
         is_checkpoints_turn = self._checkpoints.is_due and not self._was_checkpoint

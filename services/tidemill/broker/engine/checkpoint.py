@@ -158,7 +158,7 @@ class Checkpoints:
     def _write_queues(self, extents: _Extents, derived: int, begin: int) -> Steps:
         file = yield from files.write_block_file(
             self.queues_folder, block_file.QUEUE_MAGIC,
-            _in_slices(_queue_blocks(extents.tails)), self._tally,
+            _in_slices(_queue_blocks(extents.tails)), self._tally, self._store.damaged_files,
             block_count_max=extents.block_count,
             from_offset=derived, to_offset=begin,
         )  # fmt: skip
@@ -173,6 +173,7 @@ class Checkpoints:
         file = yield from files.write_block_file(
             self.index_folder, block_file.INDEX_MAGIC,
             ([block] for block in index.blocks(pair_count)), self._tally,
+            self._store.damaged_files,
             block_count_max=-(-pair_count // BLOCK_PAIRS_MAX),
             from_offset=derived, to_offset=begin,
         )  # fmt: skip
@@ -196,7 +197,7 @@ class Checkpoints:
             yield from self._delivery_sections()
 
         yield from files.write_block_file(
-            self._snapshots_folder, block_file.SNAPSHOT_MAGIC, slices(), self._tally,
+            self._snapshots_folder, block_file.SNAPSHOT_MAGIC, slices(), self._tally, {},
             block_count_max=(
                 -(-item_count // CATALOG_ITEMS_A_SECTION)
                 + (-(-len(ends) // ENDS_A_SECTION) or 1)

@@ -35,6 +35,7 @@ from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
@@ -101,11 +102,20 @@ class Engine:
             may_copy=lambda: self.may_copy,
             is_retirement_near=self.retention.is_near,
         )  # fmt: skip
+        self.repairs = Repairs(
+            self.checkpoints,
+            self.store,
+            self.catalog,
+            self.state,
+            self.tally,
+            repaired=self.consumption.resume,
+        )
         self.background = Background(
             self.log,
             self.checkpoints,
             self.timers,
             self.retention,
+            self.repairs,
             self._quiet,
             may_prepare=lambda: self.free_bytes >= config.disk_reserve_bytes + config.segment_bytes,
         )
@@ -234,8 +244,15 @@ class Engine:
         )
 
     def read_batch(self, batch: Batch) -> list[MessageRecord]:
-        """Return the messages of a batch. Raises CorruptStore when one is damaged."""
+        """Return the messages of a batch. Raises MessageDamaged, and LookupError, for any of them.
+
+        Then `left_of` says what of it can be read.
+        """
         return [self.store.message(log_offset) for log_offset in batch.log_offsets]
+
+    def left_of(self, batch: Batch) -> Batch:
+        """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""
+        return self.consumption.damaged.left_of(batch)
 
     def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
         """Settle one message of a delivery; acks of a round share one record."""
@@ -252,7 +269,7 @@ class Engine:
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
         """Move a delivered message to the dead-letter topic.
 
-        Raises InvalidReceiptHandle, DiskFull.
+        Raises InvalidReceiptHandle, DiskFull, Repairing.
         """
         if not self.may_copy:
             raise self._disk_full("not even dead letters are written, acks go on,")
@@ -317,15 +334,19 @@ class Engine:
         """
         self._acks.record(now_ms)
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
-        # Copies wait for room: they would take what acks and retention need to make some.
-        has_more = self.may_copy and self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
+        has_more = False
+        if self.may_copy:
+            # Copies wait for room: they would take what acks and retention need to make some.
+            self.consumption.damaged.settle(now_ms)
+            has_more = self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
         return self.timers.run_due(now_ms, firing_ms=firing_ms) or has_more
 
     def next_due_ms(
         self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None
     ) -> int | None:
         """Return when, by wall time, `run_due` or `take_ready` has something to do; None: never."""
-        if self.state.ready or self.state.ready_topics:
+        has_damaged = self.consumption.damaged.is_due and self.may_copy
+        if self.state.ready or self.state.ready_topics or has_damaged:
             # Made by a pop for those who wait: it left the rest of a long scan for the next turn.
             return now_ms
         expiry_ms = now_ms if expiry_ms is None else expiry_ms

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset
-from tidemill.broker.engine.message_store import MessageStore, cause_of
+from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
@@ -118,7 +120,11 @@ class Inspection:
     def _entry_stored_at(self, queue: ConsumeQueue, offset: int) -> int:
         if offset < queue.min_offset:
             return 0
-        return self._store.stored_at_ms(queue.entry(offset)[0])
+        try:
+            log_offset, _, _ = queue.entry(offset)
+        except BlockFileDamaged:
+            return 0  # Nobody can say before it is repaired.
+        return self._store.stored_at_ms(log_offset)
 
     def search(
         self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32
@@ -175,7 +181,10 @@ class MessageSearch:
         self._tally.add(1)
         if log_offset < self._store.log.min_offset:
             return
-        candidate = self._describe(log_offset)
+        try:
+            candidate = self._describe(log_offset)
+        except (MessageDamaged, LookupError, struct.error, ValueError):
+            return
         if candidate is None:
             return
         self._tally.add(0, size_bytes=len(candidate.blob))

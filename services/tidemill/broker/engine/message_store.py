@@ -9,9 +9,10 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.store.commit_log import CommitLog, Record
+from tidemill.broker.engine.store.block_file import DamagedFiles
+from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
-from tidemill.message import stored_message
+from tidemill.message import salvage, stored_message
 
 _STORED_AT = struct.Struct(">q")
 # Of a stored message: the number of its keys, its tag's hash, and the first key's hash.
@@ -20,6 +21,15 @@ _TAG_HASH = struct.Struct(">q")
 _KEYS_AT = stored_message.FIXED_SIZE
 assert stored_message.KEY_COUNT_AT == 4, "the store reads the layout it was written for"
 assert stored_message.TAG_HASH_AT == 32, "the store reads the layout it was written for"
+
+
+# What reading bytes that are not what they were may raise. A log offset that was never written is
+# among it; of one that retention took, LookupError is all that is said.
+_UNREADABLE = (CorruptStore, record.UnknownRecord, LookupError, struct.error, ValueError)
+
+
+class MessageDamaged(Exception):
+    """One message of the log cannot be read; all others can."""
 
 
 class MessageRecord(NamedTuple):
@@ -38,6 +48,7 @@ class MessageStore:
         self.log = log
         self.index = index
         self._catalog = catalog
+        self.damaged_files: DamagedFiles = {}  # among the queue and index files
         # Queue and index files state everything before: entries are derived from there on.
         self.derived_offset = 0
         # Records before this offset were written by an earlier process and not walked over by the
@@ -73,42 +84,92 @@ class MessageStore:
     # ------------------------------------------------------------ reading
 
     def record(self, log_offset: LogOffset) -> Record:
-        """Return a message's record. Raises CorruptStore when it is damaged."""
-        if log_offset < self.verified_from:
-            self.log.verify(log_offset)
-        return self.log.record_at(log_offset)
+        """Return a message's record, to be copied: it is verified, whoever wrote it.
+
+        Raises MessageDamaged; LookupError where retention took it.
+        """
+        try:
+            # Days may have passed since this process wrote it, and the disk had it alone.
+            if log_offset < self.log.committed_offset:
+                self.log.verify(log_offset)
+            return self.log.record_at(log_offset)
+        except _UNREADABLE as error:
+            raise self._reason(log_offset, error) from error
 
     def message(self, log_offset: LogOffset) -> MessageRecord:
         """Return a message as a delivery needs it. Raises as `record`."""
-        if log_offset < self.verified_from:
-            self.log.verify(log_offset)
-        head, blob = self.log.read(log_offset)
-        origin = ""
-        if len(head) > record.HEADER_SIZE + message.PLACE_SIZE:
-            flags = record.HEADER.unpack_from(head)[record.FLAGS]
-            if flags & FLAG_CAUSE:
-                cause = message.decode_cause(head[record.HEADER_SIZE :])
-                if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
-                    origin = cause.origin
-            elif flags & FLAG_TIMER:
-                origin = message.decode_timer_cause(head[record.HEADER_SIZE :]).origin
-        return MessageRecord(
-            _STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0], blob, origin
-        )
+        try:
+            if log_offset < self.verified_from:
+                self.log.verify(log_offset)
+            head, blob = self.log.read(log_offset)
+            origin = ""
+            if len(head) > record.HEADER_SIZE + message.PLACE_SIZE:
+                flags = record.HEADER.unpack_from(head)[record.FLAGS]
+                if flags & FLAG_CAUSE:
+                    cause = message.decode_cause(head[record.HEADER_SIZE :])
+                    if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
+                        origin = cause.origin
+                elif flags & FLAG_TIMER:
+                    origin = message.decode_timer_cause(head[record.HEADER_SIZE :]).origin
+            return MessageRecord(
+                _STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0], blob, origin
+            )
+        except _UNREADABLE as error:
+            raise self._reason(log_offset, error) from error
+
+    def _reason(self, log_offset: LogOffset, error: Exception) -> Exception:
+        """Return what a reader is told of an error."""
+        if isinstance(error, LookupError) and log_offset < self.log.min_offset:
+            return LookupError(log_offset)
+        return MessageDamaged(f"the message at log offset {log_offset} is damaged: {error}")
 
     def stored_at_ms(self, log_offset: LogOffset) -> int:
-        """Return when the record at `log_offset` was stored."""
-        head, _ = self.log.read(log_offset)
-        return int(_STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0])
+        """Return when the record at `log_offset` was stored; of a damaged one, not before that."""
+        try:
+            head, _ = self.log.read(log_offset)
+            return int(_STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0])
+        except _UNREADABLE:
+            return self.log.stored_by_ms(log_offset)
 
     def place(self, log_offset: LogOffset) -> Place:
-        """Return where the message at `log_offset` stands."""
-        head, _ = self.log.read(log_offset)
-        return Place._make(message.PLACE.unpack_from(head, record.HEADER_SIZE))
+        """Return where the message at `log_offset` stands, unverified. Raises as `record`."""
+        try:
+            head, _ = self.log.read(log_offset)
+            return Place._make(message.PLACE.unpack_from(head, record.HEADER_SIZE))
+        except _UNREADABLE as error:
+            raise self._reason(log_offset, error) from error
 
-    def tag(self, log_offset: LogOffset) -> str:
-        """Return the exact tag of the message at `log_offset`."""
-        return stored_message.tag_of(self.log.read(log_offset)[1])
+    def has_tag(self, log_offset: LogOffset, tags: frozenset[str]) -> bool:
+        """Whether a message whose tag's hash matches has one of `tags`.
+
+        A damaged one counts as if it had: so it is met by who reads it, and not passed over.
+        """
+        try:
+            if stored_message.tag_of(self.log.read(log_offset)[1]) in tags:
+                return True
+            # Two tags of one hash; or one that is damaged, which is likelier.
+            self.record(log_offset)
+        except (MessageDamaged, *_UNREADABLE):
+            return True
+        return False
+
+    def remains_of(self, log_offset: LogOffset, size: int) -> tuple[Cause | None, bytes]:
+        """Return what is left of a damaged message: its cause, and a stored message without body.
+
+        `size` is what its queue says, for a record that does not say so itself any more.
+        """
+        view = self.log.bytes_at(log_offset, size)
+        header = record.find_head(view, 0, log_offset=log_offset)
+        if header is not None:
+            cause = cause_of(Record(header, view[record.HEADER_SIZE : header.head_size], view[:0]))
+            return cause, salvage.encode(salvage.properties_of(view[header.head_size :]))
+        # Where the stored message begins is in the damaged head, or where it is for an original.
+        begins = [record.HEADER_SIZE + message.PLACE_SIZE]
+        if len(view) >= record.HEADER_SIZE:
+            begins.insert(0, record.HEADER.unpack_from(view)[record.HEAD_SIZE])
+        found = [salvage.properties_of(view[begin:]) for begin in begins]
+        known = next((one for one in found if one.message_id), salvage.Properties())
+        return None, salvage.encode(known)
 
 
 def cause_of(found: Record) -> Cause | None:

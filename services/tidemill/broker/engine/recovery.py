@@ -2,7 +2,8 @@
 
 1. Read the checkpoint file; open the segments, and make durable what was written behind what the
    file knows to be: a process that was killed may have been about to.
-2. Open the queue and index files that join up to the checkpoint; load the newest usable snapshot.
+2. Open the queue and index files that join up to the checkpoint, or to the first in which damage
+   is met; load the newest usable snapshot. Blocks that nobody needs yet are not looked at.
 3. Apply the log from there. Until it has passed the last slice of the snapshot each record is
    applied to what does not contain it; then the lists are made, and the rest is `Fold.apply` alone.
 4. Cut a torn tail; refuse to start over damaged durable bytes.
@@ -57,6 +58,7 @@ class RecoveryReport:
     replayed_records: int
     cut_bytes: int
     snapshot: str
+    dropped_file: str  # the oldest derived file in which damage was met
     timers: str  # what of their files was made again: "", "wheel", or "all"
 
     def as_fields(self) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def open_engine(
         replayed_records=report.get("records", 0),
         cut_bytes=report.get("cut", 0),
         snapshot=report.get("snapshot", ""),
+        dropped_file=report.get("dropped_file", ""),
         timers=engine.timers.opening.made_again,
     )
 
@@ -114,6 +117,7 @@ class _Recovery:
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
         self._min_offset = checkpoint.min_offset if checkpoint else None
         self._epoch = checkpoint.epoch if checkpoint else 0
+        self._dropped_file = ""
 
     def run(self, now_ms: int) -> dict[str, Any]:
         engine, log = self._engine, self._engine.log
@@ -159,6 +163,7 @@ class _Recovery:
         engine.take_ready()
         return {
             "from": replay_from, "records": records, "cut": cut_bytes, "snapshot": snapshot_name,
+            "dropped_file": self._dropped_file,
         }  # fmt: skip
 
     def _drop_unknown_queues(self) -> None:
@@ -170,12 +175,30 @@ class _Recovery:
     # ------------------------------------------------------------ derived files
 
     def _open_derived(self) -> None:
+        """Open the queue and index files; a damaged one, and all later ones, are made again."""
+        store = self._engine.store
+        while True:
+            try:
+                self._open_chains()
+            except BlockFileDamaged:
+                first = min(store.damaged_files.values(), key=lambda file: file.from_offset)
+                self._dropped_file = first.name
+                # Less than before: a file that is open ends at the derived offset or before it.
+                self._derived_offset = first.from_offset
+                store.damaged_files.clear()
+                self._engine.catalog.queues.clear()
+            else:
+                return
+
+    def _open_chains(self) -> None:
+        """Open what joins up to the derived offset. Raises BlockFileDamaged."""
         disk, low = self._disk, self._engine.log.min_offset
+        damaged = self._engine.store.damaged_files
         queues = open_chain(
-            disk, QUEUES_FOLDER, block_file.QUEUE_MAGIC, to_offset=self._derived_offset
+            disk, QUEUES_FOLDER, block_file.QUEUE_MAGIC, damaged, to_offset=self._derived_offset
         )
         index = open_chain(
-            disk, INDEX_FOLDER, block_file.INDEX_MAGIC, to_offset=self._derived_offset
+            disk, INDEX_FOLDER, block_file.INDEX_MAGIC, damaged, to_offset=self._derived_offset
         )
         ends = [chain[-1].to_offset for chain in (queues, index) if _is_whole(chain, low)]
         self._derived_offset = min(ends) if len(ends) == 2 else 0
@@ -200,7 +223,7 @@ class _Recovery:
         """
         for name in reversed(self._disk.names(SNAPSHOTS_FOLDER)):
             try:
-                file = open_block_file(self._disk, name, block_file.SNAPSHOT_MAGIC)
+                file = open_block_file(self._disk, name, block_file.SNAPSHOT_MAGIC, {})
                 is_usable = self._engine.log.min_offset <= file.from_offset <= self._derived_offset
                 if is_usable:
                     blocks = [file.block(n, row.items) for n, row in enumerate(file.rows)]

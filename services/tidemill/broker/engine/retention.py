@@ -18,6 +18,7 @@ from tidemill.broker.engine.checkpoint import (
     Steps,
 )
 from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
@@ -126,7 +127,12 @@ class Retention:
             return False
         if queue.topic_id == self._catalog.topic_ids.get(TIMER_TOPIC):
             return False  # What timers need of a segment they say themselves.
-        return queue.min_offset < queue.max_offset and queue.entry(queue.min_offset)[0] < end
+        if queue.min_offset == queue.max_offset:
+            return False
+        try:
+            return queue.entry(queue.min_offset)[0] < end
+        except BlockFileDamaged:
+            return True  # Nobody can say before it is repaired.
 
     def note(self, now_ms: int, monotonic_ms: int) -> None:
         """Learn what both clocks show.
@@ -165,12 +171,13 @@ class Retention:
         end = self._log.segments[0].end
         yield from self._restate(end, now_ms)
         yield from self._quiet()
-        expired = 0
         for n, queue in enumerate(list(self._catalog.queues.values())):
-            expired += queue.drop_before(end)
+            try:
+                self.expired_count += queue.drop_before(end)
+            except BlockFileDamaged:
+                return  # It is repaired first; what was done up to here may be done again.
             if n % QUEUES_CUT_A_SLICE == 0:
                 yield []
-        self.expired_count += expired
         index_files = [file.name for file in self._store.index.drop_before(end)]
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, Slot, TimerId, TopicId
+from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.server import config_log
 from tidemill.broker.server.long_polling import Pop
@@ -260,9 +261,8 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
     """Add one batch with its messages; return their size in bytes."""
     try:
         records = link.engine.read_batch(batch)
-    except LookupError:
-        # Retention was faster than the sync: what it took nobody gets.
-        batch = _left_of(batch, link.engine.log.min_offset)
+    except (LookupError, MessageDamaged):
+        batch = link.engine.left_of(batch)
         records = link.engine.read_batch(batch)
     if not records:
         return 0
@@ -288,16 +288,6 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
         TopicId(pop.topic_id), GroupId(pop.group_id), batch.delivery_attempts, size
     )
     return size
-
-
-def _left_of(batch: Batch, min_offset: int) -> Batch:
-    left = [n for n, log_offset in enumerate(batch.log_offsets) if log_offset >= min_offset]
-    return batch._replace(
-        indexes=[batch.indexes[n] for n in left],
-        queue_offsets=[batch.queue_offsets[n] for n in left],
-        delivery_attempts=[batch.delivery_attempts[n] for n in left],
-        log_offsets=[batch.log_offsets[n] for n in left],
-    )
 
 
 def _observe_pops(

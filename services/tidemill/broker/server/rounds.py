@@ -252,11 +252,7 @@ class Rounds:
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
             self._disk_room.look(engine, turn.monotonic_ms)
-            for (topic, reason), found in engine.timers.deliverer.take_notices().items():
-                log.warning(
-                    "timers not delivered",
-                    topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
-                )  # fmt: skip
+            _log_notices(engine)
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         turn.firing_ms = min(firing_ms, turn.now_ms)
         expiry_ms = self._expiry_clock.read(turn.now_ms, turn.monotonic_ms)
@@ -347,6 +343,19 @@ class Rounds:
         if deadline_ms is not None:
             delay_ms = min(delay_ms, deadline_ms - self._clock.monotonic_ms())
         return delay_ms
+
+
+def _log_notices(engine: Engine) -> None:
+    """Write what an operator should learn of into the log."""
+    for (topic, reason), found in engine.timers.deliverer.take_notices().items():
+        log.warning(
+            "timers not delivered",
+            topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
+        )  # fmt: skip
+    for notice in engine.consumption.take_notices():
+        log.error("message damaged, what is left of it is dead-lettered", **notice._asdict())
+    for file in engine.repairs.take_notices():
+        log.warning("damaged file derived from the log again", file=file)
 
 
 def _apply(work: Iterable[Work], turn: Turn) -> Iterator[None]:

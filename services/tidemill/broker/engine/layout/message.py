@@ -75,6 +75,7 @@ class Reason(IntEnum):
     INVISIBLE_DURATION_ENDED = 1
     ATTEMPTS_EXHAUSTED = 2
     FORWARDED_BY_CLIENT = 3
+    DAMAGED = 4  # the log no longer has the message as it was: the copy has no body
 
 
 class TimerReason(IntEnum):

@@ -86,6 +86,21 @@ class UnknownRecord(Exception):
     """An intact record that this program is too old to understand."""
 
 
+def find_head(view: memoryview, at: int, *, log_offset: LogOffset) -> Header | None:
+    """Return the header of the record at `view[at:]` if its head is intact; the tail may not be."""
+    room = len(view) - at
+    if room < HEADER_SIZE:
+        return None
+    header = Header._make(HEADER.unpack_from(view, at))
+    is_intact = (
+        header.magic == MAGIC
+        and header.log_offset == log_offset
+        and HEADER_SIZE <= header.head_size <= header.size <= room
+        and crc32(view[at + CRC_FROM : at + header.head_size]) == header.head_crc
+    )
+    return header if is_intact else None
+
+
 def find_damage(view: memoryview, at: int, *, log_offset: LogOffset) -> str:
     """Say why there is no intact record at `view[at:]`, or return an empty string.
 

@@ -7,7 +7,8 @@ a revive or dead letter settles in the copy itself.
     consumption   which queues a pop looks at          settlement  acks, changes, dead letters
     queue_reader  which messages match, `budget` of    revive      deadlines
     ordered       the next batch of an ordered queue   redelivery  retry and dead-letter copies
-    deliveries    the CK of what goes out              acks        what a round has settled
+    deliveries    the CK of what goes out              damaged     messages that cannot be read
+                                                       acks        what a round has settled
     state         what the records make of it all      catch_up    the same behind a snapshot
 """
 
@@ -16,18 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.state import StatedProgress
-from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
+from tidemill.broker.engine.pop.damaged import DamagedMessages
 from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, Delivery
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.queue_reader import QueueReader
-from tidemill.broker.engine.pop.redelivery import Redelivery
+from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
@@ -73,6 +76,7 @@ class Consumption:
         self.revive = Revive(
             state, catalog, self._redelivery, self._ordered, tally, may_copy=may_copy
         )
+        self.damaged = DamagedMessages(state, store, self.acks, self._redelivery, self.settlement)
 
     def pop(
         self,
@@ -111,12 +115,15 @@ class Consumption:
             if progress.position >= progress.queue.max_offset and not group.is_ordered:
                 continue
             budget = PopBudget(want, taken_bytes=taken_bytes, is_untouched=not batches)
-            if group.is_ordered:
-                batch = self._ordered.pop(
-                    progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
-                )
-            else:
-                batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
+            try:
+                if group.is_ordered:
+                    batch = self._ordered.pop(
+                        progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
+                    )
+                else:
+                    batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
+            except BlockFileDamaged:
+                continue  # Who polls again when the file is repaired finds what is there.
             if batch is not None:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
@@ -124,6 +131,15 @@ class Consumption:
                 if want <= 0:
                     break
         return batches
+
+    def resume(self) -> None:
+        """Go on with what lay in a damaged queue file, which has been derived again."""
+        self.revive.resume()
+        self.damaged.resume()
+
+    def take_notices(self) -> list[DamagedNotice]:
+        """Return and clear which messages were found damaged, for the shell's log."""
+        return self._redelivery.take_notices()
 
     def _sources(self, subscription: Subscription, now_ms: int) -> list[Progress]:
         """Return the queues in the order in which to look at them."""
@@ -141,7 +157,11 @@ class Consumption:
         offset = progress.next_offset
         if offset == progress.queue.max_offset:
             return now_ms  # Retention took all of it.
-        return self._store.stored_at_ms(progress.queue.entry(offset)[0])
+        try:
+            log_offset, _, _ = progress.queue.entry(offset)
+        except BlockFileDamaged:
+            return now_ms
+        return self._store.stored_at_ms(log_offset)
 
     def _subscription(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> Subscription:
         topic = self._catalog.topics.get(topic_id)
@@ -196,7 +216,10 @@ class Consumption:
         )
         if progress.named_topic_id == progress.topic_id:
             return batch
-        attempts = [self._store.place(offset).attempts + 1 for offset in taken.log_offsets]
+        try:
+            attempts = [self._store.place(offset).attempts + 1 for offset in taken.log_offsets]
+        except (MessageDamaged, LookupError):
+            attempts = [self._redelivery.attempts_at(offset) for offset in taken.log_offsets]
         return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
 
 

@@ -72,7 +72,7 @@ class QueueReader:
             entries = queue.entries(offset, min(self._scan.items_left, SCAN_ENTRIES_AT_ONCE))
             self._tally.add(len(entries))
             for log_offset, size, tag_hash in entries:
-                if tag_hash in hashes and self._store.tag(log_offset) in tags:
+                if tag_hash in hashes and self._store.has_tag(log_offset, tags):
                     is_full = not budget.take(size)
                     if is_full:
                         break

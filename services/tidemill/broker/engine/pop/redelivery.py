@@ -6,15 +6,17 @@ a crash finds both or none.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import final
+from typing import NamedTuple, final
+from zlib import crc32
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Cause, Message, Place, Reason
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, Slot, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND
-from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.acks import RoundAcks
@@ -23,6 +25,28 @@ from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+
+ATTEMPTS_STORED_MAX = 0xFFFF  # a u16; what damage makes of it may be one more
+NOTICES_MAX = 100  # damaged messages between two looks
+
+
+class DamagedNotice(NamedTuple):
+    """A damaged message, for the shell's log."""
+
+    topic: str
+    group: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+
+
+class _Original(NamedTuple):
+    """What a copy takes from the message that it is a copy of."""
+
+    place: Place
+    cause: Cause | None
+    blob: bytes | memoryview
+    blob_crc: int
 
 
 @final
@@ -44,6 +68,12 @@ class Redelivery:
         self._recorder = recorder
         self._acks = acks
         self._tally = tally
+        self._notices: list[DamagedNotice] = []
+
+    def take_notices(self) -> list[DamagedNotice]:
+        """Return and clear which messages were found damaged."""
+        notices, self._notices = self._notices, []
+        return notices
 
     def within_limit(
         self,
@@ -85,30 +115,89 @@ class Redelivery:
         if offset < progress.queue.min_offset:
             self._expire(slot, index, progress)
             return
-        attempts = self.attempts_of(progress, offset)
+        original = self._find_original(progress, offset)
+        if original is None:
+            self._bury(slot, index, progress, now_ms, 1)
+            return
+        is_retry = progress.topic_id != progress.named_topic_id
+        attempts = original.place.attempts + 1 if is_retry else 1
         if table.flags[slot] & FLAG_SUSPEND:
             attempts -= 1
         group = self._catalog.groups[progress.group_id]
         if attempts >= group.max_attempts:
-            self.copy_to_dlq(slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, attempts)
+            reason = Reason.ATTEMPTS_EXHAUSTED
+            self._copy_to_dlq(slot, index, progress, original, reason, now_ms, attempts)
             return
         retry = self._retry_topic(group, progress.named_topic_id, now_ms)
-        self._copy(slot, index, progress, retry, Reason.INVISIBLE_DURATION_ENDED, now_ms, attempts)
+        reason = Reason.INVISIBLE_DURATION_ENDED
+        self._copy(slot, index, progress, retry, original, reason, now_ms, attempts)
         self._state.count("revived", progress, 1)
         self._state.ready.add((progress.group_id, progress.named_topic_id))
 
     def copy_to_dlq(
         self, slot: int, index: int, progress: Progress, reason: Reason, now_ms: int, attempts: int
     ) -> None:
-        """Move one message of a delivery to the group's dead-letter topic."""
-        if self._state.table.offset_of(slot, index) < progress.queue.min_offset:
+        """Move one message of a delivery to the group's dead-letter topic.
+
+        Of a damaged one that is what is left of it. Raises BlockFileDamaged.
+        """
+        offset = self._state.table.offset_of(slot, index)
+        if offset < progress.queue.min_offset:
             self._expire(slot, index, progress)
             return
+        original = self._find_original(progress, offset)
+        if original is None:
+            self._bury(slot, index, progress, now_ms, attempts)
+        else:
+            self._copy_to_dlq(slot, index, progress, original, reason, now_ms, attempts)
+
+    def bury_if_damaged(
+        self, slot: int, index: int, progress: Progress, now_ms: int, attempts: int
+    ) -> bool:
+        """Settle a message that could not be read; False when it can be.
+
+        Raises BlockFileDamaged.
+        """
+        offset = self._state.table.offset_of(slot, index)
+        if offset < progress.queue.min_offset:
+            self._expire(slot, index, progress)
+        elif self._find_original(progress, offset) is None:
+            self._bury(slot, index, progress, now_ms, attempts)
+        else:
+            return False
+        return True
+
+    def _bury(self, slot: int, index: int, progress: Progress, now_ms: int, attempts: int) -> None:
+        """Move what is left of a damaged message to the dead-letter topic."""
+        offset = self._state.table.offset_of(slot, index)
+        log_offset, size, _ = progress.queue.entry(offset)
+        cause, blob = self._store.remains_of(log_offset, size)
+        place = Place(progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset))
+        original = _Original(place, cause, blob, crc32(blob))
+        attempts = min(attempts, ATTEMPTS_STORED_MAX)
+        self._copy_to_dlq(slot, index, progress, original, Reason.DAMAGED, now_ms, attempts)
+        self._state.count("damaged", progress, 1)
+        if len(self._notices) < NOTICES_MAX:
+            names = self._catalog.topics[progress.topic_id], self._catalog.groups[progress.group_id]
+            self._notices.append(
+                DamagedNotice(names[0].name, names[1].name, place.queue_id, offset, log_offset)
+            )
+
+    def _copy_to_dlq(
+        self,
+        slot: int,
+        index: int,
+        progress: Progress,
+        original: _Original,
+        reason: Reason,
+        now_ms: int,
+        attempts: int,
+    ) -> None:
         group = self._catalog.groups[progress.group_id]
         target = ensure_system_topic(
             self._catalog, self._recorder, DEAD_LETTER_TOPIC_PREFIX + group.name, now_ms
         )
-        self._copy(slot, index, progress, target, reason, now_ms, attempts)
+        self._copy(slot, index, progress, target, original, reason, now_ms, attempts)
         self._state.ready_topics.add(target.id)
         self._state.count("dead_lettered", progress, 1)
 
@@ -123,7 +212,28 @@ class Redelivery:
         is_gone = offset < progress.queue.min_offset
         if is_gone or progress.topic_id == progress.named_topic_id:
             return 1
-        return self._store.place(progress.queue.entry(offset)[0]).attempts + 1
+        return self.attempts_at(progress.queue.entry(offset)[0])
+
+    def attempts_at(self, log_offset: LogOffset) -> int:
+        """Count the deliveries of the message on a retry topic that lies at `log_offset`."""
+        try:
+            return self._store.place(log_offset).attempts + 1
+        except (MessageDamaged, LookupError):
+            return 1  # It goes no further than to the dead-letter topic.
+
+    def _find_original(self, progress: Progress, offset: int) -> _Original | None:
+        """Return what is to be copied; None: it is damaged. Raises BlockFileDamaged."""
+        log_offset, _, _ = progress.queue.entry(offset)
+        try:
+            found = self._store.record(log_offset)
+            place = Place._make(message.PLACE.unpack_from(found.body))
+            if place[:2] == (progress.topic_id, progress.queue.queue_id) and place[3] == offset:
+                return _Original(place, cause_of(found), found.tail, found.header.tail_crc)
+        except (MessageDamaged, LookupError, struct.error):
+            pass
+        # What is wrong may be the entry, in a block that was intact when it was first used.
+        progress.queue.check_entry(offset)
+        return None
 
     def _retry_topic(self, group: Group, topic_id: TopicId, now_ms: int) -> Topic:
         retry_of = group.id, topic_id
@@ -139,18 +249,16 @@ class Redelivery:
         index: int,
         progress: Progress,
         target: Topic,
+        original: _Original,
         reason: Reason,
         now_ms: int,
         attempts: int,
     ) -> None:
         """Append the copy that settles one message of a delivery."""
         table = self._state.table
-        offset = table.offset_of(slot, index)
-        original = self._store.record(progress.queue.entry(offset)[0])
-        self._tally.add(1, size_bytes=original.header.size)
-        place = Place._make(message.PLACE.unpack_from(original.body))
-        if original.header.flags & message.FLAG_CAUSE:
-            root = message.decode_cause(original.body)
+        self._tally.add(1, size_bytes=len(original.blob))
+        place, root = original.place, original.cause
+        if root is not None:
             origin = root.origin
             root_place = root.root_topic_id, root.root_queue_id, root.root_offset
             first_popped_at_ms = root.first_popped_at_ms
@@ -166,7 +274,7 @@ class Redelivery:
         self._recorder.append(
             Message(
                 target.id, queue.queue_id, attempts, queue.max_offset,
-                message.FLAG_CAUSE, cause, original.tail, original.header.tail_crc,
+                message.FLAG_CAUSE, cause, original.blob, original.blob_crc,
             ),
             now_ms,
         )  # fmt: skip

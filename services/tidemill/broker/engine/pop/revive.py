@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress
@@ -51,6 +53,8 @@ class Revive:
         self._turns: deque[int] = deque()
         self._resting: list[int] = []
         self._inherited: deque[int] = deque()  # due slots of an engine that followed until now
+        # Slots of what lies in a damaged queue file: it waits until that is repaired.
+        self._held: list[int] = []
         self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
         self._window_at_ms = 0
         self._window_used: dict[int, int] = {}
@@ -103,6 +107,13 @@ class Revive:
         self._window_used.clear()
         self._turns.extend(self._resting)
         self._resting.clear()
+
+    def resume(self) -> None:
+        """Go on with what lay in a damaged file, which has been derived again."""
+        held, self._held = self._held, []
+        for slot in held:
+            if self._state.is_due(slot) and self._is_to_revive(slot):
+                self._queue(slot)
 
     def take_over(self) -> None:
         """Begin to revive: what is due already was only taken out of its list so far."""
@@ -172,10 +183,13 @@ class Revive:
             return True
         if progress.ordered is not None:
             return self._expire_ordered(slot, progress, allowance, now_ms)
-        for n, index in enumerate(table.indexes_of(table.live[slot])):
-            if n and allowance.is_spent:
-                return False
-            self._redelivery.revive(slot, index, progress, now_ms)
+        try:
+            for n, index in enumerate(table.indexes_of(table.live[slot])):
+                if n and allowance.is_spent:
+                    return False
+                self._redelivery.revive(slot, index, progress, now_ms)
+        except BlockFileDamaged:
+            self._held.append(slot)
         return True
 
     def _expire_ordered(
@@ -183,7 +197,9 @@ class Revive:
     ) -> bool:
         """Let the next pop have an ordered delivery, without what has no attempt left."""
         group = self._catalog.groups[progress.group_id]
-        if not self._ordered.dead_letter_exhausted([slot], progress, group, allowance, now_ms):
-            return False
+        # Where the queue's file is damaged, the pop that comes next does it.
+        with suppress(BlockFileDamaged):
+            if not self._ordered.dead_letter_exhausted([slot], progress, group, allowance, now_ms):
+                return False
         self._state.ready.add((progress.group_id, progress.named_topic_id))
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -25,7 +26,7 @@ from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.common.errors import InvalidReceiptHandle, Overloaded
+from tidemill.common.errors import InvalidReceiptHandle, Overloaded, Repairing
 
 CHANGES_RESERVE_PART = 0.125  # of deliveries_max: changes go on for a while where pops are refused
 # By number: asking a member for its name costs as much as the rest of counting it.
@@ -157,6 +158,12 @@ class Settlement:
     def dead_letter(self, delivery: Delivery, *, now_ms: int) -> None:
         """Move a delivered message to the group's dead-letter topic, as its client asks."""
         progress = self._find_live(delivery)
+        try:
+            self._forward(delivery, progress, now_ms)
+        except BlockFileDamaged as error:
+            raise Repairing from error
+
+    def _forward(self, delivery: Delivery, progress: Progress, now_ms: int) -> None:
         offset = self._state.table.offset_of(delivery.slot, delivery.message_index)
         if progress.ordered is not None:
             attempts = progress.ordered.pending.get(offset, 1)

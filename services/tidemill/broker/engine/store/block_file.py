@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file
@@ -32,6 +32,7 @@ def write_block_file(
     magic: int,
     slices: Iterable[Sequence[Block]],
     tally: Tally,
+    damaged: DamagedFiles,
     *,
     block_count_max: int,
     from_offset: int,
@@ -67,7 +68,14 @@ def write_block_file(
     file.close()
     folder.rename(temporary, name)
     yield [folder.disk.folder(folder.path)]
-    return BlockFile(folder.disk, name, rows, from_offset=from_offset, to_offset=to_offset)
+    return BlockFile(
+        folder.disk, name, rows,
+        magic=magic, damaged=damaged, from_offset=from_offset, to_offset=to_offset,
+    )  # fmt: skip
+
+
+# Files with a block that was found damaged, by name: noted when one is met, since nobody looks.
+DamagedFiles: TypeAlias = "dict[str, BlockFile]"
 
 
 @final
@@ -75,10 +83,20 @@ class BlockFile:
     """An open derived file. A block's checksum is verified when it is first used."""
 
     def __init__(
-        self, disk: Disk, name: str, rows: list[Row], *, from_offset: int, to_offset: int
+        self,
+        disk: Disk,
+        name: str,
+        rows: list[Row],
+        *,
+        magic: int,
+        damaged: DamagedFiles,
+        from_offset: int,
+        to_offset: int,
     ) -> None:
-        """Open `name`, whose directory is known."""
+        """Open `name`, whose directory is known; a damaged block puts it among the `damaged`."""
         self.name = name
+        self.magic = magic
+        self._damaged = damaged
         self._view = _view(disk, name)
         self.from_offset = from_offset
         self.to_offset = to_offset
@@ -90,11 +108,17 @@ class BlockFile:
         position = self.rows[index].position
         return self._view[position : position + size]
 
+    def check_block(self, index: int, size: int) -> memoryview:
+        """Verify a block again, whoever has done so before. Returns, and raises, as `block`."""
+        self._verified[index] = 0
+        return self.block(index, size)
+
     def block(self, index: int, size: int) -> memoryview:
         """Return the `size` bytes of block `index`. Raises BlockFileDamaged."""
         data = self.unverified(index, size)
         if not self._verified[index]:
             if len(data) != size or crc32(data) != self.rows[index].crc:
+                self._damaged[self.name] = self
                 raise BlockFileDamaged(f"{self.name}: checksum mismatch in block {index}")
             self._verified[index] = 1
         return data
@@ -107,16 +131,22 @@ def _view(disk: Disk, name: str) -> memoryview:
     return view
 
 
-def open_block_file(disk: Disk, name: str, magic: int) -> BlockFile:
+def open_block_file(disk: Disk, name: str, magic: int, damaged: DamagedFiles) -> BlockFile:
     """Open a derived file of an earlier life. Raises BlockFileDamaged."""
     from_offset, to_offset, rows = block_file.decode_header(_view(disk, name), magic)
+    # No checksum covers the range in the header: the name says it a second time. And of a torn
+    # header of a file that was being written the checksum may be right.
     if name != file_name(name.rpartition("/")[0], from_offset=from_offset, to_offset=to_offset):
-        # Also one that was being written: of a torn header the checksum may be right.
         raise BlockFileDamaged(f"{name} says that it is of {from_offset} to {to_offset}")
-    return BlockFile(disk, name, rows, from_offset=from_offset, to_offset=to_offset)
+    return BlockFile(
+        disk, name, rows,
+        magic=magic, damaged=damaged, from_offset=from_offset, to_offset=to_offset,
+    )  # fmt: skip
 
 
-def open_chain(disk: Disk, folder: str, magic: int, *, to_offset: int) -> list[BlockFile]:
+def open_chain(
+    disk: Disk, folder: str, magic: int, damaged: DamagedFiles, *, to_offset: int
+) -> list[BlockFile]:
     """Open the files that join up to `to_offset`, oldest first, and delete all others.
 
     A damaged file ends the chain from below: what it and all later ones state is rebuilt.
@@ -125,7 +155,7 @@ def open_chain(disk: Disk, folder: str, magic: int, *, to_offset: int) -> list[B
     is_broken = False
     for name in disk.names(folder):
         try:
-            file = open_block_file(disk, name, magic)
+            file = open_block_file(disk, name, magic, damaged)
         except (BlockFileDamaged, ValueError):
             is_broken = True
             disk.delete(name)

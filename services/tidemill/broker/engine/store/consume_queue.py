@@ -80,10 +80,16 @@ class ConsumeQueue:
         return found
 
     def entry(self, offset: int) -> tuple[LogOffset, int, int]:
-        """Return the entry at `offset`, which must lie inside the queue."""
+        """Return the entry at `offset`, which must lie inside the queue. Raises as `entries`."""
         if offset >= self.base:
             return ENTRY.unpack_from(self.tail, (offset - self.base) * SIZE)
         return self.entries(offset, 1)[0]
+
+    def check_entry(self, offset: int) -> None:
+        """Verify again what the entry at `offset` is read from. Raises BlockFileDamaged."""
+        if self.min_offset <= offset < self.base:
+            run = self._runs[bisect_right(self._firsts, offset) - 1]
+            run.file.check_block(run.block, run.entry_count * SIZE)
 
     def walk(self, offset: int) -> Iterator[tuple[LogOffset, int, int]]:
         """Yield all entries from `offset` on."""
@@ -119,8 +125,17 @@ class ConsumeQueue:
         self.base = max(self.base, end)
         self.max_offset = QueueOffset(max(self.max_offset, end))
 
+    def replace_run(self, first: int, old: BlockFile, new: BlockFile) -> None:
+        """Answer from `new` what a block of `old` answered, if it is still asked."""
+        at = bisect_right(self._firsts, first) - 1
+        if at >= 0 and self._runs[at].file is old:
+            self._runs[at] = self._runs[at]._replace(file=new)
+
     def drop_before(self, log_offset: LogOffset) -> int:
-        """Give up entries of messages before `log_offset`; return how many those were."""
+        """Give up entries of messages before `log_offset`; return how many those were.
+
+        Raises BlockFileDamaged, and changes nothing then.
+        """
         low, high = int(self.min_offset), int(self.max_offset)
         while low < high:
             middle = (low + high) // 2
@@ -134,7 +149,10 @@ class ConsumeQueue:
         return dropped
 
     def offset_at(self, stored_at_ms: int, stored_at: Callable[[LogOffset], int]) -> int:
-        """Return the first offset whose message was stored at or after a time, else max_offset."""
+        """Return the first offset whose message was stored at or after a time, else max_offset.
+
+        Raises as `entries`.
+        """
         low, high = int(self.min_offset), int(self.max_offset)
         while low < high:
             middle = (low + high) // 2

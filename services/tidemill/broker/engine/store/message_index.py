@@ -113,7 +113,7 @@ def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list
     try:
         file.block(number, items * PAIR_SIZE)
     except BlockFileDamaged:
-        return []
+        return []  # The file is noted.
     end = bisect_right(range(items), hash_, lo=begin, key=at)
     offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
     return [LogOffset(offset) for offset in offsets[begin:end].tolist()]

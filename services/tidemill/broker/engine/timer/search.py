@@ -19,8 +19,7 @@ from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.message_store import MessageStore
-from tidemill.broker.engine.store.commit_log import CorruptStore
+from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
 from tidemill.common.errors import BadRequest, Conflict, MessageNotFound
@@ -127,7 +126,7 @@ class TimerSearch:
             return
         try:
             found = self._store.record(log_offset)
-        except CorruptStore:
+        except (MessageDamaged, LookupError):
             return  # Whose keys they were cannot be said any more.
         if found.header.kind != Kind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
             return

@@ -1,0 +1,239 @@
+"""Repair: a queue or index file in which damage was met is derived from the log again.
+
+Whoever meets a damaged block finds nothing there for the moment, and the file is noted. A job in
+the background reads the stretch of the log that the file states, writes the file again under its
+name, and lets the queues, or the index, answer from the new one. Of a queue file, blocks that are
+intact are kept as they are: they may say more than the log, if that has rotted too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterator
+from typing import final
+
+import numpy as np
+
+from tidemill.broker.engine.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, Checkpoints, Steps
+from tidemill.broker.engine.layout import block_file, message
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.store.block_file import Block, BlockFile, write_block_file
+from tidemill.broker.engine.store.commit_log import Hole, Record
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, MessageIndex
+from tidemill.broker.engine.tally import Tally
+from tidemill.message import stored_message
+
+RECORDS_A_SLICE = 256  # under a millisecond: heads are summed, bodies are not
+READ_AHEAD_BYTES = 2 << 20  # of the log, asked for before it is read
+PLACES_A_SLICE = 2048  # rows of a file, or groups in queues: looked at, and mostly passed over
+NOTICES_MAX = 100  # files between two looks
+_TAG_HASH = struct.Struct(">q")
+_ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
+assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
+
+
+@final
+class Repairs:
+    """The files that were found damaged, and deriving them again."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        store: MessageStore,
+        catalog: Catalog,
+        pops: PopState,
+        tally: Tally,
+        *,
+        repaired: Callable[[], None],
+    ) -> None:
+        self._folders = {
+            QUEUES_FOLDER: checkpoints.queues_folder, INDEX_FOLDER: checkpoints.index_folder
+        }  # fmt: skip
+        self._tally = tally
+        self._store = store
+        self._damaged = store.damaged_files
+        self._catalog = catalog
+        self._pops = pops
+        self._repaired = repaired  # told when a queue file is whole again
+        self._notices: list[str] = []
+        self.counts: Counter[str] = Counter({QUEUES_FOLDER: 0, INDEX_FOLDER: 0})
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a file was found damaged and is still so."""
+        return bool(self._damaged)
+
+    def take_notices(self) -> list[str]:
+        """Return and clear the names of the files that were derived again, for the shell's log."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def repair(self) -> Steps:
+        """Derive the next damaged file again."""
+        name, file = next(iter(self._damaged.items()))
+        folder = name.rpartition("/")[0]
+        try:
+            if name not in self._folders[folder].names:
+                return  # Retention was faster.
+            if file.magic == block_file.INDEX_MAGIC:
+                yield from self._repair_index(file)
+            else:
+                yield from self._repair_queues(file)
+            self.counts[folder] += 1
+            if len(self._notices) < NOTICES_MAX:
+                self._notices.append(name)
+        except BlockFileDamaged:
+            return  # What was written just now: whoever meets it notes it again.
+        finally:
+            self._damaged.pop(name, None)
+
+    # ------------------------------------------------------------ queue files
+
+    def _repair_queues(self, file: BlockFile) -> Steps:
+        damaged = _DamagedRows(file)
+        contents: list[bytes] = []
+        for number, row in enumerate(file.rows):
+            contents.append(damaged.check(number, row))
+            yield []
+        for n, found in enumerate(self._walk(file), 1):
+            damaged.take(found)
+            if n % RECORDS_A_SLICE == 0:
+                yield []
+        for number in damaged.contents:
+            contents[number] = damaged.finish(number)
+            yield []
+        new = yield from self._replace(
+            file, QUEUES_FOLDER,
+            (Block(*row[:4], data) for row, data in zip(file.rows, contents, strict=True)),
+            block_count_max=len(file.rows),
+        )  # fmt: skip
+        for number, row in enumerate(file.rows):
+            queue = self._catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
+            if queue is not None:
+                queue.replace_run(row.first, file, new)
+            if number % PLACES_A_SLICE == 0:
+                yield []
+        yield from self._wake(damaged.queues)
+
+    def _walk(self, file: BlockFile) -> Iterator[Record | Hole]:
+        """Yield what the log has of a file's stretch, which has mostly left the kernel's cache."""
+        log = self._store.log
+        if file.from_offset < log.min_offset:
+            yield Hole(LogOffset(file.from_offset), log.min_offset)
+        asked_to = 0
+        for found in log.walk_between(file.from_offset, file.to_offset):
+            if found.log_offset >= asked_to:
+                log.advise(LogOffset(found.log_offset), READ_AHEAD_BYTES)
+                asked_to = found.log_offset + READ_AHEAD_BYTES
+            yield found
+
+    def _wake(self, queues: set[tuple[int, int]]) -> Steps:
+        """Let those pop again who found nothing in these queues."""
+        for n, progress in enumerate(list(self._pops.progress.values())):
+            if (progress.topic_id, progress.queue.queue_id) in queues:
+                self._pops.ready.add((progress.group_id, progress.named_topic_id))
+            if n % PLACES_A_SLICE == 0:
+                yield []
+        self._pops.ready_topics.update(TopicId(topic_id) for topic_id, _ in queues)
+        self._repaired()
+
+    # ------------------------------------------------------------ index files
+
+    def _repair_index(self, file: BlockFile) -> Steps:
+        index = self._store.index
+        again = MessageIndex(self._tally)
+        for n, found in enumerate(self._walk(file), 1):
+            if isinstance(found, Record) and found.header.kind == Kind.MESSAGE:
+                again.add(_key_hashes(found.tail), LogOffset(found.log_offset))
+            if n % RECORDS_A_SLICE == 0:
+                yield []
+        count = len(again.offsets)
+        new = yield from self._replace(
+            file, INDEX_FOLDER, again.blocks(count), block_count_max=-(-count // BLOCK_PAIRS_MAX)
+        )
+        index.files = [new if one is file else one for one in index.files]
+
+    def _replace(
+        self, file: BlockFile, folder: str, blocks: Iterator[Block], *, block_count_max: int
+    ) -> Generator[list[File], None, BlockFile]:
+        return (
+            yield from write_block_file(
+                self._folders[folder], file.magic, ([block] for block in blocks),
+                self._tally, self._damaged,
+                block_count_max=block_count_max,
+                from_offset=file.from_offset, to_offset=file.to_offset,
+            )
+        )  # fmt: skip
+
+
+@final
+class _DamagedRows:
+    """The damaged blocks of a queue file, and what the log says of their entries."""
+
+    def __init__(self, file: BlockFile) -> None:
+        self._file = file
+        self.contents: dict[int, bytearray] = {}  # by row; an entry of zeros is not known yet
+        self.queues: set[tuple[int, int]] = set()
+        self._rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._holes: list[Hole] = []
+
+    def check(self, number: int, row: Row) -> bytes:
+        """Return an intact block; note one that is not."""
+        try:
+            return bytes(self._file.check_block(number, row.items * SIZE))
+        except BlockFileDamaged:
+            self.contents[number] = bytearray(row.items * SIZE)
+            self._rows[row.key_1, row.key_2].append(number)
+            self.queues.add((row.key_1, row.key_2))
+            return b""
+
+    def take(self, found: Record | Hole) -> None:
+        """Take in what stands next in the log."""
+        if isinstance(found, Hole):
+            self._holes.append(found)
+            return
+        if found.header.kind != Kind.MESSAGE:
+            return
+        place = message.Place._make(message.PLACE.unpack_from(found.body))
+        for number in self._rows.get((place.topic_id, place.queue_id), ()):
+            row = self._file.rows[number]
+            at = place.queue_offset - row.first
+            if 0 <= at < row.items:
+                (tag_hash,) = _TAG_HASH.unpack_from(found.tail, stored_message.TAG_HASH_AT)
+                ENTRY.pack_into(
+                    self.contents[number], at * SIZE, found.log_offset, found.header.size, tag_hash
+                )
+
+    def finish(self, number: int) -> bytes:
+        """Return a block; what the log no longer says lies where the log is damaged.
+
+        So who reads it finds it damaged, and it is not passed over. Every entry has a size but
+        those that nothing was found for.
+        """
+        entries = np.frombuffer(self.contents[number], dtype=_ENTRIES)
+        missing = np.flatnonzero(entries["size"] == 0)
+        if not len(missing):
+            return bytes(self.contents[number])
+        ends = entries["log_offset"].astype(np.int64) + entries["size"]
+        behind = np.maximum(np.maximum.accumulate(ends), self._file.from_offset)[missing]
+        # The first hole that ends behind what came before; there is one, or the log says it all.
+        holes = np.array([*self._holes, (self._file.from_offset,) * 2], dtype=np.int64)
+        which = np.searchsorted(holes[:-1, 1], behind, side="right")
+        begins, hole_ends = holes[which].T
+        entries["log_offset"][missing] = begins
+        entries["size"][missing] = hole_ends - begins
+        return entries.tobytes()
+
+
+def _key_hashes(blob: memoryview) -> memoryview:
+    (count,) = stored_message.KEY_COUNT.unpack_from(blob, stored_message.KEY_COUNT_AT)
+    begin = stored_message.FIXED_SIZE
+    return blob[begin : begin + count * stored_message.KEY_HASH_SIZE]

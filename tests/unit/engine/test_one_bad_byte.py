@@ -1,0 +1,314 @@
+"""One bit flips in a file that says again what the log says: nothing stops, nothing is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import GROUP, World
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
+from tidemill.broker.engine.store.block_file import open_block_file
+from tidemill.common.errors import Repairing
+
+SEEDS = 20
+SEGMENT = 64 << 10
+TOPICS = ("orders", "returns")
+FOLDERS = ("queues", "index", "snapshots")
+
+
+def history() -> World:
+    """Make a world with several files of each kind, the oldest in part below the log's minimum."""
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT)
+    world.group()
+    for n in range(120):
+        world.send(f"m{n}", topic=TOPICS[n % 2], size=1_800)
+        if n % 20 == 19:
+            world.checkpoint()
+    world.send("taken", topic="returns")
+    taken = world.pop(8, topic="orders", invisible_ms=60_000)
+    world.ack(*taken[:3])
+    world.checkpoint()
+    world.send("the last", topic="orders")
+    world.retire()
+    assert world.engine.log.min_offset > 0
+    return world
+
+
+@cache
+def disk_of_history() -> FaultyDisk:
+    return history().disk
+
+
+def derived_files() -> list[str]:
+    disk = disk_of_history()
+    return [*(name for folder in FOLDERS for name in disk.names(folder)), "checkpoint"]
+
+
+def restarted(disk: FaultyDisk) -> World:
+    return World(disk, segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT)
+
+
+def flip(disk: FaultyDisk, name: str, seed: int) -> None:
+    random = Random(f"{name} {seed}")
+    data = disk.read(name)
+    assert data
+    disk.damage(name, random.randrange(len(data)), bits=1 << random.randrange(8))
+
+
+def delivered(world: World) -> dict[str, list[str]]:
+    """Return all that two groups get, one of which was there before, with attempts and order."""
+    found = {
+        f"{group} {topic}": drain(world, group, topic)
+        for group in (GROUP, "late")
+        for topic in TOPICS
+    }
+    world.advance(60_001)
+    world.background()
+    world.run_due()
+    return found | {"again": drain(world, GROUP, "orders")}
+
+
+def bodies(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return what was delivered under each name, in no order."""
+    return {name: sorted(one.split()[0] for one in popped) for name, popped in found.items()}
+
+
+def drain(world: World, group: str, topic: str) -> list[str]:
+    """Pop all there is, in the order in which it comes: some of it only after a repair."""
+    found: list[str] = []
+    while True:
+        popped = world.pop(group=group, topic=topic, invisible_ms=600_000)
+        found += [f"{one.body} {one.offset} {one.attempt}" for one in popped]
+        if not popped and not world.engine.repairs.is_due:
+            return found
+        world.background()
+
+
+@cache
+def expected() -> dict[str, list[str]]:
+    return delivered(restarted(disk_of_history().after_kill()))
+
+
+@pytest.mark.parametrize("name", derived_files())
+def test_a_start_over_a_damaged_derived_file_finds_everything(name: str) -> None:
+    for seed in range(SEEDS):
+        disk = disk_of_history().after_kill()
+        flip(disk, name, seed)
+        assert delivered(restarted(disk)) == expected(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", derived_files())
+def test_damage_while_the_broker_runs_costs_nobody_a_message(name: str) -> None:
+    """Some blocks were intact when the start verified them: what they say then is not believed."""
+    for seed in range(SEEDS):
+        world = restarted(disk_of_history().after_kill())
+        flip(world.disk, name, seed)
+        found = bodies(delivered(world))
+        assert found == bodies(expected()), f"seed {seed}"
+        assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}"), "nothing else is damaged"
+        before = [drain(world, "later", topic) for topic in TOPICS]
+        world.restart()
+        after = [drain(world, "after the restart", topic) for topic in TOPICS]
+        assert [sorted(one) for one in after] == [sorted(one) for one in before], f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", derived_files()[:-1])
+@pytest.mark.parametrize("position", range(16, 32, 3))
+def test_a_range_that_is_not_that_of_the_name_is_not_believed(name: str, position: int) -> None:
+    disk = disk_of_history().after_kill()
+    disk.damage(name, position, bits=64)
+    assert delivered(restarted(disk)) == expected()
+
+
+# ---------------------------------------------------------------- met while the broker runs
+
+FIFO = "fifo"
+
+
+def world_of_one_file(*, is_ordered: bool = False, retries: bool = False) -> World:
+    """Make a world whose one queue file nobody has read yet; group FIFO has some out."""
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    world.group(FIFO, is_ordered=is_ordered, max_attempts=3)
+    world.send("m0", "m1", "m2", "m3", tag="t")
+    world.send("other", topic="returns")
+    if retries:
+        world.pop(2, group=FIFO, invisible_ms=1_000)
+        world.advance(1_001)
+    world.pop(4 if retries else 2, group=FIFO, invisible_ms=60_000)
+    world.checkpoint()
+    return world
+
+
+def damage_blocks(world: World, folder: str, magic: int) -> str:
+    """Flip a bit in every block of the one file of a folder; return its name."""
+    (name,) = world.disk.names(folder)
+    for row in open_block_file(world.disk, name, magic, {}).rows:
+        if (
+            magic == INDEX_MAGIC
+            or world.engine.catalog.topics[TopicId(row.key_1)].name != "returns"
+        ):
+            world.disk.damage(name, row.position + 5)
+    return name
+
+
+def damage_queues(world: World) -> str:
+    return damage_blocks(world, "queues", QUEUE_MAGIC)
+
+
+@pytest.mark.parametrize(("folder", "magic"), [("queues", QUEUE_MAGIC), ("index", INDEX_MAGIC)])
+def test_a_file_that_is_derived_again_has_the_bytes_it_had(folder: str, magic: int) -> None:
+    world = world_of_one_file()
+    (name,) = world.disk.names(folder)
+    before = world.disk.read(name)
+    damage_blocks(world, folder, magic)
+    world.bodies(group="late")
+    topic = world.engine.catalog.find_topic(TOPICS[0])
+    assert topic is not None
+    world.find(topic, message_id="id-m0")
+    assert world.disk.read(name) != before
+    world.background()
+    assert world.disk.read(name) == before
+    assert world.engine.repairs.counts == {"queues": 0, "index": 0} | {folder: 1}
+    assert world.engine.repairs.take_notices() == [name]
+    assert world.engine.repairs.take_notices() == []
+
+
+def test_a_message_is_found_again_when_the_index_is_repaired() -> None:
+    world = world_of_one_file()
+    damage_blocks(world, "index", INDEX_MAGIC)
+    topic = world.engine.catalog.find_topic(TOPICS[0])
+    assert topic is not None
+    assert world.find(topic, message_id="id-m2") == []
+    world.background()
+    (found,) = world.find(topic, message_id="id-m2")
+    assert found.queue_offset == 2
+
+
+@pytest.mark.parametrize("tags", [(), ("t",)])
+def test_a_pop_finds_nothing_in_a_damaged_queue_and_all_when_it_is_repaired(
+    tags: tuple[str, ...],
+) -> None:
+    world = world_of_one_file()
+    damage_queues(world)
+    assert world.bodies(group="late", tags=tags) == []
+    assert world.bodies(group="late", topic="returns") == ["other"]
+    world.engine.take_ready()
+    assert world.engine.background.is_wanted(world.now_ms)
+    world.background()
+    assert not world.engine.background.is_wanted(world.now_ms)
+    topic_ids, _ = world.engine.take_ready()
+    assert world.topic() in topic_ids
+    assert world.bodies(group="late", tags=tags) == ["m0", "m1", "m2", "m3"]
+
+
+def test_an_ordered_queue_waits_for_its_repair_and_goes_on_in_order() -> None:
+    world = world_of_one_file(is_ordered=True)
+    damage_queues(world)
+    world.advance(60_001)
+    assert world.bodies(group=FIFO) == []
+    world.background()
+    assert world.bodies(group=FIFO) == ["m0", "m1", "m2", "m3"]
+
+
+def test_a_repeated_attempt_at_a_damaged_queue_is_answered_when_it_is_repaired() -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    world.group(FIFO, is_ordered=True)
+    world.send("m0", "m1")
+    world.pop(group=FIFO, attempt_id="a")
+    world.checkpoint()
+    damage_queues(world)
+    assert world.bodies(group=FIFO, attempt_id="a") == []
+    world.background()
+    assert world.bodies(group=FIFO, attempt_id="a") == ["m0", "m1"]
+
+
+@pytest.mark.parametrize("retries", [False, True])
+def test_what_is_due_in_a_damaged_queue_is_revived_when_it_is_repaired(retries: bool) -> None:
+    world = world_of_one_file(retries=retries)
+    damage_queues(world)
+    world.advance(60_001)
+    now_ms = world.now_ms
+    world.engine.take_ready()
+    assert world.engine.next_due_ms(now_ms, firing_ms=now_ms) is None, "nothing is tried again"
+    world.background()
+    world.run_due()
+    again = {one.body: one.attempt for one in world.pop(group=FIFO)}
+    assert again == {"m0": 2 + retries, "m1": 2 + retries, "m2": 1 + retries, "m3": 1 + retries}
+
+
+def test_an_ordered_message_without_attempts_left_is_dead_when_its_queue_is_repaired() -> None:
+    world = world_of_one_file(is_ordered=True)
+    world.engine.administration.put_group(FIFO, max_attempts=1, now_ms=world.now_ms)
+    damage_queues(world)
+    world.advance(60_001)
+    world.background()
+    assert world.bodies(group=FIFO) == ["m2", "m3"]
+    assert world.bodies(topic=f"%DLQ%{FIFO}") == ["m0", "m1"]
+
+
+def test_who_must_know_a_damaged_entry_is_told_to_try_again() -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    world.send("m0", "m1")
+    popped = world.pop(1)
+    world.checkpoint()
+    damage_queues(world)
+    engine = world.engine
+    target = ResetTarget(timestamp_ms=world.now_ms)
+    commands: list[Callable[[], object]] = [
+        lambda: engine.dead_letter(popped[0].delivery, world.now_ms),
+        lambda: engine.administration.reset_offset(GROUP, TOPICS[0], target, world.now_ms),
+    ]
+    group = engine.catalog.find_group(GROUP)
+    assert group is not None
+    for command in commands:
+        with pytest.raises(Repairing):
+            command()
+        (progress,) = engine.inspection.group_progress(group)
+        assert (progress.ready_count, progress.oldest_ready_at_ms) == (1, 0)
+    world.background()
+    for command in commands:
+        command()
+    world.commit()
+    assert world.bodies(topic=f"%DLQ%{GROUP}") == ["m0"]
+
+
+def test_retention_waits_for_the_repair_of_a_queue_file() -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=2 * SEGMENT)
+    for n in range(100):
+        world.send(f"m{n}", size=1_800)
+    world.checkpoint()
+    damage_queues(world)
+    world.background()
+    assert world.engine.log.min_offset > 0
+    assert sum(world.engine.repairs.counts.values()) == 1
+    world.restart()
+    assert world.bodies(1) != []
+
+
+def test_what_neither_the_log_nor_a_queue_file_says_is_passed_over_by_nobody() -> None:
+    """The heads of two records are damaged, and so is the block that says where they lie."""
+    world = world_of_one_file()
+    (name,) = world.disk.names("queues")
+    block = open_block_file(world.disk, name, QUEUE_MAGIC, {}).block(0, 4 * SIZE)
+    entries = list(ENTRY.iter_unpack(block))
+    (segment,) = world.disk.names("log")
+    for log_offset, _, _ in entries[1:3]:
+        world.disk.damage(segment, log_offset + 20)
+    damage_queues(world)
+    # Nobody reads the messages yet.
+    world.engine.pop(
+        world.group("late"), world.topic(), max_messages=4, invisible_duration_ms=1,
+        tags=frozenset(), attempt_id="", now_ms=world.now_ms,
+    )  # fmt: skip
+    world.background()
+    found = world.engine.catalog.queue(world.topic(), QueueId(0)).entries(0, 4)
+    assert [found[0], found[3]] == [entries[0], entries[3]]
+    between = entries[1][0], entries[2][0] + entries[2][1] - entries[1][0], 0
+    assert found[1:3] == [between] * 2
