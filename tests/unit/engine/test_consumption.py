@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
+from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.inspection import QueueProgress
-from tidemill.common.errors import Overloaded
+from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, PLACE_SIZE
+from tidemill.broker.engine.layout.record import HEADER_SIZE
+from tidemill.common.errors import MessageBodyTooLarge, Overloaded
 
 DAY_MS = 86_400_000
 FIFO = "fifo"
@@ -161,3 +163,44 @@ def test_dead_letters_wake_who_waits_for_them() -> None:
         topic = world.engine.catalog.find_topic(f"%DLQ%{GROUP}")
         assert topic is not None
         assert topic.id in topic_ids
+
+
+def test_a_message_whose_retry_copy_would_not_fit_into_a_segment_is_refused() -> None:
+    world = World(segment_bytes=64 << 10)
+    with pytest.raises(MessageBodyTooLarge, match="fit into a segment"):
+        world.send("m0", size=(64 << 10) - 200)
+    room = (64 << 10) - HEADER_SIZE - HEAD_BYTES_MAX - len(blob("m0")) + 2
+    world.send("m0", size=room)
+    world.group()
+    assert world.bodies(invisible_ms=1_000) == ["m0"]
+    world.advance(1_001)
+    assert world.bodies() == ["m0"]
+
+
+def test_a_message_of_an_earlier_release_that_cannot_be_copied_is_dead_lettered() -> None:
+    world = World(segment_bytes=64 << 10)
+    world.engine._blob_bytes_max = 64 << 10
+    world.group()
+    world.send("m0", size=(64 << 10) - HEADER_SIZE - PLACE_SIZE - 8 - len(blob("m0")))
+    assert world.bodies(invisible_ms=1_000) == ["m0"]
+    world.advance(1_001)
+    world.restart()
+    assert world.bodies() == []
+    assert world.bodies(group="auditor", topic=f"%DLQ%{GROUP}") == [""]
+
+
+def test_an_ordered_redelivery_keeps_to_the_filter_of_the_poll() -> None:
+    world = World()
+    world.group("fifo", is_ordered=True)
+    world.send("red0", tag="red")
+    world.send("blue0", tag="blue")
+    world.send("red1", tag="red")
+    assert world.bodies(group="fifo", invisible_ms=1_000) == ["red0", "blue0", "red1"]
+    world.advance(1_001)
+    popped = world.pop(group="fifo", tags=("red",))
+    assert [one.body for one in popped] == ["red0", "red1"]
+    assert [one.attempt for one in popped] == [2, 2]
+    world.ack(*popped)
+    world.restart()
+    world.advance(60_000)
+    assert world.bodies(group="fifo") == []

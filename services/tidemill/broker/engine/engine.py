@@ -28,9 +28,10 @@ from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import EpochStart
-from tidemill.broker.engine.layout.message import Message
+from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, Message
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
+from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
@@ -44,7 +45,14 @@ from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import open_index
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.timers import Timers
-from tidemill.common.errors import BadRequest, DiskFull, Forbidden, MessageCorrupted, TopicNotFound
+from tidemill.common.errors import (
+    BadRequest,
+    DiskFull,
+    Forbidden,
+    MessageBodyTooLarge,
+    MessageCorrupted,
+    TopicNotFound,
+)
 from tidemill.message import stored_message
 
 __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
@@ -127,6 +135,8 @@ class Engine:
         self.inspection = Inspection(self.catalog, self.store, self.state, self.tally)
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
         self._log_end_at_look = LogOffset(0)
+        # Its copy for a retry must fit too, or nobody could ever revive it.
+        self._blob_bytes_max = config.segment_bytes - HEADER_SIZE - HEAD_BYTES_MAX
         self._full_from = 0  # log offset from which messages are refused
         self.opened_in_ms = 0  # how long the recovery took; the shell measures it
 
@@ -156,6 +166,11 @@ class Engine:
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
         if self.log.log_end > self._full_from:
             raise self._disk_full("messages are refused")
+        if len(blob) > self._blob_bytes_max:
+            raise MessageBodyTooLarge(
+                f"the message takes {len(blob)} bytes, and with what a copy of it needs at most "
+                f"{self._blob_bytes_max} fit into a segment; send a smaller one"
+            )
         if crc32(blob) != blob_crc or not _is_well_formed(blob):
             raise MessageCorrupted(
                 "the message was damaged on its way to the broker; send it again"

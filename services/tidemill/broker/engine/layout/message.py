@@ -69,6 +69,9 @@ assert TARGET.size == TARGET_SIZE, "part of the disk format"
 assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
 
 
+HEAD_BYTES_MAX = PLACE_SIZE + CAUSE_SIZE + 255  # of a record, before its blob; an origin's is a u8
+
+
 class Reason(IntEnum):
     """Why a copy was made."""
 

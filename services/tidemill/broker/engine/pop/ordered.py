@@ -68,6 +68,8 @@ class OrderedPop:
             # What is left of them blocks the queue until the next turn.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
             return None
+        if tags:
+            self._settle_filtered(progress, tags, now_ms)
         taken = self._choose(progress, budget, tags)
         if not taken.offsets:
             return None
@@ -109,6 +111,26 @@ class OrderedPop:
                     [*offsets, *new.offsets], [*log_offsets, *new.log_offsets], new.next_offset
                 )
         return Taken(offsets, log_offsets, progress.next_offset)
+
+    def _settle_filtered(self, progress: Progress, tags: frozenset[str], now_ms: int) -> None:
+        """Settle what is to be delivered again and does not match the filter any more (pop.md 8.3).
+
+        As of what is new: it is passed over, and it would block the queue.
+        """
+        table = self._state.table
+        count = 0
+        for slot in self._state.deliveries_of(progress):
+            bits = 0
+            for index in table.indexes_of(self._acks.live(slot)):
+                log_offset, _, tag_hash = progress.queue.entry(table.offset_of(slot, index))
+                if not self._reader.matches(log_offset, tag_hash, tags):
+                    bits |= 1 << index
+            if bits:
+                self._acks.add(slot, bits)
+                count += bits.bit_count()
+        if count:
+            self._state.count("filtered_retry", progress, count)
+            self._acks.record(now_ms)
 
     def _settle_expired(self, progress: Progress) -> None:
         """Settle what retention took out of live deliveries: it can block nobody."""

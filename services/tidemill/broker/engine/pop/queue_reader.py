@@ -60,6 +60,11 @@ class QueueReader:
             return Taken(range(offset, end), [entry[0] for entry in entries[:count]], end)
         return self._take_matching(progress, offset, budget, tags)
 
+    def matches(self, log_offset: LogOffset, tag_hash: int, tags: frozenset[str]) -> bool:
+        """Whether the message of a queue entry has one of these tags."""
+        hashes = map(stored_message.tag_hash, tags)
+        return tag_hash in hashes and self._store.has_tag(log_offset, tags)
+
     def _take_matching(
         self, progress: Progress, offset: int, budget: PopBudget, tags: frozenset[str]
     ) -> Taken:

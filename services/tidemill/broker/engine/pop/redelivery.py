@@ -24,6 +24,7 @@ from tidemill.broker.engine.pop.deliveries import Batch
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
+from tidemill.common.errors import MessageBodyTooLarge
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 ATTEMPTS_STORED_MAX = 0xFFFF  # a u16; what damage makes of it may be one more
@@ -130,7 +131,12 @@ class Redelivery:
             return
         retry = self._retry_topic(group, progress.named_topic_id, now_ms)
         reason = Reason.INVISIBLE_DURATION_ENDED
-        self._copy(slot, index, progress, retry, original, reason, now_ms, attempts)
+        try:
+            self._copy(slot, index, progress, retry, original, reason, now_ms, attempts)
+        except MessageBodyTooLarge:
+            # Stored before a copy's size was thought of, or segments were larger then.
+            self._bury(slot, index, progress, now_ms, attempts)
+            return
         self._state.count("revived", progress, 1)
         self._state.ready.add((progress.group_id, progress.named_topic_id))
 
@@ -148,8 +154,11 @@ class Redelivery:
         original = self._find_original(progress, offset)
         if original is None:
             self._bury(slot, index, progress, now_ms, attempts)
-        else:
+            return
+        try:
             self._copy_to_dlq(slot, index, progress, original, reason, now_ms, attempts)
+        except MessageBodyTooLarge:
+            self._bury(slot, index, progress, now_ms, attempts)
 
     def bury_if_damaged(
         self, slot: int, index: int, progress: Progress, now_ms: int, attempts: int
