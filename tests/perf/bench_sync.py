@@ -56,7 +56,8 @@ async def measure(sync: Sync, share: float) -> dict[str, float]:
             busy = [tasks.create_task(keep_busy(share, stalls))] if share else []
             end = time.perf_counter() + RUN_S
             offset, block = 0, os.urandom(ROUND_BYTES)
-            while (began := time.perf_counter()) < end:
+            # Two at least, however long they take, or there are no quantiles.
+            while (began := time.perf_counter()) < end or len(latencies) < 2:
                 os.pwrite(file.fileno(), block, offset)
                 offset = (offset + ROUND_BYTES) % FILE_BYTES
                 await sync(file)

@@ -150,3 +150,21 @@ def test_timers_come_in_time_after_a_clock_that_was_ahead() -> None:
     late = {one.text: one.stored_at_ms - one.due_at_ms for one in world.delivered}
     assert len(late) == 301
     assert max(ms for text, ms in late.items() if text != "then") <= 2 * SECOND_MS
+
+
+def test_a_clock_that_is_days_ahead_at_the_start_and_set_right_soon_costs_no_message() -> None:
+    world = TwoClocks()
+    world.group()
+    world.fill(40)
+    world.now_ms += 4 * DAY_MS
+    world.restart()
+    for _ in range(5):
+        world.elapse(2 * SECOND_MS)
+        world.background()
+    assert not world.has_retired
+    world.now_ms -= 4 * DAY_MS
+    for _ in range(12):
+        world.elapse(10 * SECOND_MS)
+        world.background()
+    assert not world.has_retired
+    assert len(world.drain()) == 40

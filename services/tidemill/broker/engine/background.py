@@ -75,7 +75,8 @@ class Background:
 
         Without `monotonic_ms` wall time counts as one that nobody moves.
         """
-        self._retention.note(now_ms, now_ms if monotonic_ms is None else monotonic_ms)
+        # By the clock that goes back when the machine's does.
+        self._retention.note(firing_ms, monotonic_ms)
         if self._quiet.is_now:
             # Timers that rounds have gathered; between busy rounds they would keep answers waiting.
             self._timers.index.link_gathered()

@@ -37,6 +37,8 @@ from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 
 DELIVERIES_A_STATE_RECORD = 1024
+LONG_AGO_MS = -(1 << 62)
+SETTLE_MS = 60_000  # after a start; a machine's clock is set right in seconds
 QUEUES_A_LOOK = 1024  # half a millisecond
 # Of one slice, about a millisecond each:
 QUEUES_CUT_A_SLICE = 16  # bisected, where they lie in files that may be cold
@@ -77,6 +79,10 @@ class Retention:
         # Of each segment that is full: since when, on a clock that nobody moves.
         self._full_since_ms: dict[int, int] = {}
         self._monotonic_ms: int | None = None  # nobody has said yet
+        # Of segments of earlier processes, while their ages are looked at: since when each is full
+        # by the least age so far.
+        self._inherited: dict[int, int] = {}
+        self._sure_at_ms = 0
         # A queue with messages in the oldest segment, and the queues that were not looked at yet.
         self._witness: ConsumeQueue | None = None
         self._unseen: list[ConsumeQueue] = []
@@ -134,23 +140,42 @@ class Retention:
         except BlockFileDamaged:
             return True  # Nobody can say before it is repaired.
 
-    def note(self, now_ms: int, monotonic_ms: int) -> None:
-        """Learn what both clocks show.
+    def note(self, wall_ms: int, monotonic_ms: int | None) -> None:
+        """Learn what both clocks show; None: wall time is one that nobody moves.
 
-        Of a segment that an earlier process has filled wall time says how old it is, once.
+        Of a segment that an earlier process has filled wall time says how old it is: the least that
+        it says in the first minute, in which a clock that was wrong at the start is set right.
         """
-        is_first, self._monotonic_ms = self._monotonic_ms is None, monotonic_ms
+        is_sure = monotonic_ms is None
+        monotonic_ms = wall_ms if monotonic_ms is None else monotonic_ms
+        if self._monotonic_ms is None:
+            self._sure_at_ms = monotonic_ms + (0 if is_sure else SETTLE_MS)
+            self._inherited = {segment.start: LONG_AGO_MS for segment in self._log.segments[:-1]}
+        self._monotonic_ms = monotonic_ms
+        self._note_full(monotonic_ms)
+        if self._inherited:
+            self._note_inherited(wall_ms, monotonic_ms)
+
+    def _note_full(self, monotonic_ms: int) -> None:
         full, known = self._log.segments[:-1], self._full_since_ms
         if len(full) == len(known):
             return
         begins = {segment.start for segment in full}
         for start in known.keys() - begins:
             del known[start]
-        for number, segment in enumerate(full, 1):
-            if segment.start not in known:
+        for segment in full:
+            known.setdefault(segment.start, monotonic_ms)
+
+    def _note_inherited(self, wall_ms: int, monotonic_ms: int) -> None:
+        for number, segment in enumerate(self._log.segments[:-1], 1):
+            since_ms = self._inherited.get(segment.start)
+            if since_ms is not None:
                 # What follows it was stored at that time, so everything in it is at least as old.
-                age_ms = now_ms - self._log.first_stored_at_ms(number) if is_first else 0
-                known[segment.start] = monotonic_ms - max(age_ms, 0)
+                age_ms = max(wall_ms - self._log.first_stored_at_ms(number), 0)
+                since_ms = max(since_ms, monotonic_ms - age_ms)
+                self._inherited[segment.start] = self._full_since_ms[segment.start] = since_ms
+        if monotonic_ms >= self._sure_at_ms:
+            self._inherited.clear()
 
     def _has_served(self, now_ms: int) -> bool:
         """Whether the oldest segment has to go: by size, or by its time on both clocks.
@@ -164,7 +189,8 @@ class Retention:
         since_ms = self._full_since_ms.get(self._log.segments[0].start)
         if since_ms is None or self._monotonic_ms is None:
             return False
-        return self._monotonic_ms - since_ms >= self._retention_ms
+        is_sure = self._monotonic_ms >= self._sure_at_ms
+        return is_sure and self._monotonic_ms - since_ms >= self._retention_ms
 
     def retire_oldest(self, now_ms: int) -> Steps:
         """State again what only the oldest segment states, then give it up."""
