@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.support.timer_world import SECOND_MS, TIMERS, TimerWorld, timer_files
+import pytest
+
+from tests.support.engine_world import TOPIC
+from tests.support.timer_world import (
+    SECOND_MS,
+    TIMERS,
+    TimerWorld,
+    timer_files,
+    without_timer_files,
+)
+from tidemill.common.errors import MessageNotFound
 
 
 def test_files_of_timers_that_no_snapshot_knows_are_made_anew() -> None:
@@ -79,3 +89,20 @@ def test_files_of_the_table_that_a_replay_does_not_fill_are_made_all_the_same() 
     world.restart()
     assert world.report.replayed_from > world.engine.log.min_offset, "its files are whole"
     world.check()
+
+
+def test_ids_of_timers_whose_segments_are_gone_are_known_after_a_start_without_files() -> None:
+    """Their topic was deleted, and nobody needs what said that they were scheduled."""
+    world = TimerWorld()
+    for n in range(40):
+        world.schedule(f"m{n}", delay_ms=SECOND_MS, size=60_000)
+    world.sleep(3 * SECOND_MS)
+    world.engine.administration.delete_topic(TOPIC, world.now_ms)
+    world.commit()
+    world.background()
+    assert world.engine.log.min_offset > 0
+    world.disk = without_timer_files(world.disk.after_kill())
+    world.open()
+    assert world.engine.timers.index.next_id == 40
+    with pytest.raises(MessageNotFound, match="long ago"):
+        world.cancel(0)

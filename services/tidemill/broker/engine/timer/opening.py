@@ -23,7 +23,7 @@ from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT
 from tidemill.broker.engine.timer.load import Loader
-from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TIMER_TOPIC, TimerState
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import WheelDamaged
 
@@ -140,6 +140,11 @@ class Opening:
         """Link what must be linked again, and start behind the hand."""
         index = self._index
         index.link_gathered()
+        topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
+        if topic_id is not None:
+            # The schedules of the last ones may be gone with their segments; their ids were given.
+            ids_end = self._catalog.queue(topic_id, SCHEDULE_QUEUE).max_offset
+            index.next_id = max(index.next_id, ids_end)
         index.is_linking, index.is_following = True, False
         if self._needs_complete:
             index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
