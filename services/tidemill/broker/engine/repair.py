@@ -62,7 +62,7 @@ class Repairs:
         self._damaged = store.damaged_files
         self._catalog = catalog
         self._pops = pops
-        self._repaired = repaired  # told when a queue file is whole again
+        self._repaired = repaired  # told when a queue file is whole again, or gone
         self._notices: list[str] = []
         self.counts: Counter[str] = Counter({QUEUES_FOLDER: 0, INDEX_FOLDER: 0})
 
@@ -94,6 +94,7 @@ class Repairs:
             return  # What was written just now: whoever meets it notes it again.
         finally:
             self._damaged.pop(name, None)
+            self._repaired()  # Whatever came of it: nothing is held for the file any more.
 
     # ------------------------------------------------------------ queue files
 
@@ -143,7 +144,6 @@ class Repairs:
             if n % PLACES_A_SLICE == 0:
                 yield []
         self._pops.ready_topics.update(TopicId(topic_id) for topic_id, _ in queues)
-        self._repaired()
 
     # ------------------------------------------------------------ index files
 

@@ -85,7 +85,9 @@ class Retention:
         self._sure_at_ms = 0
         # A queue with messages in the oldest segment, and the queues that were not looked at yet.
         self._witness: ConsumeQueue | None = None
+        # The list was made for the segment that ends there.
         self._unseen: list[ConsumeQueue] = []
+        self._unseen_end = 0
 
     def is_near(self, now_ms: int, lead_ms: int) -> bool:
         """Whether the oldest segment will have to go within `lead_ms`, timers aside."""
@@ -120,6 +122,8 @@ class Retention:
         if witness is not None and self._has_messages(witness, end):
             return False
         self._witness = None
+        if end != self._unseen_end:
+            self._unseen, self._unseen_end = [], end
         unseen = self._unseen = self._unseen or list(self._catalog.queues.values())
         for queue in unseen[-QUEUES_A_LOOK:]:
             if self._has_messages(queue, end):
@@ -158,7 +162,8 @@ class Retention:
 
     def _note_full(self, monotonic_ms: int) -> None:
         full, known = self._log.segments[:-1], self._full_since_ms
-        if len(full) == len(known):
+        is_known = not full or (full[0].start in known and full[-1].start in known)
+        if is_known and len(full) == len(known):
             return
         begins = {segment.start for segment in full}
         for start in known.keys() - begins:

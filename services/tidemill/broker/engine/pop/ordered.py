@@ -68,8 +68,6 @@ class OrderedPop:
             # What is left of them blocks the queue until the next turn.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
             return None
-        if tags:
-            self._settle_filtered(progress, tags, now_ms)
         taken = self._choose(progress, budget, tags)
         if not taken.offsets:
             return None
@@ -82,6 +80,12 @@ class OrderedPop:
         expired = sum(offset < low for offset in ordered.pending)
         if expired:
             self._state.count("expired_before_revive", progress, expired)
+        passed = sum(
+            low <= offset < taken.offsets[-1] and offset not in taken.offsets
+            for offset in ordered.pending
+        )
+        if passed:
+            self._state.count("filtered_retry", progress, passed)
         batch = self._deliveries.deliver(
             progress,
             taken,
@@ -94,12 +98,18 @@ class OrderedPop:
         return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
 
     def _choose(self, progress: Progress, budget: PopBudget, tags: frozenset[str]) -> Taken:
-        """Choose what is pending, the lowest first, and behind all of it what is new."""
+        """Choose what is pending, the lowest first, and behind all of it what is new.
+
+        What is pending and does not match the filter any more is passed over like what is new
+        (pop.md 8.3): the batch that begins behind it forgets it.
+        """
         assert progress.ordered is not None
         pending = progress.ordered.pending
         self._reader.skip_expired(progress)
         low = progress.queue.min_offset
         waiting = sorted(offset for offset in pending if offset >= low)
+        if tags:
+            waiting = [offset for offset in waiting if self._matches(progress, offset, tags)]
         offsets = waiting[: budget.messages_left]
         entries = [progress.queue.entry(offset) for offset in offsets]
         del offsets[budget.take_first([entry[1] for entry in entries]) :]
@@ -112,25 +122,9 @@ class OrderedPop:
                 )
         return Taken(offsets, log_offsets, progress.next_offset)
 
-    def _settle_filtered(self, progress: Progress, tags: frozenset[str], now_ms: int) -> None:
-        """Settle what is to be delivered again and does not match the filter any more (pop.md 8.3).
-
-        As of what is new: it is passed over, and it would block the queue.
-        """
-        table = self._state.table
-        count = 0
-        for slot in self._state.deliveries_of(progress):
-            bits = 0
-            for index in table.indexes_of(self._acks.live(slot)):
-                log_offset, _, tag_hash = progress.queue.entry(table.offset_of(slot, index))
-                if not self._reader.matches(log_offset, tag_hash, tags):
-                    bits |= 1 << index
-            if bits:
-                self._acks.add(slot, bits)
-                count += bits.bit_count()
-        if count:
-            self._state.count("filtered_retry", progress, count)
-            self._acks.record(now_ms)
+    def _matches(self, progress: Progress, offset: int, tags: frozenset[str]) -> bool:
+        log_offset, _, tag_hash = progress.queue.entry(offset)
+        return self._reader.matches(log_offset, tag_hash, tags)
 
     def _settle_expired(self, progress: Progress) -> None:
         """Settle what retention took out of live deliveries: it can block nobody."""

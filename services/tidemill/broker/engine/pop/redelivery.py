@@ -125,13 +125,13 @@ class Redelivery:
         if table.flags[slot] & FLAG_SUSPEND:
             attempts -= 1
         group = self._catalog.groups[progress.group_id]
-        if attempts >= group.max_attempts:
-            reason = Reason.ATTEMPTS_EXHAUSTED
-            self._copy_to_dlq(slot, index, progress, original, reason, now_ms, attempts)
-            return
-        retry = self._retry_topic(group, progress.named_topic_id, now_ms)
-        reason = Reason.INVISIBLE_DURATION_ENDED
         try:
+            if attempts >= group.max_attempts:
+                reason = Reason.ATTEMPTS_EXHAUSTED
+                self._copy_to_dlq(slot, index, progress, original, reason, now_ms, attempts)
+                return
+            retry = self._retry_topic(group, progress.named_topic_id, now_ms)
+            reason = Reason.INVISIBLE_DURATION_ENDED
             self._copy(slot, index, progress, retry, original, reason, now_ms, attempts)
         except MessageBodyTooLarge:
             # Stored before a copy's size was thought of, or segments were larger then.

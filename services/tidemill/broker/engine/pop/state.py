@@ -132,8 +132,14 @@ class PopState:
                 progress.in_flight -= live.bit_count()
                 self._remove(slot, live, progress)
             ordered.attempt_id, ordered.batch_id = ck.attempt_id, log_offset
-            # A batch begins with the lowest message that is left: what is lower, retention took.
-            for offset in [offset for offset in ordered.pending if offset < ck.start_offset]:
+            # A batch is of the lowest messages that are left: what else is below its last one,
+            # retention took, or it does not match the filter any more.
+            offsets = ck.offsets
+            for offset in [
+                offset
+                for offset in ordered.pending
+                if offset < offsets[-1] and offset not in offsets
+            ]:
                 del ordered.pending[offset]
         ordered.pending.update(zip(ck.offsets, ck.attempts, strict=True))
 

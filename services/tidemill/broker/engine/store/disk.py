@@ -129,11 +129,10 @@ class KnownFolder:
         return file
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, as the newest one."""
+        """Give a file another name: as the newest one, or in the place of the one that has it."""
         known = self._known()
         self.disk.rename(source, target)
         del known[source]
-        known.pop(target, None)
         known[target] = None
 
     def drop(self, name: str) -> Iterator[list[File]]:

@@ -86,8 +86,8 @@ class MessageIndex:
         found: list[LogOffset] = []
         block_count = 0
         for file in files:
-            for number, row in enumerate(file.rows):
-                found += _find_in_block(file, number, row.items, hash_)
+            for number in reversed(range(len(file.rows))):
+                found += _find_in_block(file, number, file.rows[number].items, hash_)
                 block_count += 1
                 self._tally.add(1)
                 if block_count == BLOCKS_A_SLICE or len(found) >= MATCHES_A_SLICE:
@@ -98,7 +98,10 @@ class MessageIndex:
 
 
 def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list[LogOffset]:
-    """Find the pairs of a hash in a sorted block, which is verified when it seems to have some."""
+    """Find the pairs of a hash in a sorted block, newest first.
+
+    The block is verified when it seems to have some.
+    """
     data = file.unverified(number, items * PAIR_SIZE)
     if len(data) < items * PAIR_SIZE:
         return []  # A cache: a miss is reported as not found, never as something else.
@@ -116,4 +119,5 @@ def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list
         return []  # The file is noted.
     end = bisect_right(range(items), hash_, lo=begin, key=at)
     offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
-    return [LogOffset(offset) for offset in offsets[begin:end].tolist()]
+    # Equal hashes stand in the order of the log.
+    return [LogOffset(offset) for offset in reversed(offsets[begin:end].tolist())]

@@ -24,6 +24,7 @@ from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Seg
 from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import COPY_QUEUE, TIMER_TOPIC, TimerState
+from tidemill.common.errors import MessageBodyTooLarge
 
 RECORDS_A_SLICE = 256  # of any kind, mostly passed over by their header
 PAUSE_MS = 100  # when the rate is used up
@@ -133,12 +134,15 @@ class Evacuation:
         target = Target(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
         topic_id = self._catalog.topic_ids[TIMER_TOPIC]
         queue_offset = self._catalog.queue(topic_id, COPY_QUEUE).max_offset
-        self._recorder.append(
-            Message(
-                topic_id, COPY_QUEUE, 0, queue_offset, FLAG_SCHEDULE, target, body.blob, body.crc
-            ),
-            now_ms,
-        )  # fmt: skip
+        entry_of_copy = Message(
+            topic_id, COPY_QUEUE, 0, queue_offset, FLAG_SCHEDULE, target, body.blob, body.crc
+        )
+        try:
+            self._recorder.append(entry_of_copy, now_ms)
+        except MessageBodyTooLarge:
+            # Segments have become smaller than the message: its own one stays.
+            self.quarantined[timer_id] = entry.topic_id
+            return
         self.evacuated[entry.topic_id] += 1
         self._tokens -= entry.size
 
