@@ -59,6 +59,7 @@ from tidemill.message import stored_message
 DELAY_BUCKETS_S = (60, 600, 3600, 43_200, 86_400, 259_200, 604_800, 2_592_000, 31_536_000)
 # Of a stored message, where they stand side by side.
 _BORN_AND_DUE = struct.Struct(">qq")
+_DUE = struct.Struct(">q")
 assert stored_message.DUE_AT == stored_message.BORN_AT + 8, "part of the disk format"
 # Makes a named tuple of a tuple without a call of Python code, for what every schedule makes.
 _tuple = tuple.__new__
@@ -142,7 +143,9 @@ class Timers:
         if not self.index.pending_count:
             self.opening.begin(firing_ms)
         due_at_ms = self.admission.admit(due_at_ms, topic, len(blob), crc, firing_ms)
-        data, crc = with_due_time(blob, crc, due_at_ms)
+        data: bytes | memoryview = blob
+        if _DUE.unpack_from(blob, stored_message.DUE_AT)[0] != due_at_ms:
+            data, crc = with_due_time(blob, crc, due_at_ms)
         hidden_id = self._catalog.topic_ids.get(TIMER_TOPIC)
         if hidden_id is None:
             hidden_id = ensure_system_topic(
