@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Generic, TypeVar
 
@@ -77,7 +78,7 @@ def lead_store(lives: Lives[World], answered: store.Answered) -> World:
     for number in range(1, random.randint(2, LIVES_MAX)):
         lives.live(
             lambda: World(lives.disk, config=SMALL, now_ms=lives.now_ms),
-            lambda world, number=number: serve(world, answered, f"life{number}"),  # type: ignore[misc]  # its default
+            partial(serve, answered=answered, name=f"life{number}"),
             SHORT,
         )
     return World(lives.disk.after_power_cut(), config=SMALL, now_ms=lives.now_ms)
@@ -121,7 +122,7 @@ def lead_timers(lives: Lives[TimerWorld], told: timers.Answered) -> TimerWorld:
     for number in range(1, random.randint(2, LIVES_MAX)):
         lives.live(
             lambda: open_timers(lives),
-            lambda world, number=number: serve_timers(world, told, number),  # type: ignore[misc]  # its default
+            partial(serve_timers, told=told, number=number),
             3 * SHORT,
         )
     lives.disk = lives.disk.after_power_cut()

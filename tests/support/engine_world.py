@@ -70,6 +70,8 @@ class PopOptions(TypedDict, total=False):
 class World:
     """One engine, its disk, and the time."""
 
+    monotonic_ms: int | None = None  # of a world whose wall clock can be wrong
+
     def __init__(
         self,
         disk: FaultyDisk | None = None,
@@ -295,7 +297,9 @@ class World:
     def background(self, steps: int = 10_000) -> None:
         """Run background work until nothing is left to do."""
         for _ in range(steps):
-            files = self.engine.background.step(self.now_ms, firing_ms=self.now_ms)
+            files = self.engine.background.step(
+                self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms
+            )
             if files is None:
                 return
             for file in files:

@@ -19,6 +19,8 @@ RETENTION_MS = 3 * DAY_MS
 class TwoClocks(World):
     """A world whose wall clock (`now_ms`) can be wrong, and whose monotonic clock is not."""
 
+    monotonic_ms: int
+
     def __init__(self) -> None:
         self.monotonic_ms = 5_000
         super().__init__(FaultyDisk(Random(0)), retention_ms=RETENTION_MS)
@@ -26,19 +28,6 @@ class TwoClocks(World):
     def elapse(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
         self.monotonic_ms += duration_ms
-
-    def background(self, steps: int = 10_000) -> None:
-        for _ in range(steps):
-            files = self.engine.background.step(
-                self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms
-            )
-            if files is None:
-                return
-            for file in files:
-                file.sync()
-            if self.engine.has_pending:
-                self.commit()
-        raise AssertionError("background work does not come to an end")
 
     def fill(self, count: int) -> None:
         for n in range(count):

@@ -39,7 +39,7 @@ from tidemill.broker.engine.timer.timers import Timers
 DELIVERIES_A_STATE_RECORD = 1024
 LONG_AGO_MS = -(1 << 62)
 SETTLE_MS = 60_000  # after a start; a machine's clock is set right in seconds
-QUEUES_A_LOOK = 1024  # half a millisecond
+QUEUES_A_LOOK = 256  # 1 to 2 ms where each has to sum a block that is cold
 # Of one slice, about a millisecond each:
 QUEUES_CUT_A_SLICE = 16  # bisected, where they lie in files that may be cold
 ENDS_STATED_A_SLICE = 1024  # of queues, in one record

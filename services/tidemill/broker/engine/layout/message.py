@@ -78,7 +78,8 @@ class Reason(IntEnum):
     INVISIBLE_DURATION_ENDED = 1
     ATTEMPTS_EXHAUSTED = 2
     FORWARDED_BY_CLIENT = 3
-    DAMAGED = 4  # the log no longer has the message as it was: the copy has no body
+    # The log no longer has the message as it was, or no segment holds its copy: that has no body.
+    DAMAGED = 4
 
 
 class TimerReason(IntEnum):

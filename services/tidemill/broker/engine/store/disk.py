@@ -89,7 +89,7 @@ class Disk(Protocol):
         """Return how many bytes can still be written."""
 
     def total_bytes(self) -> int:
-        """Return how many bytes the whole volume holds, used or free."""
+        """Return how many bytes of the volume are used, or can be by processes like this one."""
 
 
 def reload_folder(disk: Disk, folder: str) -> None:
