@@ -82,8 +82,8 @@ def test_a_repaired_queue_file_goes_with_its_segment() -> None:
         queue.entry(queue.min_offset)
     world.background()
     assert world.engine.repairs.counts["queues"] == 1
-    for n in range(250):
-        world.send(f"n{n}", size=20_000)
+    while world.engine.log.min_offset < file.to_offset:
+        world.send("more", size=20_000)
         world.background()
     assert file.name not in world.disk.names("queues")
     count = len(world.disk.names("queues"))
