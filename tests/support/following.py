@@ -70,7 +70,7 @@ class Follower:
             end = min(committed - segment.start + record.PAD.size, size)
             if end - begin == record.PAD.size and committed < segment.end:
                 end = begin
-            file.write_at(begin, [bytes(segment.view[begin:end])])
+            file.write_at(begin, [bytes(master.log.view(segment)[begin:end])])
             file.sync()
         self.disk.folder("log").sync()
 
@@ -244,7 +244,7 @@ def _pairs(engine: Engine, low: int) -> Counter[tuple[int, int]]:
     index = engine.store.index
     pairs = Counter(zip(index.hashes, index.offsets, strict=True))
     for file in index.files:
-        for number, row in enumerate(file.rows):
+        for number, row in enumerate(file.rows()):
             data = file.block(number, row.items * PAIR_SIZE)
             hashes = np.frombuffer(data, ">u8", row.items).tolist()
             offsets = np.frombuffer(data, ">i8", row.items, row.items * 8).tolist()

@@ -16,6 +16,7 @@ from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.mappings import Mappings
 
 DAY_MS = 86_400_000
 FIFO = "fifo"
@@ -255,7 +256,7 @@ def test_what_a_reset_voided_stays_void_when_its_record_is_gone(restarts: bool) 
 @pytest.mark.parametrize("records", [8, 30, 100])
 def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) -> None:
     disk = FaultyDisk(Random(records))
-    log = CommitLog(disk, segment_bytes=4096)
+    log = CommitLog(disk, Mappings(disk), segment_bytes=4096)
     offsets: list[int] = []
 
     def append() -> None:
@@ -274,7 +275,8 @@ def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) 
             for file in files:
                 file.sync()
             append()
-    again = CommitLog(disk.after_power_cut(), segment_bytes=4096)
+    disk = disk.after_power_cut()
+    again = CommitLog(disk, Mappings(disk), segment_bytes=4096)
     again.open_segments(durable_offset=0)
     found = [one.log_offset for one in again.scan(again.min_offset)]
     assert found == [offset for offset in offsets if offset >= log.min_offset]
@@ -284,7 +286,7 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
     """A power cut could take the name back, and all that was synced into the segment with it."""
     for seed in range(20):
         disk = FaultyDisk(Random(seed))
-        log = CommitLog(disk, segment_bytes=4096)
+        log = CommitLog(disk, Mappings(disk), segment_bytes=4096)
         offsets = [log.append(Kind.STATE, b"b" * 100, 0) for _ in range(20)]
         log.write()
         log_offset, files = log.begin_sync()
@@ -300,6 +302,7 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
                     file.sync()
                 log.synced(log_offset)
                 break
-        again = CommitLog(disk.after_power_cut(), segment_bytes=4096)
+        disk = disk.after_power_cut()
+        again = CommitLog(disk, Mappings(disk), segment_bytes=4096)
         again.open_segments(durable_offset=0)
         assert [one.log_offset for one in again.scan(LogOffset(0))] == offsets

@@ -12,6 +12,7 @@ from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.common.errors import MessageBodyTooLarge
 
 SEGMENT = 4096
@@ -21,7 +22,7 @@ SIZE = record.HEADER_SIZE + len(BODY)
 
 def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
     """Recover a log, and return it with the offsets of the records found."""
-    log = CommitLog(disk, segment_bytes=SEGMENT)
+    log = CommitLog(disk, Mappings(disk), segment_bytes=SEGMENT)
     log.open_segments(durable_offset=0)
     found = [one.log_offset for one in log.scan(LogOffset(0))] if log.segments else []
     if log.segments:
@@ -94,7 +95,7 @@ def test_a_torn_record_behind_a_lost_one_never_comes_back() -> None:
     first, *rest = append(log, 3)
     commit(log)
     # The first record of the last round is lost, the others survive: a torn, unsynced round.
-    disk.damage(log.segments[0].file.name, first + 60)
+    disk.damage(log.segments[0].name, first + 60)
     torn, found = open_log(disk.after_kill())
     assert found == [0, SIZE]
     assert torn.log_end == first
@@ -119,7 +120,7 @@ def test_damage_to_durable_bytes_stops_the_start_with_file_and_offset(position: 
     for _ in range(5):
         offsets += append(log, 1)
         commit(log)
-    disk.damage(log.segments[0].file.name, offsets[2] + position)
+    disk.damage(log.segments[0].name, offsets[2] + position)
     with pytest.raises(CorruptStore, match=r"00000\.log is damaged at byte 296 .*Restore|restore"):
         open_log(disk.after_kill())
 
@@ -131,7 +132,7 @@ def test_damage_in_an_older_segment_stops_the_start() -> None:
     commit(log)
     append(log, 60)
     commit(log)
-    disk.damage(log.segments[0].file.name, 50)
+    disk.damage(log.segments[0].name, 50)
     with pytest.raises(CorruptStore):
         open_log(disk.after_kill())
 
@@ -141,7 +142,7 @@ def test_a_missing_segment_stops_the_start() -> None:
     log, _ = open_log(disk)
     append(log, 100)
     commit(log)
-    disk.remove(log.segments[1].file.name)
+    disk.remove(log.segments[1].name)
     with pytest.raises(CorruptStore, match="hole"):
         open_log(disk.after_kill())
 
@@ -169,7 +170,7 @@ def test_a_recycled_segment_shows_nothing_of_its_former_life() -> None:
 
 
 def open_log_from(disk: FaultyDisk, offset: int) -> tuple[CommitLog, list[int]]:
-    log = CommitLog(disk, segment_bytes=SEGMENT)
+    log = CommitLog(disk, Mappings(disk), segment_bytes=SEGMENT)
     log.open_segments(durable_offset=0)
     found = [one.log_offset for one in log.scan(LogOffset(offset))]
     log.finish_recovery(durable_offset=0)

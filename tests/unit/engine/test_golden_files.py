@@ -111,7 +111,7 @@ def history() -> dict[str, bytes]:
         sync(list(files))
         world.commit()
         for segment in engine.log.segments:
-            segments[segment.file.name] = bytes(segment.view)
+            segments[segment.name] = bytes(engine.log.view(segment))
     found["log.bin"] = b"".join(data for _, data in sorted(segments.items()))
     signer = HandleSigner(bytes(range(32)), "broker-0")
     handles = [

@@ -15,6 +15,7 @@ from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import open_block_file
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.common.errors import Repairing
 
 SEEDS = 20
@@ -149,7 +150,7 @@ def world_of_one_file(*, is_ordered: bool = False, retries: bool = False) -> Wor
 def damage_blocks(world: World, folder: str, magic: int) -> str:
     """Flip a bit in every block of the one file of a folder; return its name."""
     (name,) = world.disk.names(folder)
-    for row in open_block_file(world.disk, name, magic, {}).rows:
+    for row in open_block_file(Mappings(world.disk), name, magic, {}).rows():
         if (
             magic == INDEX_MAGIC
             or world.engine.catalog.topics[TopicId(row.key_1)].name != "returns"
@@ -296,7 +297,7 @@ def test_what_neither_the_log_nor_a_queue_file_says_is_passed_over_by_nobody() -
     """The heads of two records are damaged, and so is the block that says where they lie."""
     world = world_of_one_file()
     (name,) = world.disk.names("queues")
-    block = open_block_file(world.disk, name, QUEUE_MAGIC, {}).block(0, 4 * SIZE)
+    block = open_block_file(Mappings(world.disk), name, QUEUE_MAGIC, {}).block(0, 4 * SIZE)
     entries = list(ENTRY.iter_unpack(block))
     (segment,) = world.disk.names("log")
     for log_offset, _, _ in entries[1:3]:

@@ -75,9 +75,9 @@ def test_a_repaired_queue_file_goes_with_its_segment() -> None:
         world.send(f"m{n}", size=20_000)
         world.background()
     queue = queue_of(world)
-    file = queue._runs[0].file
+    file = queue._files[0]
     file._verified[:] = bytes(len(file._verified))
-    world.disk.damage(file.name, file.rows[0].position)
+    world.disk.damage(file.name, file.row(0).position)
     with pytest.raises(BlockFileDamaged):
         queue.entry(queue.min_offset)
     world.background()
@@ -99,10 +99,10 @@ def test_what_is_held_for_a_damaged_file_goes_on_when_retention_takes_the_file()
     world.checkpoint()
     world.pop(2, invisible_ms=1_000)
     queue = queue_of(world)
-    file = queue._runs[0].file
+    file = queue._files[0]
     file._verified[:] = bytes(len(file._verified))
     original = world.disk.read(file.name) or b""
-    world.disk.damage(file.name, file.rows[0].position)
+    world.disk.damage(file.name, file.row(0).position)
     world.advance(1_001)
     assert world.engine.consumption.revive._held, "it waits for the repair"
     # As if retention had been faster: the file is gone from the folder when its repair begins.

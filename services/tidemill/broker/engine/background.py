@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import final
 
 from tidemill.broker.engine.checkpoint import Checkpoints, Steps
+from tidemill.broker.engine.merge import Merges
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
@@ -53,6 +54,7 @@ class Background:
         timers: Timers,
         retention: Retention,
         repairs: Repairs,
+        merges: Merges,
         quiet: Quiet,
         *,
         may_prepare: Callable[[], bool],
@@ -62,6 +64,7 @@ class Background:
         self._timers = timers
         self._retention = retention
         self._repairs = repairs
+        self._merges = merges
         self._quiet = quiet
         self._may_prepare = may_prepare  # whether a segment made ahead leaves the reserve alone
         self._job: Steps | None = None
@@ -121,4 +124,6 @@ class Background:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
         if steps is None and self._retention.is_due(now_ms, self._timers):
             return self._retention.retire_oldest(now_ms)
+        if steps is None and self._merges.is_due:
+            return self._merges.merge()
         return steps

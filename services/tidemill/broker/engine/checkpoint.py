@@ -38,6 +38,7 @@ from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import Block, BlockFile
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
 from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX
 from tidemill.broker.engine.tally import Tally
 
@@ -89,6 +90,7 @@ class Checkpoints:
     def __init__(
         self,
         disk: Disk,
+        mappings: Mappings,
         store: MessageStore,
         catalog: Catalog,
         pops: PopState,
@@ -100,6 +102,7 @@ class Checkpoints:
         deliveries_max: int,
     ) -> None:
         self._disk = disk
+        self._mappings = mappings
         self._store = store
         self._log = store.log
         self._catalog = catalog
@@ -141,6 +144,7 @@ class Checkpoints:
         self._store.derived_offset = begin
         snapshots = [name for name in self._snapshots_folder.names if name[-1].isdigit()]
         for name in snapshots[:-SNAPSHOTS_KEPT]:
+            self._mappings.forget(name)
             yield from self._snapshots_folder.drop(name)
 
     def _find_extents(
@@ -157,13 +161,14 @@ class Checkpoints:
 
     def _write_queues(self, extents: _Extents, derived: int, begin: int) -> Steps:
         file = yield from files.write_block_file(
-            self.queues_folder, block_file.QUEUE_MAGIC,
-            _in_slices(_queue_blocks(extents.tails)), self._tally, self._store.damaged_files,
+            self.queues_folder, self._mappings, block_file.QUEUE_MAGIC,
+            in_slices(_queue_blocks(extents.tails)), self._tally, self._store.damaged_files,
             block_count_max=extents.block_count,
             from_offset=derived, to_offset=begin,
         )  # fmt: skip
-        for first in range(0, len(file.rows), QUEUES_A_SLICE):
-            numbers = range(first, min(first + QUEUES_A_SLICE, len(file.rows)))
+        self._store.queue_files.append(file)
+        for first in range(0, file.row_count, QUEUES_A_SLICE):
+            numbers = range(first, min(first + QUEUES_A_SLICE, file.row_count))
             add_runs(self._catalog, file, numbers)
             self._tally.add(len(numbers))
             yield []
@@ -171,7 +176,7 @@ class Checkpoints:
     def _write_index(self, pair_count: int, derived: int, begin: int) -> Steps:
         index = self._store.index
         file = yield from files.write_block_file(
-            self.index_folder, block_file.INDEX_MAGIC,
+            self.index_folder, self._mappings, block_file.INDEX_MAGIC,
             ([block] for block in index.blocks(pair_count)), self._tally,
             self._store.damaged_files,
             block_count_max=-(-pair_count // BLOCK_PAIRS_MAX),
@@ -197,7 +202,8 @@ class Checkpoints:
             yield from self._delivery_sections()
 
         yield from files.write_block_file(
-            self._snapshots_folder, block_file.SNAPSHOT_MAGIC, slices(), self._tally, {},
+            self._snapshots_folder, self._mappings, block_file.SNAPSHOT_MAGIC, slices(),
+            self._tally, {},
             block_count_max=(
                 -(-item_count // CATALOG_ITEMS_A_SECTION)
                 + (-(-len(ends) // ENDS_A_SECTION) or 1)
@@ -283,6 +289,12 @@ class Checkpoints:
         for _ in self._quiet():
             yield []
 
+    def drop(self, file: BlockFile) -> Steps:
+        """Delete a queue or index file that nobody needs any more."""
+        self._mappings.forget(file.name)
+        folder = self.index_folder if file.magic == block_file.INDEX_MAGIC else self.queues_folder
+        yield from folder.drop(file.name)
+
     def write_file(self, derived_offset: int, *, min_offset: int) -> Steps:
         """Replace the checkpoint file."""
         disk = self._disk
@@ -312,7 +324,7 @@ def _queue_blocks(tails: list[tuple[ConsumeQueue, int]]) -> Iterator[Block]:
             yield Block(queue.topic_id, queue.queue_id, queue.base + first, items, data)
 
 
-def _in_slices(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+def in_slices(blocks: Iterator[Block]) -> Iterator[list[Block]]:
     """Put so many blocks together as one slice may write: many small ones, or one large one."""
     together: list[Block] = []
     entry_count = 0
@@ -329,8 +341,7 @@ def _in_slices(blocks: Iterator[Block]) -> Iterator[list[Block]]:
 
 def add_runs(catalog: Catalog, file: BlockFile, numbers: range) -> None:
     """Let the queues answer from some blocks of a derived file."""
-    for number in numbers:
-        row = file.rows[number]
+    for number, row in zip(numbers, file.rows(numbers.start, numbers.stop), strict=True):
         queue = catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
         if queue is not None:
             queue.add_run(Run(file, number, row.first, row.items))

@@ -32,6 +32,7 @@ from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, Message
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
+from tidemill.broker.engine.merge import Merges
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
@@ -40,6 +41,7 @@ from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import open_index
@@ -78,7 +80,8 @@ class Engine:
         self.config = config
         self.tally = Tally()
         self.catalog = Catalog()
-        self.log = CommitLog(disk, segment_bytes=config.segment_bytes)
+        self.mappings = Mappings(disk)
+        self.log = CommitLog(disk, self.mappings, segment_bytes=config.segment_bytes)
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog)
         timer_index = open_index(disk, config.timer, self.log)
@@ -91,7 +94,7 @@ class Engine:
         self._acks = self.consumption.acks
         self._quiet = Quiet(self.log, self._acks)
         self.checkpoints = Checkpoints(
-            disk, self.store, self.catalog, self.state, self._quiet, self.tally,
+            disk, self.mappings, self.store, self.catalog, self.state, self._quiet, self.tally,
             log_bytes=config.checkpoint_log_bytes,
             records=config.checkpoint_records,
             deliveries_max=config.deliveries_max,
@@ -112,6 +115,7 @@ class Engine:
         )  # fmt: skip
         self.repairs = Repairs(
             self.checkpoints,
+            self.mappings,
             self.store,
             self.catalog,
             self.state,
@@ -124,6 +128,15 @@ class Engine:
             self.timers,
             self.retention,
             self.repairs,
+            Merges(
+                self.checkpoints,
+                self.mappings,
+                self.store,
+                self.catalog,
+                self.tally,
+                log_bytes=config.checkpoint_log_bytes,
+                files_merged=config.files_merged,
+            ),
             self._quiet,
             may_prepare=lambda: self.free_bytes >= config.disk_reserve_bytes + config.segment_bytes,
         )

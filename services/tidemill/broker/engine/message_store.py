@@ -9,7 +9,7 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.store.block_file import DamagedFiles
+from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.message import salvage, stored_message
@@ -48,6 +48,7 @@ class MessageStore:
         self.log = log
         self.index = index
         self._catalog = catalog
+        self.queue_files: list[BlockFile] = []  # oldest first
         self.damaged_files: DamagedFiles = {}  # among the queue and index files
         # Queue and index files state everything before: entries are derived from there on.
         self.derived_offset = 0

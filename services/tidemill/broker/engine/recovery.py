@@ -123,7 +123,7 @@ class _Recovery:
         engine, log = self._engine, self._engine.log
         if self._min_offset is not None and log.min_offset > self._min_offset:
             raise CorruptStore(
-                f"the log begins at offset {log.min_offset} with {log.segments[0].file.name}, and "
+                f"the log begins at offset {log.min_offset} with {log.segments[0].name}, and "
                 f"its checkpoint knows of it from {self._min_offset} on. Restore the missing files "
                 f"from a backup, and start again."
             )
@@ -192,27 +192,29 @@ class _Recovery:
 
     def _open_chains(self) -> None:
         """Open what joins up to the derived offset. Raises BlockFileDamaged."""
-        disk, low = self._disk, self._engine.log.min_offset
-        damaged = self._engine.store.damaged_files
-        queues = open_chain(
-            disk, QUEUES_FOLDER, block_file.QUEUE_MAGIC, damaged, to_offset=self._derived_offset
-        )
-        index = open_chain(
-            disk, INDEX_FOLDER, block_file.INDEX_MAGIC, damaged, to_offset=self._derived_offset
-        )
-        ends = [chain[-1].to_offset for chain in (queues, index) if _is_whole(chain, low)]
-        self._derived_offset = min(ends) if len(ends) == 2 else 0
-        for file in [*queues, *index]:
-            if file.to_offset > self._derived_offset:
-                disk.delete(file.name)
-        kept = [file for file in queues if file.to_offset <= self._derived_offset]
-        for file in kept:
-            for row in file.rows:
-                self._engine.catalog.queue(TopicId(row.key_1), QueueId(row.key_2))
-            add_runs(self._engine.catalog, file, range(len(file.rows)))
-        for queue in self._engine.catalog.queues.values():
+        engine, low = self._engine, self._engine.log.min_offset
+        queues = self._open_chain(QUEUES_FOLDER, block_file.QUEUE_MAGIC)
+        index = self._open_chain(INDEX_FOLDER, block_file.INDEX_MAGIC)
+        self._derived_offset = _common_end(queues, index, low)
+        for chain in (queues, index):
+            while chain and chain[-1].to_offset > self._derived_offset:
+                name = chain.pop().name
+                engine.mappings.forget(name)
+                self._disk.delete(name)
+        for file in queues:
+            for row in file.rows():
+                engine.catalog.queue(TopicId(row.key_1), QueueId(row.key_2))
+            add_runs(engine.catalog, file, range(file.row_count))
+        for queue in engine.catalog.queues.values():
             queue.drop_before(low)
-        self._engine.store.index.files = [f for f in index if f.to_offset <= self._derived_offset]
+        engine.store.queue_files, engine.store.index.files = queues, index
+
+    def _open_chain(self, folder: str, magic: int) -> list[BlockFile]:
+        engine = self._engine
+        return open_chain(
+            self._disk, engine.mappings, folder, magic, engine.store.damaged_files,
+            to_offset=self._derived_offset,
+        )  # fmt: skip
 
     def _load_snapshot(self, catch_up: CatchUp) -> tuple[str, int, int]:
         """Load the newest snapshot that the log still joins.
@@ -221,18 +223,21 @@ class _Recovery:
         Without one that is the end of the log, where everything is stated again that only dropped
         segments stated.
         """
+        mappings = self._engine.mappings
         for name in reversed(self._disk.names(SNAPSHOTS_FOLDER)):
             try:
-                file = open_block_file(self._disk, name, block_file.SNAPSHOT_MAGIC, {})
+                file = open_block_file(mappings, name, block_file.SNAPSHOT_MAGIC, {})
                 is_usable = self._engine.log.min_offset <= file.from_offset <= self._derived_offset
                 if is_usable:
-                    blocks = [file.block(n, row.items) for n, row in enumerate(file.rows)]
+                    rows = list(file.rows())
+                    blocks = [file.block(n, row.items) for n, row in enumerate(rows)]
             except (BlockFileDamaged, ValueError):
                 continue
             if is_usable:
-                for row, data in zip(file.rows, blocks, strict=True):
+                for row, data in zip(rows, blocks, strict=True):
                     self._load_section(catch_up, row, data)
-                return name, file.from_offset, max(row.first for row in file.rows)
+                mappings.forget(name)
+                return name, file.from_offset, max(row.first for row in rows)
         return "", 0, NEVER
 
     def _load_section(self, catch_up: CatchUp, row: block_file.Row, data: memoryview) -> None:
@@ -258,5 +263,12 @@ class _Recovery:
                 raise AssertionError(f"unknown snapshot section {kind}")
 
 
-def _is_whole(chain: list[BlockFile], low: int) -> bool:
-    return bool(chain) and chain[0].from_offset <= low
+def _common_end(queues: list[BlockFile], index: list[BlockFile], low: int) -> int:
+    """Return the last offset at which a file of either chain ends, 0 where there is none.
+
+    Both must begin at the log's minimum offset `low` or before. Files that were merged end at
+    fewer places than those that were not.
+    """
+    if any(not chain or chain[0].from_offset > low for chain in (queues, index)):
+        return 0
+    return max({f.to_offset for f in queues} & {f.to_offset for f in index}, default=0)

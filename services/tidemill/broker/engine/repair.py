@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from typing import final
 
 import numpy as np
@@ -20,14 +21,15 @@ from tidemill.broker.engine.layout import block_file, message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.block_file import Block, BlockFile, write_block_file
 from tidemill.broker.engine.store.commit_log import Hole, Record
 from tidemill.broker.engine.store.disk import File
-from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, MessageIndex
+from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
 from tidemill.broker.engine.tally import Tally
 from tidemill.message import stored_message
 
@@ -47,6 +49,7 @@ class Repairs:
     def __init__(
         self,
         checkpoints: Checkpoints,
+        mappings: Mappings,
         store: MessageStore,
         catalog: Catalog,
         pops: PopState,
@@ -57,6 +60,7 @@ class Repairs:
         self._folders = {
             QUEUES_FOLDER: checkpoints.queues_folder, INDEX_FOLDER: checkpoints.index_folder
         }  # fmt: skip
+        self._mappings = mappings
         self._tally = tally
         self._store = store
         self._damaged = store.damaged_files
@@ -99,38 +103,52 @@ class Repairs:
     # ------------------------------------------------------------ queue files
 
     def _repair_queues(self, file: BlockFile) -> Steps:
+        """Write a file again; its queues read by its name, and so find what is written."""
         damaged = _DamagedRows(file)
-        contents: list[bytes] = []
-        for number, row in enumerate(file.rows):
-            contents.append(damaged.check(number, row))
+        begin, end = file.to_offset, file.from_offset
+        for number, row in enumerate(file.rows()):
+            if damaged.check(number, row):
+                low, high = self._neighbours(file, row)
+                begin, end = min(begin, low), max(end, high)
             yield []
-        for n, found in enumerate(self._walk(file), 1):
+        for n, found in enumerate(self._walk(begin, end), 1):
             damaged.take(found)
             if n % RECORDS_A_SLICE == 0:
                 yield []
         for number in damaged.contents:
-            contents[number] = damaged.finish(number)
+            damaged.finish(number)
             yield []
-        new = yield from self._replace(
+        yield from self._replace(
             file, QUEUES_FOLDER,
-            (Block(*row[:4], data) for row, data in zip(file.rows, contents, strict=True)),
-            block_count_max=len(file.rows),
+            (
+                Block(*row[:4], damaged.content(number, row))
+                for number, row in enumerate(file.rows())
+            ),
+            block_count_max=file.row_count,
         )  # fmt: skip
-        for number, row in enumerate(file.rows):
-            queue = self._catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
-            if queue is not None:
-                queue.replace_run(row.first, file, new)
-            if number % PLACES_A_SLICE == 0:
-                yield []
         yield from self._wake(damaged.queues)
 
-    def _walk(self, file: BlockFile) -> Iterator[Record | Hole]:
-        """Yield what the log has of a file's stretch, which has mostly left the kernel's cache."""
+    def _neighbours(self, file: BlockFile, row: Row) -> tuple[int, int]:
+        """Return between which log offsets the messages of a row stand, as far as can be said."""
+        low, high = file.from_offset, file.to_offset
+        queue = self._catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
+        if queue is None:
+            return high, low  # Nobody reads it any more.
+        with suppress(BlockFileDamaged):
+            if queue.min_offset < row.first:
+                low = max(low, queue.entry(row.first - 1)[0])
+        with suppress(BlockFileDamaged):
+            if row.first + row.items < queue.max_offset:
+                high = min(high, queue.entry(row.first + row.items)[0])
+        return low, high
+
+    def _walk(self, begin: int, end: int) -> Iterator[Record | Hole]:
+        """Yield what stands in a stretch of the log, which has mostly left the kernel's cache."""
         log = self._store.log
-        if file.from_offset < log.min_offset:
-            yield Hole(LogOffset(file.from_offset), log.min_offset)
+        if begin < min(log.min_offset, end):
+            yield Hole(LogOffset(begin), log.min_offset)
         asked_to = 0
-        for found in log.walk_between(file.from_offset, file.to_offset):
+        for found in log.walk_between(begin, end):
             if found.log_offset >= asked_to:
                 log.advise(LogOffset(found.log_offset), READ_AHEAD_BYTES)
                 asked_to = found.log_offset + READ_AHEAD_BYTES
@@ -148,16 +166,31 @@ class Repairs:
     # ------------------------------------------------------------ index files
 
     def _repair_index(self, file: BlockFile) -> Steps:
+        """Write a file again; the log is asked for the pairs of damaged blocks alone."""
         index = self._store.index
-        again = MessageIndex(self._tally)
-        for n, found in enumerate(self._walk(file), 1):
-            if isinstance(found, Record) and found.header.kind == Kind.MESSAGE:
-                again.add(_key_hashes(found.tail), LogOffset(found.log_offset))
-            if n % RECORDS_A_SLICE == 0:
-                yield []
-        count = len(again.offsets)
+        derived: dict[int, MessageIndex] = {}  # by the first block of a stretch
+        stretches = _DamagedStretches(file)
+        for _ in stretches.find():
+            yield []
+        for blocks, neighbours in stretches.found:
+            again = derived[blocks.start] = MessageIndex(self._tally)
+            for n, found in enumerate(self._walk(neighbours.begin, neighbours.end), 1):
+                if isinstance(found, Record) and found.header.kind == Kind.MESSAGE:
+                    hashes = neighbours.unknown(found.log_offset, _key_hashes(found.tail))
+                    again.add(hashes, LogOffset(found.log_offset))
+                if n % RECORDS_A_SLICE == 0:
+                    yield []
+        damaged = {number for blocks, _ in stretches.found for number in blocks}
+
+        def contents() -> Iterator[Block]:
+            for number, row in enumerate(file.rows()):
+                if number in derived:
+                    yield from derived[number].blocks(len(derived[number].offsets))
+                if number not in damaged:
+                    yield Block(*row[:4], bytes(file.check_block(number, row.items * PAIR_SIZE)))
+
         new = yield from self._replace(
-            file, INDEX_FOLDER, again.blocks(count), block_count_max=-(-count // BLOCK_PAIRS_MAX)
+            file, INDEX_FOLDER, contents(), block_count_max=file.row_count
         )
         index.files = [new if one is file else one for one in index.files]
 
@@ -166,12 +199,82 @@ class Repairs:
     ) -> Generator[list[File], None, BlockFile]:
         return (
             yield from write_block_file(
-                self._folders[folder], file.magic, ([block] for block in blocks),
-                self._tally, self._damaged,
+                self._folders[folder], self._mappings, file.magic,
+                ([block] for block in blocks), self._tally, self._damaged,
                 block_count_max=block_count_max,
                 from_offset=file.from_offset, to_offset=file.to_offset,
             )
         )  # fmt: skip
+
+
+class _Neighbours:
+    """What intact blocks of an index file say of those between them.
+
+    The blocks of a file follow each other as the records do; of the first and the last record the
+    neighbours may have some keys already.
+    """
+
+    def __init__(self, file: BlockFile) -> None:
+        self.begin = file.from_offset
+        self.end = file.to_offset
+        self._known: dict[int, set[bytes]] = defaultdict(set)
+
+    def begin_behind(self, data: memoryview) -> None:
+        offsets = _offsets(data)
+        self.begin = int(offsets.max())
+        self._note(data, offsets, self.begin)
+
+    def end_before(self, data: memoryview) -> None:
+        offsets = _offsets(data)
+        first = int(offsets.min())
+        self.end = first + HEADER_SIZE  # its record included
+        self._note(data, offsets, first)
+
+    def _note(self, data: memoryview, offsets: np.ndarray, log_offset: int) -> None:
+        for at in np.flatnonzero(offsets == log_offset).tolist():
+            self._known[log_offset].add(bytes(data[at * 8 : at * 8 + 8]))
+
+    def unknown(self, log_offset: int, hashes: memoryview) -> bytes:
+        """Return those of a record's hashes that no neighbour has."""
+        known = self._known.get(log_offset, ())
+        each = (bytes(hashes[at : at + 8]) for at in range(0, len(hashes), 8))
+        return b"".join(one for one in each if one not in known)
+
+
+class _DamagedStretches:
+    """The stretches of damaged blocks of an index file."""
+
+    def __init__(self, file: BlockFile) -> None:
+        self._file = file
+        self.found: list[tuple[range, _Neighbours]] = []
+
+    def find(self) -> Iterator[None]:
+        """Verify the blocks, one a step."""
+        previous: memoryview | None = None  # the intact block before
+        for number, row in enumerate(self._file.rows()):
+            try:
+                data = self._file.check_block(number, row.items * PAIR_SIZE)
+            except BlockFileDamaged:
+                self._add(number, previous)
+            else:
+                if self.found and self.found[-1][0].stop == number:
+                    self.found[-1][1].end_before(data)
+                previous = data
+            yield
+
+    def _add(self, number: int, previous: memoryview | None) -> None:
+        if self.found and self.found[-1][0].stop == number:
+            blocks, neighbours = self.found[-1]
+            self.found[-1] = range(blocks.start, number + 1), neighbours
+            return
+        neighbours = _Neighbours(self._file)
+        if previous is not None:
+            neighbours.begin_behind(previous)
+        self.found.append((range(number, number + 1), neighbours))
+
+
+def _offsets(data: memoryview) -> np.ndarray:
+    return np.frombuffer(data, ">i8", offset=len(data) // 2)
 
 
 @final
@@ -183,17 +286,26 @@ class _DamagedRows:
         self.contents: dict[int, bytearray] = {}  # by row; an entry of zeros is not known yet
         self.queues: set[tuple[int, int]] = set()
         self._rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._firsts: dict[int, int] = {}
         self._holes: list[Hole] = []
 
-    def check(self, number: int, row: Row) -> bytes:
-        """Return an intact block; note one that is not."""
+    def check(self, number: int, row: Row) -> bool:
+        """Verify a block; note one that is damaged, and return whether it is."""
         try:
-            return bytes(self._file.check_block(number, row.items * SIZE))
+            self._file.check_block(number, row.items * SIZE)
         except BlockFileDamaged:
             self.contents[number] = bytearray(row.items * SIZE)
+            self._firsts[number] = row.first
             self._rows[row.key_1, row.key_2].append(number)
             self.queues.add((row.key_1, row.key_2))
-            return b""
+            return True
+        return False
+
+    def content(self, number: int, row: Row) -> bytes:
+        """Return what is to be written: what was derived, or the intact block."""
+        if number in self.contents:
+            return bytes(self.contents[number])
+        return bytes(self._file.check_block(number, row.items * SIZE))
 
     def take(self, found: Record | Hole) -> None:
         """Take in what stands next in the log."""
@@ -204,16 +316,15 @@ class _DamagedRows:
             return
         place = message.Place._make(message.PLACE.unpack_from(found.body))
         for number in self._rows.get((place.topic_id, place.queue_id), ()):
-            row = self._file.rows[number]
-            at = place.queue_offset - row.first
-            if 0 <= at < row.items:
+            at = place.queue_offset - self._firsts[number]
+            if 0 <= at * SIZE < len(self.contents[number]):
                 (tag_hash,) = _TAG_HASH.unpack_from(found.tail, stored_message.TAG_HASH_AT)
                 ENTRY.pack_into(
                     self.contents[number], at * SIZE, found.log_offset, found.header.size, tag_hash
                 )
 
-    def finish(self, number: int) -> bytes:
-        """Return a block; what the log no longer says lies where the log is damaged.
+    def finish(self, number: int) -> None:
+        """Complete a block: what the log no longer says lies where the log is damaged.
 
         So who reads it finds it damaged, and it is not passed over. Every entry has a size but
         those that nothing was found for.
@@ -221,7 +332,7 @@ class _DamagedRows:
         entries = np.frombuffer(self.contents[number], dtype=_ENTRIES)
         missing = np.flatnonzero(entries["size"] == 0)
         if not len(missing):
-            return bytes(self.contents[number])
+            return
         ends = entries["log_offset"].astype(np.int64) + entries["size"]
         behind = np.maximum(np.maximum.accumulate(ends), self._file.from_offset)[missing]
         # The first hole that ends behind what came before; there is one, or the log says it all.
@@ -230,7 +341,6 @@ class _DamagedRows:
         begins, hole_ends = holes[which].T
         entries["log_offset"][missing] = begins
         entries["size"][missing] = hole_ends - begins
-        return entries.tobytes()
 
 
 def _key_hashes(blob: memoryview) -> memoryview:

@@ -6,7 +6,6 @@ the log from its minimum offset rebuilds everything, at any time.
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import final
 
 import numpy as np
@@ -76,13 +75,15 @@ class Retention:
         self._retention_ms = retention_ms
         self._retention_bytes = retention_bytes
         self.expired_count = 0  # messages that retention took since the start
-        # Of each segment that is full: since when, on a clock that nobody moves.
+        # Of each segment that this process has filled: since when, on a clock that nobody moves.
         self._full_since_ms: dict[int, int] = {}
         self._monotonic_ms: int | None = None  # nobody has said yet
-        # Of segments of earlier processes, while their ages are looked at: since when each is full
-        # by the least age so far.
-        self._inherited: dict[int, int] = {}
+        # Those before this offset an earlier process has filled. Their ages follow from wall time
+        # and how much that lagged behind the other clock, at the most, until it was surely right.
+        self._inherited_end = 0
+        self._lag_ms = LONG_AGO_MS
         self._sure_at_ms = 0
+        self._is_sure = False
         # A queue with messages in the oldest segment, and the queues that were not looked at yet.
         self._witness: ConsumeQueue | None = None
         # The list was made for the segment that ends there.
@@ -152,35 +153,20 @@ class Retention:
         """
         is_sure = monotonic_ms is None
         monotonic_ms = wall_ms if monotonic_ms is None else monotonic_ms
+        segments = self._log.segments
         if self._monotonic_ms is None:
             self._sure_at_ms = monotonic_ms + (0 if is_sure else SETTLE_MS)
-            self._inherited = {segment.start: LONG_AGO_MS for segment in self._log.segments[:-1]}
+            self._inherited_end = segments[-1].start if segments else 0
         self._monotonic_ms = monotonic_ms
-        self._note_full(monotonic_ms)
-        if self._inherited:
-            self._note_inherited(wall_ms, monotonic_ms)
-
-    def _note_full(self, monotonic_ms: int) -> None:
-        full, known = self._log.segments[:-1], self._full_since_ms
-        is_known = not full or (full[0].start in known and full[-1].start in known)
-        if is_known and len(full) == len(known):
-            return
-        begins = {segment.start for segment in full}
-        for start in known.keys() - begins:
-            del known[start]
-        for segment in full:
-            known.setdefault(segment.start, monotonic_ms)
-
-    def _note_inherited(self, wall_ms: int, monotonic_ms: int) -> None:
-        for number, segment in enumerate(self._log.segments[:-1], 1):
-            since_ms = self._inherited.get(segment.start)
-            if since_ms is not None:
-                # What follows it was stored at that time, so everything in it is at least as old.
-                age_ms = max(wall_ms - self._log.first_stored_at_ms(number), 0)
-                since_ms = max(since_ms, monotonic_ms - age_ms)
-                self._inherited[segment.start] = self._full_since_ms[segment.start] = since_ms
-        if monotonic_ms >= self._sure_at_ms:
-            self._inherited.clear()
+        if not self._is_sure:
+            self._lag_ms = max(self._lag_ms, monotonic_ms - wall_ms)
+            self._is_sure = monotonic_ms >= self._sure_at_ms
+        known = self._full_since_ms
+        for number in range(len(segments) - 2, -1, -1):
+            start = segments[number].start
+            if start < self._inherited_end or start in known:
+                break
+            known[start] = monotonic_ms
 
     def _has_served(self, now_ms: int) -> bool:
         """Whether the oldest segment has to go: by size, or by its time on both clocks.
@@ -191,11 +177,17 @@ class Retention:
             return False
         if self._is_too_large:
             return True
-        since_ms = self._full_since_ms.get(self._log.segments[0].start)
-        if since_ms is None or self._monotonic_ms is None:
+        if self._monotonic_ms is None or not self._is_sure:
             return False
-        is_sure = self._monotonic_ms >= self._sure_at_ms
-        return is_sure and self._monotonic_ms - since_ms >= self._retention_ms
+        return self._monotonic_ms - self._since_ms() >= self._retention_ms
+
+    def _since_ms(self) -> int:
+        """Return since when the oldest segment is full, on the clock that nobody moves."""
+        start = self._log.segments[0].start
+        if start >= self._inherited_end:
+            return self._full_since_ms[start]
+        # What follows it was stored at that time, so everything in it is at least as old.
+        return min(self._log.first_stored_at_ms(1) + self._lag_ms, self._sure_at_ms)
 
     def retire_oldest(self, now_ms: int) -> Steps:
         """State again what only the oldest segment states, then give it up."""
@@ -209,24 +201,15 @@ class Retention:
                 return  # It is repaired first; what was done up to here may be done again.
             if n % QUEUES_CUT_A_SLICE == 0:
                 yield []
-        index_files = [file.name for file in self._store.index.drop_before(end)]
+        index_files = self._store.index.drop_before(end)
+        queue_files = [file for file in self._store.queue_files if file.to_offset <= end]
+        del self._store.queue_files[: len(queue_files)]
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
+        self._full_since_ms.pop(self._log.segments[0].start, None)
         yield from self._log.drop_oldest()
-        for name in index_files:
-            yield from self._checkpoints.index_folder.drop(name)
-        for name in self._old_queue_files(end):
-            yield from self._checkpoints.queues_folder.drop(name)
-
-    def _old_queue_files(self, end: int) -> list[str]:
-        """Return the queue files that only know records before log offset `end`."""
-
-        def is_old(name: str) -> bool:
-            # The oldest come first; what has another name is being dropped.
-            return not name[-1].isdigit() or int(name.rpartition("-")[2]) <= end
-
-        names = takewhile(is_old, self._checkpoints.queues_folder.names)
-        return [name for name in names if name[-1].isdigit()]
+        for file in [*index_files, *queue_files]:
+            yield from self._checkpoints.drop(file)
 
     def _restate(self, end: int, now_ms: int) -> Steps:
         """Record all live state that is only stated before log offset `end`."""

@@ -13,8 +13,8 @@
 Big-endian. Such a file states what the log says from from_offset to to_offset; whatever is missing
 or damaged is read from the log again. Its kind is in the magic and in its folder:
 
-    queues/     "TMQ1"  a block a queue: consume queue entries; keys topic_id and queue_id, first is
-                        the first queue offset
+    queues/     "TMQ1"  one or more blocks a queue: consume queue entries; keys topic_id and
+                        queue_id, first is the first queue offset
     index/      "TMI1"  blocks of key hashes, sorted (u64 x items, then i64 log offsets x items)
     snapshots/  "TMS1"  sections of the pop state; key_1 is the section's kind, key_2 its slot or
                         queue number, first the log offset that the section covers
@@ -23,13 +23,16 @@ or damaged is read from the log again. Its kind is in the magic and in its folde
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
 HEADER = struct.Struct(">IIIIqq")
 ROW = struct.Struct(">IIqIIQ")
+_POSITION = struct.Struct(">Q")
 HEADER_SIZE = 32
 ROW_SIZE = 32
+_POSITION_AT = 24  # in a row
 VERSION = 1
 QUEUE_MAGIC = 0x544D5131
 INDEX_MAGIC = 0x544D4931
@@ -61,8 +64,16 @@ def encode_header(
     return HEADER.pack(magic, VERSION, count, crc32(directory), from_offset, to_offset)
 
 
-def decode_header(view: memoryview, magic: int) -> tuple[int, int, list[Row]]:
-    """Return (from_offset, to_offset, directory). Raises BlockFileDamaged."""
+class Header(NamedTuple):
+    """What a file says of itself: the stretch of the log, and how many blocks it has."""
+
+    from_offset: int
+    to_offset: int
+    row_count: int
+
+
+def decode_header(view: memoryview, magic: int) -> Header:
+    """Check a header and the directory behind it. Raises BlockFileDamaged."""
     if len(view) < HEADER_SIZE:
         raise BlockFileDamaged("too short")
     found, version, count, crc, from_offset, to_offset = HEADER.unpack_from(view)
@@ -71,4 +82,16 @@ def decode_header(view: memoryview, magic: int) -> tuple[int, int, list[Row]]:
         raise BlockFileDamaged("another kind or version of file")
     if len(directory) != count * ROW_SIZE or crc32(directory) != crc:
         raise BlockFileDamaged("directory checksum mismatch")
-    return from_offset, to_offset, [Row._make(row) for row in ROW.iter_unpack(directory)]
+    return Header(from_offset, to_offset, count)
+
+
+def rows(view: memoryview, begin: int, end: int) -> Iterator[Row]:
+    """Yield some rows of a directory, as they are."""
+    data = view[HEADER_SIZE + begin * ROW_SIZE : HEADER_SIZE + end * ROW_SIZE]
+    return map(Row._make, ROW.iter_unpack(data))
+
+
+def position_of(view: memoryview, number: int) -> int:
+    """Return where a block begins, as its row says."""
+    at = HEADER_SIZE + number * ROW_SIZE + _POSITION_AT
+    return int(_POSITION.unpack_from(view, at)[0])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
 from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.tally import Tally
 
 
@@ -29,6 +30,7 @@ def file_name(folder: str, *, from_offset: int, to_offset: int) -> str:
 
 def write_block_file(
     folder: KnownFolder,
+    mappings: Mappings,
     magic: int,
     slices: Iterable[Sequence[Block]],
     tally: Tally,
@@ -46,17 +48,16 @@ def write_block_file(
     name = file_name(folder.path, from_offset=from_offset, to_offset=to_offset)
     temporary = f"{folder.path}/unfinished"
     file = folder.create(temporary)
-    rows: list[Row] = []
     directory = bytearray()
+    row_count = 0
     position = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
     for blocks in slices:
-        assert len(rows) + len(blocks) <= block_count_max, "more blocks than there is room for"
+        row_count += len(blocks)
+        assert row_count <= block_count_max, "more blocks than there is room for"
         if blocks:
             file.write_at(position, [block.data for block in blocks])
         for block in blocks:
-            row = Row(*block[:4], crc32(block.data), position)
-            rows.append(row)
-            directory += block_file.ROW.pack(*row)
+            directory += block_file.ROW.pack(*block[:4], crc32(block.data), position)
             position += len(block.data)
             tally.add(1, size_bytes=len(block.data))
         yield []
@@ -67,10 +68,11 @@ def write_block_file(
     yield [file]
     file.close()
     folder.rename(temporary, name)
+    mappings.forget(name)
     yield [folder.disk.folder(folder.path)]
     return BlockFile(
-        folder.disk, name, rows,
-        magic=magic, damaged=damaged, from_offset=from_offset, to_offset=to_offset,
+        mappings, name, block_file.Header(from_offset, to_offset, row_count),
+        magic=magic, damaged=damaged,
     )  # fmt: skip
 
 
@@ -80,90 +82,100 @@ DamagedFiles: TypeAlias = "dict[str, BlockFile]"
 
 @final
 class BlockFile:
-    """An open derived file. A block's checksum is verified when it is first used."""
+    """A derived file, mapped while it is used. Of a block the first use verifies the checksum."""
 
     def __init__(
         self,
-        disk: Disk,
+        mappings: Mappings,
         name: str,
-        rows: list[Row],
+        header: block_file.Header,
         *,
         magic: int,
         damaged: DamagedFiles,
-        from_offset: int,
-        to_offset: int,
     ) -> None:
-        """Open `name`, whose directory is known; a damaged block puts it among the `damaged`."""
+        """Know `name`, whose header is right; a damaged block puts it among the `damaged`."""
         self.name = name
         self.magic = magic
+        self.from_offset, self.to_offset, self.row_count = header
+        self._mappings = mappings
         self._damaged = damaged
-        self._view = _view(disk, name)
-        self.from_offset = from_offset
-        self.to_offset = to_offset
-        self.rows = rows
-        self._verified = bytearray(len(rows))
+        self._verified = bytearray(header.row_count)
 
-    def unverified(self, index: int, size: int) -> memoryview:
-        """Return what there is of the `size` bytes of block `index`, right or wrong."""
-        position = self.rows[index].position
-        return self._view[position : position + size]
+    def row(self, number: int) -> Row:
+        """Return a row of the directory."""
+        return next(self.rows(number, number + 1))
 
-    def check_block(self, index: int, size: int) -> memoryview:
+    def rows(self, begin: int = 0, end: int | None = None) -> Iterator[Row]:
+        """Yield the rows of the directory from `begin` to `end`, or all."""
+        end = self.row_count if end is None else end
+        return block_file.rows(self._mappings[self.name], begin, end)
+
+    def unverified(self, number: int, size: int) -> memoryview:
+        """Return what there is of the `size` bytes of block `number`, right or wrong."""
+        view = self._mappings[self.name]
+        position = block_file.position_of(view, number)
+        return view[position : position + size]
+
+    def check_block(self, number: int, size: int) -> memoryview:
         """Verify a block again, whoever has done so before. Returns, and raises, as `block`."""
-        self._verified[index] = 0
-        return self.block(index, size)
+        self._verified[number] = 0
+        return self.block(number, size)
 
-    def block(self, index: int, size: int) -> memoryview:
-        """Return the `size` bytes of block `index`. Raises BlockFileDamaged."""
-        data = self.unverified(index, size)
-        if not self._verified[index]:
-            if len(data) != size or crc32(data) != self.rows[index].crc:
+    def block(self, number: int, size: int) -> memoryview:
+        """Return the `size` bytes of block `number`. Raises BlockFileDamaged."""
+        data = self.unverified(number, size)
+        if not self._verified[number]:
+            if len(data) != size or crc32(data) != self.row(number).crc:
                 self._damaged[self.name] = self
-                raise BlockFileDamaged(f"{self.name}: checksum mismatch in block {index}")
-            self._verified[index] = 1
+                raise BlockFileDamaged(f"{self.name}: checksum mismatch in block {number}")
+            self._verified[number] = 1
         return data
 
-
-def _view(disk: Disk, name: str) -> memoryview:
-    file = disk.open(name)
-    view = file.view()
-    file.close()
-    return view
+    def advise(self) -> None:
+        """Say that all of the file will be read soon; a hint."""
+        self._mappings.advise(self.name)
 
 
-def open_block_file(disk: Disk, name: str, magic: int, damaged: DamagedFiles) -> BlockFile:
+def open_block_file(mappings: Mappings, name: str, magic: int, damaged: DamagedFiles) -> BlockFile:
     """Open a derived file of an earlier life. Raises BlockFileDamaged."""
-    from_offset, to_offset, rows = block_file.decode_header(_view(disk, name), magic)
+    header = block_file.decode_header(mappings[name], magic)
     # No checksum covers the range in the header: the name says it a second time. And of a torn
     # header of a file that was being written the checksum may be right.
+    from_offset, to_offset, _ = header
     if name != file_name(name.rpartition("/")[0], from_offset=from_offset, to_offset=to_offset):
         raise BlockFileDamaged(f"{name} says that it is of {from_offset} to {to_offset}")
-    return BlockFile(
-        disk, name, rows,
-        magic=magic, damaged=damaged, from_offset=from_offset, to_offset=to_offset,
-    )  # fmt: skip
+    return BlockFile(mappings, name, header, magic=magic, damaged=damaged)
 
 
 def open_chain(
-    disk: Disk, folder: str, magic: int, damaged: DamagedFiles, *, to_offset: int
+    disk: Disk,
+    mappings: Mappings,
+    folder: str,
+    magic: int,
+    damaged: DamagedFiles,
+    *,
+    to_offset: int,
 ) -> list[BlockFile]:
     """Open the files that join up to `to_offset`, oldest first, and delete all others.
 
-    A damaged file ends the chain from below: what it and all later ones state is rebuilt.
+    Of files that begin at one place the widest counts: it has taken the place of the others, and
+    of those behind them that it covers. A damaged file that nothing else covers ends the chain from
+    below: what it and all later ones state is rebuilt.
     """
-    chain: list[BlockFile] = []
-    is_broken = False
-    for name in disk.names(folder):
+    files = []
+    names = disk.names(folder)
+    for name in names:
         try:
-            file = open_block_file(disk, name, magic, damaged)
+            file = open_block_file(mappings, name, magic, damaged)
         except (BlockFileDamaged, ValueError):
-            is_broken = True
-            disk.delete(name)
             continue
-        joins = not chain or chain[-1].to_offset == file.from_offset
-        if is_broken or not joins or file.to_offset > to_offset:
-            is_broken = True
-            disk.delete(name)
-            continue
-        chain.append(file)
+        if file.to_offset <= to_offset:
+            files.append(file)
+    chain: list[BlockFile] = []
+    for file in sorted(files, key=lambda one: (one.from_offset, -one.to_offset)):
+        if not chain or file.from_offset == chain[-1].to_offset:
+            chain.append(file)
+    for name in set(names).difference(file.name for file in chain):
+        mappings.forget(name)
+        disk.delete(name)
     return chain

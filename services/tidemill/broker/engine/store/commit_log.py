@@ -14,6 +14,7 @@ refuses to go on when durable bytes are damaged.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple, final
 from zlib import crc32
@@ -29,6 +30,7 @@ from tidemill.broker.engine.layout.record import (
     Kind,
 )
 from tidemill.broker.engine.store.disk import DROPPED, Disk, File, drop_file
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.common.errors import MessageBodyTooLarge
 
 # By their own names, since every record of every message passes here.
@@ -75,13 +77,14 @@ def segment_name(start: int) -> str:
 class Segment:
     """One file of the log."""
 
-    __slots__ = ("end", "file", "first_stored_at_ms", "pad_at", "start", "view")
+    __slots__ = ("end", "file", "first_stored_at_ms", "name", "pad_at", "start")
 
-    def __init__(self, file: File, start: LogOffset, size: int) -> None:
-        self.file = file
-        self.start = start
+    def __init__(self, start: int, size: int, file: File | None = None) -> None:
+        self.name = segment_name(start)
+        self.start = LogOffset(start)
         self.end = LogOffset(start + size)
-        self.view = file.view()
+        # Open as long as it is written to, or a sync of it is under way.
+        self.file = file
         # Byte at which its pad stands, the end where it has none; None: nobody has looked.
         self.pad_at: int | None = None
         self.first_stored_at_ms: int | None = None  # None: nobody has looked
@@ -90,7 +93,7 @@ class Segment:
 def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
     """Describe damage to durable bytes."""
     return CorruptStore(
-        f"{segment.file.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
+        f"{segment.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
         f"{why}. These bytes were durable, so acknowledged messages are affected and the broker "
         f"does not start over them. Stop the broker, restore this file from a backup, and start "
         f"again."
@@ -101,9 +104,10 @@ def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
 class CommitLog:
     """The segments of one log, the pending round, and how far all of it is durable."""
 
-    def __init__(self, disk: Disk, *, segment_bytes: int) -> None:
+    def __init__(self, disk: Disk, mappings: Mappings, *, segment_bytes: int) -> None:
         assert segment_bytes % BLOCK_BYTES == 0, "segments are made of whole blocks"
         self._disk = disk
+        self._views = mappings
         self._segment_bytes = segment_bytes
         self._segments: list[Segment] = []
         self._prepared: Segment | None = None
@@ -115,6 +119,7 @@ class CommitLog:
         self._active_end = LogOffset(0)
         self._chunk_from = 0  # where the first of `_buffers` will stand
         self._unsynced: dict[str, File] = {}
+        self._full: deque[Segment] = deque()  # whose files are still open
         self._written_offset = LogOffset(0)
         self.epoch = 0
         self.log_end = LogOffset(0)
@@ -187,6 +192,7 @@ class CommitLog:
                 self._buffers.append(record.PAD.pack(record.PAD_MAGIC, room))
             self._segments[-1].pad_at = self.log_end - self._segments[-1].start
             self._close_chunk(self._segments[-1])
+            self._full.append(self._segments[-1])
         segment, self._prepared = self._prepared, None
         if segment is None:
             # Nobody prepared it in time: an unfilled file is slower to sync, and right.
@@ -210,7 +216,7 @@ class CommitLog:
         file.resize(self._segment_bytes)
         file.sync()
         self._disk.folder(FOLDER).sync()
-        return Segment(file, LogOffset(start), self._segment_bytes)
+        return Segment(start, self._segment_bytes, file)
 
     # ------------------------------------------------------------ the round
 
@@ -219,8 +225,9 @@ class CommitLog:
         if self._segments:
             self._close_chunk(self._segments[-1])
         for segment, begin, buffers in self._pending:
+            assert segment.file is not None, "it is not synced yet"
             segment.file.write_at(begin - segment.start, buffers)
-            self._unsynced[segment.file.name] = segment.file
+            self._unsynced[segment.name] = segment.file
             self.written_bytes += sum(map(len, buffers))
         self._pending.clear()
         self._pending_records.clear()
@@ -239,6 +246,8 @@ class CommitLog:
         """Everything before `log_offset` is durable."""
         assert log_offset <= self._written_offset, "only what was written is durable"
         self.committed_offset = max(self.committed_offset, log_offset)
+        while self._full and self._full[0].end < log_offset:
+            _close(self._full.popleft())
 
     # ------------------------------------------------------------ reading
 
@@ -253,7 +262,7 @@ class CommitLog:
             return self._pending_records[log_offset]
         segment = self._segment_of(log_offset)
         at = log_offset - segment.start
-        view = segment.view
+        view = self._views[segment.name]
         header = record.HEADER.unpack_from(view, at)
         if header[0] != record.MAGIC or header[record.LOG_OFFSET] != log_offset:
             raise damaged(segment, log_offset, "no record begins here")
@@ -263,7 +272,8 @@ class CommitLog:
     def verify(self, log_offset: LogOffset) -> None:
         """Check every checksum of a record. Raises CorruptStore, LookupError as `read`."""
         segment = self._segment_of(log_offset)
-        why = record.find_damage(segment.view, log_offset - segment.start, log_offset=log_offset)
+        view = self._views[segment.name]
+        why = record.find_damage(view, log_offset - segment.start, log_offset=log_offset)
         if why:
             raise damaged(segment, log_offset, why)
 
@@ -279,7 +289,11 @@ class CommitLog:
             return memoryview(b"")
         segment = self._segment_of(log_offset)
         at = log_offset - segment.start
-        return segment.view[at : at + size]
+        return self._views[segment.name][at : at + size]
+
+    def view(self, segment: Segment) -> memoryview:
+        """Return all bytes of a segment."""
+        return self._views[segment.name]
 
     def stored_by_ms(self, log_offset: LogOffset) -> int:
         """Return a time by which whatever stands at `log_offset` was stored; no tight bound."""
@@ -289,7 +303,7 @@ class CommitLog:
 
     def walk(self, segment: Segment) -> Iterator[Record]:
         """Yield the records of a segment that is no longer active, their checksums unchecked."""
-        at, size, view = 0, segment.end - segment.start, segment.view
+        at, size, view = 0, segment.end - segment.start, self._views[segment.name]
         while size - at >= record.HEADER_SIZE:
             header = Header._make(record.HEADER.unpack_from(view, at))
             if header.magic == record.PAD_MAGIC:
@@ -306,34 +320,23 @@ class CommitLog:
         Heads are checked, tails are not. What retention took is left out.
         """
         for segment in list(self._segments):
-            view, size = segment.view, segment.end - segment.start
+            size = segment.end - segment.start
             at, stop = max(begin - segment.start, 0), min(end - segment.start, size)
+            if at >= stop:
+                continue
+            view = self._views[segment.name]
             while stop - at >= record.HEADER_SIZE:
                 if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
                     break
                 offset = LogOffset(segment.start + at)
                 header = record.find_head(view, at, log_offset=offset)
                 if header is None:
-                    at = self._find_next_head(segment, at + 1, stop)
+                    at = _find_next_head(view, segment.start, at + 1, stop)
                     yield Hole(offset, LogOffset(segment.start + at))
                     continue
                 body = view[at + record.HEADER_SIZE : at + header.head_size]
                 yield Record(header, body, view[at + header.head_size : at + header.size])
                 at += header.size
-
-    @staticmethod
-    def _find_next_head(segment: Segment, begin: int, stop: int) -> int:
-        """Return where in a segment the next intact head begins; `stop` where there is none."""
-        for first in range(begin, stop, SEARCH_BYTES):
-            # The copy is many times faster to search than the view.
-            chunk = bytes(segment.view[first : min(first + SEARCH_BYTES + 3, stop)])
-            at = chunk.find(record.MAGIC_BYTES)
-            while at >= 0:
-                offset = LogOffset(segment.start + first + at)
-                if record.find_head(segment.view, first + at, log_offset=offset) is not None:
-                    return first + at
-                at = chunk.find(record.MAGIC_BYTES, at + 1)
-        return stop
 
     def segment_start(self, log_offset: LogOffset) -> int:
         """Return where the segment of `log_offset` begins; of one that is gone, the oldest does."""
@@ -346,7 +349,10 @@ class CommitLog:
         """Say that `size` bytes from `log_offset` will be read soon; a hint."""
         segment = self._segment_of(log_offset)
         at = log_offset - segment.start
-        segment.file.advise(at, min(size, segment.end - segment.start - at))
+        file = segment.file or self._disk.open(segment.name)
+        file.advise(at, min(size, segment.end - segment.start - at))
+        if segment.file is None:
+            file.close()
 
     def _segment_of(self, log_offset: LogOffset) -> Segment:
         segments = self._segments
@@ -389,34 +395,40 @@ class CommitLog:
                 )
             if self._segments and int(stem) < self._segments[-1].end:
                 continue
-            file = self._disk.open(name)
-            if int(stem) + file.size() > durable_offset:
-                file.reload()
-            if not file.size():
+            size = self._reload(name, int(stem), durable_offset)
+            if not size:
                 # The process ended while it made the file: nothing was ever in it.
-                file.close()
                 self._disk.delete(name)
                 continue
-            if file.size() % BLOCK_BYTES:
+            if size % BLOCK_BYTES:
                 raise CorruptStore(
-                    f"{name} has been cut: it has {file.size()} bytes, and a segment has a "
+                    f"{name} has been cut: it has {size} bytes, and a segment has a "
                     f"multiple of {BLOCK_BYTES}. Restore it from a backup, and start again."
                 )
-            segment = Segment(file, LogOffset(int(stem)), file.size())
+            segment = Segment(int(stem), size)
             if self._segments and self._segments[-1].end != segment.start:
                 if self._is_unused(segment):
+                    self._views.forget(name)
                     self._disk.delete(name)
                     continue
                 raise CorruptStore(
-                    f"the log has a hole: {self._segments[-1].file.name} ends at log offset "
+                    f"the log has a hole: {self._segments[-1].name} ends at log offset "
                     f"{self._segments[-1].end}, and the next file is {name}. Restore the missing "
                     f"file from a backup, and start again."
                 )
             self._segments.append(segment)
 
-    @staticmethod
-    def _is_unused(segment: Segment) -> bool:
-        return bool(record.find_damage(segment.view, 0, log_offset=segment.start))
+    def _reload(self, name: str, start: int, durable_offset: int) -> int:
+        """Make a segment durable from `durable_offset` on; return its size."""
+        file = self._disk.open(name)
+        if start + file.size() > durable_offset:
+            file.reload()
+        size = file.size()  # of what is on the disk, and not in memory alone
+        file.close()
+        return size
+
+    def _is_unused(self, segment: Segment) -> bool:
+        return bool(record.find_damage(self._views[segment.name], 0, log_offset=segment.start))
 
     def scan(self, log_offset: LogOffset) -> Iterator[Record]:
         """Yield the intact records from `log_offset` on, and set `log_end` behind the last one."""
@@ -424,7 +436,7 @@ class CommitLog:
         for segment in self._segments:
             if segment.end <= log_offset:
                 continue
-            at, view = max(log_offset, segment.start) - segment.start, segment.view
+            at, view = max(log_offset, segment.start) - segment.start, self._views[segment.name]
             size = segment.end - segment.start
             while size - at >= record.PAD.size:
                 if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
@@ -451,7 +463,8 @@ class CommitLog:
         remains = list(self._find_remains(end))
         if end < durable_offset or any(offset - unsynced > end for offset, unsynced in remains):
             segment = self._segment_of(end)
-            why = record.find_damage(segment.view, end - segment.start, log_offset=end)
+            view = self._views[segment.name]
+            why = record.find_damage(view, end - segment.start, log_offset=end)
             raise damaged(segment, end, why or "the record is missing")
         cut_bytes = self._cut(end, has_remains=bool(remains))
         self.committed_offset = self._written_offset = self._chunk_from = self.log_end
@@ -466,19 +479,17 @@ class CommitLog:
         for segment in self._segments:
             if segment.end <= end:
                 continue
-            size = segment.end - segment.start
+            view, size = self._views[segment.name], segment.end - segment.start
             for begin in range(max(end - segment.start, 0), size, SEARCH_BYTES):
                 # The copy is many times faster to search than the view.
-                chunk = bytes(segment.view[begin : begin + SEARCH_BYTES + 3])
+                chunk = bytes(view[begin : begin + SEARCH_BYTES + 3])
                 at = chunk.find(record.MAGIC_BYTES)
                 while at >= 0:
                     position = begin + at
                     offset = segment.start + position
                     unsynced = record.UNSYNCED_MAX
-                    if not record.find_damage(segment.view, position, log_offset=LogOffset(offset)):
-                        unsynced = record.HEADER.unpack_from(segment.view, position)[
-                            record.UNSYNCED
-                        ]
+                    if not record.find_damage(view, position, log_offset=LogOffset(offset)):
+                        unsynced = record.HEADER.unpack_from(view, position)[record.UNSYNCED]
                     yield offset, unsynced
                     at = chunk.find(record.MAGIC_BYTES, at + 1)
 
@@ -486,23 +497,25 @@ class CommitLog:
         """Make everything from `end` on unreadable, so that no torn record ever comes back."""
         kept = [segment for segment in self._segments if segment.start < end or not segment.start]
         for segment in self._segments[len(kept) :]:
-            segment.file.close()
-            self._disk.delete(segment.file.name)
+            self._views.forget(segment.name)
+            self._disk.delete(segment.name)
         if len(kept) < len(self._segments):
             self._disk.folder(FOLDER).sync()
         self._segments = kept
         if not kept:
             return 0
         active = kept[-1]
+        file = active.file = self._disk.open(active.name)
         at = end - active.start
-        cut_bytes = len(bytes(active.view[at : at + TORN_BYTES_MAX]).rstrip(b"\0"))
+        remains = bytes(self._views[active.name][at : at + TORN_BYTES_MAX])
+        cut_bytes = len(remains.rstrip(b"\0"))
         if cut_bytes or has_remains:
             # By zeros and not by a shorter file: a power cut on the way must not leave a segment
             # that looks as if somebody had cut it.
             size = active.end - active.start
             for begin in range(at, size, SEARCH_BYTES):
-                active.file.write_at(begin, [bytes(min(SEARCH_BYTES, size - begin))])
-        active.file.sync()
+                file.write_at(begin, [bytes(min(SEARCH_BYTES, size - begin))])
+        file.sync()
         self._active_end = active.end
         return cut_bytes
 
@@ -537,7 +550,7 @@ class CommitLog:
         source, file.name = file.name, segment_name(start)
         self._disk.rename(source, file.name)
         # The log may roll before the name is durable, and must then find the file and not make it.
-        self._prepared = Segment(file, LogOffset(start), self._segment_bytes)
+        self._prepared = Segment(start, self._segment_bytes, file)
         self._is_prepared_durable = False
         yield [self._disk.folder(FOLDER)]
         self._is_prepared_durable = True
@@ -557,21 +570,21 @@ class CommitLog:
         assert len(self._segments) > 1, "the active segment is never dropped"
         assert segment.end <= self.committed_offset, "only durable segments are dropped"
         del self._segments[0]
+        self._views.forget(segment.name)
         is_of_size = segment.end - segment.start == self._segment_bytes
         if self._prepared is None and is_of_size and segment.pad_at is not None:
             # What it holds stays readable by nobody: every record in it names another position. A
             # pad does not: behind a lost record it would pass for the end of the next use. Until
             # the name is gone, durably, it is the end of this one.
-            source, segment.file.name = segment.file.name, f"{FOLDER}/{PREPARED}"
-            self._disk.rename(source, segment.file.name)
+            self._disk.rename(segment.name, f"{FOLDER}/{PREPARED}")
+            file = self._disk.open(f"{FOLDER}/{PREPARED}")
             yield [self._disk.folder(FOLDER)]
             erased = bytes(min(record.PAD.size, self._segment_bytes - segment.pad_at))
-            segment.file.write_at(segment.pad_at, [erased])
-            yield [segment.file]
-            yield from self._install(segment.file, self._active_end)
+            file.write_at(segment.pad_at, [erased])
+            yield [file]
+            yield from self._install(file, self._active_end)
         else:
-            segment.file.close()
-            yield from drop_file(self._disk, segment.file.name)
+            yield from drop_file(self._disk, segment.name)
 
     def first_stored_at_ms(self, index: int) -> int:
         """Return when the first intact record from the beginning of segment `index` on was stored.
@@ -588,4 +601,24 @@ class CommitLog:
     def close(self) -> None:
         """Close all files; nothing is written."""
         for segment in [*self._segments, *([self._prepared] if self._prepared else [])]:
-            segment.file.close()
+            _close(segment)
+
+
+def _close(segment: Segment) -> None:
+    file, segment.file = segment.file, None
+    if file is not None:
+        file.close()
+
+
+def _find_next_head(view: memoryview, start: LogOffset, begin: int, stop: int) -> int:
+    """Return where in a segment the next intact head begins; `stop` where there is none."""
+    for first in range(begin, stop, SEARCH_BYTES):
+        # The copy is many times faster to search than the view.
+        chunk = bytes(view[first : min(first + SEARCH_BYTES + 3, stop)])
+        at = chunk.find(record.MAGIC_BYTES)
+        while at >= 0:
+            offset = LogOffset(start + first + at)
+            if record.find_head(view, first + at, log_offset=offset) is not None:
+                return first + at
+            at = chunk.find(record.MAGIC_BYTES, at + 1)
+    return stop

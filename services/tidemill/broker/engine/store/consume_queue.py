@@ -1,15 +1,16 @@
 """Consume queues: per queue, where in the commit log its messages lie.
 
 The newest entries are in memory (the tail, at most what the log holds since the last checkpoint);
-older ones are in the blocks of `queues/` files, one file a checkpoint with a block a queue. So one
-sync makes the entries of any number of queues durable, and memory does not grow with the backlog.
-Derived: the log is the truth and rebuilds every entry.
+older ones are in the blocks of `queues/` files, one file a checkpoint with a block a queue, which
+are merged later (`engine.merge`). So one sync makes the entries of any number of queues durable,
+and memory does not grow with the backlog. Derived: the log is the truth and rebuilds every entry.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
@@ -18,7 +19,7 @@ from tidemill.broker.engine.store.block_file import BlockFile
 
 
 class Run(NamedTuple):
-    """A stretch of a queue's entries in a derived file."""
+    """A stretch of a queue's entries: a block of a derived file."""
 
     file: BlockFile
     block: int
@@ -28,18 +29,23 @@ class Run(NamedTuple):
 
 @final
 class ConsumeQueue:
-    """The entries of one queue, from `min_offset` to `max_offset`."""
+    """The entries of one queue, from `min_offset` to `max_offset`.
+
+    Those before `base` are in runs, without a gap: where one ends the next begins. The runs are
+    three lists beside each other, since a store may have millions.
+    """
 
     __slots__ = (
-        "_firsts", "_runs", "base", "max_offset", "min_offset", "queue_id", "stated_at", "tail",
-        "topic_id",
+        "_blocks", "_files", "_firsts", "base", "max_offset", "min_offset", "queue_id", "stated_at",
+        "tail", "topic_id",
     )  # fmt: skip
 
     def __init__(self, topic_id: TopicId, queue_id: QueueId) -> None:
         self.topic_id = topic_id
         self.queue_id = queue_id
-        self._runs: list[Run] = []
-        self._firsts: list[int] = []
+        self._firsts = array("q")
+        self._files: list[BlockFile] = []
+        self._blocks = array("I")
         self.tail = bytearray()
         self.base = 0  # queue offset of the first entry in the tail
         self.min_offset = QueueOffset(0)
@@ -56,6 +62,7 @@ class ConsumeQueue:
     def restart_at(self, offset: QueueOffset, log_offset: LogOffset) -> None:
         """Make the queue go on at `offset`: what was before is gone from the log."""
         if offset > self.max_offset:
+            self._drop_runs(len(self._firsts))
             self.tail.clear()
             self.base = self.min_offset = self.max_offset = offset
         self.stated_at = max(self.stated_at, log_offset)
@@ -66,18 +73,35 @@ class ConsumeQueue:
         `offset` must lie between min_offset and max_offset. Raises BlockFileDamaged.
         """
         assert self.min_offset <= offset < self.max_offset, "offset outside of the queue"
-        found: list[tuple[LogOffset, int, int]] = []
+        if offset >= self.base:
+            begin = (offset - self.base) * SIZE
+            tail = memoryview(self.tail)[begin : begin + count * SIZE]
+            return list(ENTRY.iter_unpack(tail))
+        return list(ENTRY.iter_unpack(self.data(offset, count)))
+
+    def data(self, offset: int, count: int) -> bytes:
+        """Return the bytes of `count` entries from `offset`, or of all there are. Raises so too."""
+        parts: list[memoryview | bytearray] = []
         while offset < self.base and count > 0:
-            run = self._runs[bisect_right(self._firsts, offset) - 1]
-            begin = (offset - run.first) * SIZE
+            run = self._run_of(offset)
+            begin = offset - run.first
+            found = min(count, run.entry_count - begin)
             data = run.file.block(run.block, run.entry_count * SIZE)
-            part = list(ENTRY.iter_unpack(data[begin : begin + count * SIZE]))
-            found += part
-            offset += len(part)
-            count -= len(part)
+            parts.append(data[begin * SIZE : (begin + found) * SIZE])
+            offset += found
+            count -= found
         begin = (offset - self.base) * SIZE
-        found += ENTRY.iter_unpack(memoryview(self.tail)[begin : begin + count * SIZE])
-        return found
+        parts.append(self.tail[begin : begin + count * SIZE])
+        return b"".join(parts)
+
+    def _run_of(self, offset: int) -> Run:
+        return self._run(bisect_right(self._firsts, offset) - 1)
+
+    def _run(self, number: int) -> Run:
+        firsts = self._firsts
+        end = firsts[number + 1] if number + 1 < len(firsts) else self.base
+        first = firsts[number]
+        return Run(self._files[number], self._blocks[number], first, end - first)
 
     def entry(self, offset: int) -> tuple[LogOffset, int, int]:
         """Return the entry at `offset`, which must lie inside the queue. Raises as `entries`."""
@@ -88,7 +112,7 @@ class ConsumeQueue:
     def check_entry(self, offset: int) -> None:
         """Verify again what the entry at `offset` is read from. Raises BlockFileDamaged."""
         if self.min_offset <= offset < self.base:
-            run = self._runs[bisect_right(self._firsts, offset) - 1]
+            run = self._run_of(offset)
             run.file.check_block(run.block, run.entry_count * SIZE)
 
     def walk(self, offset: int) -> Iterator[tuple[LogOffset, int, int]]:
@@ -111,32 +135,55 @@ class ConsumeQueue:
 
     def add_run(self, run: Run) -> None:
         """Take entries of a derived file over; those in the tail that it states are given up."""
-        end = run.first + run.entry_count
-        if self._runs and self._runs[-1].first + self._runs[-1].entry_count != run.first:
+        if self._firsts and self.base != run.first:
             # The queue went on at a later offset after retention: older runs are below it.
-            self._runs.clear()
-            self._firsts.clear()
+            self._drop_runs(len(self._firsts))
             self.min_offset = QueueOffset(run.first)
-        if not self._runs:
+        if not self._firsts:
             self.min_offset = QueueOffset(max(self.min_offset, run.first))
-        self._runs.append(run)
         self._firsts.append(run.first)
+        self._files.append(run.file)
+        self._blocks.append(run.block)
+        end = run.first + run.entry_count
         del self.tail[: max(end - self.base, 0) * SIZE]
         self.base = max(self.base, end)
         self.max_offset = QueueOffset(max(self.max_offset, end))
 
-    def replace_run(self, first: int, old: BlockFile, new: BlockFile) -> None:
-        """Answer from `new` what a block of `old` answered, if it is still asked."""
-        at = bisect_right(self._firsts, first) - 1
-        if at >= 0 and self._runs[at].file is old:
-            self._runs[at] = self._runs[at]._replace(file=new)
+    def stretch_in(self, files: Container[BlockFile]) -> range:
+        """Return the offsets of the entries in some derived files, which are adjacent."""
+        numbers = self._runs_in(files)
+        if not numbers:
+            return range(0)
+        last = self._run(numbers[-1])
+        return range(self._firsts[numbers[0]], last.first + last.entry_count)
+
+    def replace_runs(self, files: Container[BlockFile], runs: list[Run]) -> None:
+        """Answer from `runs`, of one new file, what some adjacent files answered."""
+        numbers = self._runs_in(files)
+        at = slice(numbers.start, numbers.stop)
+        self._firsts[at] = array("q", [run.first for run in runs])
+        self._files[at] = [run.file for run in runs]
+        self._blocks[at] = array("I", [run.block for run in runs])
+
+    def _runs_in(self, files: Container[BlockFile]) -> range:
+        count = len(self._files)
+        begin = next((n for n in range(count) if self._files[n] in files), count)
+        end = next((n for n in range(begin, count) if self._files[n] not in files), count)
+        return range(begin, end)
 
     def drop_before(self, log_offset: LogOffset) -> int:
         """Give up entries of messages before `log_offset`; return how many those were.
 
         Raises BlockFileDamaged, and changes nothing then.
         """
-        low, high = int(self.min_offset), int(self.max_offset)
+        # Only in the runs of one file there can be entries on both sides.
+        begin = bisect_right(self._files, int(log_offset), key=lambda file: file.to_offset)
+        end = bisect_left(self._files, int(log_offset), key=lambda file: file.from_offset)
+        low = self._firsts[begin] if begin < len(self._firsts) else self.base
+        high = self._firsts[end] if end < len(self._firsts) else self.base
+        if end == len(self._firsts):
+            high += self.tail_count_before(log_offset)
+        low, high = max(low, self.min_offset), max(high, self.min_offset)
         while low < high:
             middle = (low + high) // 2
             if self.entry(middle)[0] < log_offset:
@@ -144,9 +191,14 @@ class ConsumeQueue:
             else:
                 high = middle
         dropped, self.min_offset = low - self.min_offset, QueueOffset(low)
-        while self._runs and self._runs[0].first + self._runs[0].entry_count <= low:
-            del self._runs[0], self._firsts[0]
+        passed = bisect_right(self._firsts, low) - 1  # the run of `low`, or the last one
+        is_all = low >= self.base
+        self._drop_runs(len(self._firsts) if is_all else max(passed, 0))
         return dropped
+
+    def _drop_runs(self, count: int) -> None:
+        """Give up the oldest runs."""
+        del self._firsts[:count], self._files[:count], self._blocks[:count]
 
     def offset_at(self, stored_at_ms: int, stored_at: Callable[[LogOffset], int]) -> int:
         """Return the first offset whose message was stored at or after a time, else max_offset.

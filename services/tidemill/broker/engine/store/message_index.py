@@ -1,9 +1,9 @@
 """Index by message id and key: from a 64-bit hash to log offsets.
 
 New pairs are collected in two arrays; a checkpoint sorts them in blocks of a bounded size, so that
-no slice is long, and writes the blocks to an `index/` file. A look-up scans the tail and bisects
-each block, some in a slice; whoever asks reads the record and compares, since hashes may collide.
-Derived: the log rebuilds it.
+no slice is long, and writes the blocks to an `index/` file; files are merged later, their blocks as
+they are. A look-up scans the tail and bisects each block, some in a slice; whoever asks reads the
+record and compares, since hashes may collide. Derived: the log rebuilds it.
 """
 
 from __future__ import annotations
@@ -80,28 +80,44 @@ class MessageIndex:
             matches = np.flatnonzero(tail == hash_).tolist()
             del tail  # The array cannot grow while it is lent.
         in_tail = [LogOffset(self.offsets[at]) for at in reversed(matches)]
-        return chain([in_tail], self._find_in_files(self.files[::-1], hash_))
+        end = self.files[-1].to_offset if self.files else 0
+        return chain([in_tail], self._find_in_files(hash_, end))
 
-    def _find_in_files(self, files: list[BlockFile], hash_: int) -> Iterator[list[LogOffset]]:
+    def _find_in_files(self, hash_: int, end: int) -> Iterator[list[LogOffset]]:
+        """Yield what files tell of the log before `end`, newest first.
+
+        Between two slices files may be merged, or go: a place in a file is worth nothing then, and
+        the look-up goes on by log offset.
+        """
         found: list[LogOffset] = []
         block_count = 0
-        for file in files:
-            for number in reversed(range(len(file.rows))):
-                found += _find_in_block(file, number, file.rows[number].items, hash_)
+        searched = below = end  # what is at or behind either was searched, or found
+        while file := next(
+            (one for one in reversed(self.files) if one.from_offset < searched), None
+        ):
+            for number in reversed(range(file.row_count)):
+                matches = _find_in_block(file, number, hash_)
+                found += [match for match in matches if match < below]
                 block_count += 1
                 self._tally.add(1)
                 if block_count == BLOCKS_A_SLICE or len(found) >= MATCHES_A_SLICE:
+                    below = found[-1] if found else below
                     yield found
                     found, block_count = [], 0
+                    if file not in self.files:
+                        break
+            else:
+                searched = file.from_offset
         if found:
             yield found
 
 
-def _find_in_block(file: BlockFile, number: int, items: int, hash_: int) -> list[LogOffset]:
+def _find_in_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
     """Find the pairs of a hash in a sorted block, newest first.
 
     The block is verified when it seems to have some.
     """
+    items = file.row(number).items
     data = file.unverified(number, items * PAIR_SIZE)
     if len(data) < items * PAIR_SIZE:
         return []  # A cache: a miss is reported as not found, never as something else.

@@ -1,0 +1,179 @@
+"""Merging: adjacent queue or index files become one, so that a store of any size has few.
+
+A file is small, middling or large by the stretch of the log that it tells of. Where `files_merged`
+of a size stand in a row, one file takes their place; large ones stay. The new file has its name,
+durably, before the old ones lose theirs (ADR 0015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+from tidemill.broker.engine.checkpoint import (
+    QUEUE_BLOCK_ENTRIES_MAX,
+    QUEUES_A_SLICE,
+    Checkpoints,
+    Steps,
+    in_slices,
+)
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.queue_entry import SIZE
+from tidemill.broker.engine.message_store import MessageStore
+from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.store.block_file import Block, BlockFile, write_block_file
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
+from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.message_index import PAIR_SIZE
+from tidemill.broker.engine.tally import Tally
+
+INDEX_BLOCKS_A_SLICE = 4  # 512 KiB: summed, copied and written
+
+
+@final
+class Merges:
+    """Which files are to be merged, and merging them."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        mappings: Mappings,
+        store: MessageStore,
+        catalog: Catalog,
+        tally: Tally,
+        *,
+        log_bytes: int,
+        files_merged: int,
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._mappings = mappings
+        self._store = store
+        self._catalog = catalog
+        self._tally = tally
+        self._files_merged = files_merged
+        # From there on a file is middling, and large.
+        self._sizes = (files_merged * log_bytes // 2, files_merged**2 * log_bytes // 2)
+        self._looked_at = -1  # the derived offset at which nothing was to be merged
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are files to be merged."""
+        derived = self._store.derived_offset
+        if derived == self._looked_at:
+            return False
+        if self._find(self._store.queue_files) or self._find(self._store.index.files):
+            return True
+        self._looked_at = derived
+        return False
+
+    def _find(self, files: list[BlockFile]) -> list[BlockFile]:
+        """Return the files that are to be one: of the newest stretch without any larger one."""
+        for limit in self._sizes:
+            found: list[BlockFile] = []
+            wanted: list[int] = []
+            for file in reversed(files):
+                size = file.to_offset - file.from_offset
+                if size >= limit:
+                    break
+                if limit == self._sizes[0] or size >= self._sizes[0]:
+                    wanted.append(len(found))
+                found.append(file)
+            if len(wanted) >= self._files_merged:
+                # What is smaller and stands between them comes along.
+                return found[wanted[0] : wanted[-1] + 1][::-1]
+        return []
+
+    def merge(self) -> Steps:
+        """Merge the next files, of both kinds if they are due: so they end at the same offsets."""
+        try:
+            files = self._find(self._store.queue_files)
+            if files:
+                yield from self._merge_queues(files)
+            files = self._find(self._store.index.files)
+            if files:
+                yield from self._merge_index(files)
+        except BlockFileDamaged:
+            pass  # The file is noted, and repaired before this is tried again.
+
+    # ------------------------------------------------------------ queue files
+
+    def _merge_queues(self, files: list[BlockFile]) -> Steps:
+        for file in files:
+            file.advise()
+            yield []
+        old = frozenset(files)
+        queues: list[tuple[ConsumeQueue, range]] = []
+        known = list(self._catalog.queues.values())
+        for first in range(0, len(known), QUEUES_A_SLICE):
+            for queue in known[first : first + QUEUES_A_SLICE]:
+                stretch = queue.stretch_in(old)
+                if stretch:
+                    queues.append((queue, stretch))
+            self._tally.add(QUEUES_A_SLICE)
+            yield []
+        file = yield from write_block_file(
+            self._checkpoints.queues_folder, self._mappings, files[0].magic,
+            in_slices(_queue_blocks(queues)), self._tally, self._store.damaged_files,
+            block_count_max=sum(len(_cuts(stretch)) for _, stretch in queues),
+            from_offset=files[0].from_offset, to_offset=files[-1].to_offset,
+        )  # fmt: skip
+        block = 0
+        for n, (queue, stretch) in enumerate(queues, 1):
+            runs = [
+                Run(file, block + number, part.start, len(part))
+                for number, part in enumerate(_cuts(stretch))
+            ]
+            queue.replace_runs(old, runs)
+            block += len(runs)
+            if n % QUEUES_A_SLICE == 0:
+                yield []
+        self._store.queue_files = _with(file, self._store.queue_files, old)
+        for one in files:
+            yield from self._checkpoints.drop(one)
+
+    # ------------------------------------------------------------ index files
+
+    def _merge_index(self, files: list[BlockFile]) -> Steps:
+        for file in files:
+            file.advise()
+            yield []
+        file = yield from write_block_file(
+            self._checkpoints.index_folder, self._mappings, files[0].magic,
+            _index_blocks(files), self._tally, self._store.damaged_files,
+            block_count_max=sum(file.row_count for file in files),
+            from_offset=files[0].from_offset, to_offset=files[-1].to_offset,
+        )  # fmt: skip
+        self._store.index.files = _with(file, self._store.index.files, frozenset(files))
+        for one in files:
+            yield from self._checkpoints.drop(one)
+
+
+def _queue_blocks(queues: list[tuple[ConsumeQueue, range]]) -> Iterator[Block]:
+    for queue, stretch in queues:
+        for part in _cuts(stretch):
+            data = queue.data(part.start, len(part))
+            assert len(data) == len(part) * SIZE, "the runs join"
+            yield Block(queue.topic_id, queue.queue_id, part.start, len(part), data)
+
+
+def _cuts(stretch: range) -> list[range]:
+    """Cut the entries of a queue into blocks."""
+    step = QUEUE_BLOCK_ENTRIES_MAX
+    return [stretch[at : at + step] for at in range(0, len(stretch), step)]
+
+
+def _index_blocks(files: list[BlockFile]) -> Iterator[list[Block]]:
+    blocks: list[Block] = []
+    for file in files:
+        for number, row in enumerate(file.rows()):
+            data = bytes(file.block(number, row.items * PAIR_SIZE))
+            blocks.append(Block(*row[:4], data))
+            if len(blocks) == INDEX_BLOCKS_A_SLICE:
+                yield blocks
+                blocks = []
+    yield blocks
+
+
+def _with(file: BlockFile, files: list[BlockFile], old: frozenset[BlockFile]) -> list[BlockFile]:
+    at = next(n for n, one in enumerate(files) if one in old)
+    return [*files[:at], file, *(one for one in files[at:] if one not in old)]
