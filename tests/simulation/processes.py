@@ -36,6 +36,7 @@ STALL_S_MAX = 0.5
 CONFIG = EngineConfig(
     segment_bytes=64 << 10,
     checkpoint_log_bytes=48 << 10,
+    files_merged=3,
     disk_reserve_bytes=512 << 10,
     auto_create=True,
     default_queues=2,

@@ -24,6 +24,7 @@ ENTROPY = bytes(range(32))
 SMALL = EngineConfig(
     segment_bytes=1 << 20,
     checkpoint_log_bytes=256 << 10,
+    files_merged=3,
     disk_reserve_bytes=0,
     auto_create=True,
     default_queues=1,

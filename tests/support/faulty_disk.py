@@ -129,6 +129,8 @@ class FaultyFile:
         self.name = name
         self._disk = disk
         self._content = content
+        self._is_open = True
+        disk.open_files += 1
 
     def fileno(self) -> int:
         raise AssertionError("nobody syncs this disk from another process")
@@ -167,7 +169,8 @@ class FaultyFile:
         self._content.reload()
 
     def close(self) -> None:
-        pass
+        self._disk.open_files -= self._is_open
+        self._is_open = False
 
 
 class FaultyFolder(FaultyFile):
@@ -175,6 +178,7 @@ class FaultyFolder(FaultyFile):
 
     def __init__(self, disk: FaultyDisk, name: str) -> None:
         super().__init__(disk, name, Content())
+        self.close()  # The real one has a descriptor for each folder, and few folders.
 
     def sync(self) -> None:
         self._disk.sync_folder(self.name)
@@ -191,6 +195,7 @@ class FaultyDisk:
         self.cut_at: int | None = None  # index of the operation at which the process ends
         self.sync_fails_at: int | None = None  # index of the operation from which a sync fails
         self.fails_writes = False
+        self.open_files = 0  # and not closed since; a view needs none
         self.advised: list[tuple[str, int, int]] = []
         self._interrupted: tuple[Content, Change] | None = None
         self._folders: dict[str, Names] = {".": {}}  # durable as soon as they are made

@@ -118,7 +118,7 @@ class Repairs:
         for number in damaged.contents:
             damaged.finish(number)
             yield []
-        yield from self._replace(
+        new = yield from self._replace(
             file, QUEUES_FOLDER,
             (
                 Block(*row[:4], damaged.content(number, row))
@@ -126,6 +126,7 @@ class Repairs:
             ),
             block_count_max=file.row_count,
         )  # fmt: skip
+        file.adopt(new)
         yield from self._wake(damaged.queues)
 
     def _neighbours(self, file: BlockFile, row: Row) -> tuple[int, int]:

@@ -23,7 +23,6 @@ or damaged is read from the log again. Its kind is in the magic and in its folde
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
@@ -65,33 +64,26 @@ def encode_header(
 
 
 class Header(NamedTuple):
-    """What a file says of itself: the stretch of the log, and how many blocks it has."""
+    """What a file says of itself: the stretch of the log, and its packed directory."""
 
     from_offset: int
     to_offset: int
-    row_count: int
+    directory: bytes
 
 
 def decode_header(view: memoryview, magic: int) -> Header:
-    """Check a header and the directory behind it. Raises BlockFileDamaged."""
+    """Return the header and the directory behind it. Raises BlockFileDamaged."""
     if len(view) < HEADER_SIZE:
         raise BlockFileDamaged("too short")
     found, version, count, crc, from_offset, to_offset = HEADER.unpack_from(view)
-    directory = view[HEADER_SIZE : HEADER_SIZE + count * ROW_SIZE]
+    directory = bytes(view[HEADER_SIZE : HEADER_SIZE + count * ROW_SIZE])
     if (found, version) != (magic, VERSION):
         raise BlockFileDamaged("another kind or version of file")
     if len(directory) != count * ROW_SIZE or crc32(directory) != crc:
         raise BlockFileDamaged("directory checksum mismatch")
-    return Header(from_offset, to_offset, count)
+    return Header(from_offset, to_offset, directory)
 
 
-def rows(view: memoryview, begin: int, end: int) -> Iterator[Row]:
-    """Yield some rows of a directory, as they are."""
-    data = view[HEADER_SIZE + begin * ROW_SIZE : HEADER_SIZE + end * ROW_SIZE]
-    return map(Row._make, ROW.iter_unpack(data))
-
-
-def position_of(view: memoryview, number: int) -> int:
-    """Return where a block begins, as its row says."""
-    at = HEADER_SIZE + number * ROW_SIZE + _POSITION_AT
-    return int(_POSITION.unpack_from(view, at)[0])
+def position_of(directory: bytes, number: int) -> int:
+    """Return where a block begins."""
+    return int(_POSITION.unpack_from(directory, number * ROW_SIZE + _POSITION_AT)[0])

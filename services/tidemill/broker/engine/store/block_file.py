@@ -49,10 +49,9 @@ def write_block_file(
     temporary = f"{folder.path}/unfinished"
     file = folder.create(temporary)
     directory = bytearray()
-    row_count = 0
     position = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
     for blocks in slices:
-        row_count += len(blocks)
+        row_count = len(directory) // block_file.ROW_SIZE + len(blocks)
         assert row_count <= block_count_max, "more blocks than there is room for"
         if blocks:
             file.write_at(position, [block.data for block in blocks])
@@ -71,7 +70,7 @@ def write_block_file(
     mappings.forget(name)
     yield [folder.disk.folder(folder.path)]
     return BlockFile(
-        mappings, name, block_file.Header(from_offset, to_offset, row_count),
+        mappings, name, block_file.Header(from_offset, to_offset, bytes(directory)),
         magic=magic, damaged=damaged,
     )  # fmt: skip
 
@@ -82,7 +81,10 @@ DamagedFiles: TypeAlias = "dict[str, BlockFile]"
 
 @final
 class BlockFile:
-    """A derived file, mapped while it is used. Of a block the first use verifies the checksum."""
+    """A derived file, mapped while it is used. Of a block the first use verifies the checksum.
+
+    The directory is in memory, 32 bytes a block: it says what may be believed of the file.
+    """
 
     def __init__(
         self,
@@ -96,25 +98,26 @@ class BlockFile:
         """Know `name`, whose header is right; a damaged block puts it among the `damaged`."""
         self.name = name
         self.magic = magic
-        self.from_offset, self.to_offset, self.row_count = header
+        self.from_offset, self.to_offset, self._directory = header
+        self.row_count = len(self._directory) // block_file.ROW_SIZE
         self._mappings = mappings
         self._damaged = damaged
-        self._verified = bytearray(header.row_count)
+        self._verified = bytearray(self.row_count)
 
     def row(self, number: int) -> Row:
         """Return a row of the directory."""
-        return next(self.rows(number, number + 1))
+        return Row._make(block_file.ROW.unpack_from(self._directory, number * block_file.ROW_SIZE))
 
     def rows(self, begin: int = 0, end: int | None = None) -> Iterator[Row]:
         """Yield the rows of the directory from `begin` to `end`, or all."""
-        end = self.row_count if end is None else end
-        return block_file.rows(self._mappings[self.name], begin, end)
+        size = block_file.ROW_SIZE
+        stop = None if end is None else end * size
+        return map(Row._make, block_file.ROW.iter_unpack(self._directory[begin * size : stop]))
 
     def unverified(self, number: int, size: int) -> memoryview:
         """Return what there is of the `size` bytes of block `number`, right or wrong."""
-        view = self._mappings[self.name]
-        position = block_file.position_of(view, number)
-        return view[position : position + size]
+        position = block_file.position_of(self._directory, number)
+        return self._mappings[self.name][position : position + size]
 
     def check_block(self, number: int, size: int) -> memoryview:
         """Verify a block again, whoever has done so before. Returns, and raises, as `block`."""
@@ -130,6 +133,11 @@ class BlockFile:
                 raise BlockFileDamaged(f"{self.name}: checksum mismatch in block {number}")
             self._verified[number] = 1
         return data
+
+    def adopt(self, new: BlockFile) -> None:
+        """Know what was written under the same name, with as many blocks: queues hold this one."""
+        assert (new.name, new.row_count) == (self.name, self.row_count), "the same file again"
+        self._directory, self._verified = new._directory, new._verified
 
     def advise(self) -> None:
         """Say that all of the file will be read soon; a hint."""

@@ -79,14 +79,18 @@ class ConsumeQueue:
             return list(ENTRY.iter_unpack(tail))
         return list(ENTRY.iter_unpack(self.data(offset, count)))
 
-    def data(self, offset: int, count: int) -> bytes:
-        """Return the bytes of `count` entries from `offset`, or of all there are. Raises so too."""
+    def data(self, offset: int, count: int, *, anew: bool = False) -> bytes:
+        """Return the bytes of `count` entries from `offset`, or of all there are.
+
+        With `anew` blocks are verified whoever has done so before. Raises BlockFileDamaged.
+        """
         parts: list[memoryview | bytearray] = []
         while offset < self.base and count > 0:
             run = self._run_of(offset)
             begin = offset - run.first
             found = min(count, run.entry_count - begin)
-            data = run.file.block(run.block, run.entry_count * SIZE)
+            read = run.file.check_block if anew else run.file.block
+            data = read(run.block, run.entry_count * SIZE)
             parts.append(data[begin * SIZE : (begin + found) * SIZE])
             offset += found
             count -= found
