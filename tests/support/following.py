@@ -2,9 +2,10 @@
 
 It has a disk of its own, applies each record once and for ever, and must have the same state as the
 first one after every round. Not compared is what passes by an engine's own clock or its own
-retention: slots that are only kept until their deadline, how far a filter has looked, queues below
-the first engine's minimum. After a restart the first engine may know of older statements than the
-second, which makes it state things once more than it must.
+retention: slots that are only kept until their deadline, how far a filter has looked, what was
+deleted and is not forgotten yet, queues below the first engine's minimum. After a restart the first
+engine may know of older statements than the second, which makes it state things once more than it
+must.
 """
 
 from __future__ import annotations
@@ -168,6 +169,8 @@ EMPTY: tuple[object, ...] = (0, 0, [], NIL, None)
 
 def _progress(engine: Engine, master: Engine) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     for key, one in engine.state.progress.items():
+        if engine.state.is_gone(one):
+            continue  # Each engine forgets it in slices of its own.
         slots = engine.state.deliveries_of(one)
         assert one.in_flight == sum(engine.state.table.live[s].bit_count() for s in slots)
         state = (
@@ -197,7 +200,7 @@ def _deliveries(engine: Engine, now_ms: int) -> dict[int, tuple[Any, ...]]:
     for slot in table.in_use(0, len(table.ids)).tolist():
         owner = engine.state.owners[table.owners[slot]]
         is_kept = table.superseded[slot] and table.visible_at_ms[slot] > now_ms
-        if table.ids[slot] >= owner.void_before and (table.live[slot] or is_kept):
+        if not engine.state.is_void(owner, table.ids[slot]) and (table.live[slot] or is_kept):
             found[slot] = (
                 table.ids[slot], owner.group_id, owner.topic_id, owner.queue.queue_id,
                 table.starts[slot], table.counts[slot], table.flags[slot] & FLAGS_STORED,

@@ -80,7 +80,7 @@ class Engine:
         self.catalog = Catalog()
         self.log = CommitLog(disk, segment_bytes=config.segment_bytes)
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
-        self.state = PopState(self.catalog)
+        self.state = PopState(self.catalog, self.tally)
         timer_index = open_index(disk, config.timer, self.log)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
