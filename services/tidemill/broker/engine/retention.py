@@ -30,13 +30,12 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
-from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD, PopState
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 
-DELIVERIES_A_STATE_RECORD = 1024
 LONG_AGO_MS = -(1 << 62)
 SETTLE_MS = 60_000  # after a start; a machine's clock is set right in seconds
 QUEUES_A_LOOK = 256  # 1 to 2 ms where each has to sum a block that is cold

@@ -91,7 +91,7 @@ class Settlement:
         """
         if (
             delivery.visible_at_ms <= now_ms
-            or delivery.delivery_id < self._state.brought_back_before
+            or delivery.delivery_id < self._catalog.brought_back_before
             or delivery.delivery_id >= log_end
             or delivery.group_id not in self._catalog.groups
             or delivery.topic_id not in self._catalog.topics

@@ -45,6 +45,7 @@ COUNTED = (
     "ck", "ack", "revived", "dead_lettered", "damaged", "expired", "expired_before_revive",
     "filtered_retry", "APPLIED", "ALREADY", "GONE",
 )  # fmt: skip
+DELIVERIES_A_STATE_RECORD = 1024  # 56 KiB, and their gaps
 FORGOTTEN_A_SLICE = 256  # of what was deleted, two microseconds each
 
 
@@ -71,8 +72,6 @@ class PopState:
         self.ready_topics: set[TopicId] = set()  # topic ids with new messages, for all groups
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (what, group id, topic id)
         self.catch_up: CatchUp | None = None
-        # Deliveries made before this offset may have run out before their handles say so.
-        self.brought_back_before = LogOffset(0)
 
     def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> Progress:
         """Return the progress of a group in a queue, made when it is new."""
@@ -428,19 +427,43 @@ class PopState:
     def apply_stated_deliveries(
         self, entry: StatedDeliveries, log_offset: LogOffset, _stored_at_ms: int
     ) -> None:
-        """Note where live deliveries are stated now; take over those that nothing else states."""
+        """Note where live deliveries are stated now, and which times those are that they have.
+
+        Takes over, while catching up, those that nothing else states.
+        """
         deliveries = entry.deliveries
         table, rows = self.table, deliveries.rows
+        is_new = np.ones(len(rows), dtype=bool)
         if self.catch_up is not None:
             for number, row in enumerate(rows.tolist()):
                 progress = self.progress_of(*row[2:5])
-                if self.catch_up.is_new_to_slot(row[0], progress, log_offset):
+                is_new[number] = self.catch_up.is_new_to_slot(row[0], progress, log_offset)
+                if is_new[number]:
                     self.load_row(row, deliveries.gaps.get(number))
+        is_inside = rows["slot"] < len(table.ids)
+        rows, is_new = rows[is_inside], is_new[is_inside]
         slots = rows["slot"].astype(np.int64)
-        is_known = slots < len(table.ids)
-        slots, ids = slots[is_known], rows["delivery_id"][is_known]
-        same = slots[np.frombuffer(table.ids, dtype=np.int64)[slots] == ids]
-        np.frombuffer(table.stated_at, dtype=np.int64)[same] = log_offset
+        is_same = np.frombuffer(table.ids, dtype=np.int64)[slots] == rows["delivery_id"]
+        np.frombuffer(table.stated_at, dtype=np.int64)[slots[is_same]] = log_offset
+        # Other ones than before only where a start has brought them back from the future.
+        is_moved = (
+            np.frombuffer(table.visible_at_ms, dtype=np.int64)[slots] != rows["visible_at_ms"]
+        )
+        changed = is_same & is_new & is_moved
+        table.set_times(slots[changed], rows[changed], is_linked=self.catch_up is None)
+
+    def brought_back(self, now_ms: int) -> Iterator[StatedDeliveries]:
+        """Yield what states that deliveries that were popped in the future begin now.
+
+        An earlier process popped them by a clock that was ahead: they stay hidden for as long as
+        was asked for, counted from here.
+        """
+        slots = self.table.popped_ahead_of(now_ms)
+        for begin in range(0, len(slots), DELIVERIES_A_STATE_RECORD):
+            rows, gaps = self.rows_of(slots[begin : begin + DELIVERIES_A_STATE_RECORD])
+            rows["visible_at_ms"] += now_ms - rows["popped_at_ms"]
+            rows["popped_at_ms"] = now_ms
+            yield StatedDeliveries(DeliveryRows(rows, gaps))
 
     def load_row(self, row: tuple[int, ...], gaps: tuple[int, ...] | None) -> None:
         """Take one row over while catching up; the latest use of a slot wins."""
