@@ -2,9 +2,10 @@
 
 It has a disk of its own, applies each record once and for ever, and must have the same state as the
 first one after every round. Not compared is what passes by an engine's own clock or its own
-retention: slots that are only kept until their deadline, how far a filter has looked, queues below
-the first engine's minimum. After a restart the first engine may know of older statements than the
-second, which makes it state things once more than it must.
+retention: slots that are only kept until their deadline, how far a filter has looked, what was
+deleted and is not forgotten yet, queues below the first engine's minimum. After a restart the first
+engine may know of older statements than the second, which makes it state things once more than it
+must.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class Follower:
         self.engine.take_over(secret, now_ms)
         return self.engine
 
-    def compare(self, master: Engine, now_ms: int, *, has_restarted: bool) -> None:
-        """Compare all state of both engines."""
+    def compare(self, master: Engine, latest_ms: int, *, has_restarted: bool) -> None:
+        """Compare all state of both engines; `latest_ms` is the latest time that one has seen."""
         self._comparisons += 1
         follower = self.engine
         seen_to, committed = follower.log.log_end, master.committed_offset
@@ -90,7 +91,7 @@ class Follower:
         assert 0 <= seen_to - committed < record.PAD.size, f"{seen_to}, committed {committed}"
         assert _catalog(follower) == _catalog(master)
         _compare_queues(master, follower)
-        _compare_pops(master, follower, now_ms, has_restarted=has_restarted)
+        _compare_pops(master, follower, latest_ms, has_restarted=has_restarted)
         _compare_timers(master, follower)
         if not has_restarted:
             frontiers = [one.timers.index.frontier_ms for one in (follower, master)]
@@ -140,7 +141,7 @@ def _compare_queues(master: Engine, follower: Engine) -> None:
             assert other.entries(begin, count) == queue.entries(begin, count), f"queue {key}"
 
 
-def _compare_pops(master: Engine, follower: Engine, now_ms: int, *, has_restarted: bool) -> None:
+def _compare_pops(master: Engine, follower: Engine, latest_ms: int, *, has_restarted: bool) -> None:
     known, found = dict(_progress(master, master)), dict(_progress(follower, master))
     ahead = {
         key: (known[key][0], *found[key][1:])
@@ -152,7 +153,7 @@ def _compare_pops(master: Engine, follower: Engine, now_ms: int, *, has_restarte
         found = {**found, **ahead}
         known = {key: value for key, value in known.items() if key in found or value[1:6] != EMPTY}
     assert found == known
-    assert _deliveries(follower, now_ms) == _deliveries(master, now_ms)
+    assert _deliveries(follower, latest_ms) == _deliveries(master, latest_ms)
     _compare_statements(master.state.table, follower.state.table)
 
 
@@ -168,6 +169,8 @@ EMPTY: tuple[object, ...] = (0, 0, [], NIL, None)
 
 def _progress(engine: Engine, master: Engine) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     for key, one in engine.state.progress.items():
+        if engine.state.is_gone(one):
+            continue  # Each engine forgets it in slices of its own.
         slots = engine.state.deliveries_of(one)
         assert one.in_flight == sum(engine.state.table.live[s].bit_count() for s in slots)
         state = (
@@ -191,13 +194,13 @@ def _ordered(progress: Progress, low: int) -> tuple[object, ...] | None:
     return None if is_new else (pending, ordered.attempt_id, ordered.batch_id)
 
 
-def _deliveries(engine: Engine, now_ms: int) -> dict[int, tuple[Any, ...]]:
+def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
     """Return what is in each slot, save for what leaves the table by the clock alone."""
     table, found = engine.state.table, {}
     for slot in table.in_use(0, len(table.ids)).tolist():
         owner = engine.state.owners[table.owners[slot]]
-        is_kept = table.superseded[slot] and table.visible_at_ms[slot] > now_ms
-        if table.ids[slot] >= owner.void_before and (table.live[slot] or is_kept):
+        is_kept = table.superseded[slot] and table.visible_at_ms[slot] > latest_ms
+        if not engine.state.is_void(owner, table.ids[slot]) and (table.live[slot] or is_kept):
             found[slot] = (
                 table.ids[slot], owner.group_id, owner.topic_id, owner.queue.queue_id,
                 table.starts[slot], table.counts[slot], table.flags[slot] & FLAGS_STORED,

@@ -39,6 +39,8 @@ def observe(engine: Engine, now_ms: int, lows: Lows | None = None) -> dict[str, 
         ),
     }
     for key, progress in state.progress.items():
+        if state.is_gone(progress):
+            continue
         low = lows[key[1:]]
         at: dict[str, Any] = {"pop": max(progress.pop_offset, low)}
         if low == 0:
@@ -53,7 +55,8 @@ def observe(engine: Engine, now_ms: int, lows: Lows | None = None) -> dict[str, 
     for slot in table.in_use(0, len(table.ids)).tolist():
         progress = state.owners[table.owners[slot]]
         key = progress.group_id, progress.topic_id, progress.queue.queue_id
-        if table.ids[slot] < progress.void_before or state.progress.get(key) is not progress:
+        is_void = state.is_void(progress, table.ids[slot])
+        if is_void or state.progress.get(key) is not progress:
             continue
         low = lows[key[1:]]
         live, replaced = (

@@ -43,12 +43,13 @@ async def serve(
     settings: BrokerSettings, log_syncs: SyncProcess, background_syncs: SyncProcess
 ) -> None:
     """Run the broker until SIGTERM, then drain it and close the store cleanly."""
-    from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
+    from tidemill.broker.metrics import BrokerMetrics, Lag, TopicSizes, Traffic
     from tidemill.broker.server.durability import Durability
     from tidemill.broker.server.grpc_server import broker_server
     from tidemill.broker.server.lag import LagReader
     from tidemill.broker.server.long_polling import LongPolling
     from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.server.topic_sizes import SizeReader
     from tidemill.broker.store import open_engine
     from tidemill.broker.timer_metrics import TimerMetrics
     from tidemill.common.clock import SystemClock
@@ -61,7 +62,7 @@ async def serve(
         locked_data_dir(settings.data_dir),
         open_engine(settings, now_ms=clock.wall_ms()) as engine,
     ):
-        traffic, lag = Traffic(), Lag()
+        traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
         rounds = Rounds(
             engine,
             durability=Durability(engine, log_syncs),
@@ -71,16 +72,16 @@ async def serve(
             pending_bytes_max=settings.pending_bytes_max,
             clock_hold_ms=settings.timer_clock_hold_ms,
         )
-        BrokerMetrics(registry, traffic, lag, rounds)
+        BrokerMetrics(registry, traffic, lag, sizes, rounds)
         TimerMetrics(registry, rounds)
         async with (
             log_syncs.attached(),
             background_syncs.attached(),
             watched(log_syncs, background_syncs),
             running(rounds),
-            MetricsServer(registry, LagReader(rounds, lag, clock)).serving(
-                settings.metrics_host, settings.metrics_port
-            ) as metrics,
+            MetricsServer(
+                registry, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
+            ).serving(settings.metrics_host, settings.metrics_port) as metrics,
             broker_server(rounds, traffic, settings) as server,
         ):
             registry.register(server.collect)

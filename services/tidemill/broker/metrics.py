@@ -6,6 +6,7 @@ one that is created shows zeros from the next scrape on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +42,7 @@ STORAGE = ("local", "disk")
 
 RPC_LABELS = ("protocol_type", "request_code", "response_code", "is_long_polling", "result")
 OUT_LABELS = ("topic", "consumer_group", "is_retry", "is_system")
+SIZE_LABELS = (*STORAGE_LABELS, "topic", "is_system")
 IN_LABELS = ("topic", "message_type", "is_system")
 
 
@@ -93,6 +95,13 @@ class Lag:
         self.now_ms = 0
 
 
+class TopicSizes:
+    """How much of the log the messages of each topic take, as of the last time somebody asked."""
+
+    def __init__(self) -> None:
+        self.log_bytes: dict[TopicId, int] = {}
+
+
 class MeteredRounds(Protocol):
     """What the metrics read of the rounds."""
 
@@ -131,14 +140,21 @@ class BrokerMetrics:
     """Turns the counts into metrics."""
 
     def __init__(
-        self, registry: Registry, traffic: Traffic, lag: Lag, rounds: MeteredRounds
+        self,
+        registry: Registry,
+        traffic: Traffic,
+        lag: Lag,
+        sizes: TopicSizes,
+        rounds: MeteredRounds,
     ) -> None:
         self._traffic = traffic
         self._lag = lag
+        self._sizes = sizes
         self._rounds = rounds
         self._in_sets = registry.bounded("rocketmq_messages_in_total", IN_LABELS)
         self._out_sets = registry.bounded("rocketmq_messages_out_total", OUT_LABELS)
         self._lag_sets = registry.bounded("rocketmq_consumer_lag_messages", OUT_LABELS)
+        self._size_sets = registry.bounded("rocketmq_storage_topic_bytes", SIZE_LABELS)
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
@@ -151,6 +167,7 @@ class BrokerMetrics:
         yield from self._collect_lag(topics, groups)
         yield from self._collect_pop()
         yield from self._collect_storage()
+        yield self._collect_sizes(topics)
         yield from self._collect_repairs()
 
     def _collect_storage(self) -> Iterator[Metric]:
@@ -182,6 +199,23 @@ class BrokerMetrics:
             gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
             gauge.add_metric(STORAGE, value)
             yield gauge
+
+    def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Metric:
+        gauge = GaugeMetricFamily(
+            "rocketmq_storage_topic_bytes",
+            "Bytes of the log that a topic's messages take; of a queue with more than 256 messages "
+            "estimated from the sizes of 256 of them.",
+            labels=SIZE_LABELS,
+        )
+        sums: Counter[Labels] = Counter()
+        for topic_id, log_bytes in self._sizes.log_bytes.items():
+            topic = topics.get(topic_id)
+            if topic is not None:
+                labels = (*STORAGE, topic.name, _flag(topic.is_system))
+                sums[self._size_sets.admit(labels)] += log_bytes
+        for admitted, log_bytes in sums.items():
+            gauge.add_metric(admitted, log_bytes)
+        return gauge
 
     def _collect_repairs(self) -> Iterator[Metric]:
         repaired = CounterMetricFamily(

@@ -170,12 +170,10 @@ def commit() -> str:
 class MetricsServer:
     """The small HTTP server of `/metrics`, `/livez` and `/readyz`.
 
-    `before_scrape` brings up to date what is too expensive to compute all the time.
+    What is too expensive to compute all the time `before_scrape` brings up to date, one by one.
     """
 
-    def __init__(
-        self, registry: Registry, before_scrape: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
+    def __init__(self, registry: Registry, *before_scrape: Callable[[], Awaitable[None]]) -> None:
         self._registry = registry
         self._before_scrape = before_scrape
         self._connections: set[asyncio.StreamWriter] = set()
@@ -219,8 +217,9 @@ class MetricsServer:
         ):
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-            if self._before_scrape is not None and head.startswith(b"GET /metrics"):
-                await self._before_scrape()
+            if head.startswith(b"GET /metrics"):
+                for bring_up_to_date in self._before_scrape:
+                    await bring_up_to_date()
             writer.write(self._answer(head.decode("latin-1")))
             await writer.drain()
         self._connections.discard(writer)

@@ -13,7 +13,7 @@ from tests.support.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
-from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
+from tidemill.broker.metrics import BrokerMetrics, Lag, TopicSizes, Traffic
 from tidemill.broker.server import link
 from tidemill.broker.server.rounds import REFRESH_MS, Turn
 from tidemill.broker.sync_process import SyncFailed
@@ -663,7 +663,7 @@ def test_damage_is_counted() -> None:
     traffic = Traffic()
     traffic.polled(TopicId(world.topic_id), GroupId(world.group_id))
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
-    BrokerMetrics(registry, traffic, Lag(), world.rounds)
+    BrokerMetrics(registry, traffic, Lag(), TopicSizes(), world.rounds)
     world.world.engine.repairs.counts["index"] += 3
     world.world.engine.state.counts["damaged", world.group_id, world.topic_id] += 2
     found = {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 
 import pytest
 
-from tests.support.engine_world import World
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.engine_world import Popped, World
+from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.timer_world import SECOND_MS, TimerWorld
 from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
+from tidemill.common.errors import InvalidReceiptHandle
 
 HOUR_MS = 3600 * 1000
 DAY_MS = 24 * HOUR_MS
@@ -163,3 +166,156 @@ def test_a_clock_that_is_days_ahead_at_the_start_and_set_right_soon_costs_no_mes
         world.background()
     assert not world.has_retired
     assert len(world.drain()) == 40
+
+
+def hold_ahead(world: World, count: int = 2) -> list[Popped]:
+    """Let a group hold messages that it popped while the clock was an hour ahead."""
+    world.group()
+    world.send(*[f"m{n}" for n in range(count)])
+    world.now_ms += HOUR_MS
+    held = [one for _ in range(count) for one in world.pop(1, invisible_ms=30 * SECOND_MS)]
+    world.now_ms -= HOUR_MS
+    return held
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("between", [False, True])
+def test_a_second_start_hides_nothing_for_longer(before: bool, between: bool) -> None:
+    world = World(is_followed=True)
+    held = hold_ahead(world)
+    if before:
+        world.checkpoint()
+    world.restart(power_cut=True)
+    world.advance(20 * SECOND_MS)
+    if between:
+        world.checkpoint()
+    world.restart(power_cut=True)
+    world.send("later")
+    assert world.bodies() == ["later"]
+    world.advance(11 * SECOND_MS)
+    assert sorted(world.bodies()) == ["m0", "m1"]
+    world.checkpoint()
+    world.restart()
+    assert world.ack(*held) == [AckResult.GONE] * 2, "it was delivered again"
+
+
+def test_what_a_start_has_brought_back_is_known_when_its_segment_is_gone() -> None:
+    world = World(is_followed=True, retention_bytes=1 << 20)
+    held = hold_ahead(world)
+    world.restart()
+    while len(world.engine.log.segments) < 4:
+        world.send("filler", topic="other", size=100_000)
+    world.run_due()
+    for _ in range(2):
+        world.checkpoint()
+        world.retire()
+    for folder in ("queues", "index", "snapshots"):
+        for name in world.disk.names(folder):
+            world.disk.remove(name)
+    world.restart()
+    assert world.ack(held[0]) == [AckResult.APPLIED], "it is still out"
+    world.advance(31 * SECOND_MS)
+    assert world.engine.state.table.used_count == 0
+    assert world.ack(held[1]) == [AckResult.GONE]
+
+
+def test_who_follows_brings_back_as_well_what_is_due_by_its_own_clock() -> None:
+    """Its clock was right, or ahead for longer: it has taken the deliveries out of their lists."""
+    world = World(is_followed=True)
+    hold_ahead(world, 4)
+    assert world.follower is not None
+    follower = world.follower.engine
+    follower.consumption.revive.pass_time(world.now_ms + 2 * HOUR_MS)
+    assert len(follower.state.table.due_slots()) == 4
+    world.restart()
+    world.follow()
+    assert follower.state.table.due_slots() == []
+    world.advance(20 * SECOND_MS)
+    world.fail_over()
+    assert world.bodies() == []
+    world.advance(11 * SECOND_MS)
+    assert sorted(world.bodies()) == ["m0", "m1", "m2", "m3"]
+
+
+def test_an_engine_that_followed_brings_back_what_it_takes_over() -> None:
+    world = World(is_followed=True)
+    hold_ahead(world)
+    world.fail_over()
+    world.advance(20 * SECOND_MS)
+    world.fail_over()
+    world.advance(11 * SECOND_MS)
+    assert sorted(world.bodies()) == ["m0", "m1"]
+
+
+def test_a_start_that_ends_while_it_brings_back_leaves_the_rest_to_the_next_one() -> None:
+    """At every operation of the start, and with more deliveries than one record states."""
+    count = DELIVERIES_A_STATE_RECORD + 100
+    origin = World()
+    held = hold_ahead(origin, count)
+    operations = len(restarted(origin.disk, origin.now_ms, None)[0].operations)
+    for cut_at in range(operations):
+        disk, world = restarted(origin.disk, origin.now_ms, cut_at)
+        assert world is None, "the power went out"
+        world = World(disk.after_power_cut(), now_ms=origin.now_ms + 20 * SECOND_MS)
+        world.now_ms += 31 * SECOND_MS
+        world.run_due()
+        assert world.engine.state.table.used_count == 0
+        assert world.ack(held[0], held[-1]) == [AckResult.GONE] * 2
+
+
+def restarted(disk: FaultyDisk, now_ms: int, cut_at: int | None) -> tuple[FaultyDisk, World | None]:
+    """Start on a copy of a disk, and lose power at one operation."""
+    disk = disk.after_kill()
+    disk.random = Random(cut_at or 0)
+    disk.cut_at = cut_at
+    try:
+        return disk, World(disk, now_ms=now_ms)
+    except PowerCut:
+        return disk, None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_clock_that_jumps_between_any_lives_is_followed(seed: int) -> None:
+    """Plain and ordered groups, acks, changes, checkpoints, retirements, starts and fail-overs."""
+    random = Random(seed)
+    world = World(FaultyDisk(random), is_followed=True, retention_bytes=1 << 20)
+    world.group("plain", max_attempts=1000)
+    world.group("ordered", is_ordered=True, max_attempts=1000)
+    held: list[Popped] = []
+    skew_ms, starts = 0, 0
+    for turn in range(120):
+        world.send(f"m{turn}", size=random.choice((10, 60_000)))
+        group = random.choice(("plain", "ordered"))
+        held += world.pop(random.randint(1, 5), group=group, invisible_ms=30 * SECOND_MS)
+        held = held[-20:]
+        for one in random.sample(held, min(len(held), 2)):
+            world.ack(one)
+        for one in random.sample(held, min(len(held), 1)):
+            with suppress(InvalidReceiptHandle):
+                held.append(world.change(one, random.choice((0, 20 * SECOND_MS))))
+        if turn % 9 == 5:
+            world.checkpoint()
+        if turn % 17 == 11 and len(world.engine.log.segments) > 2:
+            world.checkpoint()
+            world.retire()
+        if turn % 13 == 7:
+            world.now_ms -= skew_ms
+            skew_ms = random.choice((0, HOUR_MS))
+            world.now_ms += skew_ms
+            if skew_ms == 0 or random.random() < 0.5:
+                starts += 1
+                if random.random() < 0.3:
+                    world.fail_over()
+                else:
+                    world.restart(power_cut=random.random() < 0.5)
+                assert len(world.engine.state.table.popped_ahead_of(world.now_ms)) == 0
+        world.advance(random.randint(0, 10 * SECOND_MS))
+    assert starts > 2
+    world.now_ms -= skew_ms
+    world.restart()
+    world.advance(31 * SECOND_MS)
+    for group in ("plain", "ordered"):
+        for _ in range(200):
+            world.ack(*world.pop(group=group, invisible_ms=SECOND_MS))
+        world.advance(2 * SECOND_MS)
+        assert world.bodies(group=group) == []

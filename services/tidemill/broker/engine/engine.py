@@ -61,6 +61,7 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 
 # Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
 COPY_RESERVE_PART = 4
+STATED_A_COMMIT = 16  # records of up to 184 KiB that a start writes together
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
 # What became of a message that was sent: its queue offset and 0; or, when it waits for its time,
 # its timer id and when it is due. A plain tuple, since every send makes one.
@@ -83,7 +84,7 @@ class Engine:
         self.mappings = Mappings(disk)
         self.log = CommitLog(disk, self.mappings, segment_bytes=config.segment_bytes)
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
-        self.state = PopState(self.catalog)
+        self.state = PopState(self.catalog, self.tally)
         timer_index = open_index(disk, config.timer, self.log)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
@@ -413,16 +414,27 @@ class Engine:
 
         Makes the first record of this epoch durable, and of a new store its name and `secret`.
         """
-        if self.state.table.bring_back(now_ms):
-            self.state.brought_back_before = self.log.log_end
         self.refresh()
-        self.consumption.revive.take_over()
         self.timers.opening.end_replay(now_ms)
         self.log.epoch += 1
         self.fold.append(EpochStart(), now_ms)
+        self._bring_back(now_ms)
+        self.consumption.revive.take_over()
         if not self.catalog.handle_secret:
             item = {
                 "op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()
             }  # fmt: skip
             self.fold.append(Config(item), now_ms)
         self.commit(now_ms)
+
+    def _bring_back(self, now_ms: int) -> None:
+        """Record of deliveries that were popped in the future that they begin now."""
+        for n, entry in enumerate(self.state.brought_back(now_ms)):
+            if n == 0:
+                # First: a start that is cut short between these records leaves the rest to the
+                # next one, and nobody may say ALREADY of those that it has brought back.
+                item = {"op": "broughtBack", "before": self.log.log_end}
+                self.fold.append(Config(item), now_ms)
+            self.fold.append(entry, now_ms)
+            if n % STATED_A_COMMIT == STATED_A_COMMIT - 1:
+                self.commit(now_ms)

@@ -29,13 +29,12 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
-from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD, PopState
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 
-DELIVERIES_A_STATE_RECORD = 1024
 LONG_AGO_MS = -(1 << 62)
 SETTLE_MS = 60_000  # after a start; a machine's clock is set right in seconds
 QUEUES_A_LOOK = 256  # 1 to 2 ms where each has to sum a block that is cold
@@ -240,10 +239,10 @@ class Retention:
             yield []
 
     def _restate_progress(self, end: int, now_ms: int) -> Steps:
-        known = list(self._pops.progress.items())
+        items = list(self._pops.progress.items())
         keys = []
-        for first in range(0, len(known), PROGRESS_SEEN_A_SLICE):
-            part = known[first : first + PROGRESS_SEEN_A_SLICE]
+        for first in range(0, len(items), PROGRESS_SEEN_A_SLICE):
+            part = items[first : first + PROGRESS_SEEN_A_SLICE]
             keys += [key for key, progress in part if progress.stated_at < end]
             yield []
         for first in range(0, len(keys), PROGRESS_A_SECTION):
@@ -251,7 +250,9 @@ class Retention:
             # Acks that are not in the log yet must come before what already knows them.
             self._acks.record(now_ms)
             found = [self._pops.progress.get(key) for key in chunk]
-            rows = [p.as_row() for p in found if p is not None and p.stated_at < end]
+            # What is only left to be forgotten must not come back.
+            known = [one for one in found if one is not None and not self._pops.is_gone(one)]
+            rows = [one.as_row() for one in known if one.stated_at < end]
             if rows:
                 self._fold.append(StatedProgress(rows), now_ms)
             yield []

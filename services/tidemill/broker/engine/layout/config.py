@@ -2,6 +2,8 @@
 
     {"op": "broker", "name": ..., "handleSecret": hex}     the broker group itself
     {"op": "nextId", "nextId": n}                          ids below n were given out
+    {"op": "broughtBack", "before": log offset}            of what was popped before it a handle
+                                                           may name too late a deadline
     {"op": "topic", "topic": {...}}                        a topic as it is from here on
     {"op": "group", "group": {...}}                        a consumer group as it is from here on
     {"op": "deleteTopic", "id": n}   {"op": "deleteGroup", "id": n}

@@ -18,6 +18,7 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 QUEUES_MAX = 1024  # of one topic: a queue id has 16 bits, and a poll looks at every queue
 DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
+BROKER_ITEMS = ("broker", "nextId", "broughtBack")  # there is one of each
 MINUTE_MS = 60_000
 DEFAULT_RETRY_MS = (
     10_000, 30_000, *(n * MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
@@ -105,6 +106,8 @@ class Catalog:
         self.broker_name = ""
         self.handle_secret = b""
         self.next_id = 1
+        # Deliveries made before this log offset may have run out before their handles say so.
+        self.brought_back_before = 0
         self.stated_at: dict[str, int] = {}  # log offset of the newest record about each item
         self.changes = ConfigChanges()
 
@@ -152,6 +155,9 @@ class Catalog:
             case "nextId":
                 self.next_id = max(self.next_id, config["nextId"])
                 self.stated_at["nextId"] = log_offset
+            case "broughtBack":
+                self.brought_back_before = config["before"]
+                self.stated_at["broughtBack"] = log_offset
             case "topic":
                 self._put_topic(decode_topic(config["topic"]), log_offset)
             case "group":
@@ -236,7 +242,7 @@ class Catalog:
     def items(self) -> Iterator[dict[str, Any]]:
         """Return all items for a snapshot: as they are at this call, whenever they are taken."""
         own: dict[str, dict[str, Any]] = {
-            key: self._item(key) for key in ("broker", "nextId") if key in self.stated_at
+            key: self._item(key) for key in BROKER_ITEMS if key in self.stated_at
         }
         # What is put is a new object each time, so that copies of the references stay as they are.
         topics, groups = dict(self.topics), dict(self.groups)
@@ -256,6 +262,8 @@ class Catalog:
             return {"op": "broker", "name": self.broker_name, "handleSecret": secret}
         if kind == "nextId":
             return {"op": "nextId", "nextId": self.next_id}
+        if kind == "broughtBack":
+            return {"op": "broughtBack", "before": self.brought_back_before}
         if kind == "topic":
             return topic_item(self.topics[TopicId(int(number))])
         return _group_item(self.groups[GroupId(int(number))])

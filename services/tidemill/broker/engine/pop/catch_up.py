@@ -154,6 +154,7 @@ class CatchUp:
         self._release_before([owner.void_before for owner in state.owners], keeps_replaced=False)
         batches = [owner.ordered.batch_id if owner.ordered else 0 for owner in state.owners]
         self._release_before(batches, keeps_replaced=True)
+        state.renumber()
         self._make_lists(now_ms=now_ms)
 
     def _release_before(self, floors: list[int], *, keeps_replaced: bool) -> None:

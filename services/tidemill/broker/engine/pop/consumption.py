@@ -93,14 +93,16 @@ class Consumption:
 
         An empty list is a normal answer. Raises TopicNotFound, GroupNotFound, Overloaded.
         """
-        subscription = self._subscription(group_id, topic_id, now_ms)
+        group = self._catalog.groups.get(group_id)
+        if group is None:
+            raise GroupNotFound("the consumer group was deleted; create it and poll again")
+        subscription = self._subscription(group, topic_id, now_ms)
         table = self._state.table
         if table.used_count + len(subscription.queues) >= self._deliveries_max:
             raise Overloaded(
                 f"{self._deliveries_max} deliveries are in flight, the broker's limit "
                 f"(deliveries_max); ack messages, or poll again later"
             )
-        group = self._catalog.groups[group_id]
         subscription.turn += 1
         visible_at_ms = now_ms + invisible_duration_ms
         want, taken_bytes = max_messages, 0
@@ -163,16 +165,13 @@ class Consumption:
             return now_ms
         return self._store.stored_at_ms(log_offset)
 
-    def _subscription(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> Subscription:
+    def _subscription(self, group: Group, topic_id: TopicId, now_ms: int) -> Subscription:
         topic = self._catalog.topics.get(topic_id)
         if topic is None:
             raise TopicNotFound("the topic was deleted; query its route again")
-        subscription = self._state.subscriptions.get((group_id, topic_id))
+        subscription = self._state.subscriptions.get((group.id, topic_id))
         if subscription is not None and subscription.version == topic.version:
             return subscription
-        group = self._catalog.groups.get(group_id)
-        if group is None:
-            raise GroupNotFound("the consumer group was deleted; create it and poll again")
         return self._subscribe(group, topic, now_ms)
 
     def _subscribe(self, group: Group, topic: Topic, now_ms: int) -> Subscription:

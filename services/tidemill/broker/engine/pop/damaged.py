@@ -113,7 +113,8 @@ class DamagedMessages:
             return None
         progress = self._state.owners[table.owners[slot]]
         is_live = self._acks.live(slot) >> noted.message_index & 1
-        return progress if is_live and noted.delivery_id >= progress.void_before else None
+        is_void = self._state.is_void(progress, noted.delivery_id)
+        return progress if is_live and not is_void else None
 
     def _settle(self, noted: _Noted, progress: Progress, now_ms: int) -> None:
         slot, delivery_id, index, attempt = noted

@@ -305,22 +305,26 @@ class DeliveryTable:
         self._link_all(self.previous, self.next, live, begins)
         return live, begins
 
-    def bring_back(self, now_ms: int) -> int:
-        """Let deliveries that were popped in the future begin now; return how many those are.
-
-        An earlier process popped them by a clock that was ahead: they stay hidden for as long as
-        was asked for, counted from here. For a start: all deadline lists are made anew.
-        """
+    def popped_ahead_of(self, now_ms: int) -> np.ndarray:
+        """Return the slots in use whose delivery was popped in the future."""
         ids = np.frombuffer(self.ids, dtype=np.int64)
         popped = np.frombuffer(self.popped_at_ms, dtype=np.int64)
-        visible = np.frombuffer(self.visible_at_ms, dtype=np.int64)
-        used = np.flatnonzero(ids != FREE)
-        ahead = used[popped[used] > now_ms + AHEAD_MS]
-        if len(ahead):
-            visible[ahead] += now_ms - popped[ahead]
-            popped[ahead] = now_ms
-            self._relink_deadlines(used)
-        return len(ahead)
+        return np.flatnonzero((ids != FREE) & (popped > now_ms + AHEAD_MS))
+
+    def set_times(self, slots: np.ndarray, rows: np.ndarray, *, is_linked: bool) -> None:
+        """Let deliveries have been popped, and run out, when their rows say.
+
+        `is_linked`: whether the deadline lists are made, those of `slots` among them.
+        """
+        times = rows["visible_at_ms"].tolist(), rows["popped_at_ms"].tolist()
+        for slot, visible_at_ms, popped_at_ms in zip(slots.tolist(), *times, strict=True):
+            if is_linked:
+                self.unwatch(slot)
+            self.visible_at_ms[slot], self.popped_at_ms[slot] = visible_at_ms, popped_at_ms
+            if is_linked:
+                # An engine that follows may have taken it out as due already.
+                self.flags[slot] &= FLAGS_STORED
+                self.watch(slot)
 
     def _relink_deadlines(self, used: np.ndarray) -> None:
         """Put all used slots into coarse buckets; `take_due` spreads the first of them."""

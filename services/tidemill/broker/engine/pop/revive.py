@@ -62,9 +62,7 @@ class Revive:
     def next_due_ms(self) -> int | None:
         """Return when `run_due` has something to do next, None: never."""
         deadline = self._state.table.next_deadline_ms()
-        if self._inherited:
-            return 0
-        if self._turns:
+        if self._inherited or self._turns or self._state.is_forgetting:
             return 0
         if not self._resting:
             return deadline
@@ -122,8 +120,11 @@ class Revive:
     def pass_time(self, now_ms: int) -> list[int]:
         """Take what is due out of its deadline's list; return the slots that are to be revived.
 
-        What is void or settled leaves the table. Decides nothing: engines that follow do it too.
+        What is void or settled leaves the table, and what was deleted the memory. Decides nothing:
+        engines that follow do it too.
         """
+        if self._state.is_forgetting:
+            self._state.forget_some()
         due = self._state.table.take_due(now_ms, DUE_SLOTS_A_TURN)
         self._tally.add(len(due))
         return [slot for slot in due if self._is_to_revive(slot)]
@@ -132,7 +133,7 @@ class Revive:
         """Whether a due delivery has live messages; one that has none leaves the table."""
         table = self._state.table
         progress = self._state.owners[table.owners[slot]]
-        if table.live[slot] and table.ids[slot] >= progress.void_before:
+        if table.live[slot] and not self._state.is_void(progress, table.ids[slot]):
             return True
         self._state.discard(slot)
         return False
@@ -178,7 +179,7 @@ class Revive:
         if table.ids[slot] != delivery_id or not table.live[slot]:
             return True
         progress = self._state.owners[table.owners[slot]]
-        if delivery_id < progress.void_before:
+        if self._state.is_void(progress, delivery_id):
             self._state.discard(slot)
             return True
         if progress.ordered is not None:

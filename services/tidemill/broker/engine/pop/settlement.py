@@ -71,15 +71,15 @@ class Settlement:
                 # After the deadline it may as well have been revived or dead-lettered.
                 is_gone = table.superseded[slot] & bit or table.visible_at_ms[slot] <= now_ms
                 result = AckResult.GONE if is_gone else AckResult.ALREADY
-        self._state.counts[_NAMES[result], delivery.group_id, delivery.topic_id] += 1
+        if result is not AckResult.GONE or delivery.group_id in self._catalog.groups:
+            self._state.counts[_NAMES[result], delivery.group_id, delivery.topic_id] += 1
         return result
 
-    @staticmethod
-    def _is_of(progress: Progress, delivery: Delivery) -> bool:
+    def _is_of(self, progress: Progress, delivery: Delivery) -> bool:
         return (
             progress.group_id == delivery.group_id
             and progress.named_topic_id == delivery.topic_id
-            and delivery.delivery_id >= progress.void_before
+            and not self._state.is_void(progress, delivery.delivery_id)
         )
 
     def _answer_for_missing(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
@@ -91,7 +91,7 @@ class Settlement:
         """
         if (
             delivery.visible_at_ms <= now_ms
-            or delivery.delivery_id < self._state.brought_back_before
+            or delivery.delivery_id < self._catalog.brought_back_before
             or delivery.delivery_id >= log_end
             or delivery.group_id not in self._catalog.groups
             or delivery.topic_id not in self._catalog.topics

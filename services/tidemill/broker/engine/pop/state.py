@@ -5,7 +5,8 @@ engine that only follows. The lists through the delivery table are part of it.
 
 Two things pass without a record, on every engine by its own clock: a delivery that is only kept to
 refuse old handles, or that a reset has voided, leaves the table at its deadline (`discard`); and
-what is due is taken out of its deadline's list. So an entry may find its slot still in use.
+what is due is taken out of its deadline's list. So an entry may find its slot still in use. What
+a deletion has made void, each engine forgets in slices of its own (`forget_some`).
 
 While the slices of a snapshot are of different moments there is a `catch_up`: it says which of them
 contains an entry already, and the lists are made at its end.
@@ -13,9 +14,9 @@ contains an entry already, and the lists are made at its end.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import final
+from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -33,22 +34,37 @@ from tidemill.broker.engine.layout.state import StatedDeliveries, StatedProgress
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, NIL, DeliveryTable
+from tidemill.broker.engine.pop.owner_numbers import OwnerNumbers
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress, Subscription
-from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.tally import Tally
+
+# A group, a topic, a queue: each has one progress.
+Key: TypeAlias = tuple[GroupId, TopicId, QueueId]
+# What is counted of each group and topic that consumers name; the last three are results of acks.
+COUNTED = (
+    "ck", "ack", "revived", "dead_lettered", "damaged", "expired", "expired_before_revive",
+    "filtered_retry", "APPLIED", "ALREADY", "GONE",
+)  # fmt: skip
+DELIVERIES_A_STATE_RECORD = 1024  # 56 KiB, and their gaps
+FORGOTTEN_A_SLICE = 256  # of what was deleted, two microseconds each
 
 
 @final
 class PopState:
     """All deliveries and all progress of all groups."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, tally: Tally) -> None:
         self.catalog = catalog
+        self._tally = tally
         self.table = DeliveryTable()
-        self.progress: dict[tuple[GroupId, TopicId, QueueId], Progress] = {}
-        # By index, of each group and of each topic: what goes when one of them is deleted.
-        self._of_group: dict[int, dict[int, Progress]] = {}
-        self._of_topic: dict[int, dict[int, Progress]] = {}
-        self.owners: list[Progress] = []
+        self.progress: dict[Key, Progress] = {}
+        # Of each group and of each topic: what goes when one of them is deleted.
+        self._of_group: dict[GroupId, dict[Key, Progress]] = {}
+        self._of_topic: dict[TopicId, dict[Key, Progress]] = {}
+        # Of what was deleted: it is void, and forgotten some a slice.
+        self._going: deque[dict[Key, Progress]] = deque()
+        self._numbers = OwnerNumbers(self.table)
+        self.owners = self._numbers.owners  # by the number that slots of the table name
         self.subscriptions: dict[tuple[GroupId, TopicId], Subscription] = {}
         self.ready: set[tuple[GroupId, TopicId]] = (
             set()
@@ -56,8 +72,6 @@ class PopState:
         self.ready_topics: set[TopicId] = set()  # topic ids with new messages, for all groups
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (what, group id, topic id)
         self.catch_up: CatchUp | None = None
-        # Deliveries made before this offset may have run out before their handles say so.
-        self.brought_back_before = LogOffset(0)
 
     def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> Progress:
         """Return the progress of a group in a queue, made when it is new."""
@@ -68,17 +82,17 @@ class PopState:
             named = topic.retry_of[1] if topic is not None and topic.retry_of else topic_id
             group = self.catalog.groups.get(group_id)
             progress = Progress(
-                index=len(self.owners),
+                index=self._numbers.next(),
                 group_id=group_id,
                 topic_id=topic_id,
                 named_topic_id=named,
                 queue=self.catalog.queue(topic_id, queue_id),
                 ordered=OrderedState() if group is not None and group.is_ordered else None,
             )
-            self.owners.append(progress)
+            self._numbers.add(progress)
             self.progress[key] = progress
-            self._of_group.setdefault(group_id, {})[progress.index] = progress
-            self._of_topic.setdefault(topic_id, {})[progress.index] = progress
+            self._of_group.setdefault(group_id, {})[key] = progress
+            self._of_topic.setdefault(topic_id, {})[key] = progress
         return progress
 
     def count(self, what: str, progress: Progress, count: int) -> None:
@@ -301,36 +315,78 @@ class PopState:
         progress.stated_at = log_offset
 
     def forget_topics(self, topic_ids: Iterable[TopicId]) -> None:
-        """Void everything of topics that are gone."""
-        for topic_id in topic_ids:
-            for progress in list(self._of_topic.get(topic_id, {}).values()):
-                self._forget(progress)
+        """Void everything of topics that are gone from the catalog."""
+        self._going.extend(self._of_topic.pop(topic_id, {}) for topic_id in topic_ids)
+        self._begin_to_forget()
 
     def forget_group(self, group_id: GroupId) -> None:
-        """Void everything of a group that is gone."""
-        for progress in list(self._of_group.get(group_id, {}).values()):
-            self._forget(progress)
+        """Void everything of a group that is gone from the catalog."""
+        self._going.append(self._of_group.pop(group_id, {}))
+        self._begin_to_forget()
+
+    def _begin_to_forget(self) -> None:
+        self.forget_some()
+        # The end of catching up drops and numbers all of it at once.
+        while self.catch_up is not None and self._going:
+            self.forget_some()
+
+    @property
+    def is_forgetting(self) -> bool:
+        """Whether `forget_some` has something to do."""
+        return bool(self._going) or self._numbers.has_retired
+
+    def forget_some(self) -> None:
+        """Forget one slice of what was deleted."""
+        count = 0
+        while self._going and count < FORGOTTEN_A_SLICE:
+            if self._going[0]:
+                _, progress = self._going[0].popitem()
+                self._forget(progress)
+                count += 1
+            else:
+                self._going.popleft()
+        self._tally.add(count)
+        if not count and self._numbers.has_retired:
+            self._numbers.sweep()
+
+    def is_gone(self, progress: Progress) -> bool:
+        """Whether a group or topic was deleted, whose progress is not forgotten yet."""
+        catalog = self.catalog
+        return progress.group_id not in catalog.groups or progress.topic_id not in catalog.topics
+
+    def is_void(self, progress: Progress, delivery_id: int) -> bool:
+        """Whether a reset or a deletion came after a delivery of a queue was made."""
+        return delivery_id < progress.void_before or (bool(self._going) and self.is_gone(progress))
 
     def _forget(self, progress: Progress) -> None:
         self._void(progress, LogOffset(VOID))
-        # Its slots may name it until their deadlines; the queue's entries nobody needs.
-        progress.queue = ConsumeQueue(progress.topic_id, progress.queue.queue_id)
         self.drop(progress)
-        self.subscriptions.pop((progress.group_id, progress.topic_id), None)
+        pair = progress.group_id, progress.topic_id
+        if progress.queue.queue_id == 0:  # Once for all queues.
+            self.subscriptions.pop(pair, None)
+            for what in COUNTED:
+                self.counts.pop((what, *pair), None)
 
     def drop(self, progress: Progress) -> None:
         """Take away a progress whose deliveries are void: its group or topic is gone."""
         group_id, topic_id = progress.group_id, progress.topic_id
-        del self.progress[group_id, topic_id, progress.queue.queue_id]
-        for of_one, id_ in ((self._of_group, group_id), (self._of_topic, topic_id)):
-            known = of_one[id_]
-            del known[progress.index]
-            if not known:
-                del of_one[id_]
+        key = group_id, topic_id, progress.queue.queue_id
+        if self.progress.get(key) is not progress:
+            return  # Its group and its topic were deleted, one behind the other.
+        del self.progress[key]
+        _take_out(self._of_group, group_id, key)
+        _take_out(self._of_topic, topic_id, key)
+        if self.catch_up is None:
+            self._numbers.retire(progress)
+
+    def renumber(self) -> None:
+        """Forget what was dropped while catching up: no slot in use names it."""
+        self._numbers.renumber(list(self.progress.values()))
 
     def topic_ids_of(self, group_id: GroupId) -> set[TopicId]:
         """Return which topics a group has begun to read."""
-        return {progress.topic_id for progress in self._of_group.get(group_id, {}).values()}
+        known = self._of_group.get(group_id, {}).values()
+        return {one.topic_id for one in known if one.topic_id in self.catalog.topics}
 
     def add_retry_topic(
         self, group_id: GroupId, topic_id: TopicId, retry_topic_id: TopicId
@@ -371,19 +427,43 @@ class PopState:
     def apply_stated_deliveries(
         self, entry: StatedDeliveries, log_offset: LogOffset, _stored_at_ms: int
     ) -> None:
-        """Note where live deliveries are stated now; take over those that nothing else states."""
+        """Note where live deliveries are stated now, and which times those are that they have.
+
+        Takes over, while catching up, those that nothing else states.
+        """
         deliveries = entry.deliveries
         table, rows = self.table, deliveries.rows
+        is_new = np.ones(len(rows), dtype=bool)
         if self.catch_up is not None:
             for number, row in enumerate(rows.tolist()):
                 progress = self.progress_of(*row[2:5])
-                if self.catch_up.is_new_to_slot(row[0], progress, log_offset):
+                is_new[number] = self.catch_up.is_new_to_slot(row[0], progress, log_offset)
+                if is_new[number]:
                     self.load_row(row, deliveries.gaps.get(number))
+        is_inside = rows["slot"] < len(table.ids)
+        rows, is_new = rows[is_inside], is_new[is_inside]
         slots = rows["slot"].astype(np.int64)
-        is_known = slots < len(table.ids)
-        slots, ids = slots[is_known], rows["delivery_id"][is_known]
-        same = slots[np.frombuffer(table.ids, dtype=np.int64)[slots] == ids]
-        np.frombuffer(table.stated_at, dtype=np.int64)[same] = log_offset
+        is_same = np.frombuffer(table.ids, dtype=np.int64)[slots] == rows["delivery_id"]
+        np.frombuffer(table.stated_at, dtype=np.int64)[slots[is_same]] = log_offset
+        # Other ones than before only where a start has brought them back from the future.
+        is_moved = (
+            np.frombuffer(table.visible_at_ms, dtype=np.int64)[slots] != rows["visible_at_ms"]
+        )
+        changed = is_same & is_new & is_moved
+        table.set_times(slots[changed], rows[changed], is_linked=self.catch_up is None)
+
+    def brought_back(self, now_ms: int) -> Iterator[StatedDeliveries]:
+        """Yield what states that deliveries that were popped in the future begin now.
+
+        An earlier process popped them by a clock that was ahead: they stay hidden for as long as
+        was asked for, counted from here.
+        """
+        slots = self.table.popped_ahead_of(now_ms)
+        for begin in range(0, len(slots), DELIVERIES_A_STATE_RECORD):
+            rows, gaps = self.rows_of(slots[begin : begin + DELIVERIES_A_STATE_RECORD])
+            rows["visible_at_ms"] += now_ms - rows["popped_at_ms"]
+            rows["popped_at_ms"] = now_ms
+            yield StatedDeliveries(DeliveryRows(rows, gaps))
 
     def load_row(self, row: tuple[int, ...], gaps: tuple[int, ...] | None) -> None:
         """Take one row over while catching up; the latest use of a slot wins."""
@@ -443,3 +523,14 @@ class PopState:
             for slot in self.deliveries_of(progress)
             if table.flags[slot] & FLAG_DUE
         )
+
+
+_Id = TypeVar("_Id", GroupId, TopicId)
+
+
+def _take_out(of_each: dict[_Id, dict[Key, Progress]], id_: _Id, key: Key) -> None:
+    known = of_each.get(id_)
+    if known is not None:
+        known.pop(key, None)
+        if not known:
+            del of_each[id_]

@@ -1,0 +1,61 @@
+"""How much of the log each topic holds, for the metrics: read in rounds when somebody scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.metrics import TopicSizes
+from tidemill.common.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.common.clock import Clock
+
+SIZES_AGE_MS_MAX = 10_000  # sizes are looked at again for a scrape unless they are younger
+SIZES_WAIT_S = 1  # then a scrape shows the last sizes, and the next one goes on with the look
+QUEUES_A_ROUND = 32  # each is read in a few places, which may be cold: a millisecond
+
+
+class SizeReader:
+    """Brings `TopicSizes` up to date; awaited before each scrape."""
+
+    def __init__(self, rounds: Rounds, sizes: TopicSizes, clock: Clock) -> None:
+        self._rounds = rounds
+        self._sizes = sizes
+        self._clock = clock
+        self._read_at_ms = -SIZES_AGE_MS_MAX
+        # The look under way: queues that were not seen yet, and what the others hold.
+        self._unseen: list[tuple[TopicId, QueueId]] = []
+        self._found: dict[TopicId, int] = {}
+
+    async def __call__(self) -> None:
+        """Look at all queues, unless that was a moment ago."""
+        if not self._unseen:
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - self._read_at_ms < SIZES_AGE_MS_MAX:
+                return
+            self._read_at_ms = now_ms
+        try:
+            async with asyncio.timeout(SIZES_WAIT_S):
+                if not self._unseen:
+                    self._unseen, self._found = await self._rounds.call(_queues), {}
+                while self._unseen:
+                    await self._rounds.call(self._look_at_some)
+        except (UnavailableError, TimeoutError):
+            return  # Draining, a disk that stalls, or many queues: the last numbers stay.
+        self._sizes.log_bytes = self._found
+
+    def _look_at_some(self, engine: Engine, _turn: Turn) -> None:
+        found, queues = self._found, engine.catalog.queues
+        for key in self._unseen[-QUEUES_A_ROUND:]:
+            queue = queues.get(key)
+            if queue is not None:
+                found[key[0]] = found.get(key[0], 0) + engine.inspection.log_bytes(queue)
+        del self._unseen[-QUEUES_A_ROUND:]
+
+
+def _queues(engine: Engine, _turn: Turn) -> list[tuple[TopicId, QueueId]]:
+    return list(engine.catalog.queues)

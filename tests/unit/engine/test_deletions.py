@@ -1,0 +1,169 @@
+"""Groups and topics that are deleted leave nothing behind, and no slice of that is long."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.counted_work import Meter
+from tests.support.engine_world import GROUP, TOPIC, World
+from tidemill.broker.engine.engine import AckResult, Delivery, Engine
+from tidemill.broker.engine.layout.numbers import GroupId
+from tidemill.broker.engine.metadata.catalog import QUEUES_MAX
+from tidemill.broker.engine.pop.state import FORGOTTEN_A_SLICE
+from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
+
+HOUR_MS = 3_600_000
+GROUPS = 10_000
+
+
+def pop_once(world: World, group_id: GroupId, *, invisible_ms: int = 12 * HOUR_MS) -> None:
+    """Let a group take a message, which it never acks."""
+    assert world.engine.pop(
+        group_id, world.engine.catalog.topic_ids[TOPIC],
+        max_messages=1, invisible_duration_ms=invisible_ms, tags=frozenset(), attempt_id="",
+        now_ms=world.now_ms,
+    )  # fmt: skip
+
+
+def let_follower_forget(world: World) -> Engine:
+    """Let the second engine do all slices of forgetting."""
+    assert world.follower is not None
+    follower = world.follower.engine
+    while follower.state.is_forgetting:
+        follower.consumption.revive.pass_time(world.now_ms)
+    return follower
+
+
+def test_groups_that_are_deleted_are_forgotten_while_their_deliveries_are_out() -> None:
+    """Their slots stay in use for half a day, and name nobody."""
+    world = World(is_followed=True, segment_bytes=16 << 20, checkpoint_records=1 << 40)
+    world.send("m")
+    world.pop(1)
+    administration, state = world.engine.administration, world.engine.state
+    for n in range(GROUPS):
+        pop_once(world, administration.put_group(f"group-{n}", now_ms=world.now_ms).id)
+        administration.delete_group(f"group-{n}", world.now_ms)
+        world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
+        if n % 1_000 == 999:
+            world.commit()
+    world.run_due()
+    assert state.table.used_count == GROUPS + 1
+    for engine in (world.engine, let_follower_forget(world)):
+        seen = engine.state
+        # What one feed of the second engine brings waits until its time passes.
+        assert len(seen.owners) <= (8 if engine is world.engine else 1_100)
+        assert len(seen.progress) == 1
+        assert len(seen.subscriptions) <= 1
+        assert not seen.is_forgetting
+        assert len({id(owner) for owner in seen.owners}) <= 8
+        assert len(seen.counts) <= 2
+    world.checkpoint()
+    world.restart()
+    assert world.report.snapshot
+    assert len(world.engine.state.owners) == 1
+    world.follow()
+    world.fail_over()
+    world.advance(13 * HOUR_MS)
+    assert world.engine.state.table.used_count == 0
+    assert world.bodies() == ["m"]
+
+
+def wide_group(world: World, topics: int, *, queues: int = QUEUES_MAX) -> GroupId:
+    """Let a group have progress in every queue of many topics, and a message of each in flight."""
+    group_id = world.group()
+    put, engine = world.engine.administration.put_topic, world.engine
+    for n in range(topics):
+        topic = put(f"wide-{n}", type_=None, queues=queues, now_ms=world.now_ms)
+        world.send(f"m{n}", topic=topic.name)
+        assert engine.pop(
+            group_id, topic.id, max_messages=1, invisible_duration_ms=30_000, tags=frozenset(),
+            attempt_id="", now_ms=world.now_ms,
+        )  # fmt: skip
+    world.commit()
+    return group_id
+
+
+def test_a_group_with_sixty_five_thousand_queues_is_forgotten_in_slices() -> None:
+    world = World(segment_bytes=16 << 20, checkpoint_records=1 << 40)
+    wide_group(world, 64)
+    world.send("m")
+    (popped,) = world.pop(1)
+    meter, state = Meter(world.engine), world.engine.state
+    world.engine.administration.delete_group(GROUP, world.now_ms)
+    assert meter.take().items <= FORGOTTEN_A_SLICE
+    turns = [FORGOTTEN_A_SLICE]
+    while world.engine.run_due(world.now_ms, firing_ms=world.now_ms):
+        turns.append(meter.take().items)
+    assert max(turns) <= FORGOTTEN_A_SLICE
+    assert sum(turns) == 64 * QUEUES_MAX + 1
+    assert not state.progress
+    assert not state.subscriptions
+    assert world.ack(popped) == [AckResult.GONE]
+    world.advance(31_000)
+    assert state.table.used_count == 0
+
+
+QUEUES = FORGOTTEN_A_SLICE + 50
+
+
+@pytest.mark.parametrize("what", ["group", "topic"])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_what_was_deleted_is_void_before_it_is_forgotten(what: str, is_ordered: bool) -> None:
+    world = World(is_followed=True)
+    world.group(is_ordered=is_ordered)
+    world.topic(queues=QUEUES)
+    for queue_id in range(QUEUES):
+        world.send("m", queue_id=queue_id)
+    deliveries: list[Delivery] = []
+    while popped := world.pop(invisible_ms=30_000):
+        deliveries += [one.delivery for one in popped]
+    assert len(deliveries) == QUEUES
+    administration, state = world.engine.administration, world.engine.state
+    if what == "group":
+        administration.delete_group(GROUP, world.now_ms)
+    else:
+        administration.delete_topic(TOPIC, world.now_ms)
+    assert len(state.progress) == QUEUES - FORGOTTEN_A_SLICE
+    world.commit()
+    assert {world.engine.ack(one, world.now_ms) for one in deliveries} == {AckResult.GONE}
+    for delivery in deliveries:
+        with pytest.raises(InvalidReceiptHandle):
+            world.engine.change_invisible(
+                delivery, invisible_duration_ms=1, suspend=False, now_ms=world.now_ms
+            )
+    with pytest.raises((GroupNotFound, TopicNotFound)):
+        world.engine.pop(
+            deliveries[0].group_id, deliveries[0].topic_id, max_messages=1,
+            invisible_duration_ms=1, tags=frozenset(), attempt_id="", now_ms=world.now_ms,
+        )  # fmt: skip
+    group = world.engine.catalog.find_group(GROUP)
+    assert group is None or world.engine.inspection.group_progress(group) == []
+    # Those that are due before they are forgotten come to nobody.
+    end = world.engine.log_end
+    world.advance(31_000)
+    assert world.engine.log_end == end
+    assert state.table.used_count == 0
+    assert not state.progress
+    world.fail_over()
+    world.run_due()
+    assert world.engine.state.table.used_count == 0
+
+
+def test_no_statement_brings_back_what_is_being_forgotten() -> None:
+    world = World(is_followed=True, retention_bytes=1 << 20)
+    wide_group(world, 1)
+    while len(world.engine.log.segments) < 3:
+        world.send("filler", size=100_000)
+    world.checkpoint()
+    world.engine.administration.delete_group(GROUP, world.now_ms)
+    world.commit()
+    assert world.engine.state.is_forgetting
+    follower = let_follower_forget(world)  # It is faster.
+    world.retire()
+    world.follow()
+    world.run_due()
+    assert not world.engine.state.progress
+    assert not follower.state.progress
+    world.restart()
+    world.run_due()
+    assert not world.engine.state.progress
