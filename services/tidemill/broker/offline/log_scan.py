@@ -1,8 +1,9 @@
 """Walking the log of a data directory, past everything that is damaged in it.
 
 Beside a live broker the log grows while it is read: what seems broken behind the durable offset is
-read a second time once something behind it proves that it was durable. Where nothing does, the log
-ends there; a torn tail, or a round that is being written, may follow.
+read a second time once something behind it proves that it was durable. Where nothing does, or where
+a record stands there by then, the log ended there when it was read; all that was durable when the
+walk began lies in front.
 """
 
 from __future__ import annotations
@@ -203,15 +204,19 @@ class LogScan:
             at = found.end - segment.start
 
     def _judge(self, broken: Broken, number: int, window: Window) -> Found | None:
-        """Return what stands there by a second look; None where the log ends."""
+        """Return what is damaged, by a second look; None where the log ends.
+
+        It ends too where a record has come since the first look: whoever followed a busy broker
+        would never arrive.
+        """
         at = broken.log_offset - broken.segment.start
         is_known = broken.log_offset < self._durable_offset
         is_proven = is_known or self._is_proven(number, broken.log_offset)
         window.forget()
         again = read_one(window, broken.segment, at)
-        if not isinstance(again, Broken):
+        if is_known and not isinstance(again, Broken):
             return again
-        if not is_proven:
+        if not is_proven or not isinstance(again, Broken):
             return None
         if again.end == broken.segment.end and broken.log_offset < self._durable_offset:
             # Behind the durable offset nobody knows of a record there.
