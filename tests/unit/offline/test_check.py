@@ -265,3 +265,23 @@ def test_nothing_is_found_in_a_store_that_lives(seed: int) -> None:
     assert finish(check(source, life.world.config.timer)).findings == []
     assert life.world.report is not None
     assert GROUP in life.world.engine.catalog.group_ids
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_found_while_timers_come_and_go(seed: int) -> None:
+    random = Random(seed)
+    world = TimerWorld(
+        FaultyDisk(Random(seed)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT,
+        checkpoint_log_bytes=SEGMENT // 2, timer=TIMERS,
+    )  # fmt: skip
+
+    def act() -> None:
+        for _ in range(random.randint(0, 20)):
+            world.schedule("t", delay_ms=random.choice((500, 60_000, DAY_MS)), size=500)
+        if random.random() < 0.3:
+            world.sleep(random.choice((100, 1_000, 11_000)))
+        world.background(random.randint(1, 20))
+
+    for _ in range(20):
+        act()
+    assert finish(check(BusySource(world.disk, act), TIMERS)).findings == []
