@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.offline_world import BusySource, Life, finish
+from tests.support.offline_world import BusyFile, BusySource, Life, finish
 from tests.support.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import block_file, store_checkpoint, timer_entry
 from tidemill.broker.engine.layout.record import HEADER_SIZE
@@ -285,3 +286,53 @@ def test_nothing_is_found_while_timers_come_and_go(seed: int) -> None:
     for _ in range(20):
         act()
     assert finish(check(BusySource(world.disk, act), TIMERS)).findings == []
+
+
+class OneFile(BusySource):
+    """A disk of which something happens behind each read of one file alone."""
+
+    def __init__(self, disk: FaultyDisk, name: str, act: Callable[[], None]) -> None:
+        super().__init__(disk, act)
+        self._name = name
+
+    def open(self, name: str) -> BusyFile:
+        file = super().open(name)
+        if name != self._name:
+            file.act = lambda: None
+        return file
+
+    def read(self, name: str) -> bytes | None:
+        return self._disk.read(name)
+
+
+def test_a_segment_that_is_used_again_while_it_is_read_is_no_damage() -> None:
+    large = 2 << 20  # more than is read at once
+    world = World(FaultyDisk(Random(0)), segment_bytes=large, checkpoint_log_bytes=large)
+    for n in range(80):
+        world.send(f"m{n}", size=60_000)
+    world.checkpoint()
+    first = world.disk.names("log")[0]
+
+    def retire() -> None:
+        if first in world.disk.names("log"):
+            world.retire()
+
+    report = finish(check(OneFile(world.disk, first, retire), TIMERS))
+    assert first not in world.disk.names("log")
+    assert report.findings == []
+
+
+@pytest.mark.parametrize("folder", ["queues", "index", "snapshots"])
+def test_a_file_that_is_dropped_while_it_is_read_is_no_damage(folder: str) -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    world.send("m0")
+    world.checkpoint()
+    (name,) = world.disk.names(folder)
+
+    def drop() -> None:
+        if name in world.disk.names(folder):
+            world.disk.cut(name, 40)
+            world.disk.remove(name)
+
+    found = finish(check(OneFile(world.disk, name, drop), TIMERS)).findings
+    assert name not in [one.file for one in found]
