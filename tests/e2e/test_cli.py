@@ -76,7 +76,7 @@ def test_an_api_that_cannot_be_reached_has_a_status_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "noun", ["", "topic", "group", "message", "timer", "standalone", "broker", "proxy"]
+    "noun", ["", "topic", "group", "message", "timer", "store", "standalone", "broker", "proxy"]
 )
 def test_help_is_there_for_all(noun: str) -> None:
     shown = tidemill(*([noun] if noun else []), "--help")

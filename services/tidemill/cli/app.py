@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import groups, messages, timers, topics
+from tidemill.cli import groups, messages, store, timers, topics
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url
 from tidemill.common.metrics import version
@@ -28,12 +28,14 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill group progress billing -o json`
 * `tidemill message send reminders "call back" --delay 1h30m`
 * `tidemill timer ls`
+* `tidemill store copy ./data ./backup`
 """,
 )
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
+app.add_typer(store.app, name="store")
 
 
 # Options of the root that may also stand behind a command, where most people write them.

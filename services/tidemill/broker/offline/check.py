@@ -1,0 +1,311 @@
+"""Looking at every byte of a data directory, and saying of each damage whom it concerns.
+
+Nothing is changed, and a broker may run beside it: what it drops or replaces meanwhile is no
+damage. So all that does not check is looked at twice, by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar, final
+
+from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
+from tidemill.broker.engine.layout import block_file, record, snapshot, store_checkpoint
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
+from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
+from tidemill.broker.engine.store.commit_log import SUFFIX
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.offline import block_files, check_timers
+from tidemill.broker.offline.block_files import BlockDamage, Range
+from tidemill.broker.offline.concerns import Concerns
+from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
+from tidemill.broker.offline.log_scan import (
+    Broken,
+    LogScan,
+    LogSegment,
+    is_cut,
+    list_segments,
+)
+from tidemill.broker.offline.names import Names
+from tidemill.broker.offline.source import Source, Window
+
+NO_START = {Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT}  # wherever they are
+PROGRESS_BYTES = 4 << 20  # between two words about how far it has come
+T = TypeVar("T")
+Steps = Generator[Progress, None, T]
+
+
+class NoStore(Exception):
+    """There is no store to be looked at; the message says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What a check has found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    log_from: int = 0
+    log_end: int = 0
+    record_count: int = 0
+    derived_offset: int = 0
+    epoch: int = 0
+    names: Names = field(default_factory=Names)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    @property
+    def is_log_sound(self) -> bool:
+        """Whether the log, from which all else can be made again, is whole."""
+        return not any(one.damage in OF_THE_LOG for one in self.findings)
+
+
+def check(source: Source, timer: TimerConfig | None = None) -> Steps[Report]:
+    """Look at everything. Yields how far it has come.
+
+    Raises NoStore; UnknownRecord where a newer version has written; OSError and DiskFailed where
+    the files cannot be read.
+    """
+    return (yield from _Check(source, timer or TimerConfig()).run())
+
+
+@final
+class _Check:
+    """One check."""
+
+    def __init__(self, source: Source, timer: TimerConfig) -> None:
+        self._source = source
+        self._timer = timer
+        self._report = Report()
+        self._names = self._report.names
+        self._concerns = Concerns(source, self._names)
+        self._broken: list[tuple[Damage, Broken]] = []
+        self._usable: dict[str, list[Range]] = {kind.folder: [] for kind in block_files.KINDS}
+        self._snapshots: list[Range] = []
+
+    def run(self) -> Steps[Report]:
+        source, report = self._source, self._report
+        before = source.read(CHECKPOINT_FILE)
+        folder = list_segments(source)
+        if before is None and not folder.segments and not folder.strange:
+            raise NoStore("there is no store: neither a log nor a checkpoint file")
+        checkpoint = store_checkpoint.find(before)
+        if checkpoint is None:
+            why = "the file is missing" if before is None else "checksum mismatch"
+            self._find(Damage.CHECKPOINT, CHECKPOINT_FILE, 0, len(before or b""), why)
+        for name in folder.strange:
+            self._find(
+                Damage.STRANGE_FILE, name, 0, 0, "its name is no log offset", stops_start=True
+            )
+        # Read again, since a segment that is dropped is given up there first.
+        now = store_checkpoint.find(source.read(CHECKPOINT_FILE)) or checkpoint
+        segments = self._without_unused(folder.segments)
+        self._look_at_shape(segments, now)
+        yield from self._scan(segments, checkpoint)
+        for kind in block_files.KINDS:
+            yield from self._look_at_files(kind)
+        self._look_at_chains(checkpoint)
+        yield Progress("timers", 0, 0)
+        timers = self._look_at_timers()
+        self._conclude(timers)
+        report.findings.sort(key=lambda one: (one.damage not in OF_THE_LOG, one.file, one.position))
+        return report
+
+    def _find(
+        self,
+        damage: Damage,
+        file: str,
+        position: int,
+        size: int,
+        detail: str,
+        *,
+        stops_start: bool = False,
+    ) -> None:
+        self._report.findings.append(
+            Finding(
+                damage=damage, file=file, position=position, size=size, detail=detail,
+                stops_start=stops_start,
+            )
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ the log
+
+    def _without_unused(self, segments: list[LogSegment]) -> list[LogSegment]:
+        """Leave out files behind a gap in which nothing was ever written: a start deletes them."""
+        kept: list[LogSegment] = []
+        for segment in segments:
+            if kept and kept[-1].end != segment.start and self._is_unused(segment):
+                continue
+            kept.append(segment)
+        return kept
+
+    def _is_unused(self, segment: LogSegment) -> bool:
+        file = self._source.open(segment.name)
+        try:
+            data = Window(file).record(0)
+        finally:
+            file.close()
+        return record.find_head(data, 0, log_offset=LogOffset(segment.start)) is None
+
+    def _look_at_shape(
+        self, segments: list[LogSegment], checkpoint: StoreCheckpoint | None
+    ) -> None:
+        """Find what is missing or cut among the files of the log."""
+        if checkpoint is not None and (not segments or segments[0].start > checkpoint.min_offset):
+            begin = checkpoint.min_offset
+            end = segments[0].start if segments else max(checkpoint.durable_offset, begin + 1)
+            self._miss(begin, end)
+        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+            end = following.start if following else segment.end
+            if is_cut(segment):
+                why = f"it has {segment.size} bytes"
+                self._expect(Damage.SEGMENT_CUT, Broken(segment, segment.end, end, why, None, b""))
+            elif end != segment.end:
+                self._miss(segment.end, end)
+
+    def _miss(self, begin: int, end: int) -> None:
+        segment = LogSegment(f"{LOG_FOLDER}/{begin:020d}{SUFFIX}", begin, 0)
+        why = f"nothing is there from log offset {begin} to {end}"
+        self._expect(Damage.SEGMENT_MISSING, Broken(segment, begin, end, why, None, b""))
+
+    def _expect(self, damage: Damage, broken: Broken) -> None:
+        self._broken.append((damage, broken))
+        self._concerns.expect(broken)
+
+    def _scan(self, segments: list[LogSegment], checkpoint: StoreCheckpoint | None) -> Steps[None]:
+        report, durable_offset = self._report, checkpoint.durable_offset if checkpoint else 0
+        report.epoch = checkpoint.epoch if checkpoint else 0
+        if not segments:
+            return
+        report.log_from = segments[0].start
+        total = sum(segment.size for segment in segments)
+        scan = LogScan(self._source, segments, begin=0, durable_offset=durable_offset)
+        told = 0
+        for found in scan.walk():
+            if found.log_offset - report.log_from - told >= PROGRESS_BYTES:
+                told = found.log_offset - report.log_from
+                yield Progress("log", told, total)
+            if isinstance(found, Broken):
+                if found.segment.name in self._source.names(LOG_FOLDER):
+                    self._expect(Damage.RECORD if found.header else Damage.HOLE, found)
+                continue
+            report.record_count += 1
+            report.epoch = max(report.epoch, found.header.epoch)
+            self._names.learn_record(found)
+            if found.header.kind == Kind.MESSAGE:
+                self._concerns.see(found)
+        report.log_end = scan.end
+        if scan.end < durable_offset:
+            self._miss(scan.end, durable_offset)
+
+    # ------------------------------------------------------------ queues, index, snapshots
+
+    def _look_at_files(self, kind: block_files.Kind) -> Steps[None]:
+        for file in block_files.list_files(self._source, kind):
+            yield Progress(kind.folder, 0, 0)
+            damages = _twice(lambda file=file: self._walk_file(kind, file))  # type: ignore[misc]  # mypy cannot infer a lambda's default.
+            for damage in damages:
+                self._find(kind.damage, file.name, *damage)
+            if not any(damage.position < block_file.HEADER_SIZE for damage in damages):
+                self._usable[kind.folder].append(file)
+            if kind is block_files.SNAPSHOTS and not damages:
+                self._snapshots.append(file)
+
+    def _walk_file(self, kind: block_files.Kind, file: Range) -> list[BlockDamage]:
+        """Return what is damaged in a file: nothing, where it is gone."""
+        damages = []
+        try:
+            for one in block_files.walk(self._source, kind, file):
+                if isinstance(one, BlockDamage):
+                    damages.append(one)
+                elif kind is block_files.QUEUES:
+                    self._concerns.look_up(one.row, one.data)
+                elif kind is block_files.SNAPSHOTS and one.row.key_1 == snapshot.Section.CATALOG:
+                    for item in snapshot.decode_items(one.data):
+                        self._names.learn(item)
+        except FileNotFoundError:
+            return []
+        return damages
+
+    def _look_at_chains(self, checkpoint: StoreCheckpoint | None) -> None:
+        """Find files that are missing among those that the checkpoint file counts on."""
+        wanted = checkpoint.derived_offset if checkpoint else 0
+        for kind in (block_files.QUEUES, block_files.INDEX):
+            damaged = {one.file for one in self._report.findings}
+            if any(name in damaged for name in self._source.names(kind.folder)):
+                continue
+            # Listed twice: a broker may have put one in the place of two.
+            reach = max(self._reach(kind), self._reach(kind))
+            if reach < wanted:
+                why = f"no file goes on at log offset {reach}, up to {wanted}"
+                self._find(kind.damage, f"{kind.folder}/{reach:020d}-", 0, 0, why)
+
+    def _reach(self, kind: block_files.Kind) -> int:
+        files = block_files.list_files(self._source, kind)
+        # In this order: a segment is dropped before the files that state nothing beyond it.
+        segments = list_segments(self._source).segments
+        low = segments[0].start if segments else self._report.log_from
+        return block_files.reach(files, min_offset=max(low, self._report.log_from))
+
+    # ------------------------------------------------------------ timers, and the verdict
+
+    def _look_at_timers(self) -> list[check_timers.TimerDamage]:
+        found = _twice(lambda: check_timers.look(self._source, self._timer, self._names.store_uuid))
+        for one in found:
+            self._find(*one)
+        return found
+
+    def _conclude(self, timers: list[check_timers.TimerDamage]) -> None:
+        """Say of what is damaged in the log whom it concerns, and whether a start must read it."""
+        report = self._report
+        replay_from = self._replay_from(timers)
+        for damage, broken in self._broken:
+            detail = broken.why
+            if broken.header is not None:
+                detail = f"{detail} in a record of kind {Kind(broken.header.kind).name}"
+            report.findings.append(
+                Finding(
+                    damage=damage,
+                    file=broken.segment.name,
+                    position=broken.log_offset - broken.segment.start,
+                    size=broken.end - broken.log_offset,
+                    log_offset=broken.log_offset,
+                    log_end=broken.end,
+                    detail=detail,
+                    concerns=tuple(self._concerns.of(broken)),
+                    stops_start=damage in NO_START or broken.end > replay_from,
+                )
+            )
+
+    def _replay_from(self, timers: list[check_timers.TimerDamage]) -> int:
+        """Return the log offset from which the next start reads the log."""
+        report = self._report
+        _, _, derived = block_files.best_chains(
+            self._usable[block_files.QUEUES.folder], self._usable[block_files.INDEX.folder],
+            min_offset=report.log_from, end=report.log_end,
+        )  # fmt: skip
+        report.derived_offset = derived
+        if any(one.damage is Damage.CHECKPOINT for one in report.findings):
+            derived = 0
+        begins = [one.from_offset for one in self._snapshots]
+        covered = max((b for b in begins if report.log_from <= b <= derived), default=0)
+        timers_from = report.log_end
+        if self._names.timer_topic_id is not None:
+            checkpoint = check_timers.newest_checkpoint(self._source)
+            is_table_sound = not any(one.damage is Damage.TIMER_TABLE for one in timers)
+            timers_from = checkpoint.replay_from if checkpoint and is_table_sound else 0
+        return max(min(derived, covered, timers_from), report.log_from)
+
+
+def _twice(look: Callable[[], Iterable[T]]) -> list[T]:
+    """Return what is found by a first look, and still by a second one."""
+    first = list(look())
+    if not first:
+        return first
+    second = list(look())
+    return [one for one in second if one in first]

@@ -1,0 +1,220 @@
+"""The files of timers: what in them does not check, and what they say of one timer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tidemill.broker.engine.layout import (
+    timer_checkpoint,
+    timer_entry,
+    timer_record,
+    timer_slot,
+)
+from tidemill.broker.engine.layout.timer_checkpoint import TimerCheckpoint
+from tidemill.broker.engine.timer import table, timer_log, wheel
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.timer.flush import FILES as CHECKPOINTS
+from tidemill.broker.engine.timer.flush import FOLDERS
+from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT
+from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.offline.findings import Damage, TimerConcern
+from tidemill.broker.offline.names import Names
+from tidemill.broker.offline.source import Source
+
+
+class TimerDamage(NamedTuple):
+    """A damaged place in a file of timers."""
+
+    damage: Damage
+    file: str
+    position: int
+    size: int
+    why: str
+
+
+def newest_checkpoint(source: Source) -> TimerCheckpoint | None:
+    """Return the checkpoint that a start would take."""
+    found = [timer_checkpoint.find(source.read(name)) for name in CHECKPOINTS]
+    return max(filter(None, found), key=lambda one: one.generation, default=None)
+
+
+def look(source: Source, config: TimerConfig, store_uuid: bytes) -> list[TimerDamage]:
+    """Return all that does not check.
+
+    The checkpoint is read first: what it says of the other files they had said before.
+    """
+    if not any(source.names(folder) for folder in FOLDERS):
+        return []
+    checkpoint = newest_checkpoint(source)
+    found = [*_look_at_checkpoints(source, checkpoint, store_uuid)]
+    for damage, file, looked in (
+        (Damage.TIMER_TABLE, table.FOLDER, _look_at_table(source, config, checkpoint)),
+        (Damage.TIMER_WHEEL, wheel.FILE, _look_at_wheel(source, config, checkpoint)),
+        (Damage.TIMER_LOG, timer_log.FOLDER, _look_at_log(source, config, checkpoint)),
+    ):
+        try:
+            found += looked
+        except FileNotFoundError:
+            found.append(TimerDamage(damage, file, 0, 0, "a file vanished while it was read"))
+    return found
+
+
+def _look_at_checkpoints(
+    source: Source, newest: TimerCheckpoint | None, store_uuid: bytes
+) -> Iterator[TimerDamage]:
+    for name in CHECKPOINTS:
+        data = source.read(name)
+        if data is not None and timer_checkpoint.find(data) is None:
+            yield TimerDamage(Damage.TIMER_CHECKPOINT, name, 0, len(data), "checksum mismatch")
+    if newest is not None and store_uuid and newest.store_uuid != store_uuid:
+        name = CHECKPOINTS[newest.generation % 2]
+        yield TimerDamage(Damage.TIMER_CHECKPOINT, name, 0, 0, "it is of another store")
+
+
+def _stems(source: Source, folder: str) -> dict[int, str]:
+    """Return the names of the files whose names are numbers, by number."""
+    names = source.names(folder)
+    return {int(stem): name for name in names if (stem := name.rpartition("/")[2]).isdigit()}
+
+
+def _read(source: Source, name: str) -> bytes:
+    file = source.open(name)
+    try:
+        return file.read_at(0, file.size())
+    finally:
+        file.close()
+
+
+def _runs(is_wrong: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield (first, count) of each run of places that are wrong."""
+    edges = np.flatnonzero(np.diff(is_wrong, prepend=False, append=False))
+    for first, end in edges.reshape(-1, 2).tolist():
+        yield first, end - first
+
+
+# ---------------------------------------------------------------- the table
+
+
+def _look_at_table(
+    source: Source, config: TimerConfig, checkpoint: TimerCheckpoint | None
+) -> Iterator[TimerDamage]:
+    known_ids = checkpoint.queue_offset if checkpoint else 0
+    entries = config.table_file_entries
+    files = _stems(source, table.FOLDER)
+    for first_id, name in files.items():
+        data = _read(source, name)
+        if len(data) < entries * timer_entry.SIZE and first_id < known_ids:
+            yield TimerDamage(Damage.TIMER_TABLE, name, len(data), 0, "the file has been cut")
+        rows = np.frombuffer(data, timer_entry.DTYPE, len(data) // timer_entry.SIZE)
+        is_known = np.arange(len(rows)) + first_id < known_ids
+        is_gap = (rows["state"] == TimerState.UNUSED) & is_known
+        for at, count in _runs(~timer_entry.is_intact(rows) | is_gap):
+            yield TimerDamage(
+                Damage.TIMER_TABLE, name, at * timer_entry.SIZE, count * timer_entry.SIZE,
+                f"{count} entries are damaged, from timer {first_id + at} on",
+            )  # fmt: skip
+    if checkpoint is None:
+        return
+    end = -(-known_ids // entries)
+    wanted = {*range(max(end - TABLE_FILES_KEPT, 0), end), *(checkpoint.live_files or ())}
+    for number in sorted(wanted - {first_id // entries for first_id in files}):
+        name = f"{table.FOLDER}/{number * entries:020d}"
+        yield TimerDamage(Damage.TIMER_TABLE, name, 0, 0, "the file is missing")
+
+
+def find_timer(source: Source, names: Names, timer_id: int) -> TimerConcern | None:
+    """Return what the table knows of a timer."""
+    files = [one for one in _stems(source, table.FOLDER).items() if one[0] <= timer_id]
+    if not files:
+        return None
+    first_id, name = max(files)
+    try:
+        file = source.open(name)
+    except FileNotFoundError:
+        return None
+    data = file.read_at((timer_id - first_id) * timer_entry.SIZE, timer_entry.SIZE)
+    file.close()
+    if (
+        len(data) < timer_entry.SIZE
+        or not timer_entry.is_intact(np.frombuffer(data, timer_entry.DTYPE)).all()
+    ):
+        return None
+    entry = timer_entry.read(memoryview(data), 0)
+    if entry.state == TimerState.UNUSED:
+        return None
+    return TimerConcern(
+        timer_id=timer_id,
+        due_at_ms=entry.due_at_ms,
+        topic=names.topic(entry.topic_id),
+        state=TimerState(entry.state).name if entry.state in set(TimerState) else "",
+    )
+
+
+# ---------------------------------------------------------------- the wheel, and its chains
+
+
+def _look_at_wheel(
+    source: Source, config: TimerConfig, checkpoint: TimerCheckpoint | None
+) -> Iterator[TimerDamage]:
+    # Listed before the wheel is read: it never points to what was dropped by then.
+    log_begin = min(_stems(source, timer_log.FOLDER), default=0)
+    data = source.read(wheel.FILE)
+    if data is None or len(data) != config.wheel_slots * timer_slot.SIZE:
+        if checkpoint is not None:
+            why = "the file is missing" if data is None else "the file has been cut"
+            yield TimerDamage(Damage.TIMER_WHEEL, wheel.FILE, len(data or b""), 0, why)
+        return
+    slots = np.frombuffer(data, timer_slot.DTYPE)
+    used = np.flatnonzero(np.frombuffer(data, np.uint64).reshape(len(slots), -1).any(axis=1))
+    found = slots[used]
+    is_right = (
+        timer_slot.is_intact(found)
+        & (found["time"] % 1000 == 0)
+        & (found["time"] // 1000 % len(slots) == used)
+    )
+    if checkpoint is not None:
+        has_passed = found["time"] <= checkpoint.hand_ms
+        is_right &= (found["first"] >= log_begin) | has_passed
+    is_wrong = np.zeros(len(slots), dtype=bool)
+    is_wrong[used[~is_right]] = True
+    for slot, count in _runs(is_wrong):
+        yield TimerDamage(
+            Damage.TIMER_WHEEL, wheel.FILE, slot * timer_slot.SIZE, count * timer_slot.SIZE,
+            f"{count} slots are damaged",
+        )  # fmt: skip
+    if checkpoint is not None and len(used) < checkpoint.slots_used:
+        lost = checkpoint.slots_used - len(used)
+        yield TimerDamage(Damage.TIMER_WHEEL, wheel.FILE, 0, 0, f"{lost} slots are zeros")
+
+
+def _look_at_log(
+    source: Source, config: TimerConfig, checkpoint: TimerCheckpoint | None
+) -> Iterator[TimerDamage]:
+    """Look at the records that the checkpoint says are durable."""
+    files = _stems(source, timer_log.FOLDER)
+    if checkpoint is None or not (files or checkpoint.pending_count):
+        return
+    end, file_bytes = checkpoint.timer_log_position, config.timer_log_file_bytes
+    # Where a checkpoint ends with a file, the next one may not have been made yet.
+    first = min(files, default=(end - 1) // file_bytes * file_bytes)
+    for begin in range(first, end, file_bytes):
+        name = f"{timer_log.FOLDER}/{begin:020d}"
+        if begin not in files:
+            yield TimerDamage(Damage.TIMER_LOG, name, 0, 0, "the file is missing")
+            continue
+        data = _read(source, name)
+        if len(data) != file_bytes:
+            yield TimerDamage(Damage.TIMER_LOG, name, len(data), 0, "the file has been cut")
+        count = min(end - begin, len(data)) // timer_record.SIZE
+        rows = np.frombuffer(data, timer_record.DTYPE, count)
+        sealed = rows.copy()
+        timer_record.seal(sealed)
+        is_right = (sealed["crc"] == rows["crc"]) & (rows["size"] == timer_record.SIZE)
+        for at, count in _runs(~is_right):
+            yield TimerDamage(
+                Damage.TIMER_LOG, name, at * timer_record.SIZE, count * timer_record.SIZE,
+                f"{count} records are damaged",
+            )  # fmt: skip

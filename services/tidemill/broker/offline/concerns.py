@@ -1,0 +1,174 @@
+"""Whom damage to the log concerns: by what is left of a record, by the queues, and by what lacks.
+
+A message whose head is damaged is named by the queue file that lists it; one that no file lists
+yet, by the gap that it leaves between its neighbours in the queue.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple, final
+
+import numpy as np
+
+from tidemill.broker.engine.layout import message, record
+from tidemill.broker.engine.layout.block_file import Row
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Place, Target
+from tidemill.broker.engine.layout.queue_entry import SIZE
+from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
+from tidemill.broker.offline import check_timers
+from tidemill.broker.offline.findings import Concern, TimerConcern
+from tidemill.broker.offline.log_scan import Broken, Intact
+from tidemill.broker.offline.names import Names
+from tidemill.broker.offline.source import Source
+from tidemill.message import salvage
+
+CONCERNS_MAX = 10_000  # messages named in all; of a missing segment there may be a million
+_ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
+assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
+
+
+class _Seen(NamedTuple):
+    """The newest message of a queue that was met."""
+
+    queue_offset: int
+    log_offset: int
+
+
+class _Listed(NamedTuple):
+    """A message that a queue file lists in a damaged stretch, or that lacks in its queue."""
+
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    log_offset: int  # -1: somewhere in the stretch
+
+
+@final
+class Concerns:
+    """What is learnt of the messages in damaged stretches while all files are walked."""
+
+    def __init__(self, source: Source, names: Names) -> None:
+        self._source = source
+        self._names = names
+        self._broken: list[Broken] = []
+        self._seen: dict[tuple[int, int], _Seen] = {}
+        self._listed: dict[int, dict[tuple[int, int, int], _Listed]] = defaultdict(dict)
+        self._room = CONCERNS_MAX
+
+    def expect(self, broken: Broken) -> None:
+        """Note a damaged stretch of the log."""
+        self._broken.append(broken)
+        if broken.header is not None and broken.header.kind == Kind.MESSAGE:
+            place = _place(broken.remains[HEADER_SIZE:])
+            self._seen[place.topic_id, place.queue_id] = _Seen(
+                place.queue_offset, broken.log_offset
+            )
+
+    def see(self, found: Intact) -> None:
+        """Take in an intact message: those that lack before it in its queue were in a stretch."""
+        place = _place(found.body)
+        key = place.topic_id, place.queue_id
+        before = self._seen.get(key)
+        self._seen[key] = _Seen(place.queue_offset, found.log_offset)
+        if before is None or not self._broken or place.queue_offset <= before.queue_offset + 1:
+            return
+        for broken in self._broken:
+            if broken.header is None and before.log_offset < broken.log_offset < found.log_offset:
+                missing = range(before.queue_offset + 1, place.queue_offset)
+                for queue_offset in missing[: self._room]:
+                    self._list(broken, _Listed(*key, queue_offset, -1))
+                return
+
+    def look_up(self, row: Row, data: bytes) -> None:
+        """Take in a block of a queue file."""
+        if not self._broken:
+            return
+        offsets = np.frombuffer(data, dtype=_ENTRIES)["log_offset"].astype(np.int64)
+        self._broken.sort(key=lambda broken: broken.log_offset)
+        begins = np.array([broken.log_offset for broken in self._broken])
+        which = np.searchsorted(begins, offsets, side="right") - 1
+        for number in np.flatnonzero(which >= 0).tolist():
+            broken = self._broken[which[number]]
+            if offsets[number] < broken.end and broken.header is None and self._room:
+                listed = _Listed(row.key_1, row.key_2, row.first + number, int(offsets[number]))
+                self._list(broken, listed)
+
+    def _list(self, broken: Broken, listed: _Listed) -> None:
+        known = self._listed[broken.log_offset]
+        key = listed[:3]
+        if key not in known or known[key].log_offset < 0:
+            self._room -= key not in known
+            known[key] = listed
+
+    def of(self, broken: Broken) -> Iterator[Concern]:
+        """Yield the messages that a stretch concerns."""
+        if broken.header is not None:
+            if broken.header.kind == Kind.MESSAGE:
+                yield self._of_record(broken, broken.header)
+            return
+        listed = sorted(self._listed[broken.log_offset].values())
+        for one in listed:
+            remains = b""
+            if one.log_offset >= 0:
+                remains = broken.remains[one.log_offset - broken.log_offset :]
+            elif len(listed) == 1:
+                remains = broken.remains
+            yield self._concern(one, remains)
+        if not listed and (found := _salvaged(broken.remains)):
+            yield Concern(topic="", queue_id=-1, queue_offset=-1, message_id=found)
+
+    def _of_record(self, broken: Broken, header: record.Header) -> Concern:
+        """Return whom a record concerns whose head is intact."""
+        body = broken.remains[HEADER_SIZE : header.head_size]
+        place = _place(body)
+        timer = None
+        if header.flags & FLAG_SCHEDULE:
+            timer = self._timer(message.decode_target(body))
+        return Concern(
+            topic=self._names.topic(place.topic_id),
+            queue_id=place.queue_id,
+            queue_offset=place.queue_offset,
+            message_id=_id_of(broken.remains[header.head_size :]),
+            timer=timer,
+        )
+
+    def _timer(self, target: Target) -> TimerConcern:
+        known = check_timers.find_timer(self._source, self._names, target.timer_id)
+        return known or TimerConcern(
+            timer_id=target.timer_id,
+            due_at_ms=target.due_at_ms,
+            topic=self._names.topic(target.topic_id),
+            state="",
+        )
+
+    def _concern(self, listed: _Listed, remains: bytes) -> Concern:
+        timer = None
+        is_schedule = listed.topic_id == self._names.timer_topic_id
+        if is_schedule and listed.queue_id == SCHEDULE_QUEUE:
+            timer = check_timers.find_timer(self._source, self._names, listed.queue_offset)
+        return Concern(
+            topic=self._names.topic(listed.topic_id),
+            queue_id=listed.queue_id,
+            queue_offset=listed.queue_offset,
+            message_id=_salvaged(remains),
+            timer=timer,
+        )
+
+
+def _place(body: bytes | memoryview) -> Place:
+    return Place._make(message.PLACE.unpack_from(body))
+
+
+def _id_of(blob: bytes) -> str:
+    return salvage.properties_of(blob).message_id.decode(errors="replace")
+
+
+def _salvaged(remains: bytes) -> str:
+    """Return the id of the message whose record begins there, "" where none can be vouched for."""
+    begins = [HEADER_SIZE + message.PLACE_SIZE]
+    if len(remains) >= HEADER_SIZE:
+        begins.insert(0, record.HEADER.unpack_from(remains)[record.HEAD_SIZE])
+    return next(filter(None, (_id_of(remains[begin:]) for begin in begins)), "")

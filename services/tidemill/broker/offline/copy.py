@@ -1,0 +1,334 @@
+"""Copying a data directory while its broker runs.
+
+What the copy holds is a prefix of the log, with the derived files that state no more than it:
+
+1. List the segments, then find the end E: behind the last intact record from the checkpoint file's
+   durable offset on. All that was answered OK before is in front of it.
+2. Copy the log up to E; the rest of the last segment stays zeros. What the broker writes behind E
+   meanwhile would look like damage in front of durable records.
+3. Where a segment was dropped before it was copied, begin with the next one, and take E anew: what
+   the dropped one stated has been stated again, behind the old E.
+4. Copy the queue and index files that join up to one offset, and a snapshot that knows nothing
+   from behind E. Whatever does not fit costs the copy's first start time, and nothing else.
+5. Sync everything, write the checkpoint file, and only then give the segments their names: a start
+   refuses a folder in which one has none.
+
+The files of timers are caches of the log that are written in place: a start makes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TypeVar, final
+
+from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
+from tidemill.broker.engine.layout import store_checkpoint
+from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
+from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
+from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.offline import block_files
+from tidemill.broker.offline.block_files import BlockDamage, Range
+from tidemill.broker.offline.check import NoStore
+from tidemill.broker.offline.findings import Progress
+from tidemill.broker.offline.log_scan import (
+    Broken,
+    LogFolder,
+    LogScan,
+    LogSegment,
+    is_cut,
+    list_segments,
+)
+from tidemill.broker.offline.source import Source
+
+SLICE_BYTES = 1 << 20  # copied at once
+ATTEMPTS_MAX = 20  # retention drops a segment a minute, or disks are slower than it: then give up
+COPYING = ".copying"  # behind the name of a segment until all of the copy is durable
+_ZEROS = bytes(SLICE_BYTES)
+T = TypeVar("T")
+Steps = Generator[Progress, None, T]
+
+
+class CopyRefused(Exception):
+    """No copy can be made; the message says why, and what to do."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CopyReport:
+    """What was copied."""
+
+    log_from: int = 0
+    log_end: int = 0
+    record_count: int = 0
+    copied_bytes: int = 0  # zeros, which are not written, left out
+    file_count: int = 0
+    derived_offset: int = 0
+    # In the log before the copy as in the copy; `tidemill store check` says what it means.
+    damaged: list[str] = field(default_factory=list)
+
+
+def copy(source: Source, target: Disk, *, slice_bytes: int = SLICE_BYTES) -> Steps[CopyReport]:
+    """Copy a store into `target`, which must be empty. Yields how far it has come.
+
+    Raises CopyRefused, NoStore; UnknownRecord, OSError and DiskFailed as they come.
+    """
+    return (yield from _Copy(source, target, slice_bytes).run())
+
+
+@final
+class _Copy:
+    """One copy."""
+
+    def __init__(self, source: Source, target: Disk, slice_bytes: int) -> None:
+        assert 0 < slice_bytes <= SLICE_BYTES, "a slice is compared with that many zeros"
+        self._slice_bytes = slice_bytes
+        self._source = source
+        self._target = target
+        self._report = CopyReport()
+        self._epoch = 0
+        self._copied: dict[str, tuple[LogSegment, int]] = {}  # up to which byte each is there
+        self._files: set[str] = set()  # of other folders
+        # Those in which a file was made, also one that was deleted again: that must be durable too.
+        self._folders = {LOG_FOLDER}
+
+    def run(self) -> Steps[CopyReport]:
+        segments, end = yield from self._copy_log()
+        self._report.log_from, self._report.log_end = segments[0].start, end
+        yield from self._verify_log(segments, end)
+        yield from self._copy_derived()
+        for folder in sorted(self._folders):
+            self._target.folder(folder).sync()
+        self._write_checkpoint()
+        for segment in segments:
+            self._target.rename(segment.name + COPYING, segment.name)
+        self._target.folder(LOG_FOLDER).sync()
+        self._report.file_count = len(segments) + len(self._files) + 1
+        return self._report
+
+    # ------------------------------------------------------------ the log
+
+    def _copy_log(self) -> Steps[tuple[list[LogSegment], int]]:
+        """Copy the segments; return them, and where the copied log ends."""
+        for _ in range(ATTEMPTS_MAX):
+            segments, end = self._find_end()
+            self._forget_all_but(segments)
+            self._need_room(segments, end)
+            is_whole = True
+            for segment in segments:
+                if not (yield from self._copy_segment(segment, segments, end)):
+                    is_whole = False
+                    break
+            if is_whole:
+                return segments, end
+        raise CopyRefused(
+            f"the broker drops segments faster than they are copied ({ATTEMPTS_MAX} attempts); "
+            "copy to a faster disk, or raise the retention meanwhile"
+        )
+
+    def _find_end(self) -> tuple[list[LogSegment], int]:
+        """Return the segments of the log as it is now, and where it ends.
+
+        Listed first, and the end found afterwards: what a segment that is not listed any more
+        stated stands before that end.
+        """
+        source = self._source
+        checkpoint = store_checkpoint.find(source.read(CHECKPOINT_FILE))
+        folder = list_segments(source)
+        self._refuse_gaps(folder)
+        durable_offset = checkpoint.durable_offset if checkpoint else 0
+        begin = max(durable_offset, folder.segments[0].start)
+        scan = LogScan(source, folder.segments, begin=begin, durable_offset=durable_offset)
+        if checkpoint:
+            self._epoch = max(self._epoch, checkpoint.epoch)
+        for found in scan.walk():
+            # What is damaged here no start gets past.
+            if isinstance(found, Broken):
+                raise CopyRefused(
+                    f"{found.segment.name} is damaged at log offset {found.log_offset} "
+                    f"({found.why}); see `tidemill store check`, and repair it first"
+                )
+            self._epoch = max(self._epoch, found.header.epoch)
+        if scan.end < durable_offset:
+            raise CopyRefused(
+                f"the log ends at offset {scan.end} and was durable up to {durable_offset}; see "
+                "`tidemill store check`, and repair it first"
+            )
+        return [one for one in folder.segments if one.start < scan.end or not one.start], scan.end
+
+    @staticmethod
+    def _refuse_gaps(folder: LogFolder) -> None:
+        if not folder.segments:
+            raise NoStore("there is no store: the folder log holds no segment")
+        if folder.strange:
+            raise CopyRefused(f"{folder.strange[0]} is no segment of the log; move it away")
+        for segment, following in zip(folder.segments, folder.segments[1:], strict=False):
+            if is_cut(segment) or segment.end != following.start:
+                raise CopyRefused(
+                    f"the log has a gap behind {segment.name}; see `tidemill store check`, and "
+                    "repair it first"
+                )
+
+    def _need_room(self, segments: list[LogSegment], end: int) -> None:
+        """Refuse what cannot fit, before anything is written."""
+        missing = end - segments[0].start - sum(done for _, done in self._copied.values())
+        free = self._target.free_bytes()
+        if missing > free:
+            raise CopyRefused(f"the copy needs {missing} bytes, and {free} are free there")
+
+    def _forget_all_but(self, segments: list[LogSegment]) -> None:
+        """Delete the copies of what the log has dropped meanwhile."""
+        for name in self._copied.keys() - {segment.name for segment in segments}:
+            self._target.delete(name + COPYING)
+            del self._copied[name]
+
+    def _copy_segment(
+        self, segment: LogSegment, segments: list[LogSegment], end: int
+    ) -> Steps[bool]:
+        """Copy what a segment has before `end`; return whether it was there all the time."""
+        name, stop = segment.name, min(end - segment.start, segment.size)
+        if name in self._copied and self._copied[name][1] >= stop:
+            return True  # It may be dropped now: all that is wanted of it is here.
+        try:
+            opened = self._source.open(name)
+        except FileNotFoundError:
+            return False
+        is_new = name not in self._copied
+        file = self._target.open(name + COPYING, create=is_new)
+        if is_new:
+            file.resize(segment.size)
+            self._copied[name] = segment, 0
+        try:
+            begin = self._copied[name][1]
+            for at in range(begin, stop, self._slice_bytes):
+                self._write(file, at, opened.read_at(at, min(self._slice_bytes, stop - at)))
+                yield Progress(
+                    "log", segment.start + at - segments[0].start, end - segments[0].start
+                )
+            file.sync()
+        finally:
+            file.close()
+            opened.close()
+        # A segment that is dropped loses its name before it is written to again.
+        if name not in self._source.names(LOG_FOLDER):
+            return False
+        self._copied[name] = segment, stop
+        return True
+
+    def _write(self, file: File, at: int, data: bytes) -> None:
+        if data != _ZEROS[: len(data)]:
+            file.write_at(at, [data])
+            self._report.copied_bytes += len(data)
+
+    def _verify_log(self, segments: list[LogSegment], end: int) -> Steps[None]:
+        """Read the copy of the log, and note what is damaged in it."""
+        copied = [one._replace(name=one.name + COPYING) for one in segments]
+        scan = LogScan(self._target, copied, begin=0, durable_offset=end)
+        for n, found in enumerate(scan.walk()):
+            if n % 4096 == 0:
+                yield Progress(
+                    "verified", found.log_offset - copied[0].start, end - copied[0].start
+                )
+            if isinstance(found, Broken):
+                name = found.segment.name.removesuffix(COPYING)
+                self._report.damaged.append(
+                    f"{name}, byte {found.log_offset - found.segment.start}: {found.why}"
+                )
+            else:
+                self._report.record_count += 1
+
+    # ------------------------------------------------------------ derived files
+
+    def _copy_derived(self) -> Steps[None]:
+        """Copy the derived files that fit to the copied log; those that vanish, in another form."""
+        report = self._report
+        queues: list[Range] = []
+        index: list[Range] = []
+        for _ in range(ATTEMPTS_MAX):
+            wanted = block_files.best_chains(
+                block_files.list_files(self._source, block_files.QUEUES),
+                block_files.list_files(self._source, block_files.INDEX),
+                min_offset=report.log_from, end=report.log_end,
+            )  # fmt: skip
+            have_all = yield from self._copy_files(block_files.QUEUES, wanted[0], queues)
+            have_all &= yield from self._copy_files(block_files.INDEX, wanted[1], index)
+            if have_all:
+                break
+        chosen_queues, chosen_index, derived = block_files.best_chains(
+            queues, index, min_offset=report.log_from, end=report.log_end
+        )
+        report.derived_offset = derived
+        kept = {file.name for file in [*chosen_queues, *chosen_index]}
+        for name in self._files - kept:
+            self._target.delete(name)
+        self._files &= kept
+        yield from self._copy_snapshot(derived)
+
+    def _copy_files(
+        self, kind: block_files.Kind, wanted: list[Range], copied: list[Range]
+    ) -> Steps[bool]:
+        """Copy files that are not `copied` yet; return whether all were there.
+
+        A damaged one is left out: the copy's first start derives it.
+        """
+        have_all = True
+        for file in wanted:
+            if file not in copied:
+                try:
+                    opened = self._source.open(file.name)
+                except FileNotFoundError:
+                    have_all = False
+                    continue
+                size = opened.size()
+                self._folders.add(kind.folder)
+                written = self._target.open(file.name, create=True)
+                for at in range(0, size, self._slice_bytes):
+                    self._write(written, at, opened.read_at(at, self._slice_bytes))
+                    yield Progress(kind.folder, at, size)
+                if written.size() < size:
+                    written.resize(size)
+                written.sync()
+                written.close()
+                opened.close()
+                self._files.add(file.name)
+                found = list(block_files.walk(self._target, kind, file))
+                if any(isinstance(one, BlockDamage) for one in found):
+                    self._target.delete(file.name)
+                    self._files.discard(file.name)
+                    have_all &= file.name in self._source.names(kind.folder)
+                else:
+                    copied.append(file)
+        return have_all
+
+    def _copy_snapshot(self, derived: int) -> Steps[None]:
+        """Copy the newest snapshot of which all slices are of moments that the copy has."""
+        report = self._report
+        files = block_files.list_files(self._source, block_files.SNAPSHOTS)
+        for file in reversed(files):
+            if not report.log_from <= file.from_offset <= derived:
+                continue
+            copied: list[Range] = []
+            yield from self._copy_files(block_files.SNAPSHOTS, [file], copied)
+            if not copied:
+                continue
+            blocks = block_files.walk(self._target, block_files.SNAPSHOTS, file)
+            covered = [one.row.first for one in blocks if not isinstance(one, BlockDamage)]
+            if max(covered, default=0) <= report.log_end:
+                return
+            self._target.delete(file.name)
+            self._files.discard(file.name)
+
+    def _write_checkpoint(self) -> None:
+        target, report = self._target, self._report
+        checkpoint = StoreCheckpoint(
+            derived_offset=report.derived_offset,
+            durable_offset=report.log_end,
+            min_offset=report.log_from,
+            epoch=self._epoch,
+        )
+        temporary = f"{CHECKPOINT_FILE}.new"
+        file = target.open(temporary, create=True)
+        file.write_at(0, [store_checkpoint.encode(checkpoint)])
+        file.sync()
+        file.close()
+        target.rename(temporary, CHECKPOINT_FILE)
+        target.folder(".").sync()

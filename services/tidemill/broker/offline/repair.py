@@ -1,0 +1,390 @@
+"""Mending a data directory that no broker holds.
+
+Of the log only what a backup has intact at the same log offsets is written, and only where both
+agree on the records around it: a store that was restored and lived on has other records at the same
+offsets. What cannot be verified stays as it is.
+
+Derived files and the files of timers that are damaged are deleted where the whole log is sound, and
+the next start makes them from it. Elsewhere they stay: they may know what the log does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar, final
+
+from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
+from tidemill.broker.engine.layout import store_checkpoint
+from tidemill.broker.engine.layout.record import PAD
+from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
+from tidemill.broker.engine.store.commit_log import PREPARED, SUFFIX
+from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.offline.check import NoStore, Report, check
+from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
+from tidemill.broker.offline.log_scan import (
+    Broken,
+    Intact,
+    LogScan,
+    LogSegment,
+    Pad,
+    is_cut,
+    list_segments,
+    read_one,
+)
+from tidemill.broker.offline.names import Names
+from tidemill.broker.offline.source import Source, Window
+
+SLICE_BYTES = 1 << 20  # written at once
+T = TypeVar("T")
+Steps = Generator[Progress, None, T]
+# What a start makes again by itself even where a file is merely gone.
+_DERIVED = {
+    Damage.QUEUES, Damage.INDEX, Damage.SNAPSHOT, Damage.TIMER_CHECKPOINT, Damage.TIMER_TABLE,
+    Damage.TIMER_WHEEL, Damage.TIMER_LOG,
+}  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class RepairReport:
+    """What was mended, and what was not: sentences."""
+
+    mended: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    is_whole: bool = True  # nothing damaged is left, or would be
+
+
+class NotMended(Exception):
+    """A stretch of the log cannot be taken from the backup; the message says why."""
+
+
+class _Neighbour(NamedTuple):
+    """An intact record beside a damaged stretch."""
+
+    log_offset: int
+    data: bytes
+
+
+def repair(
+    disk: Disk, backup: Source | None, timer: TimerConfig | None = None, *, is_dry: bool
+) -> Steps[RepairReport]:
+    """Mend what can be mended. Yields how far it has come.
+
+    The caller owns the directory. Raises as `check`, and NoStore where the backup is none, or is of
+    another store.
+    """
+    return (yield from _Repair(disk, backup, timer, is_dry=is_dry).run())
+
+
+@final
+class _Repair:
+    """One repair."""
+
+    def __init__(
+        self, disk: Disk, backup: Source | None, timer: TimerConfig | None, *, is_dry: bool
+    ) -> None:
+        self._disk = disk
+        self._backup = backup
+        self._timer = timer
+        self._is_dry = is_dry
+        self._report = RepairReport()
+
+    def run(self) -> Steps[RepairReport]:
+        report = self._report
+        before = yield from check(self._disk, self._timer)
+        damages = [one for one in before.findings if one.damage in OF_THE_LOG]
+        if damages and self._backup is not None:
+            yield from self._mend_log(before, damages, self._backup)
+        elif damages:
+            report.left += [_told(one, "name a backup with --from") for one in damages]
+        derived = [one for one in before.findings if one.damage in _DERIVED]
+        if derived and not report.left:
+            self._drop({one.file for one in derived})
+        elif derived:
+            why = "the log is damaged too, and the file may know what it does not say any more"
+            report.left += [_told(one, why) for one in derived]
+        if any(one.damage is Damage.CHECKPOINT for one in before.findings) and not report.left:
+            report.mended.append(f"{CHECKPOINT_FILE}: the next start writes it again")
+        report.is_whole = not report.left
+        return report
+
+    # ------------------------------------------------------------ the log
+
+    def _mend_log(self, before: Report, damages: list[Finding], backup: Source) -> Steps[None]:
+        taken = _Backup(backup)
+        yield from taken.look()
+        ours, theirs = before.names.handle_secret, taken.names.handle_secret
+        if ours and theirs and ours != theirs:
+            raise NoStore("the backup is of another store; nothing was changed")
+        yield Progress("mending", 0, 0)
+        replaced: set[str] = set()
+        # Whole files first: they may hold other damaged stretches.
+        for start, findings in self._by_segment(damages, taken).items():
+            try:
+                replaced |= self._mend_files(start, findings, taken)
+            except NotMended as error:
+                self._report.left += [_told(one, str(error)) for one in findings]
+        for finding in damages:
+            if finding.damage in _WHOLE or finding.file in replaced:
+                continue
+            try:
+                if finding.damage is Damage.STRANGE_FILE:
+                    raise NotMended("give it the name that it had, or move it away")
+                self._mend_stretch(finding, taken)
+            except NotMended as error:
+                self._report.left.append(_told(finding, str(error)))
+
+    @staticmethod
+    def _by_segment(damages: list[Finding], backup: _Backup) -> dict[int, list[Finding]]:
+        """Return what takes whole segments to mend, by where the first of them begins.
+
+        Whether a file is missing, or the one before it lost its end, the backup's files say.
+        """
+        found: dict[int, list[Finding]] = {}
+        for finding in damages:
+            if finding.damage in _WHOLE:
+                begin, _ = _range(finding)
+                starts = [one.start for one in backup.segments if one.start <= begin < one.end]
+                found.setdefault(starts[0] if starts else begin, []).append(finding)
+        return found
+
+    def _mend_stretch(self, finding: Finding, backup: _Backup) -> None:
+        """Write a damaged stretch of a segment from the backup."""
+        begin, end = _range(finding)
+        segment = self._segment_of(begin)
+        data = backup.take(begin, end, ends_segment=end == segment.end)
+        if len(data) > end - begin:
+            raise NotMended("its file is cut, and the backup has no whole one")
+        self._compare(begin, end, data, backup)
+        self._report.mended.append(_told(finding, f"{len(data)} bytes taken from the backup"))
+        if self._is_dry:
+            return
+        file = self._disk.open(segment.name)
+        file.write_at(begin - segment.start, [data])
+        file.sync()
+        file.close()
+
+    def _mend_files(self, start: int, findings: list[Finding], backup: _Backup) -> set[str]:
+        """Put segments from the backup where some are missing or cut; return their names."""
+        end = max(_range(finding)[1] for finding in findings)
+        ours = list_segments(self._disk).segments
+        limit = min((one.start for one in ours if one.start > start), default=None)
+        segments = [one for one in backup.segments if start <= one.start < end]
+        if not segments or segments[0].start != start:
+            raise NotMended(f"the backup has no segment that begins at log offset {start}")
+        if limit is not None and segments[-1].end != limit:
+            raise NotMended(f"the backup's segments there end at log offset {segments[-1].end}")
+        contents = []
+        for segment in segments:
+            if is_cut(segment):
+                raise NotMended(f"{segment.name} of the backup is cut too")
+            is_open = limit is None and segment is segments[-1]
+            contents.append(backup.take_segment(segment, needed_to=end if is_open else segment.end))
+        for segment, data in zip(segments, contents, strict=True):
+            self._compare(segment.start, segment.end, data, backup)
+        self._compare_own(start, contents[0])
+        names = {_name(segment.start) for segment in segments}
+        told = f"{', '.join(sorted(names))} taken from the backup"
+        self._report.mended += [_told(finding, told) for finding in findings]
+        if not self._is_dry:
+            for segment, data in zip(segments, contents, strict=True):
+                self._put_segment(segment, data)
+        return names
+
+    def _put_segment(self, segment: LogSegment, data: bytes) -> None:
+        """Make a whole segment, durable before it has its name; a crash before leaves what was."""
+        disk, temporary = self._disk, f"{LOG_FOLDER}/{PREPARED}"
+        if temporary in disk.names(LOG_FOLDER):
+            disk.delete(temporary)
+        file = disk.open(temporary, create=True)
+        file.resize(segment.size)
+        for at in range(0, len(data), SLICE_BYTES):
+            file.write_at(at, [data[at : at + SLICE_BYTES]])
+        file.sync()
+        file.close()
+        disk.rename(temporary, _name(segment.start))
+        disk.folder(LOG_FOLDER).sync()
+
+    def _segment_of(self, log_offset: int) -> LogSegment:
+        segments = list_segments(self._disk).segments
+        found = [one for one in segments if one.start <= log_offset < one.end]
+        if not found:
+            raise NotMended("its file is missing")
+        return found[0]
+
+    def _compare(self, begin: int, end: int, data: bytes, backup: _Backup) -> None:
+        """Raise NotMended unless the records around a stretch are the same in the backup."""
+        neighbours = [*self._before(begin), *self._after(end)]
+        same = [backup.has(one) for one in neighbours]
+        if False in same:
+            raise NotMended("the backup has other records around it: its store has lived on")
+        head = self._head_of(begin)
+        if True not in same and not (head and data.startswith(head)):
+            raise NotMended("the backup has no record beside it that could be compared")
+
+    def _compare_own(self, begin: int, data: bytes) -> None:
+        """Raise NotMended unless what is left of a cut segment is in the backup's bytes."""
+        for found in _walk_from(self._disk, begin):
+            at = found.log_offset - begin
+            if data[at : at + found.header.size] != bytes(found.data):
+                raise NotMended("the backup has other records in it: its store has lived on")
+
+    def _head_of(self, begin: int) -> bytes:
+        """Return the intact head of a record whose tail is damaged, b"" where there is none."""
+        segments = list_segments(self._disk).segments
+        for segment in segments:
+            if segment.start <= begin < segment.end:
+                file = self._disk.open(segment.name)
+                found = read_one(Window(file), segment, begin - segment.start)
+                file.close()
+                if isinstance(found, Broken) and found.header is not None:
+                    return found.remains[: found.header.head_size]
+        return b""
+
+    def _before(self, log_offset: int) -> Iterator[_Neighbour]:
+        """Yield the last intact record in front of a stretch."""
+        segments = [one for one in list_segments(self._disk).segments if one.start < log_offset]
+        last = None
+        for segment in segments[-1:]:
+            for found in _walk_from(self._disk, segment.start):
+                if found.end > log_offset:
+                    break
+                last = _Neighbour(found.log_offset, bytes(found.data))
+        if last is not None:
+            yield last
+
+    def _after(self, log_offset: int) -> Iterator[_Neighbour]:
+        """Yield the first intact record behind a stretch."""
+        segments = [one for one in list_segments(self._disk).segments if one.end > log_offset]
+        for segment in segments[:2]:
+            begin = max(log_offset, segment.start)
+            for found in _walk_from(self._disk, begin):
+                yield _Neighbour(found.log_offset, bytes(found.data))
+                return
+
+    # ------------------------------------------------------------ what a start makes again
+
+    def _drop(self, names: set[str]) -> None:
+        """Delete damaged files; the next start makes them again."""
+        folders = set()
+        for name in sorted(names):
+            folder = name.rpartition("/")[0]
+            if name not in self._disk.names(folder):
+                self._report.mended.append(f"{name}: the next start makes it again")
+                continue
+            self._report.mended.append(f"{name}: deleted; the next start makes it again")
+            if not self._is_dry:
+                self._disk.delete(name)
+                folders.add(folder)
+        for folder in sorted(folders):
+            self._disk.folder(folder).sync()
+
+
+_WHOLE = {Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT}
+
+
+@final
+class _Backup:
+    """A copy of the store, of which nothing is believed that does not check."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.segments = list_segments(source).segments
+        self.names = Names()
+        if not self.segments:
+            raise NoStore("the backup is no store: its folder log holds no segment")
+
+    def look(self) -> Steps[None]:
+        """Learn which store it is."""
+        checkpoint = store_checkpoint.find(self._source.read(CHECKPOINT_FILE))
+        durable_offset = checkpoint.durable_offset if checkpoint else 0
+        scan = LogScan(self._source, self.segments, begin=0, durable_offset=durable_offset)
+        for n, found in enumerate(scan.walk()):
+            if n % 4096 == 0:
+                yield Progress("backup", found.log_offset - self.segments[0].start, 0)
+            if isinstance(found, Intact):
+                self.names.learn_record(found)
+
+    def has(self, record: _Neighbour) -> bool | None:
+        """Return whether it has a record; None where it knows nothing of that place."""
+        for segment in self.segments:
+            if segment.start <= record.log_offset < segment.end:
+                file = self._source.open(segment.name)
+                found = read_one(Window(file), segment, record.log_offset - segment.start)
+                file.close()
+                if isinstance(found, Intact):
+                    return bytes(found.data) == record.data
+                # It may end there; where records follow, they begin elsewhere.
+                return None
+        return None
+
+    def take(self, begin: int, end: int, *, ends_segment: bool) -> bytes:
+        """Return the bytes of intact records from `begin` to exactly `end`. Raises NotMended."""
+        for segment in self.segments:
+            if segment.start <= begin < segment.end:
+                return self._take(segment, begin, end, ends_segment=ends_segment)
+        raise NotMended("the backup has nothing at this log offset")
+
+    def take_segment(self, segment: LogSegment, *, needed_to: int) -> bytes:
+        """Return what a segment has, intact at least up to a log offset. Raises NotMended."""
+        return self._take(segment, segment.start, needed_to, ends_segment=True)
+
+    def _take(self, segment: LogSegment, begin: int, end: int, *, ends_segment: bool) -> bytes:
+        file = self._source.open(segment.name)
+        try:
+            window, at = Window(file), begin - segment.start
+            parts: list[bytes] = []
+            while segment.start + at < end or ends_segment:
+                found = read_one(window, segment, at)
+                if isinstance(found, Pad) and ends_segment:
+                    parts.append(bytes(window.view(at, PAD.size)))
+                    return b"".join(parts)
+                if found is None and ends_segment:
+                    return b"".join(parts)
+                if not isinstance(found, Intact):
+                    if ends_segment and segment.start + at >= end and parts:
+                        return b"".join(parts)  # Its log ends there, behind all that is needed.
+                    raise NotMended(f"the backup is not whole there, at log offset {begin}")
+                parts.append(bytes(found.data))
+                at += found.header.size
+        finally:
+            file.close()
+        if segment.start + at != end:
+            raise NotMended("the backup has other records there: its store has lived on")
+        return b"".join(parts)
+
+
+def _walk_from(source: Source, log_offset: int) -> Iterator[Intact]:
+    """Yield the intact records of one segment from a log offset on, past damaged ones."""
+    for segment in list_segments(source).segments:
+        if segment.start <= log_offset < segment.end:
+            file = source.open(segment.name)
+            try:
+                window, at = Window(file), log_offset - segment.start
+                while (found := read_one(window, segment, at)) is not None:
+                    if isinstance(found, Pad):
+                        return
+                    if isinstance(found, Intact):
+                        yield found
+                    at = found.end - segment.start
+            finally:
+                file.close()
+            return
+
+
+def _name(start: int) -> str:
+    return f"{LOG_FOLDER}/{start:020d}{SUFFIX}"
+
+
+def _range(finding: Finding) -> tuple[int, int]:
+    assert finding.log_offset is not None, "it is of the log"
+    assert finding.log_end is not None, "it is of the log"
+    return finding.log_offset, finding.log_end
+
+
+def _told(finding: Finding, what: str) -> str:
+    where = finding.file
+    if finding.log_offset is not None:
+        where += f" at log offset {finding.log_offset}"
+    return f"{where}, {finding.damage.value}: {what}"

@@ -1,0 +1,167 @@
+"""`tidemill store` on the folder of a real standalone, live and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.history import History, Outcome
+from tests.support.load import Load
+from tests.support.processes import Standalone, command, environment, standalone
+
+TOPIC = "orders"
+GROUP = "billing"
+RUN_S = 60  # far more than a command takes
+DRAIN_S = 60
+SENT_MIN = 300  # messages before the copy begins
+
+
+def tidemill(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("store", *arguments), env=environment(), capture_output=True, text=True,
+        timeout=RUN_S, check=False,
+    )  # fmt: skip
+
+
+def as_of_now(history: History) -> History:
+    """Return what is known of a history at this moment; what is under way counts as unknown."""
+    known = History()
+    for send in history.sends.values():
+        known.send(send.key).outcome = send.outcome
+    for ack in history.acks:
+        again = known.ack(ack.key)
+        if ack.outcome is not Outcome.UNKNOWN:
+            again.ended(ack.outcome)
+    return known
+
+
+def add_unknown(known: History, later: History) -> None:
+    """Add what was begun since then: it may have been carried out in time or not."""
+    for key in later.sends.keys() - known.sends.keys():
+        known.send(key)
+    for ack in later.acks[len(known.acks) :]:
+        known.ack(ack.key)
+
+
+async def copy_under_load(
+    load: Load, data: Path, target: Path
+) -> tuple[subprocess.CompletedProcess[str], History]:
+    """Copy while messages are sent and acked; return what was known when that began."""
+    loop = asyncio.get_running_loop()
+    run = loop.create_task(load.run(producers=4, consumers=2, stop=asyncio.Event()))
+    while load.sent_ok < SENT_MIN or load.acked_ok < SENT_MIN // 3:  # noqa: ASYNC110  # No event.
+        await asyncio.sleep(0.01)
+    known = as_of_now(load.history)
+    copied = await loop.run_in_executor(None, tidemill, "copy", data, target)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    add_unknown(known, load.history)
+    return copied, known
+
+
+async def drain(running: Standalone, history: History) -> None:
+    """Take and ack all there is."""
+    stop = asyncio.Event()
+    stop.set()
+    load = Load(running.grpc, TOPIC, GROUP, random.Random(2), history=history)
+    await asyncio.wait_for(load.run(producers=1, consumers=2, stop=stop), DRAIN_S)
+
+
+def test_a_copy_under_load_is_a_store_that_serves_all_that_was_answered(tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "copies" / "monday"
+    with standalone(data) as running:
+        running.put(f"groups/{GROUP}", maxAttempts=1000)
+        load = Load(running.grpc, TOPIC, GROUP, random.Random(1))
+        copied, history = asyncio.run(copy_under_load(load, data, target))
+        assert copied.returncode == 0, copied.stderr
+        assert copied.stdout.startswith("copied ")
+        live = tidemill("check", data)
+        assert live.returncode == 0, live.stdout + live.stderr
+    checked = tidemill("check", target, "-o", "json")
+    assert (checked.returncode, json.loads(checked.stdout)["state"]) == (0, "sound")
+    with standalone(target) as restored:
+        asyncio.run(drain(restored, history))
+        recovered = restored.log.read_text()
+    verdict = history.judge()
+    assert verdict.is_clean, str(verdict)
+    assert "store recovered" in recovered
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a store that was stopped, and a copy of it beside it."""
+    folder = tmp_path_factory.mktemp("store")
+    with standalone(folder / "data") as running:
+        running.put(f"topics/{TOPIC}", queues=1)
+        for n in range(3):
+            sent = subprocess.run(
+                command("message", "send", TOPIC, f"body {n}", "--admin", running.admin),
+                env=environment(), capture_output=True, timeout=RUN_S, check=False,
+            )  # fmt: skip
+            assert sent.returncode == 0, sent.stderr
+    assert tidemill("copy", folder / "data", folder / "backup").returncode == 0
+    return folder
+
+
+def test_damage_is_told_and_mended_from_a_copy(stopped: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert tidemill("copy", stopped / "data", data).returncode == 0
+    (log,) = (data / "log").iterdir()
+    sound = log.read_bytes()
+    at = sound.index(b"body 1") + 2
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(b"?")
+    found = tidemill("check", data)
+    assert found.returncode == 1
+    for told in (log.name, "kind MESSAGE", f"topic {TOPIC}, queue 0, offset 1", "remedy"):
+        assert told in found.stdout, told
+    (finding,) = json.loads(tidemill("check", data, "--output=json").stdout)["findings"]
+    assert (finding["damage"], finding["concerns"][0]["queueOffset"]) == ("record", 1)
+    assert tidemill("repair", data).returncode == 1
+    dry = tidemill("repair", data, "--from", stopped / "backup", "--dry-run")
+    assert (dry.returncode, "would be mended" in dry.stdout) == (0, True)
+    assert log.read_bytes() != sound
+    assert tidemill("repair", data, "--from", stopped / "backup").returncode == 0
+    assert log.read_bytes() == sound
+    assert tidemill("check", data).returncode == 0
+
+
+def test_a_check_writes_nothing(stopped: Path) -> None:
+    def state() -> dict[Path, tuple[int, int]]:
+        files = [path for path in stopped.rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+    before = state()
+    assert tidemill("check", stopped / "data").returncode == 0
+    assert state() == before
+
+
+def test_what_cannot_be_done_is_said_and_has_status_2(stopped: Path, tmp_path: Path) -> None:
+    data = stopped / "data"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for arguments, told in (
+        (("check", tmp_path / "none"), "is not a folder"),
+        (("check", empty), "there is no store"),
+        (("copy", data, stopped / "backup"), "is not empty"),
+        (("copy", data, data / "inside"), "lies inside of"),
+        (("repair", data, "--from", data), "is the store itself"),
+        (("repair", data, "--from", tmp_path / "none"), "is not a folder"),
+    ):
+        refused = tidemill(*arguments)
+        assert (refused.returncode, refused.stdout) == (2, ""), arguments
+        assert told in refused.stderr, arguments
+    assert not (data / "inside").exists()
+
+
+def test_a_repair_keeps_its_hands_off_a_live_store(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data"):
+        refused = tidemill("repair", tmp_path / "data")
+    assert refused.returncode == 2
+    assert "in use by another broker" in refused.stderr

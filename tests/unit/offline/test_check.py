@@ -1,0 +1,338 @@
+"""A check finds every damaged byte that counts, says whom it concerns, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, World
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.offline_world import BusyFile, BusySource, Life, finish
+from tests.support.timer_world import DAY_MS, TIMERS, TimerWorld
+from tidemill.broker.engine.layout import block_file, store_checkpoint, timer_entry
+from tidemill.broker.engine.layout.record import HEADER_SIZE
+from tidemill.broker.engine.store.commit_log import CorruptStore
+from tidemill.broker.offline import block_files
+from tidemill.broker.offline.check import NoStore, Report, check
+from tidemill.broker.offline.check_timers import newest_checkpoint
+from tidemill.broker.offline.findings import MEANINGS, OF_THE_LOG, Damage, Finding
+
+SEGMENT = 64 << 10
+FLIPS = 40  # of each file
+TOPICS = ("orders", "returns")
+
+
+def world_of_all() -> TimerWorld:
+    """Make a world with files of each kind, the oldest in part below the log's minimum."""
+    world = TimerWorld(
+        FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT,
+        timer=TIMERS,
+    )  # fmt: skip
+    world.group()
+    for n in range(120):
+        world.send(f"m{n}", topic=TOPICS[n % 2], size=1_800)
+        if n % 20 == 19:
+            world.checkpoint()
+    for n in range(300):
+        world.schedule(f"t{n}", delay_ms=DAY_MS + n * 1_000, size=20)
+    world.ack(*world.pop(8, invisible_ms=60_000)[:3])
+    world.now_ms += 20_000
+    world.background()
+    world.checkpoint()
+    world.retire()
+    world.send("the last", topic="orders")
+    assert world.engine.log.min_offset > 0
+    return world
+
+
+@cache
+def disk_of_all() -> FaultyDisk:
+    disk = world_of_all().disk.after_kill()
+    TimerWorld(disk, now_ms=world_of_all().now_ms, segment_bytes=SEGMENT, timer=TIMERS)
+    return disk
+
+
+def checked(disk: FaultyDisk) -> Report:
+    return finish(check(disk, TIMERS))
+
+
+def all_files() -> list[str]:
+    return disk_of_all().all_names()
+
+
+def contents(disk: FaultyDisk) -> dict[str, bytes | None]:
+    return {name: disk.read(name) for name in disk.all_names()}
+
+
+def test_there_are_files_of_all_kinds() -> None:
+    folders = {name.rpartition("/")[0] for name in all_files()}
+    assert folders == {
+        "", "log", "queues", "index", "snapshots", "timer", "timer/state", "timer/timerlog",
+    }  # fmt: skip
+    assert "timer/wheel" in all_files()
+
+
+def test_a_sound_store_is_sound_and_stays_as_it_is() -> None:
+    disk = disk_of_all()
+    before = contents(disk)
+    operations = len(disk.operations)
+    report = checked(disk)
+    assert report.findings == []
+    assert report.is_sound
+    assert report.record_count > 300
+    assert contents(disk) == before
+    assert len(disk.operations) == operations, "nothing is written, nor synced"
+
+
+def counting_bytes(disk: FaultyDisk, name: str) -> list[range]:
+    """Return the bytes of a file that say something."""
+    data = disk.read(name)
+    assert data is not None
+    if name.startswith("log/"):
+        start = int(name[4:-4])
+        checkpoint = store_checkpoint.find(disk.read("checkpoint"))
+        assert checkpoint is not None
+        pad = data.find(b"TMPD")
+        end = min(checkpoint.durable_offset - start, pad + 8 if pad >= 0 else len(data))
+        return [range(max(end, 0))]
+    for kind in block_files.KINDS:
+        if name.startswith(kind.folder):
+            _, _, rows = block_file.decode_header(memoryview(data), kind.magic)
+            end = block_file.HEADER_SIZE + len(rows) * block_file.ROW_SIZE
+            blocks = [range(r.position, r.position + r.items * kind.item_size) for r in rows]
+            return [range(end), *blocks]
+    if name.startswith("timer/timerlog/"):
+        begin = int(name.rpartition("/")[2])
+        timers = newest_checkpoint(disk)
+        assert timers is not None
+        return [range(min(len(data), max(timers.timer_log_position - begin, 0)))]
+    if name.startswith("timer/state/"):
+        size = timer_entry.SIZE  # The last three bytes of an entry mean nothing.
+        return [range(at, at + size - 3) for at in range(0, len(data), size)]
+    return [range(len(data))]
+
+
+@pytest.mark.parametrize("name", all_files())
+def test_a_flipped_bit_anywhere_is_found_where_it_is(name: str) -> None:
+    random = Random(name)
+    places = [one for one in counting_bytes(disk_of_all(), name) if one]
+    if not places:
+        return  # Nothing in this file is known to be durable.
+    for _ in range(FLIPS):
+        disk = disk_of_all().after_kill()
+        at = random.choice(random.choice(places))
+        disk.damage(name, at, bits=1 << random.randrange(8))
+        found = [one for one in checked(disk).findings if one.file == name]
+        assert found, f"byte {at}"
+        assert any(
+            one.position <= at < one.position + one.size or (one.size == 0) for one in found
+        ), f"byte {at}: {found}"
+
+
+@pytest.mark.parametrize("name", all_files())
+def test_a_missing_file_is_found(name: str) -> None:
+    disk = disk_of_all().after_kill()
+    disk.remove(name)
+    found = {one.damage for one in checked(disk).findings}
+    if name.startswith(("timer/checkpoint", "snapshots/")):
+        return  # There may be one alone, and the next start takes what there is.
+    if name.startswith("log/") and not counting_bytes(disk_of_all(), name)[0]:
+        return
+    assert found, name
+
+
+@pytest.mark.parametrize("name", all_files())
+def test_a_cut_file_is_found(name: str) -> None:
+    disk = disk_of_all().after_kill()
+    places = counting_bytes(disk, name)
+    last = max((one[-1] for one in places if one), default=0)
+    if not last:
+        return  # Nothing in this file is known to be durable.
+    disk.cut(name, last)
+    assert any(one.file == name for one in checked(disk).findings)
+
+
+def test_every_kind_of_damage_has_a_meaning_and_a_remedy() -> None:
+    assert MEANINGS.keys() == set(Damage)
+    assert all(all(meaning) for meaning in MEANINGS.values())
+    assert set(Damage) > OF_THE_LOG
+
+
+def test_where_there_is_no_store_that_is_said() -> None:
+    with pytest.raises(NoStore):
+        checked(FaultyDisk(Random(0)))
+
+
+# ---------------------------------------------------------------- whom it concerns
+
+
+def place_of(world: World, topic: str, offset: int) -> tuple[str, int]:
+    """Return file and byte of the record of a message."""
+    log_offset, _, _ = world.engine.catalog.queue(world.topic(topic), 0).entry(offset)  # type: ignore[arg-type]  # 0 is a queue's id.
+    start = world.engine.log.segment_start(log_offset)
+    return f"log/{start:020d}.log", log_offset - start
+
+
+def small_world() -> TimerWorld:
+    world = TimerWorld(FaultyDisk(Random(0)), segment_bytes=SEGMENT, timer=TIMERS)
+    for n in range(6):
+        world.send(f"m{n}", size=200)
+    for n in range(3):
+        world.schedule(f"t{n}", due_at_ms=world.now_ms + DAY_MS + n)
+    return world
+
+
+def damaged(
+    world: World, topic: str, offset: int, position: int, *, derived: bool
+) -> tuple[Finding, Report]:
+    """Damage a byte of a message's record; return what is found of it."""
+    name, begin = place_of(world, topic, offset)
+    if derived:
+        world.checkpoint()
+        world.now_ms += 20_000
+        world.background()
+    world.restart()
+    world.disk.damage(name, begin + position)
+    report = checked(world.disk)
+    (finding,) = [one for one in report.findings if one.damage in OF_THE_LOG]
+    assert (finding.file, finding.position) == (name, begin)
+    return finding, report
+
+
+@pytest.mark.parametrize("derived", [True, False])
+@pytest.mark.parametrize("position", [0, 4, 8, 20, 40, 50, 60, HEADER_SIZE + 16 + 70, 250])
+def test_a_damaged_message_is_named(position: int, *, derived: bool) -> None:
+    world = small_world()
+    finding, _ = damaged(world, TOPIC, 2, position, derived=derived)
+    (concern,) = finding.concerns
+    assert (concern.topic, concern.queue_id, concern.queue_offset) == (TOPIC, 0, 2)
+    is_head = position < HEADER_SIZE + 16
+    assert finding.damage is (Damage.HOLE if is_head else Damage.RECORD)
+    if position != HEADER_SIZE + 16 + 70:
+        assert concern.message_id == "id-m2"
+    assert finding.stops_start is not derived
+    restarts = World(world.disk.after_kill(), config=world.config) if derived else None
+    assert restarts is not None or not derived
+
+
+def test_a_start_refuses_what_the_check_says_it_refuses() -> None:
+    for derived in (True, False):
+        world = small_world()
+        finding, _ = damaged(world, TOPIC, 2, 250, derived=derived)
+        try:
+            world.restart()
+            has_started = True
+        except CorruptStore:
+            has_started = False
+        assert finding.stops_start is not has_started
+
+
+@pytest.mark.parametrize("position", [8, 150])
+def test_a_damaged_delayed_message_is_named_with_its_timer(position: int) -> None:
+    world = small_world()
+    due_at_ms = world.now_ms + DAY_MS + 1
+    finding, _ = damaged(world, "%SYS%TIMER", 1, position, derived=True)
+    (concern,) = finding.concerns
+    assert concern.timer is not None
+    assert (concern.timer.timer_id, concern.timer.due_at_ms) == (1, due_at_ms)
+    assert (concern.timer.topic, concern.timer.state) == (TOPIC, "PENDING")
+
+
+def test_a_missing_segment_names_what_was_in_it() -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    for n in range(100):
+        world.send(f"m{n}", size=1_800)
+    world.checkpoint()
+    name, _ = place_of(world, TOPIC, 50)
+    offsets = [n for n in range(100) if place_of(world, TOPIC, n)[0] == name]
+    world.disk.remove(name)
+    (finding,) = checked(world.disk).findings
+    assert (finding.damage, finding.stops_start) == (Damage.SEGMENT_MISSING, True)
+    assert [one.queue_offset for one in finding.concerns] == offsets
+
+
+# ---------------------------------------------------------------- beside a live broker
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_is_found_in_a_store_that_lives(seed: int) -> None:
+    life = Life(seed)
+    life.live(life.random.choice((5, 60, 300)))
+    acts = life.random.choice((0.2, 1, 5))
+    source = BusySource(life.world.disk, lambda: life.live_about(acts))
+    assert finish(check(source, life.world.config.timer)).findings == []
+    assert life.world.report is not None
+    assert GROUP in life.world.engine.catalog.group_ids
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_found_while_timers_come_and_go(seed: int) -> None:
+    random = Random(seed)
+    world = TimerWorld(
+        FaultyDisk(Random(seed)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT,
+        checkpoint_log_bytes=SEGMENT // 2, timer=TIMERS,
+    )  # fmt: skip
+
+    def act() -> None:
+        for _ in range(random.randint(0, 20)):
+            world.schedule("t", delay_ms=random.choice((500, 60_000, DAY_MS)), size=500)
+        if random.random() < 0.3:
+            world.sleep(random.choice((100, 1_000, 11_000)))
+        world.background(random.randint(1, 20))
+
+    for _ in range(20):
+        act()
+    assert finish(check(BusySource(world.disk, act), TIMERS)).findings == []
+
+
+class OneFile(BusySource):
+    """A disk of which something happens behind each read of one file alone."""
+
+    def __init__(self, disk: FaultyDisk, name: str, act: Callable[[], None]) -> None:
+        super().__init__(disk, act)
+        self._name = name
+
+    def open(self, name: str) -> BusyFile:
+        file = super().open(name)
+        if name != self._name:
+            file.act = lambda: None
+        return file
+
+    def read(self, name: str) -> bytes | None:
+        return self._disk.read(name)
+
+
+def test_a_segment_that_is_used_again_while_it_is_read_is_no_damage() -> None:
+    large = 2 << 20  # more than is read at once
+    world = World(FaultyDisk(Random(0)), segment_bytes=large, checkpoint_log_bytes=large)
+    for n in range(80):
+        world.send(f"m{n}", size=60_000)
+    world.checkpoint()
+    first = world.disk.names("log")[0]
+
+    def retire() -> None:
+        if first in world.disk.names("log"):
+            world.retire()
+
+    report = finish(check(OneFile(world.disk, first, retire), TIMERS))
+    assert first not in world.disk.names("log")
+    assert report.findings == []
+
+
+@pytest.mark.parametrize("folder", ["queues", "index", "snapshots"])
+def test_a_file_that_is_dropped_while_it_is_read_is_no_damage(folder: str) -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    world.send("m0")
+    world.checkpoint()
+    (name,) = world.disk.names(folder)
+
+    def drop() -> None:
+        if name in world.disk.names(folder):
+            world.disk.cut(name, 40)
+            world.disk.remove(name)
+
+    found = finish(check(OneFile(world.disk, name, drop), TIMERS)).findings
+    assert name not in [one.file for one in found]
