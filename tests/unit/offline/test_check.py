@@ -100,7 +100,8 @@ def counting_bytes(disk: FaultyDisk, name: str) -> list[range]:
         return [range(max(end, 0))]
     for kind in block_files.KINDS:
         if name.startswith(kind.folder):
-            _, _, rows = block_file.decode_header(memoryview(data), kind.magic)
+            header = block_file.decode_header(memoryview(data), kind.magic)
+            rows = list(block_file.rows_of(header.directory))
             end = block_file.HEADER_SIZE + len(rows) * block_file.ROW_SIZE
             blocks = [range(r.position, r.position + r.items * kind.item_size) for r in rows]
             return [range(end), *blocks]

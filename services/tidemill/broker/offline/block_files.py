@@ -86,12 +86,12 @@ def _rows(opened: SourceFile, kind: Kind, file: Range) -> list[Row] | BlockDamag
         count = min(HEADER.unpack(head)[2], opened.size() // ROW_SIZE)
         head += opened.read_at(HEADER_SIZE, count * ROW_SIZE)
     try:
-        begin, end, rows = block_file.decode_header(memoryview(head), kind.magic)
+        begin, end, directory = block_file.decode_header(memoryview(head), kind.magic)
     except block_file.BlockFileDamaged as error:
         return BlockDamage(0, len(head), str(error))
     if (begin, end) != (file.from_offset, file.to_offset):
         return BlockDamage(0, HEADER_SIZE, f"the file says that it is of {begin} to {end}")
-    return rows
+    return list(block_file.rows_of(directory))
 
 
 def best_chains(

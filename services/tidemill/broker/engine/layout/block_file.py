@@ -23,6 +23,7 @@ or damaged is read from the log again. Its kind is in the magic and in its folde
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
@@ -82,6 +83,11 @@ def decode_header(view: memoryview, magic: int) -> Header:
     if len(directory) != count * ROW_SIZE or crc32(directory) != crc:
         raise BlockFileDamaged("directory checksum mismatch")
     return Header(from_offset, to_offset, directory)
+
+
+def rows_of(directory: bytes) -> Iterator[Row]:
+    """Decode the rows of a packed directory."""
+    return map(Row._make, ROW.iter_unpack(directory))
 
 
 def position_of(directory: bytes, number: int) -> int:

@@ -112,7 +112,7 @@ class BlockFile:
         """Yield the rows of the directory from `begin` to `end`, or all."""
         size = block_file.ROW_SIZE
         stop = None if end is None else end * size
-        return map(Row._make, block_file.ROW.iter_unpack(self._directory[begin * size : stop]))
+        return block_file.rows_of(self._directory[begin * size : stop])
 
     def unverified(self, number: int, size: int) -> memoryview:
         """Return what there is of the `size` bytes of block `number`, right or wrong."""
