@@ -35,7 +35,7 @@ SECRET = bytes(range(32))
 SEGMENT_BYTES = 128 << 20
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 QUEUES_A_TOPIC = 100
-ROUND = 256
+ROUND = 96  # of each command: a full frame of a link
 Figures: TypeAlias = dict[str, Any]
 
 

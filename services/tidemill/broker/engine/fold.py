@@ -54,28 +54,17 @@ _BODIES: Final[dict[type, tuple[Kind, Callable[[Any], bytes]]]] = {
 }
 
 
-def _decode(found: Record) -> Entry:
-    """Decode a record. Raises UnknownRecord."""
-    match found.header.kind:
-        case Kind.MESSAGE:
-            header = found.header
-            return message.decode(found.body, header.flags, found.tail, header.tail_crc)
-        case Kind.CK:
-            return pop_checkpoint.decode(found.body)
-        case Kind.ACK:
-            return ack.decode(found.body)
-        case Kind.CONFIG:
-            return Config(config.decode_item(found.body))
-        case Kind.STATE:
-            return state.decode(found.body, found.tail)
-        case Kind.TIMER:
-            return timer_control.decode(found.body)
-        case Kind.FRONTIER:
-            return timer_control.decode_frontier(found.body)
-        case Kind.EPOCH_START:
-            return EpochStart()
-        case kind:
-            raise UnknownRecord(f"record of kind {kind}")
+# What the body and tail of a record that is no message say, by its kind.
+_DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
+    Kind.CK: lambda body, _: pop_checkpoint.decode(body),
+    Kind.ACK: lambda body, _: ack.decode(body),
+    Kind.CONFIG: lambda body, _: Config(config.decode_item(body)),
+    Kind.STATE: state.decode,
+    Kind.TIMER: lambda body, _: timer_control.decode(body),
+    Kind.FRONTIER: lambda body, _: timer_control.decode_frontier(body),
+    Kind.EPOCH_START: lambda _body, _tail: EpochStart(),
+}
+_MESSAGE = int(Kind.MESSAGE)
 
 
 @final
@@ -146,11 +135,19 @@ class Fold:
 
     def apply(self, found: Record) -> None:
         """Apply a record that somebody else has put into the log. Raises UnknownRecord."""
-        entry, header = _decode(found), found.header
-        if isinstance(entry, Message):
-            self._message(entry, header.log_offset, header.size, header.stored_at_ms)
-        else:
-            self._appliers[type(entry)](entry, header.log_offset, header.stored_at_ms)
+        header, body, tail = found
+        if header.kind == _MESSAGE:
+            sent = message.decode(body, header.flags, tail, header.tail_crc)
+            if header.flags:
+                self._message(sent, header.log_offset, header.size, header.stored_at_ms)
+            else:
+                self._store.apply_message(sent, header.log_offset, header.size)
+            return
+        decode = _DECODERS.get(header.kind)
+        if decode is None:
+            raise UnknownRecord(f"record of kind {header.kind}")
+        entry = decode(body, tail)
+        self._appliers[type(entry)](entry, header.log_offset, header.stored_at_ms)
 
     # ------------------------------------------------------------ one method an entry
 

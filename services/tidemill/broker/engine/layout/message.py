@@ -70,6 +70,8 @@ assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
 
 
 HEAD_BYTES_MAX = PLACE_SIZE + CAUSE_SIZE + 255  # of a record, before its blob; an origin's is a u8
+# Makes a named tuple of a tuple without a call of Python code: a start decodes very many.
+_tuple = tuple.__new__
 
 
 class Reason(IntEnum):
@@ -162,6 +164,8 @@ def encode(message: Message) -> bytes:
 def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> Message:
     """Decode a MESSAGE record; of the blob nothing is copied."""
     cause: Cause | Target | TimerCause | None = None
+    if not flags:
+        return _tuple(Message, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
     if flags & FLAG_CAUSE:
         cause = decode_cause(body)
     elif flags & FLAG_SCHEDULE:

@@ -40,6 +40,9 @@ REVIVE_QUEUES = 8
 ATTEMPT_ID_BYTES_MAX = 255  # its size is one byte
 MESSAGES_MAX = 32  # messages of one checkpoint: its bits fit one u32
 GAPS = [struct.Struct(f">{n}I") for n in range(MESSAGES_MAX + 1)]
+_NO_PARTS = (None, None, None, "")
+# Makes a named tuple of a tuple without a call of Python code: a start decodes very many.
+_tuple = tuple.__new__
 ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
 
 
@@ -94,6 +97,8 @@ def decode(body: bytes | memoryview) -> PopCheckpoint:
     """Decode a CK record's body."""
     fixed = BODY.unpack_from(body)
     count, flags = fixed[4], fixed[5]
+    if not flags:
+        return _tuple(PopCheckpoint, fixed + _NO_PARTS)
     at = BODY_SIZE
     gaps = superseded = attempts = None
     attempt_id = ""

@@ -87,10 +87,16 @@ class CatchUp:
         for slot in self._ordered_among(rows["slot"]):
             self.displace(slot)
         plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
-        keys = np.stack([rows["group_id"], rows["topic_id"], rows["queue_id"]], axis=1)
-        places, places_at = np.unique(keys[plain], axis=0, return_inverse=True)
-        owners = [state.progress_of(*place).index for place in places.tolist()]
-        state.table.load(rows[plain], np.array(owners, dtype=np.uint32)[places_at.ravel()])
+        plain_rows = rows[plain]
+        firsts, places_at = _places_of(plain_rows)
+        columns = (
+            plain_rows[name][firsts].tolist() for name in ("group_id", "topic_id", "queue_id")
+        )
+        known, owners = state.progress, []
+        for key in zip(*columns, strict=True):
+            progress = known.get(key) or state.progress_of(*key)
+            owners.append(progress.index)
+        state.table.load(plain_rows, np.array(owners, dtype=np.uint32)[places_at])
         for number in np.flatnonzero(~plain).tolist():
             state.load_row(rows[number].item(), gaps.get(number))
 
@@ -197,3 +203,15 @@ class CatchUp:
             progress.in_flight = totals[number]
             first = int(first_popped[number])
             progress.oldest = int(slots[first]) if first < ends[number] else NIL
+
+
+def _places_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a row of each (group, topic, queue) by number, and of each row which one it is of.
+
+    In two steps, since the three numbers do not fit into one that is fast to sort.
+    """
+    queues = rows["topic_id"].astype(np.int64) << 16 | rows["queue_id"]
+    _, queues_at = np.unique(queues, return_inverse=True)
+    places = rows["group_id"].astype(np.int64) << 24 | queues_at
+    _, firsts, places_at = np.unique(places, return_index=True, return_inverse=True)
+    return firsts, places_at

@@ -35,6 +35,9 @@ from tidemill.common.errors import MessageBodyTooLarge
 
 # By their own names, since every record of every message passes here.
 _pack_covered, _pack_prefix = record.COVERED.pack, record.PREFIX.pack
+_unpack_header = record.HEADER.unpack_from
+# Makes a named tuple of a tuple without a call of Python code.
+_tuple = tuple.__new__
 FOLDER = "log"
 SUFFIX = ".log"
 PREPARED = "prepared"  # name of the next segment while it is filled
@@ -437,20 +440,22 @@ class CommitLog:
             if segment.end <= log_offset:
                 continue
             at, view = max(log_offset, segment.start) - segment.start, self._views[segment.name]
-            size = segment.end - segment.start
+            start, size = segment.start, segment.end - segment.start
             while size - at >= record.PAD.size:
-                if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
-                    segment.pad_at = at
-                    break
-                if record.find_damage(view, at, log_offset=LogOffset(segment.start + at)):
-                    self.log_end = LogOffset(segment.start + at)
+                offset = LogOffset(start + at)
+                found = _intact_at(view, at, offset)
+                if found is None:
+                    if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
+                        segment.pad_at = at
+                        break
+                    self.log_end = offset
                     return
-                header = Header._make(record.HEADER.unpack_from(view, at))
-                self.epoch = max(self.epoch, header.epoch)
-                body = view[at + record.HEADER_SIZE : at + header.head_size]
-                yield Record(header, body, view[at + header.head_size : at + header.size])
+                header = found.header
+                if header.epoch > self.epoch:
+                    self.epoch = header.epoch
+                yield found
                 at += header.size
-                self.log_end = LogOffset(segment.start + at)
+                self.log_end = LogOffset(start + at)
             self.log_end = segment.end
 
     def finish_recovery(self, *, durable_offset: int) -> int:
@@ -602,6 +607,29 @@ class CommitLog:
         """Close all files; nothing is written."""
         for segment in [*self._segments, *([self._prepared] if self._prepared else [])]:
             _close(segment)
+
+
+def _intact_at(view: memoryview, at: int, log_offset: LogOffset) -> Record | None:
+    """Return the record at `view[at:]` if it is intact. Raises UnknownRecord as `find_damage`.
+
+    Checks the same, at once: a start passes here with every record.
+    """
+    if len(view) - at < HEADER_SIZE:
+        return None
+    fields = _unpack_header(view, at)
+    magic, head_crc, size, tail_crc, version, kind, _, _, _, own_offset, _, head_size = fields
+    tail_at, end = at + head_size, at + size
+    if magic != MAGIC or own_offset != log_offset or not HEADER_SIZE <= head_size <= size:
+        return None
+    if end > len(view) or crc32(view[at + record.CRC_FROM : tail_at]) != head_crc:
+        return None
+    tail = view[tail_at:end]
+    if crc32(tail) != tail_crc:
+        return None
+    if version != VERSION or kind not in record.KINDS:
+        record.find_damage(view, at, log_offset=log_offset)
+    body = view[at + HEADER_SIZE : tail_at]
+    return _tuple(Record, (_tuple(Header, fields), body, tail))
 
 
 def _close(segment: Segment) -> None:
