@@ -104,6 +104,7 @@ class Store:
     def roll(self) -> None:
         """Go on in a new segment, whatever room there is in this one: the rest is a hole."""
         self.engine.log._roll(SEGMENT_BYTES)
+        self.engine.refresh()  # It takes no room on the disk.
 
     def checkpoint(self) -> None:
         """Write a checkpoint though little was logged, as after many records."""
