@@ -161,7 +161,7 @@ class TimerMetrics:
         )
         yield self._plain("shaped_total", "Spread over time.", timers.admission.spread)
         yield self._plain("evacuated_total", "Copied forward.", timers.evacuation.evacuated)
-        yield self._plain("audit_drift_total", "Corrections.", timers.janitor.drift)
+        yield self._plain("audit_drift_total", "Corrections.", timers.janitor.audit.drift)
         yield CounterMetricFamily(
             "rocketmq_timer_early_total",
             "Found due too early at the last check, and held back: a defect.",

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.timer.audit import NO_TOPIC
 from tidemill.broker.engine.timer.firing_clock import FiringClock
-from tidemill.broker.engine.timer.janitor import NO_TOPIC
 from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.errors import IllegalDeliveryTime, MessageNotFound
 from tidemill.common.histogram import Histogram
@@ -129,5 +129,5 @@ def test_a_jump_of_the_clock_is_shown() -> None:
 
 def test_a_correction_of_no_topic_is_shown_too() -> None:
     world = TimerWorld()
-    world.engine.timers.janitor.drift[NO_TOPIC] += 1
+    world.engine.timers.janitor.audit.drift[NO_TOPIC] += 1
     assert value(world, FiringClock(), "timer_audit_drift_total", topic="") == 1

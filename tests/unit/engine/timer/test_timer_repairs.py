@@ -122,11 +122,11 @@ def test_the_audit_does_not_take_a_quarantined_timer_for_a_lost_one() -> None:
     world.schedule("broken", delay_ms=SECOND_MS)
     world.engine.timers.deliverer.quarantined[0] = world.topic()
     world.engine.timers.near.outstanding.clear()
-    drift = world.engine.timers.janitor.drift
+    drift = world.engine.timers.janitor.audit.drift
     world.now_ms += 3 * DAY_MS
     world.engine.timers.index.hand_s = world.now_ms // 1000 - 1
     world.engine.refresh()
-    for _ in world.engine.timers.janitor.audit(world.now_ms):
+    for _ in world.engine.timers.janitor.audit.run(world.now_ms):
         pass
     assert not +drift
 
@@ -138,9 +138,9 @@ def test_a_timer_that_the_wheel_has_lost_is_found_by_the_audit() -> None:
     timers.index.wheel.clear()
     world.sleep(2 * HOUR_MS)
     assert not world.texts()
-    for _ in timers.janitor.audit(world.now_ms):
+    for _ in timers.janitor.audit.run(world.now_ms):
         pass
-    assert sum(timers.janitor.drift.values()) == 1
+    assert sum(timers.janitor.audit.drift.values()) == 1
     world.sleep(SECOND_MS)
     assert world.texts() == ["far"]
 

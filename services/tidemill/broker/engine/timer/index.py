@@ -28,7 +28,7 @@ from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.counts import Counts
 from tidemill.broker.engine.timer.status import COPY_QUEUE, TimerState
 from tidemill.broker.engine.timer.table import TimerTable
-from tidemill.broker.engine.timer.timer_log import TimerLog
+from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import Wheel
 
 # The ring ends a little earlier than a revolution, so that a slot is never reused while it is read.
@@ -42,10 +42,13 @@ ArrivedRows = Callable[[int, np.ndarray], None]
 
 
 class Follower(Protocol):
-    """Who follows the counts while it makes counts of its own."""
+    """Who follows what changes while it counts, and looks at links, by itself."""
 
     def counted(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
         """Learn that a timer was added to the counts (1), or taken away (-1)."""
+
+    def linked(self, timer_id: TimerId, due_at_ms: int) -> None:
+        """Learn that a timer was linked, with this due time."""
 
 
 @final
@@ -79,7 +82,7 @@ class TimerIndex:
         # Told of every timer that is linked: due_at_ms, timer_id, topic_id, size, slot second.
         self.arrived: Arrival = _nobody
         self.arrived_rows: ArrivedRows = _no_rows
-        self.follower: Follower | None = None  # told of all that is counted: an audit
+        self.follower: Follower | None = None  # told of all that is counted and linked: an audit
 
     @property
     def ring_end_s(self) -> int:
@@ -254,7 +257,7 @@ class TimerIndex:
         passed = [
             record
             for slot_s in (self.wheel.filled(begin_s, end_s) if begin_s < end_s else ())
-            for record in self._chain(slot_s)
+            for record in self.chain(slot_s)
         ]
         self.hand_s = max(self.hand_s, hand_s)
         seen: set[int] = set()
@@ -265,11 +268,16 @@ class TimerIndex:
                 seen.add(record.timer_id)
                 self._link(record.timer_id, entry, timer_record.SCHEDULE, now_ms)
 
-    def _chain(self, slot_s: int) -> Iterator[timer_record.TimerRecord]:
-        """Yield the records of a slot that link a timer, the newest first."""
+    def chain(self, slot_s: int) -> Iterator[timer_record.TimerRecord]:
+        """Yield the records of a slot that link a timer, the newest first.
+
+        Raises TimerLogDamaged.
+        """
         position = self.wheel.last(slot_s)
         while position >= self.timer_log.begin:
             record = self.timer_log.read(position)
+            if record.slot_s != slot_s or record.previous >= position:
+                raise TimerLogDamaged(f"the record at {position} is in the chain of {slot_s}")
             if record.magic & timer_record.LINKS:
                 yield record
             position = record.previous
@@ -336,6 +344,8 @@ class TimerIndex:
             return
         slot_s, parked = self._slot_of(entry.due_at_ms)
         self._append(timer_id, entry, kind | parked, slot_s, now_ms, change=change)
+        if self.follower is not None:
+            self.follower.linked(timer_id, entry.due_at_ms)
         self.arrived(entry.due_at_ms, timer_id, entry.topic_id, entry.size, slot_s)
 
     def relink(

@@ -30,6 +30,7 @@ from tidemill.broker.engine.store.commit_log import CommitLog, Segment
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.admission import Admission
+from tidemill.broker.engine.timer.audit import Audit
 from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
 from tidemill.broker.engine.timer.census import Census
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -113,9 +114,8 @@ class Timers:
         self.flusher = Flusher(disk, index, log, config)
         self.opening = Opening(index, self.loader, self.flusher, log, catalog)
         self.janitor = Janitor(
-            index, log, self.flusher, config,
-            is_caught_up=lambda: not self.near.outstanding_count,
-            quarantined=lambda: self.quarantined,
+            index, self.flusher, config,
+            audit=Audit(index, log, tally, quarantined=lambda: self.quarantined),
         )  # fmt: skip
         self.census = Census(index)
         self.delays: Histogram[TopicId] = Histogram(DELAY_BUCKETS_S)  # asked for
