@@ -12,6 +12,7 @@ from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.merge import RUNS_A_SLICE
 from tidemill.broker.engine.store import message_index
 from tidemill.broker.engine.store.block_file import BlockFile
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -302,6 +303,6 @@ def test_slices_of_a_merge_are_bounded() -> None:
     for files in world.engine.background._merges.merge():
         sync(files)
         spent = meter.take()
-        assert spent.items <= 512
+        assert spent.items <= 2 * RUNS_A_SLICE
         assert spent.size_bytes <= 1 << 20
     assert len(world.disk.names("queues")) == 1

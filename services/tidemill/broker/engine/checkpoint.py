@@ -162,7 +162,7 @@ class Checkpoints:
     def _write_queues(self, extents: _Extents, derived: int, begin: int) -> Steps:
         file = yield from files.write_block_file(
             self.queues_folder, self._mappings, block_file.QUEUE_MAGIC,
-            in_slices(_queue_blocks(extents.tails)), self._tally, self._store.damaged_files,
+            _in_slices(_queue_blocks(extents.tails)), self._tally, self._store.damaged_files,
             block_count_max=extents.block_count,
             from_offset=derived, to_offset=begin,
         )  # fmt: skip
@@ -324,7 +324,7 @@ def _queue_blocks(tails: list[tuple[ConsumeQueue, int]]) -> Iterator[Block]:
             yield Block(queue.topic_id, queue.queue_id, queue.base + first, items, data)
 
 
-def in_slices(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+def _in_slices(blocks: Iterator[Block]) -> Iterator[list[Block]]:
     """Put so many blocks together as one slice may write: many small ones, or one large one."""
     together: list[Block] = []
     entry_count = 0

@@ -8,14 +8,12 @@ durably, before the old ones lose theirs (ADR 0015).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import final
+from typing import NamedTuple, final
 
 from tidemill.broker.engine.checkpoint import (
     QUEUE_BLOCK_ENTRIES_MAX,
-    QUEUES_A_SLICE,
     Checkpoints,
     Steps,
-    in_slices,
 )
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import SIZE
@@ -25,9 +23,19 @@ from tidemill.broker.engine.store.block_file import Block, BlockFile, write_bloc
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
-from tidemill.broker.engine.tally import Tally
+from tidemill.broker.engine.tally import Allowance, Tally
 
+QUEUES_A_SLICE = 128  # looked at, or given a run
+RUNS_A_SLICE = 96  # each is summed, and copied
 INDEX_BLOCKS_A_SLICE = 4  # 512 KiB: summed, copied and written
+
+
+class _Stretch(NamedTuple):
+    """What of a queue is merged."""
+
+    queue: ConsumeQueue
+    run_count: int
+    entries: range
 
 
 @final
@@ -101,35 +109,52 @@ class Merges:
         for file in files:
             file.advise()
             yield []
-        old = frozenset(files)
-        queues: list[tuple[ConsumeQueue, range]] = []
+        from_offset, to_offset = files[0].from_offset, files[-1].to_offset
+        queues: list[_Stretch] = []
         known = list(self._catalog.queues.values())
         for first in range(0, len(known), QUEUES_A_SLICE):
             for queue in known[first : first + QUEUES_A_SLICE]:
-                stretch = queue.stretch_in(old)
-                if stretch:
-                    queues.append((queue, stretch))
+                runs = queue.runs_between(from_offset, to_offset)
+                if runs:
+                    queues.append(_Stretch(queue, len(runs), queue.entries_in(runs)))
             self._tally.add(QUEUES_A_SLICE)
             yield []
         file = yield from write_block_file(
             self._checkpoints.queues_folder, self._mappings, files[0].magic,
-            in_slices(_queue_blocks(queues)), self._tally, self._store.damaged_files,
-            block_count_max=sum(len(_cuts(stretch)) for _, stretch in queues),
-            from_offset=files[0].from_offset, to_offset=files[-1].to_offset,
+            self._queue_blocks(queues), self._tally, self._store.damaged_files,
+            block_count_max=sum(len(_cuts(one.entries)) for one in queues),
+            from_offset=from_offset, to_offset=to_offset,
         )  # fmt: skip
         block = 0
-        for n, (queue, stretch) in enumerate(queues, 1):
-            runs = [
+        for n, (queue, _, entries) in enumerate(queues, 1):
+            merged = [
                 Run(file, block + number, part.start, len(part))
-                for number, part in enumerate(_cuts(stretch))
+                for number, part in enumerate(_cuts(entries))
             ]
-            queue.replace_runs(old, runs)
-            block += len(runs)
+            queue.replace_runs(queue.runs_between(from_offset, to_offset), merged)
+            block += len(merged)
             if n % QUEUES_A_SLICE == 0:
+                self._tally.add(QUEUES_A_SLICE)
                 yield []
-        self._store.queue_files = _with(file, self._store.queue_files, old)
+        self._store.queue_files = _with(file, self._store.queue_files, frozenset(files))
         for one in files:
             yield from self._checkpoints.drop(one)
+
+    def _queue_blocks(self, queues: list[_Stretch]) -> Iterator[list[Block]]:
+        blocks: list[Block] = []
+        allowance = Allowance(self._tally, items=RUNS_A_SLICE)
+        for queue, run_count, entries in queues:
+            for part in _cuts(entries):
+                # What was verified long ago may have rotted, and would get a new checksum.
+                data = queue.data(part.start, len(part), anew=True)
+                assert len(data) == len(part) * SIZE, "the runs join"
+                blocks.append(Block(queue.topic_id, queue.queue_id, part.start, len(part), data))
+                self._tally.add(run_count, size_bytes=len(data))
+                if allowance.is_spent:
+                    yield blocks
+                    blocks = []
+                    allowance = Allowance(self._tally, items=RUNS_A_SLICE)
+        yield blocks
 
     # ------------------------------------------------------------ index files
 
@@ -146,15 +171,6 @@ class Merges:
         self._store.index.files = _with(file, self._store.index.files, frozenset(files))
         for one in files:
             yield from self._checkpoints.drop(one)
-
-
-def _queue_blocks(queues: list[tuple[ConsumeQueue, range]]) -> Iterator[Block]:
-    for queue, stretch in queues:
-        for part in _cuts(stretch):
-            # What was verified long ago may have rotted, and would get a new checksum.
-            data = queue.data(part.start, len(part), anew=True)
-            assert len(data) == len(part) * SIZE, "the runs join"
-            yield Block(queue.topic_id, queue.queue_id, part.start, len(part), data)
 
 
 def _cuts(stretch: range) -> list[range]:

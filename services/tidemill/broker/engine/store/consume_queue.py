@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
@@ -153,27 +153,25 @@ class ConsumeQueue:
         self.base = max(self.base, end)
         self.max_offset = QueueOffset(max(self.max_offset, end))
 
-    def stretch_in(self, files: Container[BlockFile]) -> range:
-        """Return the offsets of the entries in some derived files, which are adjacent."""
-        numbers = self._runs_in(files)
+    def runs_between(self, from_offset: int, to_offset: int) -> range:
+        """Return the numbers of the runs in files of the log between two offsets."""
+        begin = bisect_left(self._files, from_offset, key=lambda file: file.from_offset)
+        end = bisect_right(self._files, to_offset, key=lambda file: file.to_offset)
+        return range(begin, max(begin, end))
+
+    def entries_in(self, numbers: range) -> range:
+        """Return the offsets of the entries in some runs, one behind the other."""
         if not numbers:
             return range(0)
         last = self._run(numbers[-1])
         return range(self._firsts[numbers[0]], last.first + last.entry_count)
 
-    def replace_runs(self, files: Container[BlockFile], runs: list[Run]) -> None:
-        """Answer from `runs`, of one new file, what some adjacent files answered."""
-        numbers = self._runs_in(files)
+    def replace_runs(self, numbers: range, runs: list[Run]) -> None:
+        """Answer from `runs` what other ones answered."""
         at = slice(numbers.start, numbers.stop)
         self._firsts[at] = array("q", [run.first for run in runs])
         self._files[at] = [run.file for run in runs]
         self._blocks[at] = array("I", [run.block for run in runs])
-
-    def _runs_in(self, files: Container[BlockFile]) -> range:
-        count = len(self._files)
-        begin = next((n for n in range(count) if self._files[n] in files), count)
-        end = next((n for n in range(begin, count) if self._files[n] not in files), count)
-        return range(begin, end)
 
     def drop_before(self, log_offset: LogOffset) -> int:
         """Give up entries of messages before `log_offset`; return how many those were.
