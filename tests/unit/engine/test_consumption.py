@@ -9,6 +9,7 @@ from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.inspection import QueueProgress
 from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, PLACE_SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE
+from tidemill.broker.engine.pop import queue_reader
 from tidemill.common.errors import MessageBodyTooLarge, Overloaded
 
 DAY_MS = 86_400_000
@@ -204,3 +205,40 @@ def test_an_ordered_redelivery_keeps_to_the_filter_of_the_poll() -> None:
     world.restart()
     world.advance(60_000)
     assert world.bodies(group="fifo") == []
+
+
+def test_old_messages_are_asked_for_before_they_are_popped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of them would hold everybody up while the disk finds it."""
+    monkeypatch.setattr(queue_reader, "WARM_BYTES", 16 << 10)
+    world = World(segment_bytes=64 << 10)
+    for n in range(200):
+        world.send(f"m{n}", size=1_000)
+    topic = world.engine.catalog.find_topic(TOPIC)
+    assert topic is not None
+    (queue,) = world.engine.catalog.queues_of(topic)
+
+    def asked() -> set[int]:
+        """Return the queue offsets of messages that the kernel was asked for, all of each."""
+        stretches = [
+            (int(name[4:-4]) + at, int(name[4:-4]) + at + size)
+            for name, at, size in world.disk.advised
+        ]
+        return {
+            n
+            for n, (at, size, _) in enumerate(queue.entries(0, 200))
+            if any(begin <= at and at + size <= end for begin, end in stretches)
+        }
+
+    for popped in range(8, 161, 8):
+        assert len(world.pop(8)) == 8
+        assert asked() >= set(range(min(popped + 16, 160)))
+    assert len(world.disk.advised) < 16, "many at once"
+    world.pop(32)
+    calls = len(world.disk.advised)
+    assert len(world.pop(8)) == 8
+    assert len(world.disk.advised) == calls, "what was written lately is in the kernel's cache"
+    world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(offset=20), world.now_ms)
+    world.commit()
+    world.disk.advised.clear()
+    world.pop(8)
+    assert asked() >= set(range(20, 28))

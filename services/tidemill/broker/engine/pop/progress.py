@@ -53,6 +53,8 @@ class Progress:
     # Where the next pop goes on: at pop_offset, or behind what retention took and a filter passed
     # over. Only the first is in the log: whoever loses the rest looks again.
     position: int = 0
+    # Up to which offset the kernel was asked to read messages that have left its cache.
+    asked_to: int = 0
     ordered: OrderedState | None = None
 
     @property

@@ -10,11 +10,13 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MAX, WARM_BYTES
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.message import stored_message
 
 # Queue entries that one pop looks at for its filter, in all its queues: about a millisecond.
 SCAN_ENTRIES_MAX = 4096
+ASKED_AHEAD = 64  # messages behind those that are delivered, of what the kernel may not have
 SCAN_ENTRIES_AT_ONCE = 512  # read and then compared; most filters are satisfied by fewer
 
 
@@ -57,8 +59,30 @@ class QueueReader:
             entries = queue.entries(offset, budget.messages_left)
             count = budget.take_first([entry[1] for entry in entries])
             end = offset + count
+            if entries[0][0] < self._store.log.log_end - WARM_BYTES:
+                self._ask_ahead(progress, offset, end)
             return Taken(range(offset, end), [entry[0] for entry in entries[:count]], end)
         return self._take_matching(progress, offset, budget, tags)
+
+    def _ask_ahead(self, progress: Progress, begin: int, end: int) -> None:
+        """Let the kernel read what is delivered now, all of it at once, and next.
+
+        Read one by one where they are needed, messages on a disk would hold everybody up.
+        """
+        queue = progress.queue
+        asked_to = progress.asked_to if begin <= progress.asked_to <= end + ASKED_AHEAD else begin
+        wanted = min(end + ASKED_AHEAD // 2, queue.max_offset)
+        if asked_to >= wanted:
+            return
+        entries = queue.entries(asked_to, end + ASKED_AHEAD - asked_to)
+        progress.asked_to = asked_to + len(entries)
+        first = last = entries[0][0]
+        for log_offset, size, _ in entries:
+            if log_offset - last > GAP_BYTES_MAX or last - first > READ_BYTES_MAX:
+                self._store.log.advise(first, last - first)
+                first = log_offset
+            last = LogOffset(log_offset + size)
+        self._store.log.advise(first, last - first)
 
     def matches(self, log_offset: LogOffset, tag_hash: int, tags: frozenset[str]) -> bool:
         """Whether the message of a queue entry has one of these tags."""

@@ -43,6 +43,11 @@ SUFFIX = ".log"
 PREPARED = "prepared"  # name of the next segment while it is filled
 BLOCK_BYTES = 4096  # segments are made in multiples of it, so one that is not was cut
 SEARCH_BYTES = 1 << 20  # looked through at once for remains behind the end of the log
+# For readers of old messages. What was written lately is still in the kernel's cache; places this
+# close together it is asked for in one go, this much at once.
+WARM_BYTES = 256 << 20
+GAP_BYTES_MAX = 64 << 10
+READ_BYTES_MAX = 1 << 20
 NEVER_MS = 1 << 62
 TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
 
@@ -350,12 +355,14 @@ class CommitLog:
 
     def advise(self, log_offset: LogOffset, size: int) -> None:
         """Say that `size` bytes from `log_offset` will be read soon; a hint."""
-        segment = self._segment_of(log_offset)
-        at = log_offset - segment.start
-        file = segment.file or self._disk.open(segment.name)
-        file.advise(at, min(size, segment.end - segment.start - at))
-        if segment.file is None:
-            file.close()
+        end = min(log_offset + size, self._segments[-1].end)
+        while log_offset < end:
+            segment = self._segment_of(log_offset)
+            file = segment.file or self._disk.open(segment.name)
+            file.advise(log_offset - segment.start, min(end, segment.end) - log_offset)
+            if segment.file is None:
+                file.close()
+            log_offset = segment.end
 
     def _segment_of(self, log_offset: LogOffset) -> Segment:
         segments = self._segments

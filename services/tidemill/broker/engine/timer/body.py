@@ -16,11 +16,14 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
-from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
+from tidemill.broker.engine.store.commit_log import (
+    GAP_BYTES_MAX,
+    READ_BYTES_MAX,
+    WARM_BYTES,
+    CommitLog,
+    CorruptStore,
+)
 
-GAP_BYTES_MAX = 64 << 10  # places this close together are read in one go
-READ_BYTES_MAX = 1 << 20
-WARM_BYTES = 256 << 20  # of the log's end: written lately, and still in the kernel's cache
 READS_A_SLICE = 128  # 1-2 us each
 READS_WAITING_MAX = 65_536  # a hint may be dropped
 
