@@ -247,6 +247,6 @@ def test_a_damaged_message_is_no_obstacle_to_questions() -> None:
     world.pop(2)
     (progress,) = world.engine.inspection.group_progress(group)
     assert progress.ready_count == 4
-    target = ResetTarget(timestamp_ms=world.now_ms)
-    (status,) = world.engine.administration.reset_offset(GROUP, TOPIC, target, world.now_ms)
-    assert status.max_offset == 0
+    search = world.engine.inspection.look_up_time(topic, world.now_ms)
+    assert not search.step()
+    assert search.offsets == [0]

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.engine_world import GROUP, World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
@@ -261,10 +260,11 @@ def test_who_must_know_a_damaged_entry_is_told_to_try_again() -> None:
     world.checkpoint()
     damage_queues(world)
     engine = world.engine
-    target = ResetTarget(timestamp_ms=world.now_ms)
+    topic = engine.catalog.find_topic(TOPICS[0])
+    assert topic is not None
     commands: list[Callable[[], object]] = [
         lambda: engine.dead_letter(popped[0].delivery, world.now_ms),
-        lambda: engine.administration.reset_offset(GROUP, TOPICS[0], target, world.now_ms),
+        engine.inspection.look_up_time(topic, world.now_ms + 1).step,
     ]
     group = engine.catalog.find_group(GROUP)
     assert group is not None

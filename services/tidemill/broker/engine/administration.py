@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.inspection import QueueStatus
-from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
@@ -30,7 +29,6 @@ from tidemill.common.errors import (
     Conflict,
     GroupNotFound,
     IllegalOffset,
-    Repairing,
     TopicNotFound,
 )
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD_LETTER_TOPIC
@@ -44,7 +42,7 @@ SPREAD_MS_MAX = 3_600_000  # around this time, not around this day
 class ResetTarget(NamedTuple):
     """Where a reset goes: exactly one of the four is set."""
 
-    timestamp_ms: int | None = None
+    offsets: Sequence[int] | None = None  # by queue, as `Inspection.look_up_time` finds them
     offset: int | None = None
     earliest: bool = False
     latest: bool = False
@@ -227,7 +225,7 @@ class Administration:
     ) -> list[QueueStatus]:
         """Set where a group goes on in a topic; deliveries and retries before it are void.
 
-        Raises TopicNotFound, GroupNotFound, IllegalOffset, Repairing. Returns the new offsets as
+        Raises TopicNotFound, GroupNotFound, IllegalOffset. Returns the new offsets as
         max_offset.
         """
         group = self._catalog.find_group(group_name)
@@ -254,15 +252,15 @@ class Administration:
             return queue.min_offset
         if target.latest:
             return queue.max_offset
-        if target.timestamp_ms is not None:
-            try:
-                return queue.offset_at(target.timestamp_ms, self._store.stored_at_ms)
-            except BlockFileDamaged as error:
-                raise Repairing from error
-        assert target.offset is not None, "a reset has a target"
-        if target.offset < 0:
-            raise IllegalOffset(f"an offset is 0 or more, not {target.offset}")
-        return min(max(target.offset, queue.min_offset), queue.max_offset)
+        offset = target.offset
+        if target.offsets is not None:
+            # A queue that the topic got meanwhile is new.
+            is_known = queue.queue_id < len(target.offsets)
+            offset = target.offsets[queue.queue_id] if is_known else 0
+        assert offset is not None, "a reset has a target"
+        if offset < 0:
+            raise IllegalOffset(f"an offset is 0 or more, not {offset}")
+        return min(max(offset, queue.min_offset), queue.max_offset)
 
 
 def _check_retry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, final
 
@@ -19,6 +20,7 @@ from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.commit_log import Record
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.tally import Allowance, Tally
+from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
 
@@ -64,6 +66,7 @@ class FoundMessage(NamedTuple):
 # Entries of a queue whose sizes are looked at, to know what all of it takes.
 STRETCHES = 4
 ENTRIES_A_STRETCH = 64
+QUEUES_A_STEP = 16  # of a look-up by time: a block or two of each, and a few records
 CANDIDATES_A_STEP = 64  # records that a look-up by key reads
 
 
@@ -150,6 +153,10 @@ class Inspection:
             return 0  # Nobody can say before it is repaired.
         return self._store.stored_at_ms(log_offset)
 
+    def look_up_time(self, topic: Topic, timestamp_ms: int) -> TimeSearch:
+        """Begin to look where in a topic's queues the messages of a time begin."""
+        return TimeSearch(self._store, self._catalog.queues_of(topic), timestamp_ms)
+
     def search(
         self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32
     ) -> MessageSearch:
@@ -158,6 +165,41 @@ class Inspection:
             self._catalog, self._store, self._tally, topic,
             message_id=message_id, key=key, max_messages=max_messages,
         )  # fmt: skip
+
+
+@final
+class TimeSearch:
+    """One look-up under way: call `step` until it returns False, then read `offsets`."""
+
+    def __init__(self, store: MessageStore, queues: Sequence[ConsumeQueue], time_ms: int) -> None:
+        self._store = store
+        self._queues = deque(queues)
+        self._time_ms = time_ms
+        # What stands before the first was stored before that time, at or behind the second not.
+        self._low, self._high = store.log.around(time_ms)
+        # Of each queue the first offset whose message was stored at that time or later.
+        self.offsets: list[int] = []
+
+    def step(self) -> bool:
+        """Do one slice; True while there is more to do. Raises Repairing."""
+        try:
+            for _ in range(min(QUEUES_A_STEP, len(self._queues))):
+                self.offsets.append(self._find(self._queues.popleft()))
+        except BlockFileDamaged as error:
+            raise Repairing from error
+        return bool(self._queues)
+
+    def _find(self, queue: ConsumeQueue) -> int:
+        """Bisect a queue; what is learned of the log spares the next queues most of it."""
+        low, high = queue.offset_behind(self._low), queue.offset_behind(self._high)
+        while low < high:
+            middle = (low + high) // 2
+            log_offset = queue.entry(middle)[0]
+            if self._store.stored_at_ms(log_offset) < self._time_ms:
+                low, self._low = middle + 1, LogOffset(log_offset + 1)
+            else:
+                high, self._high = middle, log_offset
+        return low
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.server import config_frames, config_log
 from tidemill.common.errors import (
@@ -18,7 +19,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.inspection import MessageSearch
+    from tidemill.broker.engine.inspection import MessageSearch, TimeSearch
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.server.rounds import Rounds, Turn
 
@@ -127,9 +128,15 @@ class BrokerAdminService:
 
     async def ResetOffset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""
+        offsets = None
+        if request.WhichOneof("target") == "timestamp_ms":
+            offsets = await self._look_up_time(request)
 
         def reset(engine: Engine, turn: Turn) -> pb.ResetOffsetReply:
-            target = config_frames.reset_target(request)
+            if offsets is None:
+                target = config_frames.reset_target(request)
+            else:
+                target = ResetTarget(offsets=offsets)
             find_topic(engine, request.topic)
             statuses = engine.administration.reset_offset(
                 request.group, request.topic, target, turn.now_ms
@@ -138,6 +145,19 @@ class BrokerAdminService:
             return pb.ResetOffsetReply(queues=[config_frames.queue_status(q) for q in statuses])
 
         return await self._call(reset)
+
+    async def _look_up_time(self, request: pb.ResetOffsetRequest) -> list[int]:
+        """Return by queue where a time begins; that takes a round a slice."""
+
+        def begin(engine: Engine, _turn: Turn) -> TimeSearch:
+            find_group(engine, request.group)
+            topic = find_topic(engine, request.topic)
+            return engine.inspection.look_up_time(topic, request.timestamp_ms)
+
+        search = await self._call(begin)
+        while await self._call(lambda _engine, _turn: search.step()):
+            pass
+        return search.offsets
 
     async def FindMessages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
         """Find messages by id or by key.

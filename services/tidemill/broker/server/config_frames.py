@@ -149,10 +149,8 @@ def group_fields(request: pb.PutGroupRequest) -> GroupFields:
 
 
 def reset_target(request: pb.ResetOffsetRequest) -> ResetTarget:
-    """Read where a group goes on."""
+    """Read where a group goes on, if not by time."""
     match request.WhichOneof("target"):
-        case "timestamp_ms":
-            return ResetTarget(timestamp_ms=request.timestamp_ms)
         case "earliest":
             return ResetTarget(earliest=True)
         case "latest":

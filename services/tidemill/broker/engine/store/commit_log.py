@@ -14,6 +14,7 @@ refuses to go on when durable bytes are damaged.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple, final
@@ -609,6 +610,16 @@ class CommitLog:
             times = (one.header.stored_at_ms for one in found if isinstance(one, Record))
             segment.first_stored_at_ms = next(times, NEVER_MS)
         return segment.first_stored_at_ms
+
+    def around(self, stored_at_ms: int) -> tuple[LogOffset, LogOffset]:
+        """Return two log offsets between which a time falls, as the segments' first records say.
+
+        What is before the first one was stored before, and what is at or behind the second one not.
+        """
+        written = bisect_left(self._segments, self._written_offset, key=lambda one: one.start)
+        number = bisect_left(range(written), stored_at_ms, key=self.first_stored_at_ms)
+        begin = self._segments[number - 1].start if number else self.min_offset
+        return begin, self._segments[number].start if number < written else self._written_offset
 
     def close(self) -> None:
         """Close all files; nothing is written."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
@@ -126,16 +126,9 @@ class ConsumeQueue:
             yield from entries
             offset += len(entries)
 
-    def tail_count_before(self, log_offset: LogOffset) -> int:
+    def tail_count_before(self, log_offset: int) -> int:
         """Count the entries in the tail of messages before a log offset."""
-        tail, count = self.tail, len(self.tail) // SIZE
-        if not count or ENTRY.unpack_from(tail, (count - 1) * SIZE)[0] < log_offset:
-            return count
-
-        def at(n: int) -> int:
-            return int(ENTRY.unpack_from(tail, n * SIZE)[0])
-
-        return bisect_left(range(count), int(log_offset), key=at)
+        return _count_before(self.tail, len(self.tail) // SIZE, log_offset)
 
     def add_run(self, run: Run) -> None:
         """Take entries of a derived file over; those in the tail that it states are given up."""
@@ -178,40 +171,42 @@ class ConsumeQueue:
 
         Raises BlockFileDamaged, and changes nothing then.
         """
-        # Only in the runs of one file there can be entries on both sides.
-        begin = bisect_right(self._files, int(log_offset), key=lambda file: file.to_offset)
-        end = bisect_left(self._files, int(log_offset), key=lambda file: file.from_offset)
-        low = self._firsts[begin] if begin < len(self._firsts) else self.base
-        high = self._firsts[end] if end < len(self._firsts) else self.base
-        if end == len(self._firsts):
-            high += self.tail_count_before(log_offset)
-        low, high = max(low, self.min_offset), max(high, self.min_offset)
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle)[0] < log_offset:
-                low = middle + 1
-            else:
-                high = middle
+        low = self.offset_behind(log_offset)
         dropped, self.min_offset = low - self.min_offset, QueueOffset(low)
-        passed = bisect_right(self._firsts, low) - 1  # the run of `low`, or the last one
-        is_all = low >= self.base
-        self._drop_runs(len(self._firsts) if is_all else max(passed, 0))
+        run_of_low = max(bisect_right(self._firsts, low) - 1, 0)
+        self._drop_runs(len(self._firsts) if low >= self.base else run_of_low)
         return dropped
+
+    def offset_behind(self, log_offset: int) -> int:
+        """Return the first offset whose message stands at a log offset or behind it.
+
+        Raises BlockFileDamaged.
+        """
+        return max(self._find_behind(log_offset), self.min_offset)
+
+    def _find_behind(self, log_offset: int) -> int:
+        begin = bisect_right(self._files, log_offset, key=lambda file: file.to_offset)
+        for number in range(begin, len(self._files)):
+            run = self._run(number)
+            if run.file.from_offset >= log_offset:
+                return run.first
+            data = run.file.block(run.block, run.entry_count * SIZE)
+            count = _count_before(data, run.entry_count, log_offset)
+            if count < run.entry_count:
+                return run.first + count
+        return self.base + self.tail_count_before(log_offset)
 
     def _drop_runs(self, count: int) -> None:
         """Give up the oldest runs."""
         del self._firsts[:count], self._files[:count], self._blocks[:count]
 
-    def offset_at(self, stored_at_ms: int, stored_at: Callable[[LogOffset], int]) -> int:
-        """Return the first offset whose message was stored at or after a time, else max_offset.
 
-        Raises as `entries`.
-        """
-        low, high = int(self.min_offset), int(self.max_offset)
-        while low < high:
-            middle = (low + high) // 2
-            if stored_at(self.entry(middle)[0]) < stored_at_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+def _count_before(data: bytearray | memoryview, count: int, log_offset: int) -> int:
+    """Count the entries, `count` in all, of messages before a log offset."""
+
+    def at(n: int) -> int:
+        return int(ENTRY.unpack_from(data, n * SIZE)[0])
+
+    if not count or at(count - 1) < log_offset:
+        return count
+    return bisect_left(range(count), log_offset, key=at)

@@ -1,0 +1,80 @@
+"""Where in the queues of a topic the messages of a time begin."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.support.engine_world import World
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.inspection import QUEUES_A_STEP
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.metadata.catalog import Topic
+
+QUEUES = 40
+
+
+def world_of_days(seed: int) -> tuple[World, Topic]:
+    """Return a world with segments, checkpoints and merges, and messages a while apart."""
+    random = Random(seed)
+    world = World(FaultyDisk(random), segment_bytes=32 << 10, checkpoint_log_bytes=16 << 10)
+    world.topic(queues=QUEUES)
+    for n in range(400):
+        world.now_ms += random.choice((0, 0, 1, 10, 1_000, 60_000))
+        world.send(
+            f"m{n}", queue_id=min(random.randrange(QUEUES), random.randrange(QUEUES)), size=300
+        )
+        if n % 10 == 0:
+            world.background()
+    topic = world.engine.catalog.find_topic("orders")
+    assert topic is not None
+    return world, topic
+
+
+def by_brute_force(world: World, topic: Topic, time_ms: int) -> list[int]:
+    store, found = world.engine.store, []
+    for queue in world.engine.catalog.queues_of(topic):
+        entries = enumerate(queue.walk(queue.min_offset), queue.min_offset)
+        later = (n for n, entry in entries if store.stored_at_ms(entry[0]) >= time_ms)
+        found.append(next(later, int(queue.max_offset)))
+    return found
+
+
+def test_a_time_is_found_in_all_queues_with_few_looks_at_the_log() -> None:
+    for seed in range(6):
+        world, topic = world_of_days(seed)
+        begin_ms, end_ms = 1_000_000, world.now_ms
+        times = [0, begin_ms, end_ms, end_ms + 1]
+        times += [Random(seed).randrange(begin_ms, end_ms) for _ in range(20)]
+        for time_ms in times:
+            search = world.engine.inspection.look_up_time(topic, time_ms)
+            looks: list[LogOffset] = []
+            stored_at_ms = world.engine.store.stored_at_ms
+
+            def counting(log_offset: LogOffset, looks: list[LogOffset] = looks) -> int:
+                looks.append(log_offset)
+                return stored_at_ms(log_offset)  # noqa: B023  # Of this turn of the loop.
+
+            world.engine.store.stored_at_ms = counting  # type: ignore[method-assign]  # of this test
+            steps = 1
+            while search.step():
+                steps += 1
+            world.engine.store.stored_at_ms = stored_at_ms  # type: ignore[method-assign]  # as it was
+            assert steps == -(-QUEUES // QUEUES_A_STEP)
+            assert search.offsets == by_brute_force(world, topic, time_ms)
+            # Not so many a queue: the first queues narrow it down for all.
+            assert len(looks) <= 2 * QUEUES
+
+
+def test_a_reset_by_offsets_of_each_queue_keeps_to_what_there_is() -> None:
+    world, topic = world_of_days(0)
+    world.group()
+    offsets = [0, 3, 1_000]
+    target = ResetTarget(offsets=offsets)
+    found = world.engine.administration.reset_offset("billing", "orders", target, world.now_ms)
+    queues = world.engine.catalog.queues_of(topic)
+    wanted = [*offsets, *[0] * (QUEUES - 3)]
+    assert [one.max_offset for one in found] == [
+        min(max(offset, queue.min_offset), queue.max_offset)
+        for offset, queue in zip(wanted, queues, strict=True)
+    ]
