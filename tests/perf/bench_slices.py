@@ -12,6 +12,7 @@ figure that is wanted is 5 ms at the most.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -39,10 +40,13 @@ from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.config import TimerConfig
-from tidemill.broker.metrics import BrokerMetrics, Lag, MeteredRounds, TopicSizes, Traffic
+from tidemill.broker.engine.timer.firing_clock import FiringClock
+from tidemill.broker.metrics import BrokerMetrics, Lag, MeteredRounds, TopicLag, TopicSizes, Traffic
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.server.commands import SLICE_REQUESTS
+from tidemill.broker.server.lag import PROGRESS_A_ROUND
 from tidemill.broker.server.topic_sizes import QUEUES_A_ROUND
+from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.histogram import Histogram
 from tidemill.common.lifecycle import settle_memory
 from tidemill.common.metrics import Registry
@@ -242,23 +246,31 @@ class Owner:
         """Read what a scrape reads, a call a round as its readers do, and make the text of it."""
         engine, inspection = self.engine, self.engine.inspection
         lag, sizes, traffic = Lag(), TopicSizes(), Traffic()
-        for group_id, group in list(engine.catalog.groups.items()):
-            lag.progress[group_id] = self.command(
-                "scrape lag", partial(inspection.group_progress, group)
-            )
+        keys = self.command("scrape lag", lambda: list(engine.state.progress))
+        for first in range(0, len(keys), PROGRESS_A_ROUND):
+            some = keys[first : first + PROGRESS_A_ROUND]
+            self.command("scrape lag", partial(list, map(inspection.find_progress, some)))
         queues = list(engine.catalog.queues.values())
         for first in range(0, len(queues), QUEUES_A_ROUND):
             part = queues[first : first + QUEUES_A_ROUND]
             self.command("scrape sizes", partial(list, map(inspection.log_bytes, part)))
         for topic_id in engine.catalog.topics:
             traffic.appended(topic_id, PLAIN)
+        for group_id, topic_id, queue_id in keys:
+            if not queue_id:
+                traffic.polled(topic_id, group_id)
+                lag.of_topics[group_id, topic_id, False] = TopicLag()
         rounds = SimpleNamespace(
             engine=engine, now_ms=self.now_ms, pending_count=0, disk_full_in_s=1.0,
-            revive_latencies=Histogram((1, 10)),
+            revive_latencies=Histogram((1, 10)), firing_clock=FiringClock(),
         )  # fmt: skip
         registry = Registry(cluster="c", node_type="broker", node_id="b")
         BrokerMetrics(registry, traffic, lag, sizes, cast("MeteredRounds", rounds))
-        self.command("scrape text", lambda: exposition.generate_latest(cast("Any", registry)))
+        TimerMetrics(registry, cast("MeteredRounds", rounds))
+        text = registry.text(exposition.generate_latest)
+        with contextlib.suppress(StopIteration):
+            while True:
+                self.watch.slice("scrape text", partial(next, text))
 
 
 # ---------------------------------------------------------------- scenarios
