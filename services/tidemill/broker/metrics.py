@@ -7,7 +7,7 @@ one that is created shows zeros from the next scrape on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client.core import (
@@ -18,7 +18,13 @@ from prometheus_client.core import (
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.common.histogram import Histogram
-from tidemill.common.metrics import Labels, Registry, histogram_family
+from tidemill.common.metrics import (
+    Labels,
+    Registry,
+    full_parts,
+    histogram_family,
+    histogram_parts,
+)
 from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
@@ -87,11 +93,34 @@ class Traffic:
             counts[result] += 1
 
 
+class TopicLag:
+    """How far a group is in all queues of a topic, or of its retry topic."""
+
+    __slots__ = ("in_flight_count", "oldest_ready_at_ms", "oldest_unacked_at_ms", "ready_count")
+
+    def __init__(self) -> None:
+        self.ready_count = self.in_flight_count = 0
+        self.oldest_unacked_at_ms = self.oldest_ready_at_ms = 0  # 0: nothing is
+
+    def add(self, queue: QueueProgress) -> None:
+        """Add one queue."""
+        self.ready_count += queue.ready_count
+        self.in_flight_count += queue.in_flight_count
+        self.oldest_unacked_at_ms = _earlier(self.oldest_unacked_at_ms, queue.oldest_unacked_at_ms)
+        self.oldest_ready_at_ms = _earlier(self.oldest_ready_at_ms, queue.oldest_ready_at_ms)
+
+
+def _earlier(one_ms: int, other_ms: int) -> int:
+    """Return the earlier of two instants, of which 0 is none."""
+    return min(one_ms, other_ms) if one_ms and other_ms else one_ms or other_ms
+
+
 class Lag:
     """Consumer progress of all groups, as of the last time somebody asked."""
 
     def __init__(self) -> None:
-        self.progress: dict[GroupId, list[QueueProgress]] = {}
+        # By group, the topic that it names, and whether it is about that one's retry topic.
+        self.of_topics: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
         self.now_ms = 0
 
 
@@ -167,7 +196,7 @@ class BrokerMetrics:
         yield from self._collect_lag(topics, groups)
         yield from self._collect_pop()
         yield from self._collect_storage()
-        yield self._collect_sizes(topics)
+        yield from self._collect_sizes(topics)
         yield from self._collect_repairs()
 
     def _collect_storage(self) -> Iterator[Metric]:
@@ -200,7 +229,7 @@ class BrokerMetrics:
             gauge.add_metric(STORAGE, value)
             yield gauge
 
-    def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Metric:
+    def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
             "rocketmq_storage_topic_bytes",
             "Bytes of the log that a topic's messages take; of a queue with more than 256 messages "
@@ -215,7 +244,8 @@ class BrokerMetrics:
                 sums[self._size_sets.admit(labels)] += log_bytes
         for admitted, log_bytes in sums.items():
             gauge.add_metric(admitted, log_bytes)
-        return gauge
+            yield from full_parts(gauge)
+        yield gauge
 
     def _collect_repairs(self) -> Iterator[Metric]:
         repaired = CounterMetricFamily(
@@ -286,11 +316,14 @@ class BrokerMetrics:
         for key in received.labels:
             if key[0] not in topics:
                 received.drop(key)
-        for topic in topics.values():
+        kinds_of: dict[TopicId, set[int]] = {}
+        for topic_id, kind in received.labels:
+            kinds_of.setdefault(topic_id, set()).add(kind)
+        for topic in list(topics.values()):
             if topic.is_system:
                 continue  # As in RocketMQ, copies for retry are no messages in.
             types = set(_TYPES_OF_MIXED if topic.type == _MIXED else (int(topic.type),))
-            known = {kind for topic_id, kind in received.labels if topic_id == topic.id}
+            known = kinds_of.get(topic.id, set())
             for kind in sorted(types | known):
                 counts, total_bytes = (
                     received.buckets((topic.id, kind)) if kind in known else ([], 0)
@@ -298,18 +331,19 @@ class BrokerMetrics:
                 labels = self._in_sets.admit((topic.name, _type_name(kind), "false"))
                 messages.add_metric(labels, sum(counts))
                 size.add_metric(labels, total_bytes)
+            yield from full_parts(messages, size)
+        yield from (messages, size)
 
         def labels_of(key: tuple[TopicId, int]) -> Labels | None:
-            topic = topics[key[0]]
-            if topic.is_system:
+            topic = topics.get(key[0])
+            if topic is None or topic.is_system:
                 return None
             return self._in_sets.admit((topic.name, _type_name(key[1]), "false"))
 
-        sizes = histogram_family(
+        yield from histogram_parts(
             "rocketmq_message_size", "Size of stored messages in bytes.", IN_LABELS, received,
             labels_of,
         )  # fmt: skip
-        yield from (messages, size, sizes)
 
     def _collect_sent(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
@@ -326,8 +360,10 @@ class BrokerMetrics:
         for counted in (self._traffic.sent, self._traffic.acks):
             _drop_deleted(counted, topics)
             _drop_deleted_groups(counted, groups)
-        for (topic_id, group_id), counts in self._traffic.sent.items():
-            topic, group = topics[topic_id], groups[group_id]
+        for (topic_id, group_id), counts in list(self._traffic.sent.items()):
+            topic, group = topics.get(topic_id), groups.get(group_id)
+            if topic is None or group is None:
+                continue  # Deleted since the scrape began.
             for at, is_retry in ((0, "false"), (2, "true")):
                 labels = self._out_sets.admit(
                     (topic.name, group.name, is_retry, _flag(topic.is_system))
@@ -337,6 +373,7 @@ class BrokerMetrics:
             results = self._traffic.acks[topic_id, group_id]
             for result, name in enumerate(("applied", "already", "gone"), 1):
                 acks.add_metric((topic.name, group.name, "store", name), results[result])
+            yield from full_parts(messages, size, acks)
         yield from (messages, size, acks)
 
     def _collect_engine(
@@ -369,14 +406,18 @@ class BrokerMetrics:
             labels=("topic", "consumer_group"),
         )
         counts = self._rounds.engine.state.counts
-        for topic_id, group_id in self._traffic.sent:
-            pair = topics[topic_id].name, groups[group_id].name
+        for topic_id, group_id in list(self._traffic.sent):
+            topic, group = topics.get(topic_id), groups.get(group_id)
+            if topic is None or group is None:
+                continue
+            pair = topic.name, group.name
             written.add_metric((*pair, "CK", "put_ok"), counts["ck", group_id, topic_id])
             written.add_metric((*pair, "ACK", "put_ok"), counts["ack", group_id, topic_id])
             dead.add_metric((*pair, "false"), counts["dead_lettered", group_id, topic_id])
             revived.add_metric((*pair, "put_ok"), counts["revived", group_id, topic_id])
             expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
             damaged.add_metric(pair, counts["damaged", group_id, topic_id])
+            yield from full_parts(written, dead, revived, expired, damaged)
         yield from (written, dead, revived, expired, damaged)
 
     def _collect_lag(
@@ -392,36 +433,21 @@ class BrokerMetrics:
                 ("queueing_latency", "Ms since the oldest ready message became ready."),
             )
         }
-        names = {topic.name for topic in topics.values()}
-        for group_id, progress in self._lag.progress.items():
-            if group_id not in groups:
+        for (group_id, topic_id, is_retry), found in self._lag.of_topics.items():
+            topic, group = topics.get(topic_id), groups.get(group_id)
+            if topic is None or group is None:
                 continue
-            for (topic, is_retry), queues in _by_topic(progress).items():
-                if topic not in names:
-                    continue
-                labels = self._lag_sets.admit(
-                    (topic, groups[group_id].name, _flag(is_retry), "false")
-                )
-                ready = sum(queue.ready_count for queue in queues)
-                in_flight = sum(queue.in_flight_count for queue in queues)
-                unacked_at = [q.oldest_unacked_at_ms for q in queues if q.oldest_unacked_at_ms]
-                ready_at = [q.oldest_ready_at_ms for q in queues if q.oldest_ready_at_ms]
-                gauges["ready_messages"].add_metric(labels, ready)
-                gauges["inflight_messages"].add_metric(labels, in_flight)
-                gauges["lag_messages"].add_metric(labels, ready + in_flight)
-                gauges["lag_latency"].add_metric(labels, self._age_ms(unacked_at))
-                gauges["queueing_latency"].add_metric(labels, self._age_ms(ready_at))
+            labels = self._lag_sets.admit((topic.name, group.name, _flag(is_retry), "false"))
+            gauges["ready_messages"].add_metric(labels, found.ready_count)
+            gauges["inflight_messages"].add_metric(labels, found.in_flight_count)
+            gauges["lag_messages"].add_metric(labels, found.ready_count + found.in_flight_count)
+            gauges["lag_latency"].add_metric(labels, self._age_ms(found.oldest_unacked_at_ms))
+            gauges["queueing_latency"].add_metric(labels, self._age_ms(found.oldest_ready_at_ms))
+            yield from full_parts(*gauges.values())
         yield from gauges.values()
 
-    def _age_ms(self, instants: list[int]) -> int:
-        return max(0, self._lag.now_ms - min(instants)) if instants else 0
-
-
-def _by_topic(progress: Iterable[QueueProgress]) -> dict[tuple[str, bool], list[QueueProgress]]:
-    found: dict[tuple[str, bool], list[QueueProgress]] = {}
-    for queue in progress:
-        found.setdefault((queue.topic, queue.is_retry), []).append(queue)
-    return found
+    def _age_ms(self, at_ms: int) -> int:
+        return max(0, self._lag.now_ms - at_ms) if at_ms else 0
 
 
 def _drop_deleted(

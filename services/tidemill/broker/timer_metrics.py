@@ -5,6 +5,7 @@ Counted by topic id and shown by name: a topic that is deleted takes its series 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.timer.census import BOUNDS_S, PEAK_WINDOWS_S
 from tidemill.broker.metrics import STORAGE, STORAGE_LABELS, MeteredRounds
 from tidemill.common.histogram import Histogram
-from tidemill.common.metrics import Labels, Registry, histogram_family
+from tidemill.common.metrics import Labels, Registry, full_parts, histogram_parts
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -54,24 +55,25 @@ class TimerMetrics:
 
     def _by_topic(
         self, family: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[TopicId, int]
-    ) -> Metric:
-        for topic_id, count in counts.items():
+    ) -> Iterator[Metric]:
+        for topic_id, count in list(counts.items()):
             name = self._name(TopicId(topic_id))
             if name is not None:
                 family.add_metric((*STORAGE, name), count)
-        return family
+                yield from full_parts(family)
+        yield family
 
     def _collect_pipeline(self, engine: Engine) -> Iterator[Metric]:
         timers, labels = engine.timers, (*STORAGE_LABELS, "topic")
-        yield self._by_topic(
+        yield from self._by_topic(
             GaugeMetricFamily("rocketmq_timing_messages", "Pending messages.", labels=labels),
             timers.index.counts.pending,
         )
-        yield self._by_topic(
+        yield from self._by_topic(
             CounterMetricFamily("rocketmq_timer_enqueue_total", "Scheduled.", labels=labels),
             timers.delays.totals(),
         )
-        yield self._by_topic(
+        yield from self._by_topic(
             CounterMetricFamily("rocketmq_timer_dequeue_total", "Delivered.", labels=labels),
             timers.deliverer.delivered,
         )
@@ -94,23 +96,25 @@ class TimerMetrics:
             gauge = GaugeMetricFamily(f"rocketmq_timer_{name}", help_, labels=STORAGE_LABELS)
             gauge.add_metric(STORAGE, value)
             yield gauge
-        yield self._histogram(
+        yield from self._histogram(
             "rocketmq_delay_message_latency", "Seconds of delay asked for.", timers.delays, 1
         )
-        yield self._histogram(
+        yield from self._histogram(
             "rocketmq_timer_lateness_seconds",
             "Seconds from its due time to the moment the message was stored for its consumers.",
             timers.deliverer.lateness,
             1000,
         )
 
-    def _histogram(self, name: str, help_: str, found: Histogram[TopicId], divisor: int) -> Metric:
+    def _histogram(
+        self, name: str, help_: str, found: Histogram[TopicId], divisor: int
+    ) -> Iterator[Metric]:
         def labels_of(topic_id: TopicId) -> Labels | None:
             topic = self._name(topic_id)
             return None if topic is None else (*STORAGE, topic)
 
         labels = (*STORAGE_LABELS, "topic")
-        return histogram_family(name, help_, labels, found, labels_of, divisor=divisor)
+        return histogram_parts(name, help_, labels, found, labels_of, divisor=divisor)
 
     def _collect_due(self, timers: Timers) -> Iterator[Metric]:
         census = timers.census
@@ -148,6 +152,7 @@ class TimerMetrics:
                 if topic is not None:
                     for result in results:
                         family.add_metric((topic, result), counts[topic_id, result])
+                    yield from full_parts(family)
         refused = CounterMetricFamily(
             "rocketmq_timer_flow_control_total", "Refused delayed sends.", labels=("reason",)
         )
@@ -159,9 +164,9 @@ class TimerMetrics:
             "Delayed sends whose client's clock was off by more than two seconds.",
             value=timers.admission.skewed_count,
         )
-        yield self._plain("shaped_total", "Spread over time.", timers.admission.spread)
-        yield self._plain("evacuated_total", "Copied forward.", timers.evacuation.evacuated)
-        yield self._plain("audit_drift_total", "Corrections.", timers.janitor.audit.drift)
+        yield from self._plain("shaped_total", "Spread over time.", timers.admission.spread)
+        yield from self._plain("evacuated_total", "Copied forward.", timers.evacuation.evacuated)
+        yield from self._plain("audit_drift_total", "Corrections.", timers.janitor.audit.drift)
         yield CounterMetricFamily(
             "rocketmq_timer_early_total",
             "Found due too early at the last check, and held back: a defect.",
@@ -172,7 +177,7 @@ class TimerMetrics:
             "Given up and dead-lettered.",
             labels=("topic", "reason"),
         )
-        for (topic_id, why), count in timers.deliverer.dropped.items():
+        for (topic_id, why), count in list(timers.deliverer.dropped.items()):
             # Mostly of topics that are gone: these keep the series of no topic.
             dropped.add_metric((self._name(TopicId(topic_id)) or UNKNOWN, why.name.lower()), count)
         yield dropped
@@ -181,20 +186,20 @@ class TimerMetrics:
             "Set aside because their record is damaged.",
             labels=("topic",),
         )
-        topics = list(timers.quarantined.values())
-        for topic_id in set(topics):
+        for topic_id, count in Counter(timers.quarantined.values()).items():
             name = self._name(TopicId(topic_id)) or UNKNOWN
-            quarantined.add_metric((name,), topics.count(topic_id))
+            quarantined.add_metric((name,), count)
         yield quarantined
 
-    def _plain(self, name: str, help_: str, counts: Mapping[TopicId, int]) -> Metric:
+    def _plain(self, name: str, help_: str, counts: Mapping[TopicId, int]) -> Iterator[Metric]:
         family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
-        for topic_id, count in counts.items():
+        for topic_id, count in list(counts.items()):
             # 0 stands for what is of no topic: a correction of the counts that guard the log.
             topic = self._name(TopicId(topic_id)) if topic_id else UNKNOWN
             if topic is not None:
                 family.add_metric((topic,), count)
-        return family
+                yield from full_parts(family)
+        yield family
 
     def _collect_clock(self) -> Iterator[Metric]:
         clock = self._rounds.firing_clock

@@ -36,6 +36,9 @@ class Histogram(Generic[Label]):
         counts[bisect_left(self.bounds, value)] += count
         counts[-1] += value * count
 
+    def __contains__(self, label: Label) -> bool:
+        return label in self._counts
+
     @property
     def labels(self) -> list[Label]:
         """All labels that have an observation."""

@@ -6,18 +6,23 @@
 
 The endpoint lives in the process's own event loop: a scrape that hangs shows a process that hangs.
 Hot paths count in plain dictionaries; collectors turn those into samples when somebody scrapes.
+
+Twenty thousand topics make half a million samples, and seconds of work. So a collector of many may
+yield a metric in parts, and in any order; the text is put together of them, and between two parts
+the loop serves others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from itertools import accumulate
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from itertools import accumulate, chain
 from typing import Any, Final, TypeVar
 
 import prometheus_client
@@ -35,6 +40,8 @@ from tidemill.common.lifecycle import cannot_listen
 
 LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
 OVERFLOW: Final = "__overflow__"
+SAMPLES_A_PART: Final = 100  # made, and written as text, in one to two milliseconds
+_END_OF_OPENMETRICS = b"# EOF\n"
 _REQUEST_BYTES_MAX = 16_384  # of a request's head; scrapers send a few hundred
 _REQUEST_TIMEOUT_S = 10.0  # for a request's head to arrive, so that idle connections end
 
@@ -56,14 +63,59 @@ def histogram_family(
     `labels_of` names the labels of one of its own; None leaves it out.
     """
     family = HistogramMetricFamily(name, documentation, labels=label_names)
-    bounds = [*(str(bound / divisor) for bound in histogram.bounds), "+Inf"]
+    add = _adder(family, histogram, labels_of, divisor)
     for label in histogram.labels:
+        add(label)
+    return family
+
+
+def histogram_parts(
+    name: str,
+    documentation: str,
+    label_names: Labels,
+    histogram: Histogram[Label],
+    labels_of: Callable[[Label], Labels | None],
+    *,
+    divisor: int = 1,
+) -> Iterator[Metric]:
+    """Yield what `histogram_family` returns in parts, for one with many labels."""
+    family = HistogramMetricFamily(name, documentation, labels=label_names)
+    add = _adder(family, histogram, labels_of, divisor)
+    for label in histogram.labels:
+        add(label)
+        yield from full_parts(family)
+    yield family
+
+
+def _adder(
+    family: HistogramMetricFamily,
+    histogram: Histogram[Label],
+    labels_of: Callable[[Label], Labels | None],
+    divisor: int,
+) -> Callable[[Label], None]:
+    bounds = [*(str(bound / divisor) for bound in histogram.bounds), "+Inf"]
+
+    def add(label: Label) -> None:
         labels = labels_of(label)
-        if labels is not None:
+        if labels is not None and label in histogram:
             counts, total = histogram.buckets(label)
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             family.add_metric(labels, buckets=buckets, sum_value=total / divisor)
-    return family
+
+    return add
+
+
+def full_parts(*families: Metric) -> Iterator[Metric]:
+    """Yield what has gathered in `families`, and empty them, when it is enough for a part.
+
+    For a collector of many samples: after each item that it has added.
+    """
+    if sum(len(family.samples) for family in families) < SAMPLES_A_PART:
+        return
+    for family in families:
+        part = copy.copy(family)
+        family.samples = []
+        yield part
 
 
 class Registry:
@@ -97,6 +149,21 @@ class Registry:
                 for sample in metric.samples
             ]
             yield metric
+
+    def text(self, encode: Callable[[Any], bytes]) -> Generator[None, None, list[bytes]]:
+        """Return all metrics as `encode` writes them, made in slices: of some samples each."""
+        texts: dict[str, list[bytes]] = {}
+        for metric in self.collect():
+            part, samples = copy.copy(metric), metric.samples
+            for first in range(0, len(samples) or 1, SAMPLES_A_PART):
+                part.samples = samples[first : first + SAMPLES_A_PART]
+                of_part = _Call(functools.partial(list, [part]))
+                written = encode(of_part).removesuffix(_END_OF_OPENMETRICS)
+                known = texts.setdefault(metric.name, [])
+                known.append(_without_head(written) if known else written)
+                yield
+        end = [_END_OF_OPENMETRICS] if encode(_Call(list)) else []
+        return [*chain.from_iterable(texts.values()), *end]
 
     def _collect_own(self) -> Iterator[Metric]:
         build = GaugeMetricFamily(
@@ -140,6 +207,13 @@ class LabelSets:
     def forget(self, labels: Labels) -> None:
         """Make room: the resource is gone."""
         self._known.discard(labels)
+
+
+def _without_head(text: bytes) -> bytes:
+    """Return the samples of a metric without the lines in front that say what it is."""
+    while text.startswith(b"# "):
+        text = text.partition(b"\n")[2]
+    return text
 
 
 class _Call(Collector):
@@ -217,15 +291,13 @@ class MetricsServer:
         ):
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(b"GET /metrics"):
-                for bring_up_to_date in self._before_scrape:
-                    await bring_up_to_date()
-            writer.write(self._answer(head.decode("latin-1")))
-            await writer.drain()
+            for piece in await self._answer(head.decode("latin-1")):
+                writer.write(piece)
+                await writer.drain()
         self._connections.discard(writer)
         writer.close()
 
-    def _answer(self, head: str) -> bytes:
+    async def _answer(self, head: str) -> list[bytes]:
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
         path = rest.split(" ")[0].partition("?")[0]
@@ -238,9 +310,7 @@ class MetricsServer:
         match path:
             case "/metrics":
                 encode, content_type = exposition.choose_encoder(headers.get("accept", ""))
-                # Any: prometheus_client types the argument as its own registry class.
-                registry: Any = self._registry
-                return _response(200, content_type, encode(registry))
+                return _response(200, content_type, *await self._scrape(encode))
             case "/livez":
                 return _response(200, "text/plain", b"ok\n")
             case "/readyz" if self.is_ready:
@@ -250,13 +320,24 @@ class MetricsServer:
             case _:
                 return _response(404, "text/plain", b"see /metrics, /livez and /readyz\n")
 
+    async def _scrape(self, encode: Callable[[Any], bytes]) -> list[bytes]:
+        for bring_up_to_date in self._before_scrape:
+            await bring_up_to_date()
+        slices = self._registry.text(encode)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as ended:
+                return list(ended.value)
+            await asyncio.sleep(0)
+
 
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
-def _response(status: int, content_type: str, body: bytes) -> bytes:
+def _response(status: int, content_type: str, *body: bytes) -> list[bytes]:
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {sum(map(len, body))}\r\nConnection: close\r\n\r\n"
     )
-    return head.encode() + body
+    return [head.encode(), *body]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from tests.support.counted_work import Meter
 from tests.support.round_world import RoundWorld, idle
+from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
 from tidemill.broker.server import lag as lag_module
-from tidemill.broker.server.lag import LagReader
+from tidemill.broker.server.admin import BrokerAdminService
+from tidemill.broker.server.lag import PROGRESS_A_ROUND, LagReader
+from tidemill.common.errors import Overloaded
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 def test_a_scrape_shows_the_last_numbers_while_the_disk_stalls(
@@ -34,5 +40,81 @@ def test_a_scrape_shows_the_last_numbers_while_the_disk_stalls(
             world.advance(LAG_AGE_MS_MAX)
             await read()
             assert lag.now_ms == read_at_ms + 2 * LAG_AGE_MS_MAX
+
+    asyncio.run(main())
+
+
+def wide_group(world: RoundWorld, queues: int) -> GroupId:
+    """Let a group read some wide topics, with a message in each of two queues of each."""
+    engine, now_ms = world.world.engine, world.world.now_ms
+    for n in range(4):
+        name = f"wide-{n}"
+        world.world.topic(name, queues=queues)
+        world.world.send("m", topic=name, queue_id=0)
+        world.world.send("m", topic=name, queue_id=queues - 1)
+        assert len(world.world.pop(1, group="wide", topic=name)) == 1
+        # Queues that the group has never looked at.
+        engine.administration.put_topic(name, type_=None, queues=queues + 10, now_ms=now_ms)
+        world.world.send("m", topic=name, queue_id=queues)
+    return world.world.group("wide")
+
+
+def test_the_queues_of_wide_groups_are_looked_at_some_a_round() -> None:
+    async def main() -> None:
+        world, lag = RoundWorld(), Lag()
+        queues = PROGRESS_A_ROUND
+        group_id = wide_group(world, queues)
+        read = LagReader(world.rounds, lag, world.clock)
+        meter = Meter(world.world.engine)
+        begin = world.rounds.call
+        most = 0
+
+        async def call(function: Any) -> Any:
+            nonlocal most
+            meter.take()
+            result = await begin(function)
+            most = max(most, meter.take().items)
+            return result
+
+        world.rounds.call = call  # type: ignore[method-assign]  # between two rounds
+        async with world.running():
+            await read()
+            topics = [one for (id_, _, _), one in lag.of_topics.items() if id_ == group_id]
+            assert len(topics) == 4
+            assert {one.ready_count for one in topics} == {2}
+            assert {one.in_flight_count for one in topics} == {1}
+            assert 0 < most <= PROGRESS_A_ROUND
+            most = 0
+            admin = BrokerAdminService(world.rounds, auto_create=False)
+            answer = await admin.GetGroupProgress(pb.NamedRequest(name="wide"))
+            assert len(answer.queues) == 4 * (queues + 10)
+            assert sum(one.ready_count for one in answer.queues) == 8
+            assert 0 < most <= PROGRESS_A_ROUND
+
+    asyncio.run(main())
+
+
+def test_a_look_that_was_not_finished_goes_on_with_the_next_scrape() -> None:
+    async def main() -> None:
+        world, lag = RoundWorld(), Lag()
+        group_id = wide_group(world, PROGRESS_A_ROUND)
+        read = LagReader(world.rounds, lag, world.clock)
+        begin, left = world.rounds.call, 3
+
+        async def call(function: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Overloaded("too many calls wait")
+            return await begin(function)
+
+        world.rounds.call = call  # type: ignore[method-assign]  # one that refuses now and then
+        async with world.running():
+            await read()
+            assert not lag.of_topics
+            left = 4  # One less than a look needs from its beginning.
+            await read()
+            assert {one[0] for one in lag.of_topics} == {group_id}
+            assert sum(one.ready_count for one in lag.of_topics.values()) == 8
 
     asyncio.run(main())

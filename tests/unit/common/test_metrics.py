@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily
+import pytest
+from prometheus_client import exposition
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families
 
-from tidemill.common.metrics import OVERFLOW, MetricsServer, Registry
+from tidemill.common.histogram import Histogram
+from tidemill.common.metrics import (
+    OVERFLOW,
+    SAMPLES_A_PART,
+    MetricsServer,
+    Registry,
+    full_parts,
+    histogram_parts,
+)
 
 
 def registry() -> Registry:
@@ -71,3 +85,57 @@ def test_label_sets_beyond_the_limit_are_folded_and_counted() -> None:
     assert sets.admit(("g", "second")) == ("g", "second")
     (overflow,) = (m for m in metrics.collect() if m.name == "rocketmq_metrics_overflow")
     assert [sample.value for sample in overflow.samples] == [1]
+
+
+@pytest.mark.parametrize(
+    ("accept", "families"),
+    [("", text_string_to_metric_families), ("application/openmetrics-text", open_families)],
+)
+def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: Any) -> None:
+    """Seconds of work at twenty thousand topics, in the loop that serves all others."""
+    metrics, count = registry(), 10 * SAMPLES_A_PART
+    observed: Histogram[int] = Histogram((1, 10))
+    for n in range(count):
+        observed.observe(n, 5)
+    encode, _ = exposition.choose_encoder(accept)
+    sizes = []
+
+    def counting(part: Any) -> bytes:
+        sizes.append(sum(len(metric.samples) for metric in part.collect()))
+        return encode(part)
+
+    def collect() -> Iterator[Metric]:
+        one = CounterMetricFamily("one_total", "One.", labels=("topic",))
+        other = GaugeMetricFamily("other", "Other.", labels=("topic",))
+        for n in range(count):
+            one.add_metric((str(n),), n)
+            other.add_metric((str(n),), -n)
+            yield from full_parts(one, other)
+        yield from (one, other)
+        yield from histogram_parts("third", "Third.", ("topic",), observed, lambda n: (str(n),))
+        whole = GaugeMetricFamily("whole", "In one piece.", labels=("topic",))
+        for n in range(count):
+            whole.add_metric((str(n),), n)
+        yield whole
+
+    metrics.register(collect)
+    slices, step_count = metrics.text(counting), 0
+    while True:
+        before = len(sizes)
+        try:
+            next(slices)
+        except StopIteration as ended:
+            text = b"".join(ended.value).decode()
+            break
+        step_count += 1
+        assert len(sizes) == before + 1
+        assert sizes[-1] <= SAMPLES_A_PART
+    assert step_count >= 4 * count // SAMPLES_A_PART
+    found = {family.name: family.samples for family in families(text)}
+    assert [sample.value for sample in found["one"]] == list(range(count))
+    assert [sample.value for sample in found["other"]] == [-n for n in range(count)]
+    assert [sample.value for sample in found["whole"]] == list(range(count))
+    assert sum(sample.name == "third_count" for sample in found["third"]) == count
+    for name in ("other", "third", "whole"):
+        assert text.count(f"# TYPE {name} ") == 1
+    assert text.count("# EOF") == (accept != "")

@@ -6,6 +6,8 @@ under load: the figures here are of work, and the same in every run.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
@@ -288,6 +290,17 @@ def test_a_turn_of_delayed_messages_is_bounded_at_four_thousand_topics(late_ms: 
     assert max(turn.records for turn in turns) <= DELIVERIES_A_SLICE + 1
     assert world.engine.catalog.queues_of(topic)[0].max_offset == 1
     assert world.engine.timers.index.pending_count == 0
+
+
+def test_the_first_slice_that_looks_for_different_numbers_imports_nothing() -> None:
+    """An import reads and compiles for 50 ms, whatever it is that a slice may touch."""
+    script = (
+        "import sys, numpy as np, tidemill.broker.engine.engine\n"
+        "known = set(sys.modules)\n"
+        "np.unique(np.arange(3)), np.lexsort((np.arange(3),)), np.searchsorted(np.arange(3), 1)\n"
+        "assert set(sys.modules) == known, set(sys.modules) - known\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_the_folders_of_derived_files_are_listed_once() -> None:

@@ -20,6 +20,9 @@ from __future__ import annotations
 from typing import TypeAlias, final
 from zlib import crc32
 
+# The first `np.unique` would import it, and keep everybody waiting for 50 ms.
+import numpy.ma  # noqa: F401  # nobody names it here
+
 from tidemill.broker.engine.administration import Administration
 from tidemill.broker.engine.background import Background, Quiet
 from tidemill.broker.engine.checkpoint import Checkpoints

@@ -16,7 +16,7 @@ from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, c
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
-from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.state import Key, PopState
 from tidemill.broker.engine.store.commit_log import Record
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -108,13 +108,27 @@ class Inspection:
         return sum(sizes) * count // len(sizes) if sizes else 0
 
     def group_progress(self, group: Group) -> list[QueueProgress]:
-        """Return how far a group is in each queue of the topics it reads, retries included."""
-        topic_ids = self._pops.topic_ids_of(group.id)
+        """Return how far a group is in each queue of the topics it reads, retries included.
+
+        As many as there are: who has a loop to serve takes some of `queues_read` at once.
+        """
+        return list(filter(None, map(self.find_progress, self.queues_read(group))))
+
+    def queues_read(self, group: Group) -> list[Key]:
+        """Return the queues of the topics that a group reads, retries included."""
         return [
-            self.queue_progress(self._pops.progress_of(group.id, topic_id, QueueId(queue_id)))
-            for topic_id in sorted(topic_ids)
+            (group.id, topic_id, QueueId(queue_id))
+            for topic_id in sorted(self._pops.topic_ids_of(group.id))
             for queue_id in range(self._catalog.topics[topic_id].queues)
         ]
+
+    def find_progress(self, key: Key) -> QueueProgress | None:
+        """Return how far a group is in a queue; None: one of them is gone."""
+        group_id, topic_id, _ = key
+        self._tally.add(1)
+        if group_id not in self._catalog.groups or topic_id not in self._catalog.topics:
+            return None
+        return self.queue_progress(self._pops.progress_of(*key))
 
     def queue_progress(self, progress: Progress) -> QueueProgress:
         """Return how far a group is in one queue."""

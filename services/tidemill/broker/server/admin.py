@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.server import config_frames, config_log
+from tidemill.broker.server.lag import PROGRESS_A_ROUND
 from tidemill.common.errors import (
     GroupNotFound,
     RequestError,
@@ -19,8 +20,9 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.inspection import MessageSearch, TimeSearch
+    from tidemill.broker.engine.inspection import MessageSearch, QueueProgress, TimeSearch
     from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.pop.state import Key
     from tidemill.broker.server.rounds import Rounds, Turn
 
 T = TypeVar("T")
@@ -116,15 +118,20 @@ class BrokerAdminService:
     async def GetGroupProgress(self, request: pb.NamedRequest) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
 
-        def get(engine: Engine, _turn: Turn) -> pb.GroupProgress:
+        def begin(engine: Engine, _turn: Turn) -> tuple[pb.GroupProgress, list[Key]]:
             group = find_group(engine, request.name)
-            queues = engine.inspection.group_progress(group)
-            return pb.GroupProgress(
-                group=config_frames.group_config(group),
-                queues=[config_frames.queue_progress(queue) for queue in queues],
-            )
+            found = pb.GroupProgress(group=config_frames.group_config(group))
+            return found, engine.inspection.queues_read(group)
 
-        return await self._call(get)
+        found, keys = await self._call(begin)
+        for first in range(0, len(keys), PROGRESS_A_ROUND):
+            part = keys[first : first + PROGRESS_A_ROUND]
+
+            def read(engine: Engine, _turn: Turn, part: list[Key] = part) -> list[QueueProgress]:
+                return list(filter(None, map(engine.inspection.find_progress, part)))
+
+            found.queues.extend(map(config_frames.queue_progress, await self._call(read)))
+        return found
 
     async def ResetOffset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tidemill.broker.engine.layout.numbers import GroupId
-from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag, TopicLag
 from tidemill.common.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.inspection import QueueProgress
+    from tidemill.broker.engine.pop.state import Key
     from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.common.clock import Clock
 
-LAG_WAIT_S = 1  # for rounds that wait for the disk; then a scrape shows the last numbers
+LAG_WAIT_S = 1  # then a scrape shows the last numbers, and the next one goes on with the look
+PROGRESS_A_ROUND = 256  # queues of a group each: one to two milliseconds
 
 
 class LagReader:
@@ -26,33 +27,50 @@ class LagReader:
         self._lag = lag
         self._clock = clock
         self._read_at_ms = -LAG_AGE_MS_MAX
+        # The look under way: what was not seen yet, and what was found.
+        self._unseen: list[Key] = []
+        self._seen_topics: set[tuple[GroupId, TopicId]] = set()
+        self._found: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
 
     async def __call__(self) -> None:
         """Read the progress of all groups, unless it was read a moment ago."""
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._read_at_ms < LAG_AGE_MS_MAX:
-            return
-        self._read_at_ms = now_ms
-        progress: dict[GroupId, list[QueueProgress]] = {}
+        if not self._unseen:
+            if now_ms - self._read_at_ms < LAG_AGE_MS_MAX:
+                return
+            self._read_at_ms = now_ms
         try:
-            # One group a round, so that many groups do not make one long turn.
             async with asyncio.timeout(LAG_WAIT_S):
-                for group_id in await self._rounds.call(_group_ids):
-                    progress[group_id] = await self._rounds.call(_Progress(group_id))
+                if not self._unseen:
+                    self._unseen, self._found = await self._rounds.call(_queues), {}
+                    self._seen_topics = set()
+                while self._unseen:
+                    await self._rounds.call(self._look_at_some)
         except (UnavailableError, TimeoutError):
-            return  # Draining, or a disk that stalls: the last numbers stay.
-        self._lag.progress = progress
+            return  # Draining, a disk that stalls, or many queues: the last numbers stay.
+        self._lag.of_topics = self._found
         self._lag.now_ms = self._clock.wall_ms()
 
+    def _look_at_some(self, engine: Engine, _turn: Turn) -> None:
+        some = self._unseen[-PROGRESS_A_ROUND:]
+        del self._unseen[-PROGRESS_A_ROUND:]
+        for key in some:
+            group_id, topic_id, _ = key
+            queue = engine.inspection.find_progress(key)
+            if queue is None:
+                continue
+            if (group_id, topic_id) not in self._seen_topics:
+                self._seen_topics.add((group_id, topic_id))
+                # Queues that the topic has got since the group's last pop.
+                self._unseen += [
+                    (group_id, topic_id, QueueId(number))
+                    for number in range(engine.catalog.topics[topic_id].queues)
+                    if (group_id, topic_id, number) not in engine.state.progress
+                ]
+            named_id = engine.state.progress[key].named_topic_id
+            place = group_id, named_id, queue.is_retry
+            self._found.setdefault(place, TopicLag()).add(queue)
 
-class _Progress:
-    def __init__(self, group_id: GroupId) -> None:
-        self._group_id = group_id
 
-    def __call__(self, engine: Engine, _turn: Turn) -> list[QueueProgress]:
-        group = engine.catalog.groups.get(self._group_id)
-        return engine.inspection.group_progress(group) if group is not None else []
-
-
-def _group_ids(engine: Engine, _turn: Turn) -> list[GroupId]:
-    return list(engine.catalog.groups)
+def _queues(engine: Engine, _turn: Turn) -> list[Key]:
+    return list(engine.state.progress)

@@ -102,7 +102,9 @@ class Wheel:
     def peak(self, first_s: int, end_s: int) -> int:
         """Return the largest count among the seconds from `first_s` to before `end_s`."""
         seconds = self.filled(first_s, min(end_s, first_s + self.slot_count))
-        return max(map(self.count, seconds), default=0)
+        slots = np.array(seconds, dtype=np.int64) % self.slot_count
+        counts = np.frombuffer(self._slots, DTYPE)["num"][slots]
+        return int(counts.max(initial=0))
 
     def place_rows(self, rows: np.ndarray) -> None:
         """Fill slots from rows of the slot's form."""
