@@ -487,7 +487,7 @@ def timers(folder: Path) -> Figures:
             owner.turn()
     owner.commit()
     owner.background()
-    owner.steps("audit", engine.timers.janitor.audit(owner.now_ms))
+    owner.steps("audit", engine.timers.janitor.audit.run(owner.now_ms))
     for _ in range(40):
         owner.advance(HOUR_MS // 8)
         owner.run_due(turns=5_000)

@@ -20,7 +20,12 @@ from typing import Any
 from zlib import crc32
 
 from tidemill.broker.engine.layout import message, timer_control
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, FLAG_TIMER, TimerReason
+from tidemill.broker.engine.layout.message import (
+    FLAG_REMAINS,
+    FLAG_SCHEDULE,
+    FLAG_TIMER,
+    TimerReason,
+)
 from tidemill.broker.engine.layout.record import Header, Kind
 from tidemill.message import stored_message
 
@@ -47,6 +52,7 @@ class OneTimer:
     state: str = PENDING
     settled_at_ms: int = 0
     copies: int = 0
+    original: int | None = None  # where the message stands of which this is what is left
 
 
 class TimerFold:
@@ -90,7 +96,7 @@ class TimerFold:
         target = message.decode_target(body)
         _check(self.topics.get(place.topic_id) == "%SYS%TIMER", "T-3", "on the hidden topic")
         if place.queue_id:
-            self._evacuate(header, target, tail)
+            self._evacuate(header, target, body, tail)
             return
         _check(int(place.queue_offset) == int(target.timer_id), "T-6", f"{target} at {place}")
         _check(target.timer_id not in self.timers, "T-6", f"a second schedule of {target}")
@@ -100,14 +106,22 @@ class TimerFold:
         )  # fmt: skip
         heapq.heappush(self._dues, (target.due_at_ms, target.timer_id))
 
-    def _evacuate(self, header: Header, target: message.Target, tail: bytes) -> None:
+    def _evacuate(self, header: Header, target: message.Target, body: bytes, tail: bytes) -> None:
         one = self._pending(target.timer_id, "T-26: a copy")
         _check(
-            (target.due_at_ms, target.topic_id, target.queue_id, target.origin)
-            == (one.due_at_ms, one.topic_id, one.queue_id, one.origin),
+            (target.due_at_ms, target.topic_id, target.origin)
+            == (one.due_at_ms, one.topic_id, one.origin),
             "T-26", f"{target} is another one than {one}",
         )  # fmt: skip
-        _check(_content(tail) == one.content, "T-26", f"another message in the copy of {target}")
+        if header.flags & FLAG_REMAINS:
+            _check(target.timer_id in self.quarantined, "T-26", f"{target} was not damaged")
+            original = message.decode_remains(body).log_offset
+            _check(original in (one.log_offset, one.original), "T-26", f"{original} for {target}")
+            one.original = original
+        else:
+            _check(target.queue_id == one.queue_id, "T-26", f"the copy of {target}")
+            _check(_content(tail) == one.content, "T-26", f"another message: {target}")
+            one.original = None
         one.log_offset, one.size = header.log_offset, header.size
         one.copies += 1
 
@@ -120,7 +134,10 @@ class TimerFold:
             header.stored_at_ms >= one.due_at_ms, "T-1",
             f"{cause.timer_id} at {header.stored_at_ms}, due at {one.due_at_ms}",
         )  # fmt: skip
-        _check(_content(tail) == one.content, "T-3", f"another message than {cause} scheduled")
+        is_damaged = cause.reason == TimerReason.DAMAGED
+        _check(not is_damaged or one.original is not None, "T-3", f"{cause} was not damaged")
+        is_same = is_damaged or _content(tail) == one.content
+        _check(is_same, "T-3", f"another message than {cause} scheduled")
         told_due = int.from_bytes(tail[stored_message.DUE_AT : DUE_END], "big")
         _check(told_due == one.due_at_ms, "T-13", f"the message says that it was due at {told_due}")
         if cause.reason == TimerReason.DELIVERED:

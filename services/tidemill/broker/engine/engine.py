@@ -49,6 +49,7 @@ from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import open_index
 from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.timers import Timers
 from tidemill.common.errors import (
     BadRequest,
@@ -89,6 +90,7 @@ class Engine:
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog, self.tally)
         timer_index = open_index(disk, config.timer, self.log)
+        set_aside = SetAside(timer_index, self.log, self.catalog)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
             self.state, self.store, self.catalog, self.fold, self.tally,
@@ -104,14 +106,15 @@ class Engine:
             deliveries_max=config.deliveries_max,
         )  # fmt: skip
         self.retention = Retention(
-            self.store, self.catalog, self.state, self._acks, timer_index, self.fold,
+            self.store, self.catalog, self.state, self._acks, timer_index, set_aside,
+            self.fold,
             self.checkpoints, self._quiet,
             retention_ms=config.retention_ms,
             retention_bytes=config.retention_bytes,
         )  # fmt: skip
         self.timers = Timers(
-            disk, config.timer, self.log, self.store, self.catalog, timer_index, self.fold,
-            self.tally,
+            disk, config.timer, self.log, self.store, self.catalog, timer_index,
+            set_aside, self.fold, self.tally,
             ready=self._make_ready,
             may_append=lambda: not self.is_disk_full,
             may_copy=lambda: self.may_copy,

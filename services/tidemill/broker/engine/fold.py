@@ -24,7 +24,7 @@ from tidemill.broker.engine.layout import ack, config, message, pop_checkpoint, 
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
-from tidemill.broker.engine.layout.message import Cause, Message, Target, TimerCause
+from tidemill.broker.engine.layout.message import Cause, Message, Remains, Target, TimerCause
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import Kind, UnknownRecord
@@ -165,6 +165,10 @@ class Fold:
             )
         elif isinstance(cause, TimerCause):
             self._timers.apply_outcome(cause)
+        elif isinstance(cause, Remains):
+            self._timers.apply_schedule(
+                cause.target, log_offset, size, stored_at_ms, queue_id=entry.queue_id
+            )
 
     def _config(self, entry: Config, log_offset: LogOffset, _stored_at_ms: int) -> None:
         item = entry.item

@@ -32,6 +32,7 @@ from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD, PopState
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 
@@ -55,6 +56,7 @@ class Retention:
         pops: PopState,
         acks: RoundAcks,
         timer_index: TimerIndex,
+        set_aside: SetAside,
         fold: Fold,
         checkpoints: Checkpoints,
         quiet: Quiet,
@@ -68,6 +70,7 @@ class Retention:
         self._pops = pops
         self._acks = acks
         self._timer_index = timer_index
+        self._set_aside = set_aside
         self._fold = fold
         self._checkpoints = checkpoints
         self._quiet = quiet
@@ -200,13 +203,20 @@ class Retention:
                 return  # It is repaired first; what was done up to here may be done again.
             if n % QUEUES_CUT_A_SLICE == 0:
                 yield []
+        try:
+            is_needed = yield from self._set_aside.is_needed(self._log.segments[0])
+        except BlockFileDamaged:
+            return
         index_files = self._store.index.drop_before(end)
         queue_files = [file for file in self._store.queue_files if file.to_offset <= end]
         del self._store.queue_files[: len(queue_files)]
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
         self._full_since_ms.pop(self._log.segments[0].start, None)
-        yield from self._log.drop_oldest()
+        if is_needed:
+            yield from self._log.set_oldest_aside()
+        else:
+            yield from self._log.drop_oldest()
         for file in [*index_files, *queue_files]:
             yield from self._checkpoints.drop(file)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, final
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Header
-from tidemill.broker.engine.store.commit_log import BLOCK_BYTES, FOLDER, PREPARED, SUFFIX
+from tidemill.broker.engine.store.commit_log import BLOCK_BYTES, FOLDER, HELD, PREPARED, SUFFIX
 from tidemill.broker.engine.store.disk import DROPPED
 from tidemill.broker.offline.source import Source, Window
 
@@ -92,12 +92,12 @@ class LogFolder(NamedTuple):
 
 
 def list_segments(source: Source) -> LogFolder:
-    """List the files of the log; what a start deletes is left out."""
+    """List the files of the log; what a start deletes, or has set aside, is left out."""
     segments: list[LogSegment] = []
     strange = []
     for name in source.names(FOLDER):
         stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
-        if stem in (PREPARED, DROPPED):
+        if stem in (PREPARED, DROPPED) or name.endswith(HELD):
             continue
         if not name.endswith(SUFFIX) or not stem.isdigit():
             strange.append(name)

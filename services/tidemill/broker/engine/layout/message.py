@@ -20,6 +20,11 @@
     │ timer_id i64 │ due_at_ms i64│ topic_id u32 │ queue_id u16 │ origin_size u8 │ origin       │
     └──────────────┴──────────────┴──────────────┴──────────────┴────────────────┴──────────────┘
 
+    with flag REMAINS beside it (what is left of one that is damaged), behind the origin:
+    ┌───────────────────┐
+    │ log_offset i64    │  where the damaged message stands
+    └───────────────────┘
+
     with flag TIMER (what became of a delayed message):
      16             24             32          33               34
     ┌──────────────┬──────────────┬───────────┬────────────────┬────────┐
@@ -32,8 +37,9 @@ cause the delivery it settles (slot, identity, index), so copy and settlement ar
 is the original's place, and origin the name of its topic, which may be gone when somebody reads.
 
 A delayed message names where it goes, and when; a later record of the same timer id (flag SCHEDULE
-again, on queue 1) is its evacuated copy. The message that is delivered in the end, or dead-lettered
-with a reason other than DELIVERED, names the timer that it settles.
+again, on queue 1) is its evacuated copy, or, on queue 2, what is left of it. The message that is
+delivered in the end, or dead-lettered with a reason other than DELIVERED, names the timer that it
+settles.
 """
 
 from __future__ import annotations
@@ -55,6 +61,7 @@ from tidemill.broker.engine.layout.numbers import (
 FLAG_CAUSE = 1
 FLAG_SCHEDULE = 2
 FLAG_TIMER = 4
+FLAG_REMAINS = 8  # beside SCHEDULE
 PLACE = struct.Struct(">IHHq")
 PLACE_SIZE = 16
 CAUSE = struct.Struct(">IIqBBqIHqB")
@@ -64,6 +71,7 @@ TARGET = struct.Struct(">qqIHB")
 TARGET_SIZE = 23
 TIMER_CAUSE = struct.Struct(">qqBB")
 TIMER_CAUSE_SIZE = 18
+_ORIGINAL = struct.Struct(">q")
 assert CAUSE.size == CAUSE_SIZE, "part of the disk format"
 assert TARGET.size == TARGET_SIZE, "part of the disk format"
 assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
@@ -90,6 +98,8 @@ class TimerReason(IntEnum):
     DELIVERED = 0
     TOPIC_DELETED = 1
     EXPIRED = 2
+    # The log no longer has the message as it was: that has no body.
+    DAMAGED = 3
 
 
 class Place(NamedTuple):
@@ -126,6 +136,13 @@ class Target(NamedTuple):
     origin: str
 
 
+class Remains(NamedTuple):
+    """A delayed message of which nobody could make a copy; the blob is what is left of it."""
+
+    target: Target
+    log_offset: LogOffset  # where it stands, damaged
+
+
 class TimerCause(NamedTuple):
     """The timer that a message settles."""
 
@@ -143,7 +160,7 @@ class Message(NamedTuple):
     attempts: int
     queue_offset: QueueOffset
     flags: int  # 0, or the one of the flags above that says what `cause` is
-    cause: Cause | Target | TimerCause | None
+    cause: Cause | Target | Remains | TimerCause | None
     blob: bytes | memoryview
     blob_crc: int
 
@@ -156,6 +173,8 @@ def encode(message: Message) -> bytes:
         return place
     if isinstance(cause, Target):
         return place + encode_target(cause)
+    if isinstance(cause, Remains):
+        return place + encode_target(cause.target) + _ORIGINAL.pack(cause.log_offset)
     if isinstance(cause, TimerCause):
         return place + encode_timer_cause(cause)
     return place + encode_cause(cause)
@@ -163,13 +182,13 @@ def encode(message: Message) -> bytes:
 
 def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> Message:
     """Decode a MESSAGE record; of the blob nothing is copied."""
-    cause: Cause | Target | TimerCause | None = None
+    cause: Cause | Target | Remains | TimerCause | None = None
     if not flags:
         return _tuple(Message, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
     if flags & FLAG_CAUSE:
         cause = decode_cause(body)
     elif flags & FLAG_SCHEDULE:
-        cause = decode_target(body)
+        cause = decode_remains(body) if flags & FLAG_REMAINS else decode_target(body)
     elif flags & FLAG_TIMER:
         cause = decode_timer_cause(body)
     return Message._make((*PLACE.unpack_from(body), flags, cause, blob, blob_crc))
@@ -199,6 +218,12 @@ def decode_target(body: bytes | memoryview) -> Target:
     *fields, origin_size = TARGET.unpack_from(body, PLACE_SIZE)
     begin = PLACE_SIZE + TARGET_SIZE
     return Target._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
+
+
+def decode_remains(body: bytes | memoryview) -> Remains:
+    """Decode the target in the body of what is left of a delayed message, and where that stands."""
+    (log_offset,) = _ORIGINAL.unpack_from(body, len(body) - _ORIGINAL.size)
+    return Remains(decode_target(body), LogOffset(log_offset))
 
 
 def encode_timer_cause(cause: TimerCause) -> bytes:

@@ -41,6 +41,7 @@ _unpack_header = record.HEADER.unpack_from
 _tuple = tuple.__new__
 FOLDER = "log"
 SUFFIX = ".log"
+HELD = ".held"  # suffix of what was set aside when retention came to it (ADR 0016)
 PREPARED = "prepared"  # name of the next segment while it is filled
 BLOCK_BYTES = 4096  # segments are made in multiples of it, so one that is not was cut
 SEARCH_BYTES = 1 << 20  # looked through at once for remains behind the end of the log
@@ -119,6 +120,7 @@ class CommitLog:
         self._views = mappings
         self._segment_bytes = segment_bytes
         self._segments: list[Segment] = []
+        self.held: list[Segment] = []  # files that are no part of the log any more
         self._prepared: Segment | None = None
         self._is_prepared_durable = False
         self._pending: list[tuple[Segment, int, list[bytes | memoryview]]] = []
@@ -304,6 +306,19 @@ class CommitLog:
         """Return all bytes of a segment."""
         return self._views[segment.name]
 
+    def read_held(self, log_offset: LogOffset) -> Record:
+        """Return a record of a segment that was set aside. Raises as `verify`."""
+        segment = next((s for s in self.held if s.start <= log_offset < s.end), None)
+        if segment is None:
+            raise LookupError(log_offset)
+        at, view = log_offset - segment.start, self._views[segment.name]
+        why = record.find_damage(view, at, log_offset=log_offset)
+        if why:
+            raise damaged(segment, log_offset, why)
+        header = Header._make(record.HEADER.unpack_from(view, at))
+        tail_at = at + header.head_size
+        return Record(header, view[at + HEADER_SIZE : tail_at], view[tail_at : at + header.size])
+
     def stored_by_ms(self, log_offset: LogOffset) -> int:
         """Return a time by which whatever stands at `log_offset` was stored; no tight bound."""
         later = [n for n, segment in enumerate(self._segments) if segment.start > log_offset]
@@ -393,7 +408,10 @@ class CommitLog:
         names = self._disk.names(FOLDER)
         if names:
             self._disk.folder(FOLDER).sync()
+        self._open_held([name for name in names if name.endswith(HELD)])
         for name in names:
+            if name.endswith(HELD):
+                continue
             stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
             if stem in (PREPARED, DROPPED):
                 # A segment that was being prepared or deleted when the process ended.
@@ -428,6 +446,15 @@ class CommitLog:
                     f"file from a backup, and start again."
                 )
             self._segments.append(segment)
+
+    def _open_held(self, names: list[str]) -> None:
+        self.held = []
+        for name in names:
+            stem = name.removeprefix(f"{FOLDER}/").removesuffix(HELD)
+            if stem.isdigit():
+                file = self._disk.open(name)
+                self.held.append(_held(Segment(int(stem), file.size())))
+                file.close()
 
     def _reload(self, name: str, start: int, durable_offset: int) -> int:
         """Make a segment durable from `durable_offset` on; return its size."""
@@ -579,11 +606,7 @@ class CommitLog:
 
     def drop_oldest(self) -> Iterator[list[File]]:
         """Give up the oldest segment, as the prepared one where none is ready."""
-        segment = self._segments[0]
-        assert len(self._segments) > 1, "the active segment is never dropped"
-        assert segment.end <= self.committed_offset, "only durable segments are dropped"
-        del self._segments[0]
-        self._views.forget(segment.name)
+        segment = self._take_oldest()
         is_of_size = segment.end - segment.start == self._segment_bytes
         if self._prepared is None and is_of_size and segment.pad_at is not None:
             # What it holds stays readable by nobody: every record in it names another position. A
@@ -598,6 +621,29 @@ class CommitLog:
             yield from self._install(file, self._active_end)
         else:
             yield from drop_file(self._disk, segment.name)
+
+    def set_oldest_aside(self) -> Iterator[list[File]]:
+        """Give up the oldest segment, and keep its file under another name."""
+        segment = self._take_oldest()
+        source = segment.name
+        held = _held(segment)
+        self._disk.rename(source, held.name)
+        self.held.append(held)
+        yield [self._disk.folder(FOLDER)]
+
+    def _take_oldest(self) -> Segment:
+        segment = self._segments[0]
+        assert len(self._segments) > 1, "the active segment is never dropped"
+        assert segment.end <= self.committed_offset, "only durable segments are dropped"
+        del self._segments[0]
+        self._views.forget(segment.name)
+        return segment
+
+    def drop_held(self, segment: Segment) -> Iterator[list[File]]:
+        """Delete a file that was set aside."""
+        self.held.remove(segment)
+        self._views.forget(segment.name)
+        yield from drop_file(self._disk, segment.name)
 
     def first_stored_at_ms(self, index: int) -> int:
         """Return when the first intact record from the beginning of segment `index` on was stored.
@@ -654,6 +700,11 @@ def _close(segment: Segment) -> None:
     file, segment.file = segment.file, None
     if file is not None:
         file.close()
+
+
+def _held(segment: Segment) -> Segment:
+    segment.name = segment_name(segment.start).removesuffix(SUFFIX) + HELD
+    return segment
 
 
 def _find_next_head(view: memoryview, start: LogOffset, begin: int, stop: int) -> int:

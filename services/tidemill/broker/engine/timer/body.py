@@ -8,13 +8,14 @@ written lately is there anyway.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import NamedTuple, final
 
 import numpy as np
 
 from tidemill.broker.engine.layout import message, record
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId
+from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE, Remains
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.store.commit_log import (
     GAP_BYTES_MAX,
@@ -40,6 +41,7 @@ class Body(NamedTuple):
     stored_at_ms: int
     blob: memoryview
     head: memoryview  # the body of the record, which names the topic
+    original: LogOffset | None = None  # where the message stands of which this is what is left
 
     @property
     def origin(self) -> str:
@@ -78,20 +80,55 @@ class Bodies:
         return bool(self._reads)
 
     def read(self, timer_id: TimerId, entry: TimerEntry) -> Body:
-        """Return the message of a timer. Raises BodyDamaged when it is not intact, or another's."""
+        """Return the message of a timer. Raises BodyDamaged when it is not intact, or another's.
+
+        Of one that was damaged it is what is left, until somebody has repaired the original.
+        """
+        body = self._read(timer_id, entry.log_offset, entry.topic_id)
+        if body.original is not None:
+            with suppress(BodyDamaged):
+                return self._read(timer_id, body.original, entry.topic_id)
+        return body
+
+    def _read(self, timer_id: TimerId, log_offset: LogOffset, topic_id: TopicId) -> Body:
+        log = self._log
         try:
-            # Whoever wrote it: days may have passed since, and the disk had it alone.
-            if entry.log_offset < self._log.committed_offset:
-                self._log.verify(entry.log_offset)
-            found = self._log.record_at(entry.log_offset)
+            if log_offset < log.min_offset:
+                found = log.read_held(log_offset)
+            else:
+                # Whoever wrote it: days may have passed since, and the disk had it alone.
+                if log_offset < log.committed_offset:
+                    log.verify(log_offset)
+                found = log.record_at(log_offset)
         except (CorruptStore, LookupError, record.UnknownRecord) as error:
             raise BodyDamaged(f"timer {timer_id}: {error}") from error
         header = found.header
         if header.kind != record.Kind.MESSAGE or not header.flags & FLAG_SCHEDULE:
             raise BodyDamaged(f"timer {timer_id}: no delayed message at its log offset")
-        other_id, _, topic_id, queue_id, _ = message.TARGET.unpack_from(
+        other_id, _, other_topic_id, queue_id, _ = message.TARGET.unpack_from(
             found.body, message.PLACE_SIZE
         )
-        if other_id != timer_id or topic_id != entry.topic_id:
+        if other_id != timer_id or other_topic_id != topic_id:
             raise BodyDamaged(f"timer {timer_id}: its log offset has timer {other_id}")
-        return Body(queue_id, header.tail_crc, header.stored_at_ms, found.tail, found.body)
+        original = None
+        if header.flags & FLAG_REMAINS:
+            original = message.decode_remains(found.body).log_offset
+        return Body(
+            queue_id, header.tail_crc, header.stored_at_ms, found.tail, found.body, original
+        )
+
+    def find_target(self, timer_id: TimerId, entry: TimerEntry) -> Remains | None:
+        """Return what the head of a damaged record says, None where that is damaged too.
+
+        Its log offset is where the message stands that was sent.
+        """
+        view = self._log.bytes_at(entry.log_offset, entry.size)
+        header = record.find_head(view, 0, log_offset=entry.log_offset)
+        if header is None or not header.flags & FLAG_SCHEDULE:
+            return None
+        head = view[record.HEADER_SIZE : header.head_size]
+        if header.flags & FLAG_REMAINS:
+            found = message.decode_remains(head)
+        else:
+            found = Remains(message.decode_target(head), entry.log_offset)
+        return found if found.target.timer_id == timer_id else None

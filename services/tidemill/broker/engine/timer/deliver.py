@@ -78,6 +78,7 @@ class Deliverer:
         *,
         ready: Callable[[TopicId], None],
         may_append: Callable[[], bool],
+        quarantined: dict[int, int],
         rate_max: int,
         expire_after_ms: int,
     ) -> None:
@@ -98,7 +99,7 @@ class Deliverer:
         self._refilled_at_ms = 0
         self._back_off_ms = 0
         self.retry_at_ms = 0  # 0: nothing stands in the way
-        self.quarantined: dict[int, int] = {}  # timer id -> topic id
+        self.quarantined = quarantined  # timer id -> topic id
         # For the shell's log, by topic name and reason: how many, and the last one's id.
         self.notices: dict[tuple[str, str], tuple[int, int]] = {}
         self.early_count = 0
@@ -280,7 +281,9 @@ class Deliverer:
     ) -> None:
         is_expired = 0 < self._expire_after_ms < firing_ms - entry.due_at_ms
         queues = self._catalog.open_queues.get(entry.topic_id)
-        if queues is None:
+        if body.original is not None:
+            self._drop(timer_id, entry, body, TimerReason.DAMAGED, now_ms)
+        elif queues is None:
             self._drop(timer_id, entry, body, TimerReason.TOPIC_DELETED, now_ms)
         elif is_expired:
             self._drop(timer_id, entry, body, TimerReason.EXPIRED, now_ms)

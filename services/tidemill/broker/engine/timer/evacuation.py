@@ -2,7 +2,8 @@
 
 The oldest segment is read once from its beginning to its end; of each timer that still waits and
 whose newest copy lies there, another copy is appended, at no more than a set rate. The timer keeps
-its id, its due time, its recall handle and its message id.
+its id, its due time, its recall handle and its message id. Where there is no message to copy, what
+is left of it is recorded, and the segment will be set aside (`set_aside.py`).
 """
 
 from __future__ import annotations
@@ -11,25 +12,40 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import final
+from zlib import crc32
 
 import numpy as np
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Message, Target
-from tidemill.broker.engine.layout.numbers import TimerId, TopicId
+from tidemill.broker.engine.layout.message import (
+    FLAG_REMAINS,
+    FLAG_SCHEDULE,
+    Message,
+    Remains,
+    Target,
+)
+from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
+from tidemill.broker.engine.layout.timer_entry import TimerEntry
+from tidemill.broker.engine.layout.timer_record import SCHEDULE
+from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Segment
-from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
+from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import COPY_QUEUE, TIMER_TOPIC, TimerState
+from tidemill.broker.engine.timer.status import (
+    COPY_QUEUE,
+    REMAINS_QUEUE,
+    TIMER_TOPIC,
+    TimerState,
+)
 from tidemill.common.errors import MessageBodyTooLarge
 
 RECORDS_A_SLICE = 256  # of any kind, mostly passed over by their header
 PAUSE_MS = 100  # when the rate is used up
 LOOK_AGAIN_MS = 1000  # whether a segment is due; retention is counted in hours
-RETRY_MS = 600_000  # with a segment of which damaged messages are left
+RETRY_MS = 600_000  # with a segment of which something could not be moved
 NOTHING = -1  # in place of a timer id: a record, or a page, of no interest
 
 
@@ -41,16 +57,19 @@ class Evacuation:
         self,
         index: TimerIndex,
         log: CommitLog,
+        store: MessageStore,
         catalog: Catalog,
         recorder: Recorder,
         bodies: Bodies,
         *,
+        quarantined: dict[int, int],
         rate_bytes: int,
         may_copy: Callable[[], bool],
         is_due: Callable[[int], bool],
     ) -> None:
         self._index = index
         self._log = log
+        self._store = store
         self._catalog = catalog
         self._recorder = recorder
         self._bodies = bodies
@@ -62,7 +81,7 @@ class Evacuation:
         self._tokens = 0.0
         self._refilled_at_ms = 0
         self._not_before_ms = 0
-        self.quarantined: dict[int, int] = {}
+        self._quarantined = quarantined  # timer id -> topic id
         self.evacuated: Counter[TopicId] = Counter()  # by topic id
 
     def step(self, now_ms: int) -> bool:
@@ -128,23 +147,57 @@ class Evacuation:
             return
         try:
             body = self._bodies.read(timer_id, entry)
-        except BodyDamaged:
-            self.quarantined[timer_id] = entry.topic_id  # Its segment stays.
-            return
+            if body.original is None:
+                self._copy(timer_id, entry, body, now_ms)
+                return
+        except (BodyDamaged, MessageBodyTooLarge):
+            pass  # Damaged; or segments have become smaller than the message.
+        self._leave_remains(timer_id, entry, now_ms)
+
+    def _copy(self, timer_id: TimerId, entry: TimerEntry, body: Body, now_ms: int) -> None:
         target = Target(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
-        topic_id = self._catalog.topic_ids[TIMER_TOPIC]
-        queue_offset = self._catalog.queue(topic_id, COPY_QUEUE).max_offset
-        entry_of_copy = Message(
-            topic_id, COPY_QUEUE, 0, queue_offset, FLAG_SCHEDULE, target, body.blob, body.crc
-        )
-        try:
-            self._recorder.append(entry_of_copy, now_ms)
-        except MessageBodyTooLarge:
-            # Segments have become smaller than the message: its own one stays.
-            self.quarantined[timer_id] = entry.topic_id
-            return
+        self._append(COPY_QUEUE, FLAG_SCHEDULE, target, body.blob, body.crc, now_ms)
         self.evacuated[entry.topic_id] += 1
         self._tokens -= entry.size
+
+    def _leave_remains(self, timer_id: TimerId, entry: TimerEntry, now_ms: int) -> None:
+        """Record what is left of a message, in place of a copy."""
+        self._quarantined[timer_id] = entry.topic_id
+        known = self._bodies.find_target(timer_id, entry)
+        topic = self._catalog.topics.get(entry.topic_id)
+        queue_id, origin, original = QueueId(0), topic.name if topic else "", entry.log_offset
+        if known is not None:
+            queue_id, origin, original = (
+                known.target.queue_id,
+                known.target.origin,
+                known.log_offset,
+            )
+        target = Target(timer_id, entry.due_at_ms, entry.topic_id, queue_id, origin)
+        _, blob = self._store.remains_of(entry.log_offset, entry.size)
+        flags = FLAG_SCHEDULE | FLAG_REMAINS
+        remains = Remains(target, original)
+        try:
+            self._append(REMAINS_QUEUE, flags, remains, blob, crc32(blob), now_ms)
+        except MessageBodyTooLarge:
+            return  # Not even its properties fit: its segment stays.
+        # One that is overdue was tried before, and is in no slot any more.
+        self._index.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
+        self._tokens -= len(blob)
+
+    def _append(
+        self,
+        queue_id: QueueId,
+        flags: int,
+        cause: Target | Remains,
+        blob: bytes | memoryview,
+        crc: int,
+        now_ms: int,
+    ) -> None:
+        topic_id = self._catalog.topic_ids[TIMER_TOPIC]
+        queue_offset = self._catalog.queue(topic_id, queue_id).max_offset
+        self._recorder.append(
+            Message(topic_id, queue_id, 0, queue_offset, flags, cause, blob, crc), now_ms
+        )
 
     def next_step_ms(self) -> int | None:
         """Return when to go on, None while nothing is to be evacuated."""

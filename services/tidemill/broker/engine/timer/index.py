@@ -26,7 +26,7 @@ from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.counts import Counts
-from tidemill.broker.engine.timer.status import COPY_QUEUE, TimerState
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
 from tidemill.broker.engine.timer.table import TimerTable
 from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import Wheel
@@ -113,7 +113,8 @@ class TimerIndex:
         timer_id = target.timer_id
         self.event_count += 1
         if timer_id < self.next_id:
-            self._schedule_again(target, log_offset, size, now_ms, is_copy=queue_id == COPY_QUEUE)
+            is_copy = queue_id != SCHEDULE_QUEUE
+            self._schedule_again(target, log_offset, size, now_ms, is_copy=is_copy)
             return
         if self._gathered and timer_id != self.next_id:
             self.link_gathered()

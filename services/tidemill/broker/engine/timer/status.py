@@ -11,6 +11,7 @@ from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # hidden: delayed messages wait here
 SCHEDULE_QUEUE = QueueId(0)  # of the hidden topic: a timer's id is its queue offset
 COPY_QUEUE = QueueId(1)  # evacuated messages
+REMAINS_QUEUE = QueueId(2)  # what is left of those that could not be copied
 
 
 class TimerState(IntEnum):

@@ -4,6 +4,7 @@
     load        L: slots into the near wheel          body     B: messages asked for early, checked
     deliver     D: what is due into its topic         flush    files, never ahead of the log
     evacuation  copies out of old segments            janitor  files nobody needs, and the audit
+    set_aside   segments of which there is no copy
     opening     the files at a start, and making them again
 
 Owned by the engine's one owner; each command records one entry, which the fold applies to the
@@ -44,6 +45,7 @@ from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.opening import Opening
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
+from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.status import (
     SCHEDULE_QUEUE,
     TIMER_TOPIC,
@@ -80,6 +82,7 @@ class Timers:
         store: MessageStore,
         catalog: Catalog,
         index: TimerIndex,
+        set_aside: SetAside,
         recorder: Recorder,
         tally: Tally,
         *,
@@ -93,6 +96,7 @@ class Timers:
         self._recorder = recorder
         self._may_append = may_append
         self.index = index
+        self.set_aside = set_aside
         self.near = NearWheel()
         self.bodies = Bodies(log)
         self.admission = Admission(index, config, volume_bytes=disk.total_bytes())
@@ -103,10 +107,12 @@ class Timers:
         self.deliverer = Deliverer(
             index, self.near, self.bodies, catalog, recorder, tally,
             ready=ready, may_append=may_append,
+            quarantined=set_aside.quarantined,
             rate_max=config.max_rate, expire_after_ms=config.expire_backlog_after_ms,
         )  # fmt: skip
         self.evacuation = Evacuation(
-            index, log, catalog, recorder, self.bodies,
+            index, log, store, catalog, recorder, self.bodies,
+            quarantined=set_aside.quarantined,
             rate_bytes=config.evacuation_rate_bytes,
             may_copy=may_copy,
             is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
@@ -182,7 +188,6 @@ class Timers:
             raise MessageNotFound(f"the message has been {_name(entry)} already")
         self._recorder.append(TimerControl(Operation.CANCEL, timer_id, entry.due_at_ms, 0), now_ms)
         self.deliverer.quarantined.pop(timer_id, None)
-        self.evacuation.quarantined.pop(timer_id, None)
         self.recalled[entry.topic_id, "recalled"] += 1
 
     def reschedule(
@@ -278,7 +283,7 @@ class Timers:
     @property
     def quarantined(self) -> dict[int, int]:
         """Pending timers whose record is damaged, with their topic ids; 0 when even that is."""
-        return self.evacuation.quarantined | self.deliverer.quarantined
+        return self.set_aside.quarantined
 
     @property
     def files_bytes(self) -> int:
@@ -376,7 +381,7 @@ class Timers:
             return self.flusher.flush_log(now_ms)
         if self.census.is_due(now_ms):
             return self.census.take(now_ms)
-        return self.janitor.find_work(now_ms)
+        return self.set_aside.find_work(now_ms, quiet) or self.janitor.find_work(now_ms)
 
     def finish(self, now_ms: int) -> Iterator[list[File]]:
         """Write all files for the last time: the next start has nothing to fold in again."""

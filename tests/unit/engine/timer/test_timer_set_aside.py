@@ -1,0 +1,323 @@
+"""A delayed message that is damaged keeps its own segment on the disk, and nothing behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import SMALL
+from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.offline_world import finish
+from tests.support.timer_world import (
+    DAY_MS,
+    HOUR_MS,
+    SECOND_MS,
+    TIMERS,
+    TimerWorld,
+    seeded_world,
+    without_timer_files,
+)
+from tidemill.broker.engine.layout.message import TimerReason
+from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.timer.set_aside import LOOK_PERIOD_MS
+from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.offline.check import check
+from tidemill.broker.offline.copy import copy
+
+SEGMENT = 32 << 10
+TIMER = replace(TIMERS, flush_log_bytes=10 << 20, evacuation_lead_ms=0)
+RETAINING = replace(
+    SMALL, segment_bytes=SEGMENT, retention_ms=DAY_MS, checkpoint_log_bytes=8_000, timer=TIMER
+)
+OLDEST = "log/00000000000000000000"
+BROKEN, NEIGHBOUR = 0, 1
+DEAD = "%DLQ%TIMER"
+
+
+def damaged_world(delay_ms: int = 10 * DAY_MS, *, seed: int = 0, at: int = -1) -> TimerWorld:
+    """Make a world whose oldest segment has a timer that is damaged, and one that is not."""
+    world = seeded_world(seed, config=RETAINING, timer=TIMER)
+    world.schedule("broken", delay_ms=delay_ms, size=400)
+    world.schedule("neighbour", delay_ms=delay_ms)
+    damage(world, at)
+    fill(world)
+    world.checkpoint()
+    return world
+
+
+def damage(world: TimerWorld, at: int = -1) -> None:
+    """Flip a bit of the message; what the log says of it is judged before."""
+    one = world.timers.timers[BROKEN]
+    world.timers.quarantined.add(BROKEN)
+    world.disk.damage(f"{OLDEST}.log", one.log_offset + (at if at >= 0 else one.size + at))
+
+
+def fill(world: TimerWorld, segments: int = 3) -> None:
+    end = len(world.engine.log.segments) + segments
+    while len(world.engine.log.segments) < end:
+        world.send("filler", size=8_000, topic="other")
+
+
+def retire(world: TimerWorld) -> None:
+    """Let retention take what it may."""
+    world.now_ms += DAY_MS + HOUR_MS
+    for _ in range(4):
+        world.sleep(2 * SECOND_MS)
+        world.checkpoint()
+        world.background()
+
+
+def held(world: TimerWorld) -> list[str]:
+    return [name for name in world.disk.names("log") if name.endswith(".held")]
+
+
+def outcomes(world: TimerWorld) -> dict[int, tuple[str, TimerReason, str]]:
+    world.judge()
+    return {one.timer_id: (one.text, one.reason, one.topic) for one in world.delivered}
+
+
+WHOLE = {NEIGHBOUR: ("neighbour", TimerReason.DELIVERED, "orders")}
+DAMAGED = WHOLE | {BROKEN: ("", TimerReason.DAMAGED, DEAD)}
+REPAIRED = WHOLE | {BROKEN: ("broken", TimerReason.DELIVERED, "orders")}
+
+
+@pytest.mark.parametrize("at", [0, 9, 20, 30, 50, 60, 70, 90, 110, -1])
+def test_retention_goes_on_and_keeps_the_file_of_the_damaged_timer_alone(at: int) -> None:
+    world = damaged_world(at=at)
+    for _ in range(3):
+        retire(world)
+        fill(world)
+    assert world.engine.log.min_offset >= 3 * SEGMENT
+    assert held(world) == [f"{OLDEST}.held"]
+    for is_power_cut in (False, True):
+        world.restart(power_cut=is_power_cut)
+        world.background()
+        assert held(world) == [f"{OLDEST}.held"]
+        status = world.engine.timers.status(TimerId(BROKEN))
+        assert (status.state, status.is_quarantined) == (TimerState.PENDING, True)
+        world.check()
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == DAMAGED
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert held(world) == []
+    world.check()
+
+
+def test_the_log_alone_knows_the_timer() -> None:
+    world = damaged_world()
+    retire(world)
+    world.disk = without_timer_files(world.disk.after_kill())
+    world.open()
+    world.check()
+    assert world.engine.timers.status(TimerId(BROKEN)).state == TimerState.PENDING
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == DAMAGED
+
+
+def test_what_is_left_is_evacuated_in_its_turn_and_keeps_what_the_message_was_called() -> None:
+    world = damaged_world(30 * DAY_MS)
+    for _ in range(8):
+        retire(world)
+        fill(world, 4)
+    assert world.timers.timers[BROKEN].copies > 2
+    assert held(world) == [f"{OLDEST}.held"]
+    world.advance(30 * DAY_MS)
+    assert outcomes(world) == DAMAGED
+    topic = world.engine.catalog.find_topic(DEAD)
+    assert topic is not None
+    (found,) = world.find(topic, message_id="id-broken")
+    assert (found.reason, found.origin_topic) == ("damaged", "orders")
+
+
+def test_a_timer_of_which_something_is_left_can_be_cancelled_and_its_file_goes() -> None:
+    world = damaged_world()
+    retire(world)
+    assert world.cancel(BROKEN).state == TimerState.CANCELLED
+    assert not world.engine.timers.status(TimerId(BROKEN)).is_quarantined
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert held(world) == []
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == WHOLE
+
+
+def test_a_file_waits_until_what_settled_its_timer_is_durable() -> None:
+    world = damaged_world()
+    retire(world)
+    world.now_ms += LOOK_PERIOD_MS
+    world.engine.timers.cancel(TimerId(BROKEN), now_ms=world.now_ms)
+    steps = world.engine.timers.set_aside.find_work(world.now_ms, world.engine.background._quiet)
+    assert steps is not None
+    for _ in range(100):
+        next(steps)
+    assert held(world) == [f"{OLDEST}.held"]
+    world.commit()
+    for files in steps:
+        for file in files:
+            file.sync()
+    assert held(world) == []
+
+
+def test_it_can_be_moved_and_comes_at_its_new_time() -> None:
+    world = damaged_world()
+    retire(world)
+    world.reschedule(BROKEN, world.now_ms + HOUR_MS)
+    world.restart()
+    world.advance(HOUR_MS + SECOND_MS)
+    assert outcomes(world)[BROKEN] == DAMAGED[BROKEN]
+
+
+@pytest.mark.parametrize("is_evacuated", [False, True])
+def test_a_message_that_is_repaired_while_the_broker_is_stopped_is_delivered(
+    *, is_evacuated: bool
+) -> None:
+    world = damaged_world()
+    retire(world)
+    world.disk = world.disk.after_kill()
+    # The very bit again: the file is as it was.
+    world.disk.damage(f"{OLDEST}.held", damaged_byte(world))
+    world.open()
+    if is_evacuated:
+        for _ in range(3):
+            fill(world)
+            retire(world)
+        assert held(world) == [], "there is a real copy"
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == REPAIRED
+
+
+def damaged_byte(world: TimerWorld) -> int:
+    """Return the byte of the held file that is damaged: the last one of the message."""
+    view = world.engine.log.view(world.engine.log.held[0])
+    original = world.timers.timers[BROKEN].original
+    assert original is not None
+    return original + int.from_bytes(view[original + 8 : original + 12], "big") - 1
+
+
+def test_a_damaged_timer_whose_time_has_come_waits_for_a_repair_until_retention() -> None:
+    world = damaged_world(delay_ms=HOUR_MS)
+    world.sleep(2 * HOUR_MS)
+    assert outcomes(world) == WHOLE
+    assert world.engine.timers.status(TimerId(BROKEN)).is_quarantined
+    retire(world)
+    world.sleep(2 * SECOND_MS)
+    assert outcomes(world) == DAMAGED
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert held(world) == []
+    assert not world.engine.timers.quarantined
+
+
+def test_a_message_too_large_for_a_copy_is_kept_whole_and_waits_for_larger_segments() -> None:
+    world = TimerWorld(config=replace(RETAINING, segment_bytes=1 << 20), timer=TIMER)
+    world.schedule("broken", delay_ms=10 * DAY_MS, size=100_000)
+    world.schedule("neighbour", delay_ms=10 * DAY_MS)
+    world.timers.quarantined.add(BROKEN)
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", size=100_000, topic="other")
+    world.checkpoint()
+    disk = world.disk.after_kill()
+    world = TimerWorld(disk, config=RETAINING, timer=TIMER, now_ms=world.now_ms, before=world)
+    while len(world.engine.log.segments) < 4:
+        world.send("filler", size=8_000, topic="other")
+    for _ in range(2):
+        retire(world)
+        fill(world)
+    assert held(world) == [f"{OLDEST}.held"]
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == WHOLE
+    disk = world.disk.after_kill()
+    world = TimerWorld(
+        disk,
+        config=replace(RETAINING, segment_bytes=1 << 20), timer=TIMER, now_ms=world.now_ms,
+        before=world,
+    )  # fmt: skip
+    while len(world.engine.log.segments) < 4:
+        world.send("filler", size=8_000, topic="other")
+    world.sleep(2 * SECOND_MS)
+    assert outcomes(world) == REPAIRED
+
+
+def test_remains_that_are_damaged_themselves_leave_all_files_where_they_are() -> None:
+    world = damaged_world()
+    retire(world)
+    one = world.timers.timers[BROKEN]
+    start = world.engine.log.segment_start(one.log_offset)  # type: ignore[arg-type]  # a log offset
+    world.disk.damage(f"log/{start:020d}.log", one.log_offset - start + one.size - 1)
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert held(world) == [f"{OLDEST}.held"]
+    fill(world)
+    retire(world)
+    assert f"{OLDEST}.held" in held(world)
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == DAMAGED
+
+
+@pytest.mark.parametrize("is_power_cut", [False, True])
+def test_a_crash_at_any_operation_of_setting_aside_loses_nothing(*, is_power_cut: bool) -> None:
+    before = damaged_world()
+    before.now_ms += DAY_MS + HOUR_MS
+    before.sleep(2 * SECOND_MS)
+    at, is_over = 0, False
+    while not is_over:
+        disk = before.disk.after_kill()
+        disk.random = Random(at)
+        world = copied(before, disk)
+        world.disk.cut_at = len(world.disk.operations) + at
+        try:
+            retire(world)
+            is_over = True
+        except PowerCut:
+            pass
+        disk = world.disk.after_power_cut() if is_power_cut else world.disk.after_kill()
+        world = copied(before, disk, now_ms=world.now_ms)
+        retire(world)
+        assert held(world) == [f"{OLDEST}.held"], f"operation {at}"
+        assert world.engine.log.min_offset > 0
+        assert world.engine.timers.status(TimerId(BROKEN)).state == TimerState.PENDING
+        at += 5
+    assert at > 50
+
+
+def copied(before: TimerWorld, disk: FaultyDisk, *, now_ms: int = 0) -> TimerWorld:
+    """Open a world of its own, which no judge follows, on `disk`."""
+    return Unjudged(disk, config=RETAINING, timer=TIMER, now_ms=now_ms or before.now_ms)
+
+
+class Unjudged(TimerWorld):
+    """A world whose log was judged before, up to a damaged record."""
+
+    def judge(self) -> None:
+        """Say nothing."""
+
+
+def test_who_follows_knows_it_too() -> None:
+    world = TimerWorld(config=RETAINING, timer=TIMER, is_followed=True)
+    world.schedule("broken", delay_ms=5 * DAY_MS, size=400)
+    world.schedule("neighbour", delay_ms=5 * DAY_MS)
+    damage(world)
+    fill(world)
+    world.checkpoint()
+    retire(world)
+    assert held(world) == [f"{OLDEST}.held"]
+    world.send("a round", topic="other")
+    world.fail_over()
+    assert world.engine.timers.status(TimerId(BROKEN)).state == TimerState.PENDING
+
+
+def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:
+    world = damaged_world()
+    retire(world)
+    assert finish(check(world.disk, TIMER)).findings == []
+    target = FaultyDisk(Random(1))
+    finish(copy(world.disk, target))
+    assert not [name for name in target.names("log") if name.endswith(".held")]
+    copied_world = copied(world, target)
+    copied_world.advance(10 * DAY_MS)
+    copied_world.background()
+    assert copied_world.state(BROKEN) == TimerState.DROPPED
+    assert copied_world.state(NEIGHBOUR) == TimerState.DELIVERED
