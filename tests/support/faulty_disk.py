@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
-from tidemill.broker.engine.store.disk import DiskFailed
+from tidemill.broker.engine.store.commit_log import PREPARED
+from tidemill.broker.engine.store.disk import DROPPED, DiskFailed
 
 SECTOR = 512
 BLOCK = 4096
@@ -42,6 +43,17 @@ class Content:
     def new_blocks(self, offset: int, size: int) -> set[int]:
         """Return the blocks that a write of `size` bytes would take."""
         return set(range(offset // BLOCK, -(-(offset + size) // BLOCK))) - self.blocks
+
+    def check_that_nobody_reads(self, name: str) -> None:
+        """Fail where a view is left of a file that is about to be cut or written over.
+
+        Of a mapped file on a real disk that is a SIGBUS, or other bytes than were asked for.
+        """
+        try:
+            self.now.append(0)
+            self.now.pop()
+        except BufferError as error:
+            raise AssertionError(f"somebody still has a view of {name}") from error
 
     def write(self, offset: int, data: bytes) -> None:
         self.blocks |= self.new_blocks(offset, len(data))
@@ -316,6 +328,8 @@ class FaultyDisk:
         if _folder_of(target) not in self._folders:
             raise FileNotFoundError(target)
         assert _folder_of(target) == folder, "a rename is atomic where there is one folder to sync"
+        if target.endswith((f"/{DROPPED}", f"/{PREPARED}")):
+            content.check_that_nobody_reads(source)
         names = {name: c for name, c in self._folders[folder].items() if name != source}
         self._change(f"rename {source} {target}", folder, {**names, target: content})
 

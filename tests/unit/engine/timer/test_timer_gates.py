@@ -10,6 +10,7 @@ import pytest
 from tests.support.engine_world import SMALL
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tidemill.broker.engine.timer import evacuation
 
 RETAINING = replace(SMALL, segment_bytes=32 << 10, retention_ms=HOUR_MS, checkpoint_log_bytes=8_000)
 
@@ -42,6 +43,38 @@ def test_a_segment_stays_while_a_start_would_fold_timers_from_it() -> None:
     assert len(world.texts()) == 400
     assert len(world.engine.log.segments) > 2
     assert world.engine.log.min_offset == 0
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_segment_that_goes_while_it_is_evacuated_is_read_no_more(
+    monkeypatch: pytest.MonkeyPatch, is_prepared: bool
+) -> None:
+    """Its file is cut, or used again: the tests' disk fails where somebody has a view of it."""
+    monkeypatch.setattr(evacuation, "RECORDS_A_SLICE", 4)
+    world = TimerWorld(config=RETAINING)
+    world.schedule("far", delay_ms=DAY_MS)
+    number = 0
+    while len(world.engine.log.segments) < 3:
+        world.send(f"m{number}", topic="beside", size=300)
+        number += 1
+    if is_prepared:
+        for _ in world.engine.log.prepare(slice_bytes=4096):
+            pass
+    world.checkpoint()
+    world.judge()
+    world.now_ms += 2 * HOUR_MS
+    world.engine.timers.index.link_gathered()
+    while not world.engine.timers.evacuation.evacuated:
+        assert world.engine.timers.evacuation.step(world.now_ms)
+        world.commit()
+    world.judge()
+    world.retire()
+    for _ in range(100):
+        if not world.engine.timers.evacuation.step(world.now_ms):
+            break
+    assert world.engine.log.min_offset > 0
+    world.sleep(2 * DAY_MS)
+    assert world.texts() == ["far"]
 
 
 @pytest.mark.parametrize("seed", range(8))

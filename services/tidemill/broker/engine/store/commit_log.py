@@ -325,9 +325,13 @@ class CommitLog:
         is_written = bool(later) and self._segments[later[0]].start < self._written_offset
         return self.first_stored_at_ms(later[0]) if is_written else NEVER_MS
 
-    def walk(self, segment: Segment) -> Iterator[Record]:
-        """Yield the records of a segment that is no longer active, their checksums unchecked."""
-        at, size, view = 0, segment.end - segment.start, self._views[segment.name]
+    def walk(self, segment: Segment, begin: int) -> Iterator[Record]:
+        """Yield the records of a full segment from log offset `begin` on, checksums unchecked.
+
+        Whoever keeps this, or a record, over a turn of the owner reads from a file that may be cut.
+        """
+        size, view = segment.end - segment.start, self._views[segment.name]
+        at = begin - segment.start
         while size - at >= record.HEADER_SIZE:
             header = Header._make(record.HEADER.unpack_from(view, at))
             if header.magic == record.PAD_MAGIC:
@@ -341,7 +345,8 @@ class CommitLog:
     def walk_between(self, begin: int, end: int) -> Iterator[Record | Hole]:
         """Yield the durable records between two log offsets, past those whose heads are damaged.
 
-        Heads are checked, tails are not. What retention took is left out.
+        Heads are checked, tails are not. What retention took is left out; while it takes more
+        nobody may go on with this.
         """
         for segment in list(self._segments):
             size = segment.end - segment.start

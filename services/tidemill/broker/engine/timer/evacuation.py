@@ -123,14 +123,11 @@ class Evacuation:
 
     def _timers_in(self, segment: Segment) -> Iterator[int]:
         """Yield the ids of timers with a copy in `segment`, and NOTHING between them."""
-        try:
-            for found in self._log.walk(segment):
-                if found.header.size < HEADER_SIZE:
-                    break  # Damaged: the walk would stand here for ever.
-                is_copy = found.header.kind == Kind.MESSAGE and found.header.flags & FLAG_SCHEDULE
-                yield message.decode_target(found.body).timer_id if is_copy else NOTHING
-        except (CorruptStore, struct.error, UnicodeDecodeError):
-            pass  # What is behind a damaged record is found by the table.
+        position: int | None = segment.start
+        # Between two slices retention may take the segment: its last timer was moved, or cancelled.
+        while position is not None and self._log.min_offset <= segment.start:
+            found, position = self._look_at(segment, position)
+            yield from found
         if not self._index.counts.pins[segment.start]:
             return
         table = self._index.table
@@ -140,6 +137,21 @@ class Evacuation:
             is_here &= rows["state"] == TimerState.PENDING
             yield NOTHING
             yield from (np.flatnonzero(is_here) + number * len(rows)).tolist()
+
+    def _look_at(self, segment: Segment, position: int) -> tuple[list[int], int | None]:
+        """Return what some records of a segment are, and where to go on; None: nowhere."""
+        found: list[int] = []
+        try:
+            for one in self._log.walk(segment, position):
+                if one.header.size < HEADER_SIZE:
+                    break  # Damaged: the walk would stand here for ever.
+                is_copy = one.header.kind == Kind.MESSAGE and one.header.flags & FLAG_SCHEDULE
+                found.append(message.decode_target(one.body).timer_id if is_copy else NOTHING)
+                if len(found) == RECORDS_A_SLICE:
+                    return found, one.log_offset + one.header.size
+        except (CorruptStore, struct.error, UnicodeDecodeError):
+            pass  # What is behind a damaged record is found by the table.
+        return found, None
 
     def _move(self, timer_id: TimerId, segment: Segment, now_ms: int) -> None:
         entry = self._index.find_pending(timer_id)

@@ -200,10 +200,10 @@ class TimerLog:
     def drop_oldest(self) -> Iterator[list[File]]:
         """Delete the oldest file."""
         number = next(iter(self._files))
-        file = self._files.pop(number)
+        file = self._files.pop(number).file
         self.begin = (number + 1) * self._file_bytes
-        file.file.close()
-        yield from drop_file(self._disk, file.file.name)
+        file.close()
+        yield from drop_file(self._disk, file.name)
 
     def close(self) -> None:
         """Close all files; nothing is written."""
