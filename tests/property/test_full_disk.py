@@ -7,6 +7,7 @@ may, whatever clients, deadlines, timers and background work do; nor may any sta
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from random import Random
@@ -14,15 +15,18 @@ from random import Random
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, Popped
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.faulty_disk import UNBOUNDED, FaultyDisk
 from tests.support.timer_world import HOUR_MS, SECOND_MS, START_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.engine import COPY_RESERVE_PART, AckResult
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.metadata.catalog import Topic
 from tidemill.common.errors import DiskFull, InvalidReceiptHandle, Overloaded, TopicNotFound
 
 RESERVE_BYTES = 4 << 20
 CAPACITY_BYTES = 12 << 20
 BODY_BYTES = 20_000
 OTHER = "payments"
+SMALL_RESERVE_BYTES = 512 << 10
 SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) // 2
 STEPS = 400
 
@@ -138,6 +142,93 @@ def test_no_segment_is_made_ahead_of_its_time_from_the_reserve() -> None:
     names = world.disk.names("log")
     assert len(names) == len(world.engine.log.segments), "none is prepared"
     assert world.disk.free_bytes() > RESERVE_BYTES * 3 // 4
+
+
+def world_of_small_messages(capacity_bytes: int) -> TimerWorld:
+    """Open a world whose derived files are a large part of all: a thousandth of the defaults."""
+    return UnjudgedWorld(
+        FaultyDisk(Random(1), capacity_bytes=capacity_bytes),
+        segment_bytes=128 << 10,
+        checkpoint_log_bytes=64 << 10,
+        files_merged=16,
+        disk_reserve_bytes=SMALL_RESERVE_BYTES,
+        auto_create=True,
+    )
+
+
+def fill_by_hundreds(world: TimerWorld) -> None:
+    with contextlib.suppress(DiskFull):
+        for first in itertools.count(0, 100):
+            world.engine.refresh()
+            world.send(*[f"{first + n}" for n in range(100)])
+            world.background()
+    world.commit()
+
+
+@pytest.mark.parametrize("capacity_kib", range(6_000, 9_000, 250))
+def test_files_are_merged_only_where_there_is_room_above_the_reserve(capacity_kib: int) -> None:
+    world = world_of_small_messages(capacity_kib << 10)
+    fill_by_hundreds(world)
+    assert world.disk.free_bytes() > SMALL_RESERVE_BYTES * 3 // 4
+    assert not world.disk.read("queues/unfinished")
+    assert not world.disk.read("index/unfinished")
+    world.restart()
+    world.background()
+
+
+def test_a_merge_whose_room_others_take_leaves_nothing_and_begins_anew() -> None:
+    world = world_of_small_messages(UNBOUNDED)
+    merges = world.engine.background._merges
+    while not merges.is_due:
+        for n in range(20):
+            world.send(*["m"] * 5, topic=TOPIC if n == 0 else f"topic-{n}")
+        for files in world.engine.checkpoints.write() if world.engine.checkpoints.is_due else ():
+            for file in files:
+                file.sync()
+    before, names = entries(world), world.disk.names("queues")
+    world.disk.capacity_bytes = 64 << 20
+    steps = merges.merge()
+    while not world.disk.read("queues/unfinished"):
+        next(steps)
+    next(steps)
+    world.leave_room(SMALL_RESERVE_BYTES - 1)
+    for files in steps:
+        for file in files:
+            file.sync()
+    assert world.disk.names("queues") == names
+    world.background()
+    assert world.disk.names("queues") == names, "it waits"
+    world.disk.capacity_bytes = 64 << 20
+    world.background()
+    assert len(world.disk.names("queues")) < len(names)
+    assert entries(world) == before
+
+
+def entries(world: TimerWorld) -> list[tuple[int, int, int]]:
+    queue = world.engine.catalog.queues_of(topic_of(world))[0]
+    return list(queue.walk(queue.min_offset))
+
+
+def topic_of(world: TimerWorld) -> Topic:
+    topic = world.engine.catalog.find_topic(TOPIC)
+    assert topic is not None
+    return topic
+
+
+def test_the_largest_file_is_repaired_on_a_disk_that_is_full() -> None:
+    world = world_of_small_messages(28 << 20)
+    fill_by_hundreds(world)
+    file = max(world.engine.store.queue_files, key=lambda one: one.size_bytes)
+    assert file.size_bytes > SMALL_RESERVE_BYTES // 8, "it was merged"
+    assert file.row(0).key_1 == topic_of(world).id
+    before = entries(world)
+    world.restart()
+    world.disk.damage(file.name, file.row(0).position + 7)
+    with pytest.raises(BlockFileDamaged):
+        entries(world)
+    world.background()
+    assert world.engine.repairs.counts["queues"] == 1
+    assert entries(world) == before
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

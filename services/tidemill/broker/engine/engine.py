@@ -65,6 +65,7 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 
 # Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
 COPY_RESERVE_PART = 4
+MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
 STATED_A_COMMIT = 16  # records of up to 184 KiB that a start writes together
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
 # What became of a message that was sent: its queue offset and 0; or, when it waits for its time,
@@ -128,6 +129,7 @@ class Engine:
             self.state,
             self.tally,
             repaired=self.consumption.resume,
+            has_room=lambda size: self._has_room(size, part=COPY_RESERVE_PART),
         )
         self.background = Background(
             self.log,
@@ -143,6 +145,8 @@ class Engine:
                 self.tally,
                 log_bytes=config.checkpoint_log_bytes,
                 files_merged=config.files_merged,
+                bytes_max=config.disk_reserve_bytes // 4 or MERGED_BYTES_MAX,
+                has_room=lambda size: self._has_room(size, part=1),
             ),
             self._quiet,
             may_prepare=lambda: self.free_bytes >= config.disk_reserve_bytes + config.segment_bytes,
@@ -230,6 +234,11 @@ class Engine:
     def may_copy(self) -> bool:
         """Whether there is room for what the broker writes by itself, and for pops."""
         return self.free_bytes >= self.config.disk_reserve_bytes // COPY_RESERVE_PART
+
+    def _has_room(self, size: int, *, part: int) -> bool:
+        """Whether so much can be written now, and a part of the reserve is left."""
+        self.refresh()
+        return self.free_bytes - size >= self.config.disk_reserve_bytes // part
 
     def _check_room(self) -> None:
         """Raise DiskFull when messages are refused."""

@@ -7,7 +7,8 @@ durably, before the old ones lose theirs (ADR 0015).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.checkpoint import (
@@ -19,7 +20,7 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.store.block_file import Block, BlockFile, write_block_file
+from tidemill.broker.engine.store.block_file import Block, BlockFile, NoRoom, write_block_file
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
@@ -52,6 +53,8 @@ class Merges:
         *,
         log_bytes: int,
         files_merged: int,
+        bytes_max: int,
+        has_room: Callable[[int], bool],
     ) -> None:
         self._checkpoints = checkpoints
         self._mappings = mappings
@@ -61,18 +64,26 @@ class Merges:
         self._files_merged = files_merged
         # From there on a file is middling, and large.
         self._sizes = (files_merged * log_bytes // 2, files_merged**2 * log_bytes // 2)
+        self._bytes_max = bytes_max  # of a file: it may have to be repaired on a disk that is full
+        self._has_room = has_room  # whether so many bytes can be written, the reserve left alone
         self._looked_at = -1  # the derived offset at which nothing was to be merged
+        self._wanted_bytes = 0  # by the merge that waits for room
 
     @property
     def is_due(self) -> bool:
-        """Whether there are files to be merged."""
+        """Whether there are files to be merged, and room for what they become."""
         derived = self._store.derived_offset
         if derived == self._looked_at:
             return False
-        if self._find(self._store.queue_files) or self._find(self._store.index.files):
-            return True
-        self._looked_at = derived
-        return False
+        if self._wanted_bytes and not self._has_room(self._wanted_bytes):
+            return False
+        found = [self._find(self._store.queue_files), self._find(self._store.index.files)]
+        if not any(found):
+            self._looked_at = derived
+            return False
+        # The old ones go only when the new one is durable.
+        self._wanted_bytes = max(sum(file.size_bytes for file in files) for files in found)
+        return self._has_room(self._wanted_bytes)
 
     def _find(self, files: list[BlockFile]) -> list[BlockFile]:
         """Return the files that are to be one: of the newest stretch without any larger one."""
@@ -81,15 +92,20 @@ class Merges:
             wanted: list[int] = []
             for file in reversed(files):
                 size = file.to_offset - file.from_offset
-                if size >= limit:
+                if size >= limit or file.size_bytes > self._bytes_max // 2:
                     break
                 if limit == self._sizes[0] or size >= self._sizes[0]:
                     wanted.append(len(found))
                 found.append(file)
             if len(wanted) >= self._files_merged:
                 # What is smaller and stands between them comes along.
-                return found[wanted[0] : wanted[-1] + 1][::-1]
+                return self._first_of(found[wanted[0] : wanted[-1] + 1][::-1])
         return []
+
+    def _first_of(self, files: list[BlockFile]) -> list[BlockFile]:
+        """Return the oldest ones, two or more, that together are no larger than a file may be."""
+        ends = accumulate(file.size_bytes for file in files)
+        return [file for file, end in zip(files, ends, strict=True) if end <= self._bytes_max]
 
     def merge(self) -> Steps:
         """Merge the next files, of both kinds if they are due: so they end at the same offsets."""
@@ -102,6 +118,10 @@ class Merges:
                 yield from self._merge_index(files)
         except BlockFileDamaged:
             pass  # The file is noted, and repaired before this is tried again.
+        except NoRoom:
+            pass  # Others were faster; when there is room it begins anew.
+        else:
+            self._wanted_bytes = 0
 
     # ------------------------------------------------------------ queue files
 
@@ -145,6 +165,7 @@ class Merges:
         allowance = Allowance(self._tally, items=RUNS_A_SLICE)
         for queue, run_count, entries in queues:
             for part in _cuts(entries):
+                self._check_room()
                 # What was verified long ago may have rotted, and would get a new checksum.
                 data = queue.data(part.start, len(part), anew=True)
                 assert len(data) == len(part) * SIZE, "the runs join"
@@ -164,7 +185,7 @@ class Merges:
             yield []
         file = yield from write_block_file(
             self._checkpoints.index_folder, self._mappings, files[0].magic,
-            _index_blocks(files), self._tally, self._store.damaged_files,
+            self._index_blocks(files), self._tally, self._store.damaged_files,
             block_count_max=sum(file.row_count for file in files),
             from_offset=files[0].from_offset, to_offset=files[-1].to_offset,
         )  # fmt: skip
@@ -172,23 +193,28 @@ class Merges:
         for one in files:
             yield from self._checkpoints.drop(one)
 
+    def _index_blocks(self, files: list[BlockFile]) -> Iterator[list[Block]]:
+        blocks: list[Block] = []
+        for file in files:
+            for number, row in enumerate(file.rows()):
+                data = bytes(file.check_block(number, row.items * PAIR_SIZE))
+                blocks.append(Block(*row[:4], data))
+                if len(blocks) == INDEX_BLOCKS_A_SLICE:
+                    self._check_room()
+                    yield blocks
+                    blocks = []
+        yield blocks
+
+    def _check_room(self) -> None:
+        """Give up where what is logged meanwhile has taken the room."""
+        if not self._has_room(0):
+            raise NoRoom
+
 
 def _cuts(stretch: range) -> list[range]:
     """Cut the entries of a queue into blocks."""
     step = QUEUE_BLOCK_ENTRIES_MAX
     return [stretch[at : at + step] for at in range(0, len(stretch), step)]
-
-
-def _index_blocks(files: list[BlockFile]) -> Iterator[list[Block]]:
-    blocks: list[Block] = []
-    for file in files:
-        for number, row in enumerate(file.rows()):
-            data = bytes(file.check_block(number, row.items * PAIR_SIZE))
-            blocks.append(Block(*row[:4], data))
-            if len(blocks) == INDEX_BLOCKS_A_SLICE:
-                yield blocks
-                blocks = []
-    yield blocks
 
 
 def _with(file: BlockFile, files: list[BlockFile], old: frozenset[BlockFile]) -> list[BlockFile]:

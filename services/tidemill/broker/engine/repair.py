@@ -25,7 +25,7 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.broker.engine.store.block_file import Block, BlockFile, write_block_file
+from tidemill.broker.engine.store.block_file import Block, BlockFile, NoRoom, write_block_file
 from tidemill.broker.engine.store.commit_log import Hole, Record
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import Mappings
@@ -56,6 +56,7 @@ class Repairs:
         tally: Tally,
         *,
         repaired: Callable[[], None],
+        has_room: Callable[[int], bool],
     ) -> None:
         self._folders = {
             QUEUES_FOLDER: checkpoints.queues_folder, INDEX_FOLDER: checkpoints.index_folder
@@ -66,14 +67,21 @@ class Repairs:
         self._damaged = store.damaged_files
         self._catalog = catalog
         self._pops = pops
+        # Whether so many bytes can be written: a part of the reserve is for it, since somebody may
+        # wait for a repair whose acks make room.
+        self._has_room = has_room
         self._repaired = repaired  # told when a queue file is whole again, or gone
         self._notices: list[str] = []
         self.counts: Counter[str] = Counter({QUEUES_FOLDER: 0, INDEX_FOLDER: 0})
 
     @property
     def is_due(self) -> bool:
-        """Whether a file was found damaged and is still so."""
-        return bool(self._damaged)
+        """Whether a file was found damaged, is still so, and there is room for it once more."""
+        return self._find() is not None
+
+    def _find(self) -> BlockFile | None:
+        files = self._damaged.values()
+        return next((file for file in files if self._has_room(file.size_bytes)), None)
 
     def take_notices(self) -> list[str]:
         """Return and clear the names of the files that were derived again, for the shell's log."""
@@ -82,8 +90,10 @@ class Repairs:
 
     def repair(self) -> Steps:
         """Derive the next damaged file again."""
-        name, file = next(iter(self._damaged.items()))
-        folder = name.rpartition("/")[0]
+        file = self._find()
+        if file is None:
+            return
+        name, folder = file.name, file.name.rpartition("/")[0]
         try:
             if name not in self._folders[folder].names:
                 return  # Retention was faster.
@@ -94,8 +104,8 @@ class Repairs:
             self.counts[folder] += 1
             if len(self._notices) < NOTICES_MAX:
                 self._notices.append(name)
-        except BlockFileDamaged:
-            return  # What was written just now: whoever meets it notes it again.
+        except (BlockFileDamaged, NoRoom):
+            return  # Whoever meets the damage notes it again.
         finally:
             self._damaged.pop(name, None)
             self._repaired()  # Whatever came of it: nothing is held for the file any more.
@@ -201,11 +211,17 @@ class Repairs:
         return (
             yield from write_block_file(
                 self._folders[folder], self._mappings, file.magic,
-                ([block] for block in blocks), self._tally, self._damaged,
+                self._one_by_one(blocks), self._tally, self._damaged,
                 block_count_max=block_count_max,
                 from_offset=file.from_offset, to_offset=file.to_offset,
             )
         )  # fmt: skip
+
+    def _one_by_one(self, blocks: Iterator[Block]) -> Iterator[list[Block]]:
+        for block in blocks:
+            if not self._has_room(len(block.data)):
+                raise NoRoom
+            yield [block]
 
 
 class _Neighbours:

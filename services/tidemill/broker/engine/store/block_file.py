@@ -23,6 +23,10 @@ class Block(NamedTuple):
     data: bytes
 
 
+class NoRoom(Exception):
+    """The disk is too full for a file that can be written later."""
+
+
 def file_name(folder: str, *, from_offset: int, to_offset: int) -> str:
     """Return the name of the file that covers a range of the log."""
     return f"{folder}/{from_offset:020d}-{to_offset:020d}"
@@ -43,23 +47,28 @@ def write_block_file(
     """Write a derived file in slices, some blocks or none each, put it in place, and return it.
 
     Yields the files to be synced before the next step. Room for the directory is left in front, so
-    that blocks can be written as they come.
+    that blocks can be written as they come. Where `slices` raises, nothing is left of the file.
     """
     name = file_name(folder.path, from_offset=from_offset, to_offset=to_offset)
     temporary = f"{folder.path}/unfinished"
     file = folder.create(temporary)
     directory = bytearray()
     position = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
-    for blocks in slices:
-        row_count = len(directory) // block_file.ROW_SIZE + len(blocks)
-        assert row_count <= block_count_max, "more blocks than there is room for"
-        if blocks:
-            file.write_at(position, [block.data for block in blocks])
-        for block in blocks:
-            directory += block_file.ROW.pack(*block[:4], crc32(block.data), position)
-            position += len(block.data)
-            tally.add(1, size_bytes=len(block.data))
-        yield []
+    try:
+        for blocks in slices:
+            row_count = len(directory) // block_file.ROW_SIZE + len(blocks)
+            assert row_count <= block_count_max, "more blocks than there is room for"
+            if blocks:
+                file.write_at(position, [block.data for block in blocks])
+            for block in blocks:
+                directory += block_file.ROW.pack(*block[:4], crc32(block.data), position)
+                position += len(block.data)
+                tally.add(1, size_bytes=len(block.data))
+            yield []
+    except (BlockFileDamaged, NoRoom):
+        file.close()
+        yield from folder.drop(temporary)
+        raise
     header = block_file.encode_header(
         magic, directory, from_offset=from_offset, to_offset=to_offset
     )
@@ -71,7 +80,7 @@ def write_block_file(
     yield [folder.disk.folder(folder.path)]
     return BlockFile(
         mappings, name, block_file.Header(from_offset, to_offset, bytes(directory)),
-        magic=magic, damaged=damaged,
+        magic=magic, damaged=damaged, size_bytes=position,
     )  # fmt: skip
 
 
@@ -94,10 +103,12 @@ class BlockFile:
         *,
         magic: int,
         damaged: DamagedFiles,
+        size_bytes: int,
     ) -> None:
         """Know `name`, whose header is right; a damaged block puts it among the `damaged`."""
         self.name = name
         self.magic = magic
+        self.size_bytes = size_bytes
         self.from_offset, self.to_offset, self._directory = header
         self.row_count = len(self._directory) // block_file.ROW_SIZE
         self._mappings = mappings
@@ -146,13 +157,14 @@ class BlockFile:
 
 def open_block_file(mappings: Mappings, name: str, magic: int, damaged: DamagedFiles) -> BlockFile:
     """Open a derived file of an earlier life. Raises BlockFileDamaged."""
-    header = block_file.decode_header(mappings[name], magic)
+    view = mappings[name]
+    header = block_file.decode_header(view, magic)
     # No checksum covers the range in the header: the name says it a second time. And of a torn
     # header of a file that was being written the checksum may be right.
     from_offset, to_offset, _ = header
     if name != file_name(name.rpartition("/")[0], from_offset=from_offset, to_offset=to_offset):
         raise BlockFileDamaged(f"{name} says that it is of {from_offset} to {to_offset}")
-    return BlockFile(mappings, name, header, magic=magic, damaged=damaged)
+    return BlockFile(mappings, name, header, magic=magic, damaged=damaged, size_bytes=len(view))
 
 
 def open_chain(
