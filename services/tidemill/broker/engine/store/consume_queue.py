@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple, final
 
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import BlockFile
@@ -187,18 +188,46 @@ class ConsumeQueue:
         high = self._firsts[end] if end < len(self._firsts) else self.base
         if end == len(self._firsts):
             high += self.tail_count_before(log_offset)
-        low, high = max(low, self.min_offset), max(high, self.min_offset)
+        low = self._bisect(max(low, self.min_offset), max(high, self.min_offset), log_offset)
+        dropped = low - self.min_offset
+        self._begin_at(low)
+        return dropped
+
+    def _bisect(self, low: int, high: int, log_offset: LogOffset) -> int:
+        """Return the first offset from `low` to before `high` that is not before `log_offset`."""
         while low < high:
             middle = (low + high) // 2
             if self.entry(middle)[0] < log_offset:
                 low = middle + 1
             else:
                 high = middle
-        dropped, self.min_offset = low - self.min_offset, QueueOffset(low)
-        passed = bisect_right(self._firsts, low) - 1  # the run of `low`, or the last one
-        is_all = low >= self.base
+        return low
+
+    def _begin_at(self, offset: int) -> None:
+        """Give up what is before `offset`."""
+        self.min_offset = QueueOffset(offset)
+        passed = bisect_right(self._firsts, offset) - 1  # the run of `offset`, or the last one
+        is_all = offset >= self.base
         self._drop_runs(len(self._firsts) if is_all else max(passed, 0))
-        return dropped
+
+    def drop_known_before(self, log_offset: LogOffset) -> None:
+        """Give up what intact blocks say of messages before `log_offset`.
+
+        What is left begins where it does, or with a damaged block that hides where that is.
+        """
+        first = bisect_right(self._files, int(log_offset), key=lambda file: file.to_offset)
+        known = self._firsts[first] if first < len(self._firsts) else self.base
+        for number in range(first, len(self._firsts)):
+            run = self._run(number)
+            end = run.first + run.entry_count
+            try:
+                if self.entry(run.first)[0] < log_offset:
+                    known = self._bisect(run.first, end, log_offset)
+            except BlockFileDamaged:
+                continue
+            if known < end:
+                break
+        self._begin_at(max(known, self.min_offset))
 
     def _drop_runs(self, count: int) -> None:
         """Give up the oldest runs."""
