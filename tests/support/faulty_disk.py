@@ -159,6 +159,7 @@ class FaultyFile:
         self._disk.written_bytes += len(data)
 
     def read_at(self, offset: int, size: int) -> bytes:
+        self._disk.need_readable(self.name)
         return bytes(self._content.now[offset : offset + size])
 
     def advise(self, offset: int, size: int) -> None:
@@ -207,6 +208,7 @@ class FaultyDisk:
         self.cut_at: int | None = None  # index of the operation at which the process ends
         self.sync_fails_at: int | None = None  # index of the operation from which a sync fails
         self.fails_writes = False
+        self.unreadable: set[str] = set()  # names; a view of such a file would end the process
         self.open_files = 0  # and not closed since; a view needs none
         self.advised: list[tuple[str, int, int]] = []
         self._interrupted: tuple[Content, Change] | None = None
@@ -321,7 +323,13 @@ class FaultyDisk:
 
     def read(self, name: str) -> bytes | None:
         content = self._folders.get(_folder_of(name), {}).get(name)
+        self.need_readable(name)
         return None if content is None else bytes(content.now)
+
+    def need_readable(self, name: str) -> None:
+        """Raise DiskFailed where a read of a file fails."""
+        if name in self.unreadable:
+            raise DiskFailed(f"reading {name}")
 
     def rename(self, source: str, target: str) -> None:
         content, folder = self._find(source), _folder_of(source)
@@ -364,6 +372,14 @@ class FaultyDisk:
         """Flip bits of a byte, durably."""
         content = self._find(name)
         content.now[position] ^= bits
+        content.durable = bytearray(content.now)
+        content.unsynced.clear()
+
+    def zero(self, name: str, begin: int, size: int) -> None:
+        """Let a stretch of a file read as zeros, durably: it was never written, or lost."""
+        content = self._find(name)
+        end = min(begin + size, len(content.now))
+        content.now[begin:end] = bytes(max(end - begin, 0))
         content.durable = bytearray(content.now)
         content.unsynced.clear()
 

@@ -143,6 +143,8 @@ class PosixDisk:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DiskFailed(f"reading {name}: {error}") from error
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name."""

@@ -363,3 +363,11 @@ def test_a_file_is_dropped_in_slices_and_loses_its_name_first(disk: Disk) -> Non
     sizes = [len(disk.read(f"log/{DROPPED}") or b"") for _ in steps]
     assert sizes == sorted(sizes, reverse=True)
     assert disk.names("log") == ["log/next"]
+
+
+def test_a_read_that_fails_says_of_which_file() -> None:
+    """Nothing is mapped at the beginning of a process's memory, so the system cannot read it."""
+    disk = PosixDisk(Path("/proc/self"))
+    with pytest.raises(DiskFailed, match="reading mem"):
+        disk.read("mem")
+    assert disk.read("no such file") is None

@@ -97,7 +97,7 @@ def test_files_grow_in_number_with_the_logarithm_of_the_log() -> None:
     assert_all_there(world)
     assert_all_found(world)
     world.restart(power_cut=True)
-    assert world.report.dropped_file == ""
+    assert world.report.damaged_file == ""
     assert world.report.replayed_records < 20
     assert_all_there(world, group="later")
     assert_all_found(world)

@@ -10,7 +10,12 @@ import pytest
 
 from tests.support.engine_world import GROUP, World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC
+from tidemill.broker.engine import checkpoint
+from tidemill.broker.engine.layout.block_file import (
+    INDEX_MAGIC,
+    QUEUE_MAGIC,
+    BlockFileDamaged,
+)
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import open_block_file
@@ -117,6 +122,65 @@ def test_damage_while_the_broker_runs_costs_nobody_a_message(name: str) -> None:
         world.restart()
         after = [drain(world, "after the restart", topic) for topic in TOPICS]
         assert [sorted(one) for one in after] == [sorted(one) for one in before], f"seed {seed}"
+
+
+# ---------------------------------------------------------------- met by a start
+
+SMALL_BLOCKS = 4  # entries
+
+
+@cache
+def disk_of_many_blocks() -> FaultyDisk:
+    """Return a disk whose oldest queue file has blocks before and behind the log's minimum."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "QUEUE_BLOCK_ENTRIES_MAX", SMALL_BLOCKS)
+        world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+        world.group()
+        for n in range(100):
+            world.send(f"m{n}", topic=TOPICS[n % 2], size=1_800)
+        world.checkpoint()
+        for n in range(100, 130):
+            world.send(f"m{n}", topic=TOPICS[n % 2], size=1_800)
+        taken = world.pop(32, topic="orders", invisible_ms=60_000)
+        world.ack(*taken[:20])
+        world.checkpoint()
+        world.retire()
+    return world.disk
+
+
+@cache
+def expected_of_many_blocks() -> dict[str, list[str]]:
+    return delivered(World(disk_of_many_blocks().after_kill(), segment_bytes=SEGMENT))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("number", range(25))
+def test_a_start_that_meets_a_damaged_block_leaves_the_rest_to_the_repair(
+    number: int, count: int
+) -> None:
+    disk = disk_of_many_blocks().after_kill()
+    name = disk.names("queues")[0]
+    rows = list(open_block_file(Mappings(disk), name, QUEUE_MAGIC, {}).rows())
+    for row in rows[number : number + count]:
+        disk.damage(name, row.position + 7)
+    world = World(disk, segment_bytes=SEGMENT)
+    assert world.report.replayed_records < 40, "nothing is derived by the start"
+    met = world.engine.store.damaged_files
+    assert world.report.damaged_file == (name if met else "")
+    intact = World(disk_of_many_blocks().after_kill(), segment_bytes=SEGMENT)
+    for key, queue in world.engine.catalog.queues.items():
+        begin = intact.engine.catalog.queues[key].min_offset
+        for hidden in range(queue.min_offset, begin):
+            with pytest.raises(BlockFileDamaged):
+                queue.entry(hidden)
+    assert delivered(world) == expected_of_many_blocks()
+    assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}"), "what is gone is no damage"
+    low = world.engine.log.min_offset
+    for queue in world.engine.catalog.queues.values():
+        if queue.min_offset < queue.max_offset:
+            assert queue.entry(queue.min_offset)[0] >= low
+    world.restart()
+    assert not world.engine.store.damaged_files
 
 
 @pytest.mark.parametrize("name", derived_files()[:-1])

@@ -2,8 +2,9 @@
 
 1. Read the checkpoint file; open the segments, and make durable what was written behind what the
    file knows to be: a process that was killed may have been about to.
-2. Open the queue and index files that join up to the checkpoint, or to the first in which damage
-   is met; load the newest usable snapshot. Blocks that nobody needs yet are not looked at.
+2. Open the queue and index files that join up to the checkpoint, or to the first whose directory is
+   damaged; load the newest usable snapshot. Blocks that nobody needs yet are not looked at, and
+   one that is damaged is derived again in the background.
 3. Apply the log from there. Until it has passed the last slice of the snapshot each record is
    applied to what does not contain it; then the lists are made, and the rest is `Fold.apply` alone.
 4. Cut a torn tail; refuse to start over damaged durable bytes.
@@ -58,7 +59,7 @@ class RecoveryReport:
     replayed_records: int
     cut_bytes: int
     snapshot: str
-    dropped_file: str  # the oldest derived file in which damage was met
+    damaged_file: str  # the first derived file in which damage was met
     timers: str  # what of their files was made again: "", "wheel", or "all"
 
     def as_fields(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def open_engine(
         replayed_records=report.get("records", 0),
         cut_bytes=report.get("cut", 0),
         snapshot=report.get("snapshot", ""),
-        dropped_file=report.get("dropped_file", ""),
+        damaged_file=report.get("damaged_file", ""),
         timers=engine.timers.opening.made_again,
     )
 
@@ -117,7 +118,6 @@ class _Recovery:
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
         self._min_offset = checkpoint.min_offset if checkpoint else None
         self._epoch = checkpoint.epoch if checkpoint else 0
-        self._dropped_file = ""
 
     def run(self, now_ms: int) -> dict[str, Any]:
         engine, log = self._engine, self._engine.log
@@ -130,6 +130,7 @@ class _Recovery:
         # Of the last life, whose records the replay may have no need to read.
         log.epoch = max(log.epoch, self._epoch)
         self._open_derived()
+        damaged_file = next(iter(engine.store.damaged_files), "")
         engine.store.derived_offset = self._derived_offset
         catch_up = engine.state.catch_up = CatchUp(engine.state)
         snapshot_name, covered, caught_up_at = self._load_snapshot(catch_up)
@@ -163,7 +164,7 @@ class _Recovery:
         engine.take_ready()
         return {
             "from": replay_from, "records": records, "cut": cut_bytes, "snapshot": snapshot_name,
-            "dropped_file": self._dropped_file,
+            "damaged_file": damaged_file,
         }  # fmt: skip
 
     def _drop_unknown_queues(self) -> None:
@@ -175,23 +176,7 @@ class _Recovery:
     # ------------------------------------------------------------ derived files
 
     def _open_derived(self) -> None:
-        """Open the queue and index files; a damaged one, and all later ones, are made again."""
-        store = self._engine.store
-        while True:
-            try:
-                self._open_chains()
-            except BlockFileDamaged:
-                first = min(store.damaged_files.values(), key=lambda file: file.from_offset)
-                self._dropped_file = first.name
-                # Less than before: a file that is open ends at the derived offset or before it.
-                self._derived_offset = first.from_offset
-                store.damaged_files.clear()
-                self._engine.catalog.queues.clear()
-            else:
-                return
-
-    def _open_chains(self) -> None:
-        """Open what joins up to the derived offset. Raises BlockFileDamaged."""
+        """Open what joins up to the derived offset; damaged blocks are noted."""
         engine, low = self._engine, self._engine.log.min_offset
         queues = self._open_chain(QUEUES_FOLDER, block_file.QUEUE_MAGIC)
         index = self._open_chain(INDEX_FOLDER, block_file.INDEX_MAGIC)
@@ -206,7 +191,10 @@ class _Recovery:
                 engine.catalog.queue(TopicId(row.key_1), QueueId(row.key_2))
             add_runs(engine.catalog, file, range(file.row_count))
         for queue in engine.catalog.queues.values():
-            queue.drop_before(low)
+            try:
+                queue.drop_before(low)
+            except BlockFileDamaged:
+                queue.drop_known_before(low)
         engine.store.queue_files, engine.store.index.files = queues, index
 
     def _open_chain(self, folder: str, magic: int) -> list[BlockFile]:

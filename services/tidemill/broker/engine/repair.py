@@ -137,13 +137,21 @@ class Repairs:
             block_count_max=file.row_count,
         )  # fmt: skip
         file.adopt(new)
+        low = self._store.log.min_offset
+        if file.from_offset < low:
+            # A start has met the damage where it looked for what retention has left. In one slice,
+            # so that nobody takes what is below for messages.
+            for topic_id, queue_id in damaged.queues:
+                queue = self._catalog.queues.get((TopicId(topic_id), QueueId(queue_id)))
+                if queue is not None:
+                    queue.drop_before(low)
         yield from self._wake(damaged.queues)
 
     def _neighbours(self, file: BlockFile, row: Row) -> tuple[int, int]:
         """Return between which log offsets the messages of a row stand, as far as can be said."""
         low, high = file.from_offset, file.to_offset
         queue = self._catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
-        if queue is None:
+        if queue is None or row.first + row.items <= queue.min_offset:
             return high, low  # Nobody reads it any more.
         with suppress(BlockFileDamaged):
             if queue.min_offset < row.first:

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import BlockFile
@@ -172,10 +173,36 @@ class ConsumeQueue:
         Raises BlockFileDamaged, and changes nothing then.
         """
         low = self.offset_behind(log_offset)
-        dropped, self.min_offset = low - self.min_offset, QueueOffset(low)
-        run_of_low = max(bisect_right(self._firsts, low) - 1, 0)
-        self._drop_runs(len(self._firsts) if low >= self.base else run_of_low)
+        dropped = low - self.min_offset
+        self._begin_at(low)
         return dropped
+
+    def drop_known_before(self, log_offset: LogOffset) -> None:
+        """Give up what intact blocks say of messages before `log_offset`.
+
+        What is left begins where it does, or with a damaged block that hides where that is.
+        """
+        first = bisect_right(self._files, int(log_offset), key=lambda file: file.to_offset)
+        known = self._firsts[first] if first < len(self._firsts) else self.base
+        for number in range(first, len(self._firsts)):
+            run = self._run(number)
+            try:
+                data = run.file.block(run.block, run.entry_count * SIZE)
+            except BlockFileDamaged:
+                continue
+            count = _count_before(data, run.entry_count, log_offset)
+            if count:
+                known = run.first + count
+            if known < run.first + run.entry_count:
+                break
+        self._begin_at(max(known, self.min_offset))
+
+    def _begin_at(self, offset: int) -> None:
+        """Give up what is before `offset`."""
+        self.min_offset = QueueOffset(offset)
+        passed = bisect_right(self._firsts, offset) - 1  # the run of `offset`, or the last one
+        is_all = offset >= self.base
+        self._drop_runs(len(self._firsts) if is_all else max(passed, 0))
 
     def offset_behind(self, log_offset: int) -> int:
         """Return the first offset whose message stands at a log offset or behind it.

@@ -71,7 +71,7 @@ class Disk(Protocol):
         """Open a file for reading and writing; with `create` it must not exist yet."""
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file's content, None where there is no such file."""
+        """Return a small file's content, None where there is no such file. Raises DiskFailed."""
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing what has it."""

@@ -1,0 +1,161 @@
+"""A page of zeros, a file that is cut, missing or cannot be read: of every kind, at a start.
+
+What derived files have lost is made again, and nobody notices. What the log has lost stops the
+start, with the file, the place and what to do, unless nobody has to read it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from random import Random
+
+import pytest
+
+from tests.support.faulty_disk import BLOCK, SECTOR, FaultyDisk
+from tests.support.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tidemill.broker.engine.store.commit_log import CorruptStore
+from tidemill.broker.engine.store.disk import DiskFailed
+
+SEEDS = 8
+SEGMENT = 64 << 10
+OPTIONS = {"segment_bytes": SEGMENT, "checkpoint_log_bytes": 1 << 40, "checkpoint_records": 1 << 40}
+GROUP = "billing"
+# All others are mapped, or nobody looks into them.
+READ_AT_A_START = (
+    "checkpoint",
+    "timer/checkpoint.a",
+    "timer/checkpoint.b",
+    "timer/state/",
+    "timer/wheel",
+)
+
+
+class Unjudged(TimerWorld):
+    """A world whose log may have lost something: nobody judges it."""
+
+    def judge(self) -> None:
+        """Say nothing."""
+
+
+@cache
+def history() -> TimerWorld:
+    """Make a store with files of every kind, those that a crash leaves unfinished among them."""
+    world = TimerWorld(timer=TIMERS, **OPTIONS)  # type: ignore[arg-type]  # as the world has them
+    world.group()
+    for n in range(120):
+        world.send(f"m{n}", size=1_500)
+        world.schedule(f"t{n}", delay_ms=HOUR_MS + n * SECOND_MS, size=300)
+        if n % 30 == 29:
+            world.sleep(12 * SECOND_MS)
+            world.background()
+            world.checkpoint()
+    world.ack(*world.pop(20, invisible_ms=60_000))
+    world.cancel(7)
+    world.sleep(12 * SECOND_MS)
+    world.background()
+    world.checkpoint()
+    world.send("the last")
+    world.pop(4, invisible_ms=60_000)
+    for folder in ("log/prepared", "queues/unfinished", "index/unfinished", "snapshots/unfinished"):
+        if folder not in world.disk.all_names():
+            file = world.disk.open(folder, create=True)
+            file.write_at(0, [b"half of what it was to be"])
+    return world
+
+
+def names() -> list[str]:
+    return history().disk.all_names()
+
+
+def lose(disk: FaultyDisk, name: str, how: str, seed: int) -> None:
+    random = Random(f"{name} {how} {seed}")
+    data = disk.read(name) or b""
+    size = len(data)
+    if how == "page":
+        # A page, or a sector of one, that holds something.
+        stretch = (BLOCK, SECTOR)[seed % 2]
+        used = [at for at in range(0, size, stretch) if any(data[at : at + stretch])]
+        if used:
+            disk.zero(name, random.choice(used), stretch)
+    elif how == "cut":
+        disk.cut(name, random.choice([0, random.randrange(size), size // BLOCK // 2 * BLOCK]))
+    else:
+        disk.remove(name)
+
+
+def outcome(disk: FaultyDisk) -> tuple[list[str], list[str], list[str]]:
+    """Start, and return what a group gets, what another gets, and what timers deliver."""
+    before = history()
+    world = Unjudged(disk, now_ms=before.now_ms, timer=TIMERS, **OPTIONS)  # type: ignore[arg-type]
+    for _ in range(8):
+        world.advance(HOUR_MS // 4)
+        world.background()
+    found = []
+    for group in (GROUP, "late"):
+        bodies: list[str] = []
+        while popped := world.pop(group=group, invisible_ms=10 * HOUR_MS):
+            bodies += [one.body for one in popped]
+            world.background()
+        found.append(sorted(bodies))
+    return found[0], found[1], world.drain(topic="%DLQ%TIMER")
+
+
+@cache
+def expected() -> tuple[list[str], list[str], list[str]]:
+    return outcome(history().disk.after_kill())
+
+
+def test_there_is_a_file_of_every_kind() -> None:
+    kinds = {re.sub(r"\d{20}", "N", name) for name in names()}
+    assert kinds >= {
+        "checkpoint", "index/N-N", "index/unfinished", "log/N.log", "log/prepared", "queues/N-N",
+        "queues/unfinished", "snapshots/N-N", "snapshots/unfinished", "timer/checkpoint.a",
+        "timer/checkpoint.b", "timer/state/N", "timer/timerlog/N", "timer/wheel",
+    }  # fmt: skip
+    assert "t7" not in expected()[1]
+    assert len(expected()[1]) == 121 + 119
+
+
+@pytest.mark.parametrize("how", ["page", "cut", "missing"])
+@pytest.mark.parametrize("name", [one for one in names() if not one.endswith(".log")])
+def test_what_a_file_has_lost_that_is_no_segment_is_made_again(name: str, how: str) -> None:
+    for seed in range(SEEDS if how != "missing" else 1):
+        disk = history().disk.after_kill()
+        lose(disk, name, how, seed)
+        assert outcome(disk) == expected(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("how", ["page", "cut", "missing"])
+@pytest.mark.parametrize("name", [one for one in names() if one.endswith(".log")])
+def test_what_the_log_has_lost_is_named_or_concerns_nobody_else(name: str, how: str) -> None:
+    for seed in range(SEEDS if how != "missing" else 1):
+        disk = history().disk.after_kill()
+        lose(disk, name, how, seed)
+        is_empty = not any(history().disk.read(name) or b"")
+        try:
+            found = outcome(disk)
+        except CorruptStore as error:
+            refusal = str(error)
+        else:
+            refusal = ""
+        if refusal:
+            assert re.search(r"log/\d{20}\.log", refusal)
+            assert "from a backup" in refusal
+            continue
+        assert how == "page" or is_empty, "a segment that is missing or cut stops the start"
+        assert found == expected() or not is_empty
+        for got, whole in zip(found[:2], expected()[:2], strict=True):
+            assert set(got) <= set(whole), "nothing acked comes back, nothing is made up"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_read_that_fails_ends_the_process_and_names_the_file(name: str) -> None:
+    """What is mapped is not read by a call: there the system ends the process."""
+    disk = history().disk.after_kill()
+    disk.unreadable.add(name)
+    if name.startswith(READ_AT_A_START):
+        with pytest.raises(DiskFailed, match=name):
+            outcome(disk)
+    else:
+        assert outcome(disk) == expected()
