@@ -407,7 +407,7 @@ def look_up(folder: Path) -> Figures:
     for key in ("rare", "nobody has it", "large"):
         search = owner.engine.inspection.search(topic, key=key)
         while owner.watch.slice(f"look-up {key}", search.step):
-            pass
+            search.take()
     return {"files": len(files), "blocks": block_count, **owner.watch.figures()}
 
 

@@ -281,9 +281,12 @@ class World:
     def find(self, topic: Topic, *, message_id: str = "", key: str = "") -> list[FoundMessage]:
         """Look messages up by id or key."""
         search = self.engine.inspection.search(topic, message_id=message_id, key=key)
-        while search.step():
-            pass
-        return search.found
+        found: list[FoundMessage] = []
+        has_more = True
+        while has_more:
+            has_more = search.step()
+            found += search.take()
+        return found
 
     def checkpoint(self, between: Callable[[], None] = lambda: None) -> None:
         """Write a checkpoint, with rounds between its slices save where it waits for quiet."""

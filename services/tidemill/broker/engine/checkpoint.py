@@ -11,6 +11,7 @@ before the last step leaves files that the next start deletes (ADR 0003).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, TypeAlias, final
@@ -28,7 +29,7 @@ from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
 from tidemill.broker.engine.layout.queue_entry import SIZE
-from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, QueueEnd, Section
+from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, Section
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
@@ -64,15 +65,20 @@ class _Extents:
     """How far the queues reached at the moment at which a checkpoint was begun."""
 
     def __init__(self) -> None:
-        self.tails: list[tuple[ConsumeQueue, int]] = []  # with how many entries, of those that have
+        # The queues with entries in their tails, and with how many. No tuples: of so many objects
+        # that stay for a while the garbage collector would look at everything there is.
+        self.queues: list[ConsumeQueue] = []
+        self.counts = array("q")
         self.block_count = 0  # of all tails
-        self.ends: list[QueueEnd] = []
+        # As `QueueEnd`, but plain tuples of numbers, which the collector looks at once.
+        self.ends: list[tuple[int, int, int, int]] = []
 
     def add(self, queue: ConsumeQueue, begin: LogOffset) -> None:
         """Add how far a queue reached when the log ended at `begin`."""
         count = queue.tail_count_before(begin)
         if count:
-            self.tails.append((queue, count))
+            self.queues.append(queue)
+            self.counts.append(count)
             self.block_count += -(-count // QUEUE_BLOCK_ENTRIES_MAX)
         stated_at = queue.stated_at
         if stated_at >= begin:
@@ -80,7 +86,7 @@ class _Extents:
             # before is not known any more: then the next retirement states it again.
             stated_at = queue.entry(queue.base + count - 1)[0] if count else 0
         end_offset = queue.base + count
-        self.ends.append(QueueEnd(queue.topic_id, queue.queue_id, end_offset, stated_at))
+        self.ends.append((queue.topic_id, queue.queue_id, end_offset, stated_at))
 
 
 @final
@@ -162,7 +168,7 @@ class Checkpoints:
     def _write_queues(self, extents: _Extents, derived: int, begin: int) -> Steps:
         file = yield from files.write_block_file(
             self.queues_folder, self._mappings, block_file.QUEUE_MAGIC,
-            _in_slices(_queue_blocks(extents.tails)), self._tally, self._store.damaged_files,
+            _in_slices(_queue_blocks(extents)), self._tally, self._store.damaged_files,
             block_count_max=extents.block_count,
             from_offset=derived, to_offset=begin,
         )  # fmt: skip
@@ -184,7 +190,7 @@ class Checkpoints:
         )  # fmt: skip
         index.take_over(file, pair_count)
 
-    def _write_snapshot(self, ends: list[QueueEnd], begin: int) -> Steps:
+    def _write_snapshot(self, ends: list[tuple[int, int, int, int]], begin: int) -> Steps:
         pops = self._pops
         yield from self._quiet()
         # All items of one moment, encoded later: the fold knows one offset for them.
@@ -225,7 +231,9 @@ class Checkpoints:
             yield [Block(Section.CATALOG, number, covered, len(data), data)]
             number += 1
 
-    def _end_sections(self, ends: list[QueueEnd], begin: int) -> Iterator[list[Block]]:
+    def _end_sections(
+        self, ends: list[tuple[int, int, int, int]], begin: int
+    ) -> Iterator[list[Block]]:
         """Yield the ends of the queues: of the moment at which the queue files were begun."""
         for first in range(0, len(ends) or 1, ENDS_A_SECTION):
             chunk = ends[first : first + ENDS_A_SECTION]
@@ -315,9 +323,9 @@ class Checkpoints:
         yield [disk.folder(".")]
 
 
-def _queue_blocks(tails: list[tuple[ConsumeQueue, int]]) -> Iterator[Block]:
+def _queue_blocks(extents: _Extents) -> Iterator[Block]:
     step = QUEUE_BLOCK_ENTRIES_MAX
-    for queue, count in tails:
+    for queue, count in zip(extents.queues, extents.counts, strict=True):
         for first in range(0, count, step):
             items = min(step, count - first)
             data = bytes(queue.tail[first * SIZE : (first + items) * SIZE])

@@ -68,6 +68,7 @@ STRETCHES = 4
 ENTRIES_A_STRETCH = 64
 QUEUES_A_STEP = 16  # of a look-up by time: a block or two of each, and a few records
 CANDIDATES_A_STEP = 64  # records that a look-up by key reads
+FOUND_BYTES_MAX = 16 << 20  # of all that a look-up finds, which ends with the message beyond it
 
 
 @final
@@ -218,7 +219,10 @@ class TimeSearch:
 
 @final
 class MessageSearch:
-    """One look-up under way: call `step` until it returns False, then read `found`."""
+    """One look-up under way: call `step` until it returns False, and `take` what was found.
+
+    It ends with `max_messages`, the newest ones, or when they take `FOUND_BYTES_MAX`.
+    """
 
     def __init__(
         self,
@@ -237,11 +241,17 @@ class MessageSearch:
         self._topic = topic
         self._message_id = message_id
         self._key = key
-        self._max_messages = max_messages
+        self._messages_left = max_messages
+        self._bytes_left = FOUND_BYTES_MAX
         kind, text = ("id", message_id) if message_id else ("key", key)
         self._slices = store.index.find(stored_message.key_hash(kind, text))
         self._candidates: deque[LogOffset] = deque()
-        self.found: list[FoundMessage] = []  # newest first
+        self._found: list[FoundMessage] = []  # newest first
+
+    def take(self) -> list[FoundMessage]:
+        """Return and forget what was found since the last call, newest first."""
+        found, self._found = self._found, []
+        return found
 
     def step(self) -> bool:
         """Do one slice; True while there is more to do."""
@@ -253,7 +263,7 @@ class MessageSearch:
         allowance = Allowance(self._tally, items=CANDIDATES_A_STEP)
         while self._candidates and not allowance.is_spent:
             self._look_at(self._candidates.popleft())
-            if len(self.found) == self._max_messages:
+            if not self._messages_left or self._bytes_left <= 0:
                 return False
         return True
 
@@ -271,7 +281,9 @@ class MessageSearch:
         if self._topic.name in (candidate.stored_topic, candidate.origin_topic) and _has_key(
             candidate.blob, self._message_id, self._key
         ):
-            self.found.append(candidate)
+            self._found.append(candidate)
+            self._messages_left -= 1
+            self._bytes_left -= len(candidate.blob)
 
     def _describe(self, log_offset: LogOffset) -> FoundMessage | None:
         found = self._store.record(log_offset)

@@ -249,20 +249,22 @@ class Retention:
             yield []
 
     def _restate_progress(self, end: int, now_ms: int) -> Steps:
-        items = list(self._pops.progress.items())
+        # Their keys: a tuple of each and its key would be so many for the garbage collector.
+        known = self._pops.progress
+        unseen = list(known)
         keys = []
-        for first in range(0, len(items), PROGRESS_SEEN_A_SLICE):
-            part = items[first : first + PROGRESS_SEEN_A_SLICE]
-            keys += [key for key, progress in part if progress.stated_at < end]
+        for first in range(0, len(unseen), PROGRESS_SEEN_A_SLICE):
+            part = unseen[first : first + PROGRESS_SEEN_A_SLICE]
+            keys += [key for key in part if key in known and known[key].stated_at < end]
             yield []
         for first in range(0, len(keys), PROGRESS_A_SECTION):
             chunk = keys[first : first + PROGRESS_A_SECTION]
             # Acks that are not in the log yet must come before what already knows them.
             self._acks.record(now_ms)
-            found = [self._pops.progress.get(key) for key in chunk]
+            found = [known.get(key) for key in chunk]
             # What is only left to be forgotten must not come back.
-            known = [one for one in found if one is not None and not self._pops.is_gone(one)]
-            rows = [one.as_row() for one in known if one.stated_at < end]
+            left = [one for one in found if one is not None and not self._pops.is_gone(one)]
+            rows = [one.as_row() for one in left if one.stated_at < end]
             if rows:
                 self._fold.append(StatedProgress(rows), now_ms)
             yield []

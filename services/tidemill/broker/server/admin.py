@@ -180,11 +180,12 @@ class BrokerAdminService:
                 max_messages=min(request.max_messages or FOUND_MAX, FOUND_MAX),
             )
 
-        search = await self._call(begin)
-        while await self._call(lambda _engine, _turn: search.step()):
-            pass
-        messages = [config_frames.found_message(one) for one in search.found]
-        return pb.FindMessagesReply(messages=messages)
+        search, reply, has_more = await self._call(begin), pb.FindMessagesReply(), True
+        while has_more:
+            has_more = await self._call(lambda _engine, _turn: search.step())
+            # What is in the reply need not be kept a second time.
+            reply.messages.extend(map(config_frames.found_message, search.take()))
+        return reply
 
     async def _call(self, function: Callable[[Engine, Turn], T]) -> T:
         return await in_round(self._rounds, function)

@@ -21,6 +21,7 @@ of the section, key_2 its number, and first the log offset before which the sect
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -62,8 +63,8 @@ def decode_items(data: bytes | memoryview) -> list[dict[str, Any]]:
     return items
 
 
-def encode_ends(ends: list[QueueEnd]) -> bytes:
-    """Encode a QUEUES section."""
+def encode_ends(ends: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """Encode a QUEUES section, of tuples with the fields of `QueueEnd`."""
     return json.dumps(ends).encode()
 
 
