@@ -241,6 +241,7 @@ class MemoryEngine:
             delivery_id=LogOffset(delivery_id),
             popped_at_ms=now_ms,
             visible_at_ms=visible_at_ms,
+            topic_id=TopicId(0),
             queue_id=QueueId(messages[0].queue_id),
             indexes=range(len(messages)),
             queue_offsets=[message.queue_offset for message in messages],

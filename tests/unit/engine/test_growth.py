@@ -11,7 +11,7 @@ from tests.support.counted_work import Meter
 from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.merge import RUNS_A_SLICE
 from tidemill.broker.engine.store import message_index
 from tidemill.broker.engine.store.block_file import BlockFile
@@ -266,9 +266,10 @@ def test_a_store_of_many_segments_has_few_files_open_and_few_mapped() -> None:
         world.send("filler", size=12_000, topic="orders")
     world.checkpoint()
     offsets = [entry[0] for entry in queue_of(world, "orders").walk(0)]
+    topic_id = queue_of(world, "orders").topic_id
     for _ in range(2):
-        for offset in offsets:
-            world.engine.store.message(offset)
+        for queue_offset, log_offset in enumerate(offsets):
+            world.engine.store.message(log_offset, topic_id, QueueId(0), queue_offset)
         assert len(world.engine.mappings) <= FILES_MAX
         # The active segment, the next one, and folders.
         assert world.disk.open_files <= 8

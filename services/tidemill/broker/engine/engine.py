@@ -292,7 +292,11 @@ class Engine:
 
         Then `left_of` says what of it can be read.
         """
-        return [self.store.message(log_offset) for log_offset in batch.log_offsets]
+        read, topic_id, queue_id = self.store.message, batch.topic_id, batch.queue_id
+        return [
+            read(log_offset, topic_id, queue_id, queue_offset)
+            for log_offset, queue_offset in zip(batch.log_offsets, batch.queue_offsets, strict=True)
+        ]
 
     def left_of(self, batch: Batch) -> Batch:
         """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""

@@ -7,13 +7,14 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
-from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.message import salvage, stored_message
 
+_unpack_place = message.PLACE.unpack_from
 _STORED_AT = struct.Struct(">q")
 # Of a stored message: the number of its keys, its tag's hash, and the first key's hash.
 _FIELDS = struct.Struct(">4xH26xq16xQ")
@@ -97,12 +98,21 @@ class MessageStore:
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
 
-    def message(self, log_offset: LogOffset) -> MessageRecord:
-        """Return a message as a delivery needs it. Raises as `record`."""
+    def message(
+        self, log_offset: LogOffset, topic_id: TopicId, queue_id: QueueId, queue_offset: int
+    ) -> MessageRecord:
+        """Return the message of a queue as a delivery needs it. Raises as `record`.
+
+        Its entry may be wrong, in a block that was intact once or was derived from a damaged log:
+        then another message stands there, or the same for many entries.
+        """
         try:
             if log_offset < self.verified_from:
                 self.log.verify(log_offset)
             head, blob = self.log.read(log_offset)
+            place = _unpack_place(head, record.HEADER_SIZE)
+            if place[3] != queue_offset or place[:2] != (topic_id, queue_id):
+                raise ValueError(f"it is not message {queue_offset} of the queue that names it")
             origin = ""
             if len(head) > record.HEADER_SIZE + message.PLACE_SIZE:
                 flags = record.HEADER.unpack_from(head)[record.FLAGS]
@@ -154,15 +164,21 @@ class MessageStore:
             return True
         return False
 
-    def remains_of(self, log_offset: LogOffset, size: int) -> tuple[Cause | None, bytes]:
+    def remains_of(
+        self, log_offset: LogOffset, size: int, place: Place | None = None
+    ) -> tuple[Cause | None, bytes]:
         """Return what is left of a damaged message: its cause, and a stored message without body.
 
-        `size` is what its queue says, for a record that does not say so itself any more.
+        `size` is what its queue says, for a record that does not say so itself any more. Nothing
+        is known of it where the entry leads to a message of another `place`.
         """
         view = self.log.bytes_at(log_offset, size)
         header = record.find_head(view, 0, log_offset=log_offset)
         if header is not None:
-            cause = cause_of(Record(header, view[record.HEADER_SIZE : header.head_size], view[:0]))
+            body = view[record.HEADER_SIZE : header.head_size]
+            if place is not None and not _is_at(place, header.kind, body):
+                return None, salvage.encode(salvage.Properties())
+            cause = cause_of(Record(header, body, view[:0]))
             return cause, salvage.encode(salvage.properties_of(view[header.head_size :]))
         # Where the stored message begins is in the damaged head, or where it is for an original.
         begins = [record.HEADER_SIZE + message.PLACE_SIZE]
@@ -171,6 +187,13 @@ class MessageStore:
         found = [salvage.properties_of(view[begin:]) for begin in begins]
         known = next((one for one in found if one.message_id), salvage.Properties())
         return None, salvage.encode(known)
+
+
+def _is_at(place: Place, kind: int, body: memoryview) -> bool:
+    """Whether a record is of the message at a place, whatever its attempts are."""
+    if kind != record.Kind.MESSAGE or len(body) < message.PLACE_SIZE:
+        return False
+    return Place._make(_unpack_place(body))._replace(attempts=place.attempts) == place
 
 
 def cause_of(found: Record) -> Cause | None:

@@ -155,9 +155,12 @@ class Repairs:
             return high, low  # Nobody reads it any more.
         with suppress(BlockFileDamaged):
             if queue.min_offset < row.first:
+                # Not what somebody has verified once: it may have rotted too.
+                queue.check_entry(row.first - 1)
                 low = max(low, queue.entry(row.first - 1)[0])
         with suppress(BlockFileDamaged):
             if row.first + row.items < queue.max_offset:
+                queue.check_entry(row.first + row.items)
                 high = min(high, queue.entry(row.first + row.items)[0])
         return low, high
 

@@ -21,6 +21,7 @@ from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.commit_log import PREPARED, SUFFIX
 from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.offline import block_files
 from tidemill.broker.offline.check import NoStore, Report, check
 from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
 from tidemill.broker.offline.log_scan import (
@@ -99,8 +100,8 @@ class _Repair:
         elif damages:
             report.left += [_told(one, "name a backup with --from") for one in damages]
         derived = [one for one in before.findings if one.damage in _DERIVED]
-        if derived and not report.left:
-            self._drop({one.file for one in derived})
+        if (derived or damages) and not report.left:
+            self._drop({one.file for one in derived} | self._derived_from(damages))
         elif derived:
             why = "the log is damaged too, and the file may know what it does not say any more"
             report.left += [_told(one, why) for one in derived]
@@ -265,8 +266,18 @@ class _Repair:
 
     # ------------------------------------------------------------ what a start makes again
 
+    def _derived_from(self, damages: list[Finding]) -> set[str]:
+        """Return the files that may have been derived from the log while it was damaged."""
+        ranges = [_range(one) for one in damages]
+        return {
+            file.name
+            for kind in (block_files.QUEUES, block_files.INDEX)
+            for file in block_files.list_files(self._disk, kind)
+            if any(file.from_offset < end and begin < file.to_offset for begin, end in ranges)
+        }
+
     def _drop(self, names: set[str]) -> None:
-        """Delete damaged files; the next start makes them again."""
+        """Delete files that are not to be believed; the next start makes them again."""
         folders = set()
         for name in sorted(names):
             folder = name.rpartition("/")[0]

@@ -70,7 +70,9 @@ class DamagedMessages:
         left = []
         for n, log_offset in enumerate(batch.log_offsets):
             try:
-                self._store.message(log_offset)
+                self._store.message(
+                    log_offset, batch.topic_id, batch.queue_id, batch.queue_offsets[n]
+                )
             except LookupError:
                 continue  # Retention was faster than the sync: what it took nobody gets.
             except MessageDamaged:

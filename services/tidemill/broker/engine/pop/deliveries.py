@@ -47,6 +47,7 @@ class Batch(NamedTuple):
     delivery_id: LogOffset
     popped_at_ms: int
     visible_at_ms: int
+    topic_id: TopicId  # in whose queue they stand: that may be a retry topic
     queue_id: QueueId
     indexes: Sequence[int]
     queue_offsets: Sequence[int]
@@ -94,6 +95,6 @@ class Deliveries:
         )  # fmt: skip
         self._state.counts["ck", progress.group_id, progress.named_topic_id] += 1
         return _tuple(Batch, (
-            slot, delivery_id, now_ms, visible_at_ms, queue_id, range(count), offsets,
-            attempts or _FIRST_ATTEMPTS[count], taken.log_offsets, size_bytes,
+            slot, delivery_id, now_ms, visible_at_ms, progress.topic_id, queue_id, range(count),
+            offsets, attempts or _FIRST_ATTEMPTS[count], taken.log_offsets, size_bytes,
         ))  # fmt: skip

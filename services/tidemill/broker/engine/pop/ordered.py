@@ -162,6 +162,7 @@ class OrderedPop:
             LogOffset(table.ids[slot]),
             table.popped_at_ms[slot],
             table.visible_at_ms[slot],
+            progress.topic_id,
             progress.queue.queue_id,
             indexes,
             offsets,

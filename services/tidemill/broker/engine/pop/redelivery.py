@@ -180,8 +180,8 @@ class Redelivery:
         """Move what is left of a damaged message to the dead-letter topic."""
         offset = self._state.table.offset_of(slot, index)
         log_offset, size, _ = progress.queue.entry(offset)
-        cause, blob = self._store.remains_of(log_offset, size)
         place = Place(progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset))
+        cause, blob = self._store.remains_of(log_offset, size, place)
         original = _Original(place, cause, blob, crc32(blob))
         attempts = min(attempts, ATTEMPTS_STORED_MAX)
         self._copy_to_dlq(slot, index, progress, original, Reason.DAMAGED, now_ms, attempts)
