@@ -15,6 +15,7 @@ from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.offline.check import NoStore, check
 from tidemill.broker.offline.copy import copy
+from tidemill.broker.offline.findings import Damage
 from tidemill.broker.offline.repair import RepairReport, repair
 
 SEGMENT = 64 << 10
@@ -87,6 +88,12 @@ def test_there_are_several_segments() -> None:
     assert len(backed_up_bytes(segments()[-1])) > 1_000
 
 
+def assert_sound_but_for_caches(disk: FaultyDisk) -> None:
+    """What was derived from the log while it was damaged is to be derived again."""
+    found = {one.damage for one in finish(check(disk, TIMERS)).findings}
+    assert found <= {Damage.QUEUES, Damage.INDEX}
+
+
 @pytest.mark.parametrize("name", [f"log/{n * SEGMENT:020d}.log" for n in range(4)])
 def test_a_flipped_bit_is_mended_byte_by_byte(name: str) -> None:
     random = Random(name)
@@ -98,7 +105,7 @@ def test_a_flipped_bit_is_mended_byte_by_byte(name: str) -> None:
         assert report.is_whole, report.left
         disk = disk.after_power_cut()
         assert contents(disk) == contents(store()), "what was mended is durable"
-        assert finish(check(disk, TIMERS)).is_sound
+        assert_sound_but_for_caches(disk)
     opened(disk)
 
 
@@ -114,7 +121,7 @@ def test_a_segment_that_is_cut_or_missing_is_taken_whole(name: str, size: int) -
     assert report.is_whole, report.left
     disk = disk.after_power_cut()
     assert contents(disk) == contents(store())
-    assert finish(check(disk, TIMERS)).is_sound
+    assert_sound_but_for_caches(disk)
 
 
 def test_all_segments_but_the_last_may_be_missing() -> None:

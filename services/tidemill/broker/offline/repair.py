@@ -267,8 +267,11 @@ class _Repair:
     # ------------------------------------------------------------ what a start makes again
 
     def _derived_from(self, damages: list[Finding]) -> set[str]:
-        """Return the files that may have been derived from the log while it was damaged."""
-        ranges = [_range(one) for one in damages]
+        """Return the files that may have been derived from the log while it was damaged.
+
+        No broker runs on a log of which a segment is missing or cut.
+        """
+        ranges = [_range(one) for one in damages if one.damage not in _WHOLE]
         return {
             file.name
             for kind in (block_files.QUEUES, block_files.INDEX)
