@@ -12,6 +12,7 @@ from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.timer_world import SECOND_MS, TimerWorld
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
+from tidemill.broker.engine.retention import SETTLE_MS
 from tidemill.common.errors import InvalidReceiptHandle
 
 HOUR_MS = 3600 * 1000
@@ -66,6 +67,43 @@ def test_what_has_served_its_time_on_both_clocks_goes() -> None:
     world.elapse(2 * HOUR_MS)
     world.background()
     assert world.has_retired
+
+
+def test_a_record_that_was_stored_a_year_ahead_holds_nothing_for_a_year() -> None:
+    world = World(retention_ms=3 * DAY_MS, now_ms=1_700_000_000_000)
+    world.monotonic_ms = 1_000
+
+    def tick(duration_ms: int) -> None:
+        world.now_ms += duration_ms
+        world.monotonic_ms = (world.monotonic_ms or 0) + duration_ms
+        world.background()
+
+    tick(0)
+    tick(2 * SETTLE_MS)
+    while len(world.engine.log.segments) < 2:
+        room = world.engine.log._active_end - world.engine.log.log_end
+        is_last = 0 < room < 25_000
+        world.now_ms += 365 * DAY_MS * is_last
+        world.send("m", size=20_000)
+        world.now_ms -= 365 * DAY_MS * is_last
+    assert world.engine.log.first_stored_at_ms(1) > world.now_ms + 300 * DAY_MS
+    second = world.engine.log.segments[1].start
+    world.send(*["m"] * 60, size=20_000)
+    world.checkpoint()
+    for _ in range(4):
+        tick(DAY_MS)
+    assert world.engine.log.min_offset >= second
+    while len(world.engine.log.segments) < 3:
+        world.send("m", size=20_000)
+    world.checkpoint()
+    world.restart()
+    world.monotonic_ms = 5
+    tick(0)
+    tick(2 * SETTLE_MS)
+    low = world.engine.log.min_offset
+    for _ in range(4):
+        tick(DAY_MS)
+    assert world.engine.log.min_offset > low
 
 
 def test_the_time_before_a_start_counts() -> None:

@@ -86,6 +86,7 @@ class Retention:
         self._lag_ms = LONG_AGO_MS
         self._sure_at_ms = 0
         self._is_sure = False
+        self._has_one_clock = False  # wall time is one that nobody moves
         # A queue with messages in the oldest segment, and the queues that were not looked at yet.
         self._witness: ConsumeQueue | None = None
         # The list was made for the segment that ends there.
@@ -97,10 +98,14 @@ class Retention:
         log = self._log
         if len(log.segments) < 2 or log.committed_offset <= log.segments[1].start:
             return False
-        # What follows it was stored at that time, so everything in it is at least as old.
-        if log.first_stored_at_ms(1) + self._retention_ms - lead_ms <= now_ms:
+        if self._is_too_large:
             return True
-        return self._is_too_large
+        if self._monotonic_ms is not None and self._is_sure:
+            # One record that was stored by a clock that was ahead must not hold all others.
+            at_ms = now_ms if self._has_one_clock else self._monotonic_ms
+            return at_ms - self._since_ms(at_ms) >= self._retention_ms - lead_ms
+        # What follows it was stored at that time, so everything in it is at least as old.
+        return log.first_stored_at_ms(1) + self._retention_ms - lead_ms <= now_ms
 
     @property
     def _is_too_large(self) -> bool:
@@ -153,11 +158,11 @@ class Retention:
         Of a segment that an earlier process has filled wall time says how old it is: the least that
         it says in the first minute, in which a clock that was wrong at the start is set right.
         """
-        is_sure = monotonic_ms is None
+        self._has_one_clock = monotonic_ms is None
         monotonic_ms = wall_ms if monotonic_ms is None else monotonic_ms
         segments = self._log.segments
         if self._monotonic_ms is None:
-            self._sure_at_ms = monotonic_ms + (0 if is_sure else SETTLE_MS)
+            self._sure_at_ms = monotonic_ms + (0 if self._has_one_clock else SETTLE_MS)
             self._inherited_end = segments[-1].start if segments else 0
         self._monotonic_ms = monotonic_ms
         if not self._is_sure:
@@ -171,23 +176,17 @@ class Retention:
             known[start] = monotonic_ms
 
     def _has_served(self, now_ms: int) -> bool:
-        """Whether the oldest segment has to go: by size, or by its time on both clocks.
+        """Whether the oldest segment has to go: by size, or by its time.
 
-        Wall time alone may be days ahead for a second.
+        Wall time may be days ahead for a second: it decides nothing by itself.
         """
-        if not self.is_near(now_ms, 0):
-            return False
-        if self._is_too_large:
-            return True
-        if self._monotonic_ms is None or not self._is_sure:
-            return False
-        return self._monotonic_ms - self._since_ms() >= self._retention_ms
+        return self.is_near(now_ms, 0) and (self._is_too_large or self._is_sure)
 
-    def _since_ms(self) -> int:
+    def _since_ms(self, monotonic_ms: int) -> int:
         """Return since when the oldest segment is full, on the clock that nobody moves."""
         start = self._log.segments[0].start
         if start >= self._inherited_end:
-            return self._full_since_ms[start]
+            return self._full_since_ms.get(start, monotonic_ms)  # Nobody has looked since.
         # What follows it was stored at that time, so everything in it is at least as old.
         return min(self._log.first_stored_at_ms(1) + self._lag_ms, self._sure_at_ms)
 
