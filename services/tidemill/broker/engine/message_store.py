@@ -15,6 +15,7 @@ from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.message import salvage, stored_message
 
 _unpack_place = message.PLACE.unpack_from
+_unpack_where = struct.Struct(">IH2xq").unpack_from  # the same, without the attempts
 _STORED_AT = struct.Struct(">q")
 # Of a stored message: the number of its keys, its tag's hash, and the first key's hash.
 _FIELDS = struct.Struct(">4xH26xq16xQ")
@@ -110,8 +111,7 @@ class MessageStore:
             if log_offset < self.verified_from:
                 self.log.verify(log_offset)
             head, blob = self.log.read(log_offset)
-            place = _unpack_place(head, record.HEADER_SIZE)
-            if place[3] != queue_offset or place[:2] != (topic_id, queue_id):
+            if _unpack_where(head, record.HEADER_SIZE) != (topic_id, queue_id, queue_offset):
                 raise ValueError(f"it is not message {queue_offset} of the queue that names it")
             origin = ""
             if len(head) > record.HEADER_SIZE + message.PLACE_SIZE:
