@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.layout.timer_record import NO_POSITION, SIZE
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.counts import Counts
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
@@ -431,13 +432,13 @@ class TimerIndex:
             self.latest_s[file] = max(self.latest_s.get(file, 0), int(slots.max()))
 
 
-def open_index(disk: Disk, config: TimerConfig, log: CommitLog) -> TimerIndex:
+def open_index(disk: Disk, mappings: Mappings, config: TimerConfig, log: CommitLog) -> TimerIndex:
     """Make the index over the timers' files; nothing is read yet."""
     table = TimerTable(
         disk, file_entries=config.table_file_entries, pages_max=config.table_pages_max
     )
     wheel = Wheel(disk, slot_count=config.wheel_slots)
-    timer_log = TimerLog(disk, file_bytes=config.timer_log_file_bytes)
+    timer_log = TimerLog(disk, mappings, file_bytes=config.timer_log_file_bytes)
     return TimerIndex(table, wheel, timer_log, log)
 
 
