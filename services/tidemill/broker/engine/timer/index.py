@@ -256,11 +256,12 @@ class TimerIndex:
         and those that came late for their second. Nobody else looks at them here.
         """
         begin_s, end_s = self.hand_s + 1, min(hand_s + 1, self.hand_s + self.wheel.slot_count)
-        passed = [
-            record
-            for slot_s in (self.wheel.filled(begin_s, end_s) if begin_s < end_s else ())
-            for record in self.chain(slot_s)
-        ]
+        passed: list[timer_record.TimerRecord] = []
+        try:
+            for slot_s in self.wheel.filled(begin_s, end_s) if begin_s < end_s else ():
+                passed += self.chain(slot_s)
+        except TimerLogDamaged:
+            self.is_damaged = True  # All links are made again from the table.
         self.hand_s = max(self.hand_s, hand_s)
         seen: set[int] = set()
         for record in passed:

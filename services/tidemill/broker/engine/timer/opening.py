@@ -180,8 +180,10 @@ class Opening:
             self._index.hand_s = max(self._index.hand_s, firing_ms // 1000 - 1)
         self._loader.begin(firing_ms)
 
-    def rebuild(self, now_ms: int, *, firing_ms: int, hand_s: int) -> Iterator[list[File]]:
+    def rebuild(self, now_ms: int, *, firing_ms: int) -> Iterator[list[File]]:
         """Make wheel and timer log again from the table, in slices of a page."""
+        # The hand stands still while they are damaged, for however long that is.
+        hand_s = max(self._index.hand_s, self._hand_min_s(firing_ms))
         return self._rebuild(self._index.table.page_batches(), now_ms, firing_ms, hand_s)
 
     def _rebuild(
@@ -213,4 +215,11 @@ class Opening:
             waiting = rows["due"][rows["state"] == TimerState.PENDING]
             if len(waiting):
                 first_s = min(first_s, int(waiting.min()) // 1000)
-        return max(first_s - 1, now_s - index.wheel.slot_count // 2, index.hand_s)
+        return max(first_s - 1, self._hand_min_s(now_ms), index.hand_s)
+
+    def _hand_min_s(self, firing_ms: int) -> int:
+        """Return where the hand is at least before slots are loaded: half a revolution behind.
+
+        Invariant: the parking slot is ahead of the clock then, and the backlog within the ring.
+        """
+        return firing_ms // 1000 - self._index.wheel.slot_count // 2
