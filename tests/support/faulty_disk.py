@@ -17,7 +17,7 @@ from random import Random
 from typing import TypeAlias
 
 from tidemill.broker.engine.store.commit_log import PREPARED
-from tidemill.broker.engine.store.disk import DROPPED, DiskFailed
+from tidemill.broker.engine.store.disk import DROPPED, DiskFailed, ReadFailed
 
 SECTOR = 512
 BLOCK = 4096
@@ -327,9 +327,9 @@ class FaultyDisk:
         return None if content is None else bytes(content.now)
 
     def need_readable(self, name: str) -> None:
-        """Raise DiskFailed where a read of a file fails."""
+        """Raise ReadFailed where a read of a file fails."""
         if name in self.unreadable:
-            raise DiskFailed(f"reading {name}")
+            raise ReadFailed(f"reading {name}")
 
     def rename(self, source: str, target: str) -> None:
         content, folder = self._find(source), _folder_of(source)
@@ -346,6 +346,7 @@ class FaultyDisk:
         folder = _folder_of(name)
         names = {n: c for n, c in self._folders[folder].items() if n != name}
         self._change(f"delete {name}", folder, names)
+        self.unreadable.discard(name)
 
     def folder(self, folder: str) -> FaultyFolder:
         if folder not in self._folders:

@@ -271,7 +271,9 @@ def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[Header, bytes,
         if not stem.isdigit():
             continue
         start = int(stem)
-        data = disk.open(name).view()
+        file = disk.open(name)
+        data = file.view()
+        file.close()
         if start + len(data) <= log_offset:
             continue
         assert start == expected or (expected < 0 and start <= log_offset), "a hole in the log"

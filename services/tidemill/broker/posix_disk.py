@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from tidemill.broker.engine.store.disk import DiskFailed
+from tidemill.broker.engine.store.disk import DiskFailed, ReadFailed
 
 IOV_MAX = 1024  # buffers of one pwritev, the limit of Linux
 
@@ -52,7 +52,7 @@ class PosixFile:
         try:
             return os.pread(self._fd, size, offset)
         except OSError as error:
-            raise DiskFailed(f"reading {self.name}: {error}") from error
+            raise ReadFailed(f"reading {self.name}: {error}") from error
 
     def advise(self, offset: int, size: int) -> None:
         """Let the kernel read ahead."""
@@ -144,7 +144,7 @@ class PosixDisk:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise DiskFailed(f"reading {name}: {error}") from error
+            raise ReadFailed(f"reading {name}: {error}") from error
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name."""

@@ -32,7 +32,7 @@ from tidemill.broker.engine.layout import (
     timer_record,
 )
 from tidemill.broker.engine.layout.message import Reason
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.record import Header, Kind
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
 from tidemill.broker.engine.store.disk import File
@@ -163,6 +163,36 @@ def timer_history() -> dict[str, bytes]:
     }
 
 
+@cache
+def later_history() -> dict[str, bytes]:
+    """Write a log of two lives, with what the first history cannot have.
+
+    The second life brings back what was popped in its future, and evacuates a delayed message that
+    is larger than its segments.
+    """
+    world = TimerWorld(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=LATER_FIRST)
+    world.group()
+    world.schedule("large", delay_ms=30 * 24 * 3_600_000, size=LATER_SEGMENT + 1_000)
+    world.send("popped")
+    world.now_ms += 3_600_000
+    world.pop(1, invisible_ms=30_000)
+    world.now_ms -= 3_600_000
+    world = TimerWorld(
+        world.disk.after_kill(), now_ms=world.now_ms, segment_bytes=LATER_SEGMENT, before=world
+    )
+    world.fold.timers.quarantined.add(0)  # The judge takes remains of what cannot be copied.
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", topic="filler", size=3_000)
+    world.engine.timers.evacuation._is_due = lambda _now_ms: True
+    world.sleep(4_000)
+    disk = world.disk
+    names = [name for name in disk.names("log") if not name.endswith("/prepared")]
+    return {"later_log.bin": b"".join(disk.read(name) or b"" for name in names)}
+
+
+LATER_FIRST, LATER_SEGMENT = 32_768, 8_192
+
+
 def schedule(
     world: TimerWorld,
     text: str,
@@ -289,6 +319,31 @@ def test_the_golden_files_of_timers_are_intact() -> None:
     }
 
 
+def test_todays_encoders_write_the_golden_bytes_of_two_lives() -> None:
+    assert later_history() == {"later_log.bin": golden("later_log.bin")}
+
+
+def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives() -> None:
+    disk, data = FaultyDisk(Random(0)), golden("later_log.bin")
+    starts = [0, *range(LATER_FIRST, len(data), LATER_SEGMENT)]
+    for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
+        file = disk.open(f"log/{start:020d}.log", create=True)
+        file.write_at(0, [data[start:end]])
+        file.sync()
+    disk.sync_folder(".")
+    world = World(disk, segment_bytes=LATER_FIRST, timer=TIMERS, now_ms=START_MS + 10_000)
+    timers = world.engine.timers
+    entry = timers.index.get(TimerId(0))
+    assert entry.state == TimerState.PENDING
+    original = timers.bodies.read(TimerId(0), entry)
+    assert stored_message.body_of(original.blob).startswith(b"large"), "its original is whole"
+    assert entry.log_offset > LATER_FIRST, "what is left of it is in the second segment"
+    assert 0 < world.engine.catalog.brought_back_before < LATER_FIRST
+    assert world.bodies() == [], "brought back, and hidden for as long as it was to be"
+    world.advance(30_000)
+    assert world.bodies() == ["popped"]
+
+
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
     disk = FaultyDisk(Random(0))
     data = golden("log.bin")
@@ -392,7 +447,7 @@ def test_the_golden_message_and_handles_are_read() -> None:
 def make_missing() -> None:
     """Write the golden files that do not exist."""
     FOLDER.mkdir(exist_ok=True)
-    for name, data in (history() | timer_history()).items():
+    for name, data in (history() | timer_history() | later_history()).items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)
 

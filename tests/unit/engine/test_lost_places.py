@@ -21,14 +21,9 @@ SEEDS = 8
 SEGMENT = 64 << 10
 OPTIONS = {"segment_bytes": SEGMENT, "checkpoint_log_bytes": 1 << 40, "checkpoint_records": 1 << 40}
 GROUP = "billing"
-# All others are mapped, or nobody looks into them.
-READ_AT_A_START = (
-    "checkpoint",
-    "timer/checkpoint.a",
-    "timer/checkpoint.b",
-    "timer/state/",
-    "timer/wheel",
-)
+# What a start reads by calls and makes again; all others but the checkpoint file are mapped, or
+# nobody looks into them.
+CACHES_READ = ("timer/checkpoint.a", "timer/checkpoint.b", "timer/state/", "timer/wheel")
 
 
 class Unjudged(TimerWorld):
@@ -84,10 +79,13 @@ def lose(disk: FaultyDisk, name: str, how: str, seed: int) -> None:
         disk.remove(name)
 
 
+def start(disk: FaultyDisk) -> Unjudged:
+    return Unjudged(disk, now_ms=history().now_ms, timer=TIMERS, **OPTIONS)  # type: ignore[arg-type]  # as above
+
+
 def outcome(disk: FaultyDisk) -> tuple[list[str], list[str], list[str]]:
     """Start, and return what a group gets, what another gets, and what timers deliver."""
-    before = history()
-    world = Unjudged(disk, now_ms=before.now_ms, timer=TIMERS, **OPTIONS)  # type: ignore[arg-type]
+    world = start(disk)
     for _ in range(8):
         world.advance(HOUR_MS // 4)
         world.background()
@@ -150,12 +148,26 @@ def test_what_the_log_has_lost_is_named_or_concerns_nobody_else(name: str, how: 
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_read_that_fails_ends_the_process_and_names_the_file(name: str) -> None:
+def test_what_cannot_be_read_is_made_again_or_named(name: str) -> None:
     """What is mapped is not read by a call: there the system ends the process."""
     disk = history().disk.after_kill()
     disk.unreadable.add(name)
-    if name.startswith(READ_AT_A_START):
+    if name == "checkpoint":
         with pytest.raises(DiskFailed, match=name):
             outcome(disk)
-    else:
-        assert outcome(disk) == expected()
+        return
+    assert outcome(disk) == expected()
+    if name.startswith(CACHES_READ):
+        assert name in disk.all_names()
+        assert not disk.unreadable, "it is in another place now, and the next start reads it"
+
+
+@pytest.mark.parametrize("name", [one for one in names() if one.startswith(CACHES_READ)])
+def test_a_sync_that_fails_ends_a_start_also_where_a_read_would_not(name: str) -> None:
+    known = history().disk.after_kill()
+    start(known)
+    disk = history().disk.after_kill()
+    disk.unreadable.add(name)
+    disk.sync_fails_at = known.operations.index(f"sync {name}")
+    with pytest.raises(DiskFailed, match=f"sync {name}"):
+        start(disk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from random import Random
 
@@ -181,6 +182,31 @@ def test_a_start_that_meets_a_damaged_block_leaves_the_rest_to_the_repair(
             assert queue.entry(queue.min_offset)[0] >= low
     world.restart()
     assert not world.engine.store.damaged_files
+
+
+def test_a_repair_cuts_one_queue_a_slice_and_shows_nobody_what_is_gone() -> None:
+    disk = disk_of_many_blocks().after_kill()
+    name = disk.names("queues")[0]
+    for row in open_block_file(Mappings(disk), name, QUEUE_MAGIC, {}).rows():
+        disk.damage(name, row.position + 7)
+    world = World(disk, segment_bytes=SEGMENT)
+    low, queues = world.engine.log.min_offset, world.engine.catalog.queues
+    begins = {key: queue.min_offset for key, queue in queues.items()}
+    cut_count = 0
+    for files in world.engine.background._repairs.repair():
+        for file in files:
+            file.sync()
+        cut = [key for key, queue in queues.items() if queue.min_offset != begins[key]]
+        assert len(cut) <= 1
+        cut_count += len(cut)
+        begins = {key: queue.min_offset for key, queue in queues.items()}
+        for queue in queues.values():
+            with suppress(BlockFileDamaged):
+                assert (
+                    queue.min_offset == queue.max_offset or queue.entry(queue.min_offset)[0] >= low
+                )
+    assert cut_count > 1
+    assert delivered(world) == expected_of_many_blocks()
 
 
 @pytest.mark.parametrize("name", derived_files()[:-1])

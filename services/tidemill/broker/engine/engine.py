@@ -90,7 +90,7 @@ class Engine:
         self.log = CommitLog(disk, self.mappings, segment_bytes=config.segment_bytes)
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog, self.tally)
-        timer_index = open_index(disk, config.timer, self.log)
+        timer_index = open_index(disk, self.mappings, config.timer, self.log)
         set_aside = SetAside(timer_index, self.log, self.catalog)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(

@@ -19,7 +19,7 @@ import numpy as np
 from tidemill.broker.engine.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, Checkpoints, Steps
 from tidemill.broker.engine.layout import block_file, message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.message_store import MessageStore
@@ -127,6 +127,7 @@ class Repairs:
                 yield []
         for number in damaged.contents:
             damaged.finish(number)
+            self._give_up(damaged, number)
             yield []
         new = yield from self._replace(
             file, QUEUES_FOLDER,
@@ -137,15 +138,20 @@ class Repairs:
             block_count_max=file.row_count,
         )  # fmt: skip
         file.adopt(new)
-        low = self._store.log.min_offset
-        if file.from_offset < low:
-            # A start has met the damage where it looked for what retention has left. In one slice,
-            # so that nobody takes what is below for messages.
-            for topic_id, queue_id in damaged.queues:
-                queue = self._catalog.queues.get((TopicId(topic_id), QueueId(queue_id)))
-                if queue is not None:
-                    queue.drop_before(low)
         yield from self._wake(damaged.queues)
+
+    def _give_up(self, damaged: _DamagedRows, number: int) -> None:
+        """Let a queue begin behind what retention has taken of a block that is derived again.
+
+        A start has met the damage where it looked for that. Before the file is whole, a block a
+        slice, so that nobody ever takes what is below for messages.
+        """
+        low = self._store.log.min_offset
+        topic_id, queue_id = damaged.key(number)
+        queue = self._catalog.queues.get((TopicId(topic_id), QueueId(queue_id)))
+        offset, count = damaged.before(number, low)
+        if queue is not None and count:
+            queue.begin_behind(QueueOffset(offset + count))
 
     def _neighbours(self, file: BlockFile, row: Row) -> tuple[int, int]:
         """Return between which log offsets the messages of a row stand, as far as can be said."""
@@ -315,6 +321,7 @@ class _DamagedRows:
         self.queues: set[tuple[int, int]] = set()
         self._rows: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._firsts: dict[int, int] = {}
+        self._keys: dict[int, tuple[int, int]] = {}  # topic and queue
         self._holes: list[Hole] = []
 
     def check(self, number: int, row: Row) -> bool:
@@ -324,10 +331,21 @@ class _DamagedRows:
         except BlockFileDamaged:
             self.contents[number] = bytearray(row.items * SIZE)
             self._firsts[number] = row.first
+            self._keys[number] = row.key_1, row.key_2
             self._rows[row.key_1, row.key_2].append(number)
             self.queues.add((row.key_1, row.key_2))
             return True
         return False
+
+    def key(self, number: int) -> tuple[int, int]:
+        """Return the topic and the queue of a block."""
+        return self._keys[number]
+
+    def before(self, number: int, log_offset: int) -> tuple[int, int]:
+        """Return a block's first queue offset, and how many of its messages are before a place."""
+        entries = np.frombuffer(self.contents[number], dtype=_ENTRIES)
+        count = np.searchsorted(entries["log_offset"].astype(np.int64), log_offset)
+        return self._firsts[number], int(count)
 
     def content(self, number: int, row: Row) -> bytes:
         """Return what is to be written: what was derived, or the intact block."""

@@ -27,7 +27,9 @@ from tidemill.broker.offline.log_scan import (
     LogScan,
     LogSegment,
     is_cut,
+    list_held,
     list_segments,
+    walk_held,
 )
 from tidemill.broker.offline.names import Names
 from tidemill.broker.offline.source import Source, Window
@@ -107,6 +109,7 @@ class _Check:
         segments = self._without_unused(folder.segments)
         self._look_at_shape(segments, now)
         yield from self._scan(segments, checkpoint)
+        self._look_at_held()
         for kind in block_files.KINDS:
             yield from self._look_at_files(kind)
         self._look_at_chains(checkpoint)
@@ -202,6 +205,23 @@ class _Check:
         report.log_end = scan.end
         if scan.end < durable_offset:
             self._miss(scan.end, durable_offset)
+
+    def _look_at_held(self) -> None:
+        """Look at the segments that were set aside; the log says for which timers."""
+        for segment in list_held(self._source):
+            for broken in _twice(lambda segment=segment: walk_held(self._source, segment)):  # type: ignore[misc]  # as below
+                self._report.findings.append(
+                    Finding(
+                        damage=Damage.HELD,
+                        file=segment.name,
+                        position=broken.log_offset - segment.start,
+                        size=broken.end - broken.log_offset,
+                        log_offset=broken.log_offset,
+                        log_end=broken.end,
+                        detail=broken.why,
+                        concerns=tuple(self._concerns.of_held(broken)),
+                    )
+                )
 
     # ------------------------------------------------------------ queues, index, snapshots
 

@@ -14,7 +14,13 @@ import numpy as np
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import Row
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Place, Target
+from tidemill.broker.engine.layout.message import (
+    FLAG_REMAINS,
+    FLAG_SCHEDULE,
+    Place,
+    Remains,
+    Target,
+)
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
@@ -57,6 +63,8 @@ class Concerns:
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._listed: dict[int, dict[tuple[int, int, int], _Listed]] = defaultdict(dict)
         self._room = CONCERNS_MAX
+        # By where its message stands that could not be copied: a timer, as the log has it.
+        self._originals: dict[int, Remains] = {}
 
     def expect(self, broken: Broken) -> None:
         """Note a damaged stretch of the log."""
@@ -69,6 +77,9 @@ class Concerns:
 
     def see(self, found: Intact) -> None:
         """Take in an intact message: those that lack before it in its queue were in a stretch."""
+        if found.header.flags & FLAG_REMAINS:
+            remains = message.decode_remains(found.body)
+            self._originals[remains.log_offset] = remains
         place = _place(found.body)
         key = place.topic_id, place.queue_id
         before = self._seen.get(key)
@@ -119,6 +130,19 @@ class Concerns:
             yield self._concern(one, remains)
         if not listed and (found := _salvaged(broken.remains)):
             yield Concern(topic="", queue_id=-1, queue_offset=-1, message_id=found)
+
+    def of_held(self, broken: Broken) -> Iterator[Concern]:
+        """Yield the timers whose messages a stretch of a segment that was set aside concerns."""
+        for log_offset, remains in sorted(self._originals.items()):
+            if broken.log_offset <= log_offset < broken.end:
+                target = remains.target
+                yield Concern(
+                    topic=self._names.topic(self._names.timer_topic_id or 0),
+                    queue_id=SCHEDULE_QUEUE,
+                    queue_offset=target.timer_id,
+                    message_id=_salvaged(broken.remains[log_offset - broken.log_offset :]),
+                    timer=self._timer(target),
+                )
 
     def _of_record(self, broken: Broken, header: record.Header) -> Concern:
         """Return whom a record concerns whose head is intact."""

@@ -15,6 +15,7 @@ class Damage(StrEnum):
     SEGMENT_MISSING = "segment-missing"
     SEGMENT_CUT = "segment-cut"
     STRANGE_FILE = "strange-file"
+    HELD = "held"
     QUEUES = "queues"
     INDEX = "index"
     SNAPSHOT = "snapshot"
@@ -64,6 +65,12 @@ MEANINGS: dict[Damage, Meaning] = {
         "If it was a segment, give it its name back (the log offset at which it begins, in 20 "
         "digits); if not, move it away. If its name ends in .copying, a copy did not come to its "
         "end: delete the whole directory, and copy again.",
+    ),
+    Damage.HELD: Meaning(
+        "a segment that was set aside is damaged, as it is where it was kept for a delayed message "
+        "that could not be copied; nothing else is read from it",
+        "What is left of the message goes to the dead letters of timers when it is due. "
+        f"{_FROM_BACKUP} Then it is delivered as it was sent.",
     ),
     Damage.QUEUES: Meaning(
         "a file that says where messages lie is damaged; the log says it too",

@@ -114,6 +114,43 @@ def list_segments(source: Source) -> LogFolder:
     return LogFolder(segments, strange)
 
 
+def list_held(source: Source) -> list[LogSegment]:
+    """List the segments that were set aside: no part of the log, and each by itself."""
+    held = []
+    for name in source.names(FOLDER):
+        stem = name.removeprefix(f"{FOLDER}/").removesuffix(HELD)
+        if not name.endswith(HELD) or not stem.isdigit():
+            continue
+        try:
+            file = source.open(name)
+        except FileNotFoundError:
+            continue  # The broker has dropped it meanwhile.
+        held.append(LogSegment(name, int(stem), file.size()))
+        file.close()
+    return held
+
+
+def walk_held(source: Source, segment: LogSegment) -> Iterator[Broken]:
+    """Yield what is damaged in a segment that was set aside: nothing, where it is gone.
+
+    Raises UnknownRecord.
+    """
+    try:
+        file = source.open(segment.name)
+    except FileNotFoundError:
+        return
+    try:
+        window, at = Window(file), 0
+        while (found := read_one(window, segment, at)) is not None and not isinstance(found, Pad):
+            if isinstance(found, Broken):
+                yield found
+            at = found.end - segment.start
+    finally:
+        file.close()
+    if is_cut(segment):
+        yield Broken(segment, segment.end, segment.end, f"it has {segment.size} bytes", None, b"")
+
+
 def read_one(window: Window, segment: LogSegment, at: int) -> Found | None:
     """Return what stands at byte `at` of a segment; None where nothing more fits.
 

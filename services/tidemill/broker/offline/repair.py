@@ -4,6 +4,9 @@ Of the log only what a backup has intact at the same log offsets is written, and
 agree on the records around it: a store that was restored and lived on has other records at the same
 offsets. What cannot be verified stays as it is.
 
+Segments that were set aside are mended as those of the log are: a delayed message that was damaged
+in one is delivered again. Nothing else depends on them.
+
 Derived files and the files of timers that are damaged are deleted where the whole log is sound, and
 the next start makes them from it. Elsewhere they stay: they may know what the log does not say.
 """
@@ -31,6 +34,7 @@ from tidemill.broker.offline.log_scan import (
     LogSegment,
     Pad,
     is_cut,
+    list_held,
     list_segments,
     read_one,
 )
@@ -38,6 +42,7 @@ from tidemill.broker.offline.names import Names
 from tidemill.broker.offline.source import Source, Window
 
 SLICE_BYTES = 1 << 20  # written at once
+NO_BACKUP = "name a backup with --from"
 T = TypeVar("T")
 Steps = Generator[Progress, None, T]
 # What a start makes again by itself even where a file is merely gone.
@@ -95,10 +100,15 @@ class _Repair:
         report = self._report
         before = yield from check(self._disk, self._timer)
         damages = [one for one in before.findings if one.damage in OF_THE_LOG]
-        if damages and self._backup is not None:
-            yield from self._mend_log(before, damages, self._backup)
-        elif damages:
-            report.left += [_told(one, "name a backup with --from") for one in damages]
+        held = [one for one in before.findings if one.damage is Damage.HELD]
+        backup = None
+        if (damages or held) and self._backup is not None:
+            backup = yield from self._look_at_backup(before, self._backup)
+        if backup is not None:
+            yield Progress("mending", 0, 0)
+            self._mend_log(damages, backup)
+        else:
+            report.left += [_told(one, NO_BACKUP) for one in damages]
         derived = [one for one in before.findings if one.damage in _DERIVED]
         if (derived or damages) and not report.left:
             self._drop({one.file for one in derived} | self._derived_from(damages))
@@ -107,18 +117,23 @@ class _Repair:
             report.left += [_told(one, why) for one in derived]
         if any(one.damage is Damage.CHECKPOINT for one in before.findings) and not report.left:
             report.mended.append(f"{CHECKPOINT_FILE}: the next start writes it again")
+        # Last, since no other file depends on them.
+        self._mend_held(held, backup)
         report.is_whole = not report.left
         return report
 
     # ------------------------------------------------------------ the log
 
-    def _mend_log(self, before: Report, damages: list[Finding], backup: Source) -> Steps[None]:
-        taken = _Backup(backup)
-        yield from taken.look()
-        ours, theirs = before.names.handle_secret, taken.names.handle_secret
+    @staticmethod
+    def _look_at_backup(before: Report, source: Source) -> Steps[_Backup]:
+        backup = _Backup(source)
+        yield from backup.look()
+        ours, theirs = before.names.handle_secret, backup.names.handle_secret
         if ours and theirs and ours != theirs:
             raise NoStore("the backup is of another store; nothing was changed")
-        yield Progress("mending", 0, 0)
+        return backup
+
+    def _mend_log(self, damages: list[Finding], taken: _Backup) -> None:
         replaced: set[str] = set()
         # Whole files first: they may hold other damaged stretches.
         for start, findings in self._by_segment(damages, taken).items():
@@ -132,7 +147,20 @@ class _Repair:
             try:
                 if finding.damage is Damage.STRANGE_FILE:
                     raise NotMended("give it the name that it had, or move it away")
-                self._mend_stretch(finding, taken)
+                self._mend_stretch(finding, taken, list_segments(self._disk).segments)
+            except NotMended as error:
+                self._report.left.append(_told(finding, str(error)))
+
+    def _mend_held(self, damages: list[Finding], backup: _Backup | None) -> None:
+        """Mend segments that were set aside, of which a backup may have the former ones."""
+        held = {one.name: one for one in list_held(self._disk)}
+        for finding in damages:
+            try:
+                if backup is None:
+                    raise NotMended(NO_BACKUP)
+                if not finding.size:
+                    raise NotMended("its file is cut; put a whole one in its place")
+                self._mend_stretch(finding, backup, [held[finding.file]])
             except NotMended as error:
                 self._report.left.append(_told(finding, str(error)))
 
@@ -150,14 +178,14 @@ class _Repair:
                 found.setdefault(starts[0] if starts else begin, []).append(finding)
         return found
 
-    def _mend_stretch(self, finding: Finding, backup: _Backup) -> None:
-        """Write a damaged stretch of a segment from the backup."""
+    def _mend_stretch(self, finding: Finding, backup: _Backup, segments: list[LogSegment]) -> None:
+        """Write a damaged stretch of a segment from the backup; `segments` are those around it."""
         begin, end = _range(finding)
-        segment = self._segment_of(begin)
+        segment = _segment_of(segments, begin)
         data = backup.take(begin, end, ends_segment=end == segment.end)
         if len(data) > end - begin:
             raise NotMended("its file is cut, and the backup has no whole one")
-        self._compare(begin, end, data, backup)
+        self._compare(begin, end, data, backup, segments)
         self._report.mended.append(_told(finding, f"{len(data)} bytes taken from the backup"))
         if self._is_dry:
             return
@@ -183,7 +211,7 @@ class _Repair:
             is_open = limit is None and segment is segments[-1]
             contents.append(backup.take_segment(segment, needed_to=end if is_open else segment.end))
         for segment, data in zip(segments, contents, strict=True):
-            self._compare(segment.start, segment.end, data, backup)
+            self._compare(segment.start, segment.end, data, backup, ours)
         self._compare_own(start, contents[0])
         names = {_name(segment.start) for segment in segments}
         told = f"{', '.join(sorted(names))} taken from the backup"
@@ -207,33 +235,27 @@ class _Repair:
         disk.rename(temporary, _name(segment.start))
         disk.folder(LOG_FOLDER).sync()
 
-    def _segment_of(self, log_offset: int) -> LogSegment:
-        segments = list_segments(self._disk).segments
-        found = [one for one in segments if one.start <= log_offset < one.end]
-        if not found:
-            raise NotMended("its file is missing")
-        return found[0]
-
-    def _compare(self, begin: int, end: int, data: bytes, backup: _Backup) -> None:
+    def _compare(
+        self, begin: int, end: int, data: bytes, backup: _Backup, segments: list[LogSegment]
+    ) -> None:
         """Raise NotMended unless the records around a stretch are the same in the backup."""
-        neighbours = [*self._before(begin), *self._after(end)]
+        neighbours = [*self._before(begin, segments), *self._after(end, segments)]
         same = [backup.has(one) for one in neighbours]
         if False in same:
             raise NotMended("the backup has other records around it: its store has lived on")
-        head = self._head_of(begin)
+        head = self._head_of(begin, segments)
         if True not in same and not (head and data.startswith(head)):
             raise NotMended("the backup has no record beside it that could be compared")
 
     def _compare_own(self, begin: int, data: bytes) -> None:
         """Raise NotMended unless what is left of a cut segment is in the backup's bytes."""
-        for found in _walk_from(self._disk, begin):
+        for found in _walk_from(self._disk, list_segments(self._disk).segments, begin):
             at = found.log_offset - begin
             if data[at : at + found.header.size] != bytes(found.data):
                 raise NotMended("the backup has other records in it: its store has lived on")
 
-    def _head_of(self, begin: int) -> bytes:
+    def _head_of(self, begin: int, segments: list[LogSegment]) -> bytes:
         """Return the intact head of a record whose tail is damaged, b"" where there is none."""
-        segments = list_segments(self._disk).segments
         for segment in segments:
             if segment.start <= begin < segment.end:
                 file = self._disk.open(segment.name)
@@ -243,24 +265,22 @@ class _Repair:
                     return found.remains[: found.header.head_size]
         return b""
 
-    def _before(self, log_offset: int) -> Iterator[_Neighbour]:
+    def _before(self, log_offset: int, segments: list[LogSegment]) -> Iterator[_Neighbour]:
         """Yield the last intact record in front of a stretch."""
-        segments = [one for one in list_segments(self._disk).segments if one.start < log_offset]
         last = None
-        for segment in segments[-1:]:
-            for found in _walk_from(self._disk, segment.start):
+        for segment in [one for one in segments if one.start < log_offset][-1:]:
+            for found in _walk_from(self._disk, segments, segment.start):
                 if found.end > log_offset:
                     break
                 last = _Neighbour(found.log_offset, bytes(found.data))
         if last is not None:
             yield last
 
-    def _after(self, log_offset: int) -> Iterator[_Neighbour]:
+    def _after(self, log_offset: int, segments: list[LogSegment]) -> Iterator[_Neighbour]:
         """Yield the first intact record behind a stretch."""
-        segments = [one for one in list_segments(self._disk).segments if one.end > log_offset]
-        for segment in segments[:2]:
+        for segment in [one for one in segments if one.end > log_offset][:2]:
             begin = max(log_offset, segment.start)
-            for found in _walk_from(self._disk, begin):
+            for found in _walk_from(self._disk, segments, begin):
                 yield _Neighbour(found.log_offset, bytes(found.data))
                 return
 
@@ -305,6 +325,7 @@ class _Backup:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.segments = list_segments(source).segments
+        self._files = [*self.segments, *list_held(source)]
         self.names = Names()
         if not self.segments:
             raise NoStore("the backup is no store: its folder log holds no segment")
@@ -322,7 +343,7 @@ class _Backup:
 
     def has(self, record: _Neighbour) -> bool | None:
         """Return whether it has a record; None where it knows nothing of that place."""
-        for segment in self.segments:
+        for segment in self._files:
             if segment.start <= record.log_offset < segment.end:
                 file = self._source.open(segment.name)
                 found = read_one(Window(file), segment, record.log_offset - segment.start)
@@ -335,7 +356,7 @@ class _Backup:
 
     def take(self, begin: int, end: int, *, ends_segment: bool) -> bytes:
         """Return the bytes of intact records from `begin` to exactly `end`. Raises NotMended."""
-        for segment in self.segments:
+        for segment in self._files:
             if segment.start <= begin < segment.end:
                 return self._take(segment, begin, end, ends_segment=ends_segment)
         raise NotMended("the backup has nothing at this log offset")
@@ -369,9 +390,16 @@ class _Backup:
         return b"".join(parts)
 
 
-def _walk_from(source: Source, log_offset: int) -> Iterator[Intact]:
+def _segment_of(segments: list[LogSegment], log_offset: int) -> LogSegment:
+    found = [one for one in segments if one.start <= log_offset < one.end]
+    if not found:
+        raise NotMended("its file is missing")
+    return found[0]
+
+
+def _walk_from(source: Source, segments: list[LogSegment], log_offset: int) -> Iterator[Intact]:
     """Yield the intact records of one segment from a log offset on, past damaged ones."""
-    for segment in list_segments(source).segments:
+    for segment in segments:
         if segment.start <= log_offset < segment.end:
             file = source.open(segment.name)
             try:

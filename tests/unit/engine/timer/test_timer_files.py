@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.engine_world import TOPIC
@@ -12,6 +14,8 @@ from tests.support.timer_world import (
     timer_files,
     without_timer_files,
 )
+from tidemill.broker.engine.store.mappings import FILES_MAX
+from tidemill.broker.engine.timer import timer_log
 from tidemill.common.errors import MessageNotFound
 
 
@@ -109,3 +113,45 @@ def test_ids_of_timers_whose_segments_are_gone_are_known_after_a_start_without_f
     assert world.engine.timers.index.next_id == 4
     with pytest.raises(MessageNotFound, match="long ago"):
         world.cancel(3)
+
+
+def test_a_timer_log_of_many_files_has_few_open_and_few_mapped() -> None:
+    """Chains that lead through all of them, over two lives; then all files but the newest go."""
+    world = TimerWorld(timer=replace(TIMERS, timer_log_file_bytes=64 * 2))
+    for turn in range(40):
+        for n in range(20):
+            world.schedule(f"m{turn}-{n}", delay_ms=600 * SECOND_MS, commit=n == 19)
+        world.sleep(2 * SECOND_MS)
+    assert len(world.disk.names(timer_log.FOLDER)) > 2 * FILES_MAX
+    for _ in range(2):
+        # The active segment, the next one, the wheel, and files of the table.
+        assert world.disk.open_files <= 8
+        audit(world)
+        assert len(world.engine.mappings) <= FILES_MAX
+        assert world.disk.open_files <= 8
+        world.restart()
+    world.advance(700 * SECOND_MS)
+    assert len(world.texts()) == 800
+    world.sleep(60 * SECOND_MS)
+    assert len(world.disk.names(timer_log.FOLDER)) <= 2
+    assert not [name for name in world.engine.mappings if name not in world.disk.all_names()]
+    world.check()
+
+
+def test_nobody_has_a_view_of_a_timer_log_file_whose_end_was_cut() -> None:
+    world = TimerWorld()
+    world.schedule("far", delay_ms=600 * SECOND_MS)
+    world.checkpoint()
+    world.sleep(12 * SECOND_MS)
+    world.restart()
+    (name,) = world.disk.names(timer_log.FOLDER)
+    assert f"resize {name} 64" in world.disk.operations
+    assert name not in world.engine.mappings
+
+
+def audit(world: TimerWorld) -> None:
+    """Walk all chains."""
+    for files in world.engine.timers.janitor.audit.run(world.now_ms):
+        for file in files:
+            file.sync()
+    assert not world.engine.timers.index.is_damaged

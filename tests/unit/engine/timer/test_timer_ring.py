@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tidemill.broker.engine.layout.timer_control import Frontier
 
 SLOTS = TIMERS.wheel_slots
 
@@ -53,3 +56,64 @@ def test_the_frontier_says_nothing_of_what_an_outage_has_left(is_wheel_lost: boo
     world.sleep(5 * SECOND_MS)
     assert len(world.texts()) == 200
     assert world.timers.frontier_ms > world.now_ms - 10 * SECOND_MS
+
+
+@pytest.mark.parametrize("stride_ms", [2 * SLOTS * SECOND_MS, SLOTS * SECOND_MS // 10])
+def test_links_that_wait_to_be_made_again_for_revolutions_are_made_at_the_present(
+    stride_ms: int,
+) -> None:
+    """Rebuilt behind an old hand, the ring once ended before the clock."""
+    world = TimerWorld()
+    for n in range(5):
+        world.schedule(f"m{n}", delay_ms=(n + 1) * HOUR_MS // 6)
+    world.schedule("far", delay_ms=30 * HOUR_MS)
+    world.sleep(SECOND_MS)
+    index = world.engine.timers.index
+    index.is_damaged = True
+    end_ms = world.now_ms + 2 * SLOTS * SECOND_MS
+    while world.now_ms < end_ms:
+        world.now_ms += stride_ms
+        world.run_due()
+    world.schedule("near", delay_ms=HOUR_MS)
+    world.schedule("next", delay_ms=HOUR_MS // 2)
+    take_census(world)
+    world.background()
+    assert not world.engine.timers.index.is_damaged
+    world.sleep(2 * SECOND_MS)
+    assert sorted(world.texts()) == ["m0", "m1", "m2", "m3", "m4"]
+    assert world.engine.timers.near.outstanding_count == 0, "nothing is loaded hours ahead"
+    assert index.hand_s >= world.now_ms // 1000 - 1
+    world.sleep(2 * HOUR_MS)
+    world.advance(28 * HOUR_MS)
+    assert world.texts()[-3:] == ["next", "near", "far"]
+    assert world.delivered[-3].stored_at_ms == world.delivered[-3].due_at_ms
+    world.check()
+
+
+def take_census(world: TimerWorld) -> None:
+    """Count as in the background, beside links that are damaged."""
+    timers = world.engine.timers
+    for files in chain(timers.census.take(world.now_ms), timers.janitor.audit.run(world.now_ms)):
+        for file in files:
+            file.sync()
+
+
+def test_a_follower_goes_on_where_the_links_are_damaged_that_the_hand_passes() -> None:
+    world = TimerWorld()
+    for n in range(3):
+        world.schedule(f"m{n}", delay_ms=(n + 1) * 20 * SECOND_MS)
+    index = world.engine.timers.index
+    index.link_gathered()
+    slot_s = index.wheel.filled(index.hand_s + 1, index.ring_end_s)[1]
+    index.wheel.link(slot_s, index.timer_log.end + 64, change=1)
+    index.is_following = True
+    frontier_s = world.now_ms // 1000 + 50
+    index.apply_frontier(Frontier(frontier_s * 1000), world.now_ms)
+    assert index.is_damaged
+    assert index.hand_s == frontier_s
+    index.is_following = False
+    world.background()
+    assert not world.engine.timers.index.is_damaged
+    world.sleep(70 * SECOND_MS)
+    assert sorted(world.texts()) == ["m0", "m1", "m2"]
+    world.check()

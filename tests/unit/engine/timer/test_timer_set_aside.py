@@ -25,6 +25,8 @@ from tidemill.broker.engine.timer.set_aside import LOOK_PERIOD_MS
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy
+from tidemill.broker.offline.findings import Damage
+from tidemill.broker.offline.repair import repair
 
 SEGMENT = 32 << 10
 TIMER = replace(TIMERS, flush_log_bytes=10 << 20, evacuation_lead_ms=0)
@@ -36,11 +38,18 @@ BROKEN, NEIGHBOUR = 0, 1
 DEAD = "%DLQ%TIMER"
 
 
-def damaged_world(delay_ms: int = 10 * DAY_MS, *, seed: int = 0, at: int = -1) -> TimerWorld:
-    """Make a world whose oldest segment has a timer that is damaged, and one that is not."""
+def damaged_world(
+    delay_ms: int = 10 * DAY_MS, *, seed: int = 0, at: int = -1, backup: FaultyDisk | None = None
+) -> TimerWorld:
+    """Make a world whose oldest segment has a timer that is damaged, and one that is not.
+
+    `backup` is an empty disk, for a copy of it before the damage.
+    """
     world = seeded_world(seed, config=RETAINING, timer=TIMER)
     world.schedule("broken", delay_ms=delay_ms, size=400)
     world.schedule("neighbour", delay_ms=delay_ms)
+    if backup is not None:
+        finish(copy(world.disk, backup))
     damage(world, at)
     fill(world)
     world.checkpoint()
@@ -312,7 +321,6 @@ def test_who_follows_knows_it_too() -> None:
 def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:
     world = damaged_world()
     retire(world)
-    assert finish(check(world.disk, TIMER)).findings == []
     target = FaultyDisk(Random(1))
     finish(copy(world.disk, target))
     assert not [name for name in target.names("log") if name.endswith(".held")]
@@ -321,3 +329,74 @@ def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:
     copied_world.background()
     assert copied_world.state(BROKEN) == TimerState.DROPPED
     assert copied_world.state(NEIGHBOUR) == TimerState.DELIVERED
+
+
+@pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
+def test_a_check_names_the_timer_of_a_file_that_was_set_aside(at: int) -> None:
+    world = damaged_world(at=at)
+    retire(world)
+    report = finish(check(world.disk, TIMER))
+    (finding,) = report.findings
+    assert (finding.damage, finding.file) == (Damage.HELD, f"{OLDEST}.held")
+    assert not finding.stops_start
+    assert report.is_log_sound
+    (concern,) = finding.concerns
+    assert concern.timer is not None
+    assert (concern.timer.timer_id, concern.timer.state) == (BROKEN, "PENDING")
+    world.advance(10 * DAY_MS)
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert finish(check(world.disk, TIMER)).is_sound, "the file is gone"
+
+
+@pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
+def test_a_repair_from_a_backup_brings_the_message_back(at: int) -> None:
+    backup = FaultyDisk(Random(1))
+    world = damaged_world(at=at, backup=backup)
+    whole = backup.read(f"{OLDEST}.log")
+    retire(world)
+    disk = world.disk.after_kill()
+    found = disk.read(f"{OLDEST}.held")
+    for is_dry in (True, False):
+        assert disk.read(f"{OLDEST}.held") == found
+        report = finish(repair(disk, backup, TIMER, is_dry=is_dry))
+        assert report.is_whole, report.left
+        assert len(report.mended) == 1
+    world.disk = disk.after_power_cut()
+    assert finish(check(world.disk, TIMER)).is_sound
+    mended = world.disk.read(f"{OLDEST}.held")
+    assert whole is not None
+    assert mended is not None
+    end = world.timers.timers[NEIGHBOUR].size
+    assert mended[:end] == whole[:end]
+    world.open()
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == REPAIRED
+
+
+def test_a_file_that_was_set_aside_stays_as_it_is_without_a_backup_that_has_it() -> None:
+    world, other = damaged_world(), damaged_world(seed=1, at=60)
+    retire(world)
+    retire(other)
+    lived_on = TimerWorld(config=RETAINING, timer=TIMER)
+    lived_on.schedule("brOken", delay_ms=10 * DAY_MS, size=400)
+    lived_on.schedule("neighbOur", delay_ms=10 * DAY_MS)
+    for source in (None, other.disk.after_kill(), lived_on.disk.after_kill()):
+        disk = world.disk.after_kill()
+        before = disk.read(f"{OLDEST}.held")
+        report = finish(repair(disk, source, TIMER, is_dry=False))
+        assert not report.is_whole
+        assert len(report.left) == 1
+        assert disk.read(f"{OLDEST}.held") == before
+
+
+def test_a_file_that_was_set_aside_and_cut_is_named() -> None:
+    backup = FaultyDisk(Random(1))
+    world = damaged_world(backup=backup)
+    retire(world)
+    disk = world.disk.after_kill()
+    disk.cut(f"{OLDEST}.held", 20_001)
+    assert {one.damage for one in finish(check(disk, TIMER)).findings} == {Damage.HELD}
+    report = finish(repair(disk, backup, TIMER, is_dry=False))
+    assert any("put a whole one in its place" in told for told in report.left)
+    assert not report.is_whole

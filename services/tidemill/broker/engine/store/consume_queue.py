@@ -197,6 +197,10 @@ class ConsumeQueue:
                 break
         self._begin_at(max(known, self.min_offset))
 
+    def begin_behind(self, offset: QueueOffset) -> None:
+        """Give up entries before `offset`, all of messages that are gone."""
+        self._begin_at(max(offset, self.min_offset))
+
     def _begin_at(self, offset: int) -> None:
         """Give up what is before `offset`."""
         self.min_offset = QueueOffset(offset)

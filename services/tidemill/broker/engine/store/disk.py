@@ -13,7 +13,11 @@ from typing import Protocol, final
 
 
 class DiskFailed(Exception):
-    """A write or sync failed. Final: the process ends and recovers from the log."""
+    """A write, sync or read failed. Final: the process ends and recovers from the log."""
+
+
+class ReadFailed(DiskFailed):
+    """A read failed. Of a file that is made from others a start does without."""
 
 
 class File(Protocol):
@@ -31,7 +35,7 @@ class File(Protocol):
         """Write all `buffers` one after the other from `offset`. Raises DiskFailed."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`, fewer where the file ends. Raises DiskFailed."""
+        """Return `size` bytes from `offset`, fewer where the file ends. Raises ReadFailed."""
 
     def advise(self, offset: int, size: int) -> None:
         """Say that `size` bytes from `offset` will be read soon; a hint."""
@@ -71,7 +75,7 @@ class Disk(Protocol):
         """Open a file for reading and writing; with `create` it must not exist yet."""
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file's content, None where there is no such file. Raises DiskFailed."""
+        """Return a small file's content, None where there is no such file. Raises ReadFailed."""
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing what has it."""

@@ -22,7 +22,7 @@ from tidemill.broker.engine.layout import timer_checkpoint
 from tidemill.broker.engine.layout.numbers import QueueOffset
 from tidemill.broker.engine.layout.timer_checkpoint import TimerCheckpoint
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.disk import Disk, File, reload_folder
+from tidemill.broker.engine.store.disk import Disk, File, ReadFailed, reload_folder
 from tidemill.broker.engine.timer import table, timer_log
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -54,8 +54,16 @@ class Flusher:
         self.checkpoint_at_ms = 0  # when that was written; 0: never
 
     def find_checkpoint(self) -> TimerCheckpoint | None:
-        """Return the newest intact checkpoint, and go on after it."""
-        found = [timer_checkpoint.find(self._disk.read(name)) for name in FILES]
+        """Return the newest intact checkpoint, and go on after it.
+
+        One that cannot be read is none, and deleted: what is written next has a sound place.
+        """
+        found: list[TimerCheckpoint | None] = []
+        for name in FILES:
+            try:
+                found.append(timer_checkpoint.find(self._disk.read(name)))
+            except ReadFailed:
+                self._disk.delete(name)
         newest = max(filter(None, found), key=lambda c: c.generation, default=None)
         if newest is not None:
             self.generation = newest.generation

@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.layout.timer_record import NO_POSITION, SIZE
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.counts import Counts
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
@@ -255,11 +256,12 @@ class TimerIndex:
         and those that came late for their second. Nobody else looks at them here.
         """
         begin_s, end_s = self.hand_s + 1, min(hand_s + 1, self.hand_s + self.wheel.slot_count)
-        passed = [
-            record
-            for slot_s in (self.wheel.filled(begin_s, end_s) if begin_s < end_s else ())
-            for record in self.chain(slot_s)
-        ]
+        passed: list[timer_record.TimerRecord] = []
+        try:
+            for slot_s in self.wheel.filled(begin_s, end_s) if begin_s < end_s else ():
+                passed += self.chain(slot_s)
+        except TimerLogDamaged:
+            self.is_damaged = True  # All links are made again from the table.
         self.hand_s = max(self.hand_s, hand_s)
         seen: set[int] = set()
         for record in passed:
@@ -431,13 +433,13 @@ class TimerIndex:
             self.latest_s[file] = max(self.latest_s.get(file, 0), int(slots.max()))
 
 
-def open_index(disk: Disk, config: TimerConfig, log: CommitLog) -> TimerIndex:
+def open_index(disk: Disk, mappings: Mappings, config: TimerConfig, log: CommitLog) -> TimerIndex:
     """Make the index over the timers' files; nothing is read yet."""
     table = TimerTable(
         disk, file_entries=config.table_file_entries, pages_max=config.table_pages_max
     )
     wheel = Wheel(disk, slot_count=config.wheel_slots)
-    timer_log = TimerLog(disk, file_bytes=config.timer_log_file_bytes)
+    timer_log = TimerLog(disk, mappings, file_bytes=config.timer_log_file_bytes)
     return TimerIndex(table, wheel, timer_log, log)
 
 

@@ -95,10 +95,8 @@ class Janitor:
 
     def _measure(self, number: int) -> Iterator[list[File]]:
         """Find the latest slot that is linked from a file."""
-        rows = self._index.timer_log.rows(number)
         latest = 0
-        for begin in range(0, len(rows), ROWS_A_SLICE):
-            part = rows[begin : begin + ROWS_A_SLICE]
+        for part in self._index.timer_log.batches(number, count=ROWS_A_SLICE):
             latest = max(latest, int((part["enqueued"] // 1000 + part["delay"]).max()))
             yield []
         self._index.latest_s[number] = max(latest, self._index.latest_s.get(number, 0))
@@ -113,10 +111,8 @@ class Janitor:
     def _compact(self, number: int, now_ms: int) -> Iterator[list[File]]:
         """Link the survivors of a file again at the end of the log."""
         index = self._index
-        rows = index.timer_log.rows(number)
         linked = 0
-        for begin in range(0, len(rows), ROWS_A_SLICE):
-            part = rows[begin : begin + ROWS_A_SLICE]
+        for part in index.timer_log.batches(number, count=ROWS_A_SLICE):
             slots = part["enqueued"] // 1000 + part["delay"]
             alive = ((part["magic"] & timer_record.LINKS) != 0) & (slots > index.hand_s)
             for at in np.flatnonzero(alive).tolist():

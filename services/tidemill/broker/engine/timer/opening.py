@@ -2,12 +2,14 @@
 
 The table is loaded and counted whole, or everything is made again from the log's first record.
 Wheel and timer log are loaded, or made again from the table (`rebuild`, which the owner also calls
-in slices when it finds them damaged later).
+in slices when it finds them damaged later). What cannot be read is as good as missing; what cannot
+be written ends the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from typing import final
 
@@ -18,7 +20,7 @@ from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE, TimerCheckpoint
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.disk import File, ReadFailed
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT
@@ -87,7 +89,12 @@ class Opening:
         return checkpoint.replay_from
 
     def _load_table(self, checkpoint: TimerCheckpoint) -> bool:
-        """Count what the table has; False when a file or an entry is missing or damaged."""
+        """Count what the table has; False when a file or an entry is not there or damaged."""
+        with suppress(ReadFailed):
+            return self._count_table(checkpoint)
+        return False
+
+    def _count_table(self, checkpoint: TimerCheckpoint) -> bool:
         table = self._index.table
         known_ids = checkpoint.queue_offset
         is_whole = table.load(
@@ -180,8 +187,10 @@ class Opening:
             self._index.hand_s = max(self._index.hand_s, firing_ms // 1000 - 1)
         self._loader.begin(firing_ms)
 
-    def rebuild(self, now_ms: int, *, firing_ms: int, hand_s: int) -> Iterator[list[File]]:
+    def rebuild(self, now_ms: int, *, firing_ms: int) -> Iterator[list[File]]:
         """Make wheel and timer log again from the table, in slices of a page."""
+        # The hand stands still while they are damaged, for however long that is.
+        hand_s = max(self._index.hand_s, self._hand_min_s(firing_ms))
         return self._rebuild(self._index.table.page_batches(), now_ms, firing_ms, hand_s)
 
     def _rebuild(
@@ -213,4 +222,11 @@ class Opening:
             waiting = rows["due"][rows["state"] == TimerState.PENDING]
             if len(waiting):
                 first_s = min(first_s, int(waiting.min()) // 1000)
-        return max(first_s - 1, now_s - index.wheel.slot_count // 2, index.hand_s)
+        return max(first_s - 1, self._hand_min_s(now_ms), index.hand_s)
+
+    def _hand_min_s(self, firing_ms: int) -> int:
+        """Return where the hand is at least before slots are loaded: half a revolution behind.
+
+        Invariant: the parking slot is ahead of the clock then, and the backlog within the ring.
+        """
+        return firing_ms // 1000 - self._index.wheel.slot_count // 2

@@ -1,9 +1,9 @@
 """The timer log: chained 64-byte records in fixed-size files, append-only.
 
 Owned by the engine's one owner. New records are in memory until the next flush; older ones are
-read through a mapping of their file. A cache: when its end or middle is damaged the records are
-made again from the state table, and what was not flushed is linked again by the replay of the
-commit log.
+read through a mapping of their file, of which few are kept (ADR 0015). A cache: when its end or
+middle is damaged the records are made again from the state table, and what was not flushed is
+linked again by the replay of the commit log.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from tidemill.broker.engine.layout import timer_record
 from tidemill.broker.engine.layout.timer_record import DTYPE, SIZE, TimerRecord
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
+from tidemill.broker.engine.store.mappings import Mappings
 
 FOLDER = "timer/timerlog"
 WRITE_SLICE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
@@ -25,28 +26,19 @@ class TimerLogDamaged(Exception):
     """A record that should be there is not intact."""
 
 
-class _LogFile:
-    """One file and its mapping."""
-
-    __slots__ = ("file", "view")
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self.view = file.view()
-
-
 @final
 class TimerLog:
     """The records from `begin` to `end`, by position."""
 
-    def __init__(self, disk: Disk, *, file_bytes: int) -> None:
+    def __init__(self, disk: Disk, mappings: Mappings, *, file_bytes: int) -> None:
         assert file_bytes % SIZE == 0, "no record straddles two files"
         self._disk = disk
+        self._views = mappings
         self._file_bytes = file_bytes
-        self._files: dict[int, _LogFile] = {}  # by number, the oldest first
+        self._names: dict[int, str] = {}  # of the files by number, the oldest first
         self._tail = bytearray()  # records from `_written` on
         self._written = 0
-        self._unsynced: dict[str, File] = {}
+        self._unsynced: dict[int, File] = {}  # open as long as what was written is not synced
         self._used = 0  # by what a checkpoint says, whether or not its files are there
         self.begin = 0
         self.end = 0
@@ -78,24 +70,27 @@ class TimerLog:
         if 0 <= at <= len(self._tail) - SIZE and position % SIZE == 0:
             return timer_record.decode(self._tail, at)
         number, at = divmod(position, self._file_bytes)
-        file = self._files.get(number)
+        name = self._names.get(number)
         found = None
-        if file is not None and position < self._written and position % SIZE == 0:
-            found = timer_record.find(file.view, at)
+        if name is not None and position < self._written and position % SIZE == 0:
+            found = timer_record.find(self._views[name], at)
         if found is None:
             raise TimerLogDamaged(f"no intact record at timer log position {position}")
         return found
 
-    def rows(self, number: int) -> np.ndarray:
-        """Return the written records of one file as an array, unchecked."""
-        file = self._files[number]
-        count = min(self._written - number * self._file_bytes, self._file_bytes) // SIZE
-        return np.frombuffer(file.view, DTYPE, max(count, 0))
+    def batches(self, number: int, *, count: int) -> Iterator[np.ndarray]:
+        """Yield copies of the written records of one file, `count` at a time, unchecked."""
+        written = min(self._written - number * self._file_bytes, self._file_bytes) // SIZE
+        for begin in range(0, written, count):
+            yield self._rows(number, begin, min(count, written - begin))
+
+    def _rows(self, number: int, begin: int, count: int) -> np.ndarray:
+        return np.frombuffer(self._views[self._names[number]], DTYPE, count, begin * SIZE).copy()
 
     @property
     def numbers(self) -> list[int]:
         """The numbers of all files, the oldest first."""
-        return list(self._files)
+        return list(self._names)
 
     # ------------------------------------------------------------ writing
 
@@ -104,26 +99,34 @@ class TimerLog:
         end = self.end
         while self._written < end:
             number, at = divmod(self._written, self._file_bytes)
-            file = self._files.get(number) or self._create(number)
+            file = self._unsynced.get(number) or self._open(number)
             size = min(WRITE_SLICE_BYTES, end - self._written, self._file_bytes - at)
             rows = np.frombuffer(self._tail[:size], DTYPE)
             timer_record.seal(rows)
-            file.file.write_at(at, [rows.tobytes()])
+            file.write_at(at, [rows.tobytes()])
             del self._tail[:size]
             self._written += size
-            self._unsynced[file.file.name] = file.file
             yield []
-        files = [*self._unsynced.values()]
-        self._unsynced.clear()
+        files = list(self._unsynced.values())
         yield [*files, self._disk.folder(FOLDER)] if files else []
+        self._close_files()
 
-    def _create(self, number: int) -> _LogFile:
+    def _open(self, number: int) -> File:
         name = self._name(number)
-        file = self._disk.open(name, create=name not in self._disk.names(FOLDER))
-        file.resize(0)
-        file.resize(self._file_bytes)
-        self._files[number] = _LogFile(file)
-        return self._files[number]
+        if number in self._names:
+            file = self._disk.open(name)
+        else:
+            file = self._disk.open(name, create=name not in self._disk.names(FOLDER))
+            file.resize(0)
+            file.resize(self._file_bytes)
+            self._names[number] = name
+        self._unsynced[number] = file
+        return file
+
+    def _close_files(self) -> None:
+        for file in self._unsynced.values():
+            file.close()
+        self._unsynced.clear()
 
     def _name(self, number: int) -> str:
         return f"{FOLDER}/{number * self._file_bytes:020d}"
@@ -131,7 +134,7 @@ class TimerLog:
     # ------------------------------------------------------------ opening, dropping
 
     def load(self, position: int) -> Iterator[TimerRecord]:
-        """Open the files and yield the intact records from `position` on; the rest is cut off.
+        """Find the files and yield the intact records from `position` on; the rest is cut off.
 
         Raises TimerLogDamaged when there is nothing up to `position`.
         """
@@ -143,22 +146,23 @@ class TimerLog:
             elif int(stem) % self._file_bytes == 0:
                 file = self._disk.open(name)
                 if file.size() == self._file_bytes:
-                    self._files[int(stem) // self._file_bytes] = _LogFile(file)
-        if not self._files:
+                    self._names[int(stem) // self._file_bytes] = name
+                file.close()
+        if not self._names:
             if position:
                 raise TimerLogDamaged("the timer log's files are missing")
             return
-        first, last = min(self._files), max(self._files)
-        if sorted(self._files) != list(range(first, last + 1)):
+        self._names = dict(sorted(self._names.items()))
+        first, last = min(self._names), max(self._names)
+        if list(self._names) != list(range(first, last + 1)):
             raise TimerLogDamaged("a file of the timer log is missing")
-        self._files = {number: self._files[number] for number in sorted(self._files)}
         self.begin = first * self._file_bytes
         file_end = (last + 1) * self._file_bytes
         if not self.begin <= position <= file_end:
             raise TimerLogDamaged("the timer log ends before its checkpoint")
         while position < file_end:
             number, at = divmod(position, self._file_bytes)
-            found = timer_record.find(self._files[number].view, at)
+            found = timer_record.find(self._views[self._names[number]], at)
             if found is None or found.previous >= position:
                 break
             self.end = self._written = position + SIZE
@@ -169,17 +173,17 @@ class TimerLog:
 
     def _cut(self) -> None:
         """Leave nothing behind the end that a later start could take for a record."""
-        for number in list(self._files):
-            file, start = self._files[number].file, number * self._file_bytes
+        for number, name in list(self._names.items()):
+            start = number * self._file_bytes
             if start >= self.end:
-                file.close()
-                self._disk.delete(file.name)
-                del self._files[number]
+                self._views.forget(name)
+                self._disk.delete(name)
+                del self._names[number]
             elif self.end < start + self._file_bytes:
+                self._views.forget(name)
+                file = self._open(number)
                 file.resize(self.end - start)
                 file.resize(self._file_bytes)
-                self._files[number] = _LogFile(file)
-                self._unsynced[file.name] = file
 
     def clear(self) -> None:
         """Begin anew behind all positions that were ever used, without any file."""
@@ -188,24 +192,23 @@ class TimerLog:
             stem = name.rpartition("/")[2]
             if stem.isdigit():
                 used = max(used, int(stem) + self._file_bytes)
+            self._views.forget(name)
             self._disk.delete(name)
         position = -(-used // self._file_bytes) * self._file_bytes
-        for file in self._files.values():
-            file.file.close()
-        self._files.clear()
+        self._close_files()
+        self._names.clear()
         self._tail.clear()
-        self._unsynced.clear()
         self.begin = self.end = self._written = position
 
     def drop_oldest(self) -> Iterator[list[File]]:
         """Delete the oldest file."""
-        number = next(iter(self._files))
-        file = self._files.pop(number).file
+        number = next(iter(self._names))
+        assert number not in self._unsynced, "a newer file was written since"
+        name = self._names.pop(number)
         self.begin = (number + 1) * self._file_bytes
-        file.close()
-        yield from drop_file(self._disk, file.name)
+        self._views.forget(name)
+        yield from drop_file(self._disk, name)
 
     def close(self) -> None:
         """Close all files; nothing is written."""
-        for file in self._files.values():
-            file.file.close()
+        self._close_files()

@@ -374,7 +374,7 @@ class Timers:
         if not self.index.next_id:
             return None
         if self.index.is_damaged:
-            return self.opening.rebuild(now_ms, firing_ms=firing_ms, hand_s=self.index.hand_s)
+            return self.opening.rebuild(now_ms, firing_ms=firing_ms)
         if self.flusher.is_due(now_ms):
             return self.flusher.flush(now_ms, self.opening.store_uuid, quiet)
         if self.flusher.is_log_due(now_ms):

@@ -15,7 +15,7 @@ import numpy as np
 from tidemill.broker.engine.layout import timer_slot
 from tidemill.broker.engine.layout.timer_record import NO_POSITION
 from tidemill.broker.engine.layout.timer_slot import DTYPE, NUM_MAX, SIZE
-from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.disk import Disk, File, ReadFailed
 from tidemill.broker.engine.timer.pages import DirtyPages
 
 FOLDER = "timer"
@@ -119,12 +119,16 @@ class Wheel:
     # ------------------------------------------------------------ file
 
     def load(self, *, position_min: int, position_max: int, hand_s: int, used_count: int) -> None:
-        """Read the file. Raises WheelDamaged when it is missing, or a slot is impossible.
+        """Read the file. Raises WheelDamaged when it is not there, or a slot is impossible.
 
         A chain after the hand that reaches below `position_min` may have lost its oldest records:
         they were linked again by a compaction, or somebody took the file.
         """
-        data = self._disk.read(FILE)
+        try:
+            data = self._disk.read(FILE)
+        except ReadFailed as error:
+            self._disk.delete(FILE)  # What is written next has a sound place.
+            raise WheelDamaged("the wheel's file cannot be read") from error
         if data is None or len(data) != len(self._slots):
             raise WheelDamaged("the wheel's file is missing")
         slots = np.frombuffer(data, DTYPE)
