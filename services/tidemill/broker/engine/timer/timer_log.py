@@ -18,7 +18,8 @@ from tidemill.broker.engine.layout.timer_record import DTYPE, SIZE, TimerRecord
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 
 FOLDER = "timer/timerlog"
-WRITE_SLICE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
+TAIL_PIECE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
+assert TAIL_PIECE_BYTES % SIZE == 0, "no record straddles two pieces"
 
 
 class TimerLogDamaged(Exception):
@@ -44,7 +45,10 @@ class TimerLog:
         self._disk = disk
         self._file_bytes = file_bytes
         self._files: dict[int, _LogFile] = {}  # by number, the oldest first
-        self._tail = bytearray()  # records from `_written` on
+        # Records from `_tail_at` on, of which those below `_written` are in a file too. In pieces:
+        # to take from the front of one buffer would move all that is behind it.
+        self._tail = [bytearray()]
+        self._tail_at = 0
         self._written = 0
         self._unsynced: dict[str, File] = {}
         self._used = 0  # by what a checkpoint says, whether or not its files are there
@@ -59,7 +63,7 @@ class TimerLog:
     @property
     def has_unwritten(self) -> bool:
         """Whether a flush has something to write."""
-        return bool(self._tail)
+        return self._written < self.end
 
     def file_number(self, position: int) -> int:
         """Return the number of the file that holds `position`."""
@@ -68,15 +72,25 @@ class TimerLog:
     def append(self, record: bytes | memoryview) -> int:
         """Add a record, or several; return the position of the first."""
         position = self.end
-        self._tail += record
         self.end = position + len(record)
+        last = self._tail[-1]
+        if len(last) + len(record) <= TAIL_PIECE_BYTES:
+            last += record
+            return position
+        rest = memoryview(record)
+        while rest:
+            room = TAIL_PIECE_BYTES - len(self._tail[-1])
+            self._tail[-1] += rest[:room]
+            rest = rest[room:]
+            if rest:
+                self._tail.append(bytearray())
         return position
 
     def read(self, position: int) -> TimerRecord:
         """Return the record at `position`. Raises TimerLogDamaged."""
-        at = position - self._written
-        if 0 <= at <= len(self._tail) - SIZE and position % SIZE == 0:
-            return timer_record.decode(self._tail, at)
+        if self._written <= position <= self.end - SIZE and position % SIZE == 0:
+            piece, at = divmod(position - self._tail_at, TAIL_PIECE_BYTES)
+            return timer_record.decode(self._tail[piece], at)
         number, at = divmod(position, self._file_bytes)
         file = self._files.get(number)
         found = None
@@ -105,17 +119,24 @@ class TimerLog:
         while self._written < end:
             number, at = divmod(self._written, self._file_bytes)
             file = self._files.get(number) or self._create(number)
-            size = min(WRITE_SLICE_BYTES, end - self._written, self._file_bytes - at)
-            rows = np.frombuffer(self._tail[:size], DTYPE)
+            first = self._written - self._tail_at
+            size = min(TAIL_PIECE_BYTES - first, end - self._written, self._file_bytes - at)
+            rows = np.frombuffer(self._tail[0][first : first + size], DTYPE)
             timer_record.seal(rows)
             file.file.write_at(at, [rows.tobytes()])
-            del self._tail[:size]
             self._written += size
+            if first + size == TAIL_PIECE_BYTES:
+                self._begin_tail(self._tail[1:])
             self._unsynced[file.file.name] = file.file
             yield []
         files = [*self._unsynced.values()]
         self._unsynced.clear()
         yield [*files, self._disk.folder(FOLDER)] if files else []
+
+    def _begin_tail(self, pieces: list[bytearray]) -> None:
+        """Let the tail begin at what is not written."""
+        self._tail_at = self._written
+        self._tail = pieces or [bytearray()]
 
     def _create(self, number: int) -> _LogFile:
         name = self._name(number)
@@ -165,6 +186,7 @@ class TimerLog:
             yield found
             position += SIZE
         self.end = self._written = position
+        self._begin_tail([])
         self._cut()
 
     def _cut(self) -> None:
@@ -193,9 +215,9 @@ class TimerLog:
         for file in self._files.values():
             file.file.close()
         self._files.clear()
-        self._tail.clear()
         self._unsynced.clear()
         self.begin = self.end = self._written = position
+        self._begin_tail([])
 
     def drop_oldest(self) -> Iterator[list[File]]:
         """Delete the oldest file."""
