@@ -30,6 +30,7 @@ from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.retention import QUEUES_CUT_A_SLICE
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.mappings import FILES_MAX
 from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer.deliver import (
@@ -516,6 +517,41 @@ def test_a_segment_goes_in_bounded_slices() -> None:
             world.disk.remove(name)
     world.open()
     assert len(world.engine.catalog.topics) == 3_001
+
+
+CHECKPOINTS = 10_000
+
+
+@pytest.mark.heavy
+def test_ten_thousand_checkpoints_leave_few_files_and_few_runs() -> None:
+    """Each leaves a queue file and an index file: what ADR 0015 says of them, counted."""
+    log_bytes = 512
+    world = World(
+        checkpoint_log_bytes=log_bytes, checkpoint_records=1 << 40, segment_bytes=16 << 20,
+        files_merged=16,
+    )  # fmt: skip
+    topic_id, data = world.topic(), blob("m", size=400)
+    engine, merges = world.engine, world.engine.background._merges
+    for _ in range(CHECKPOINTS):
+        engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        engine.commit(world.now_ms)
+        world.checkpoint()
+        while merges.is_due:
+            for files in merges.merge():
+                for file in files:
+                    file.sync()
+    assert engine.log_end >= CHECKPOINTS * log_bytes
+    files_max = engine.log_end // (16**2 * log_bytes // 2) + 2 * 16
+    for folder in ("queues", "index"):
+        assert len(world.disk.names(folder)) <= files_max
+    (queue,) = engine.catalog.queues_of(engine.catalog.topics[topic_id])
+    assert len(queue._firsts) <= files_max
+    assert len(engine.mappings) <= FILES_MAX
+    assert world.disk.open_files <= 8
+    world.restart()
+    assert world.report.replayed_records < 20
+    assert queue.max_offset == CHECKPOINTS
+    assert world.disk.open_files <= 8
 
 
 class ListingDisk(FaultyDisk):
