@@ -21,10 +21,12 @@ from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import record, timer_entry
-from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, DeliveryTable
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.store.commit_log import segment_name
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
@@ -117,12 +119,14 @@ class Follower:
 
 
 def _catalog(engine: Engine) -> dict[str, Any]:
-    catalog = engine.catalog
+    # What died with its group or topic, each engine forgets in slices of its own.
+    catalog, is_alive = engine.catalog, engine.catalog.is_alive
     return {
-        "topics": catalog.topics,
+        "topics": {id_: topic for id_, topic in catalog.topics.items() if is_alive(id_)},
         "groups": catalog.groups,
-        "names": (catalog.topic_ids, catalog.group_ids),
-        "retry": catalog.retry_topic_ids,
+        "names": {name: id_ for name, id_ in catalog.topic_ids.items() if is_alive(id_)},
+        "group names": catalog.group_ids,
+        "retry": {of: id_ for of, id_ in catalog.retry_topic_ids.items() if is_alive(id_)},
         "open": set(catalog.open_queues),
         "name": (catalog.broker_name, catalog.handle_secret),
         "next": catalog.next_id,
@@ -130,15 +134,20 @@ def _catalog(engine: Engine) -> dict[str, Any]:
 
 
 def _compare_queues(master: Engine, follower: Engine) -> None:
-    assert follower.catalog.queues.keys() == master.catalog.queues.keys()
-    for key, queue in master.catalog.queues.items():
-        other = follower.catalog.queues[key]
+    known, found = _queues(master.catalog), _queues(follower.catalog)
+    assert found.keys() == known.keys()
+    for key, queue in known.items():
+        other = found[key]
         assert other.max_offset == queue.max_offset, f"the end of queue {key}"
         assert other.stated_at >= queue.stated_at, f"queue {key} is stated"
         if queue.min_offset < queue.max_offset:
             begin = max(queue.min_offset, queue.max_offset - 64)
             count = queue.max_offset - begin
             assert other.entries(begin, count) == queue.entries(begin, count), f"queue {key}"
+
+
+def _queues(catalog: Catalog) -> dict[tuple[TopicId, QueueId], ConsumeQueue]:
+    return {key: queue for key, queue in catalog.queues.items() if catalog.is_alive(key[0])}
 
 
 def _compare_pops(master: Engine, follower: Engine, latest_ms: int, *, has_restarted: bool) -> None:

@@ -9,8 +9,10 @@ from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.engine import AckResult, Delivery, Engine
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX
+from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.state import FORGOTTEN_A_SLICE
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
+from tidemill.message.resource_names import RETRY_TOPIC_PREFIX
 
 HOUR_MS = 3_600_000
 GROUPS = 10_000
@@ -101,6 +103,111 @@ def test_a_group_with_sixty_five_thousand_queues_is_forgotten_in_slices() -> Non
     assert world.ack(popped) == [AckResult.GONE]
     world.advance(31_000)
     assert state.table.used_count == 0
+
+
+RETRY_TOPICS = 4 * FORGOTTEN_A_SLICE
+
+
+def retry_topics(world: World, what: str, count: int) -> None:
+    """Let the group have a retry topic for each of many topics, or the topic for many groups."""
+    engine, now_ms = world.engine, world.now_ms
+    group_id, topic_id = world.group(), world.topic()
+    for n in range(count):
+        if what == "group":
+            topic_id = engine.administration.put_topic(
+                f"topic-{n}", type_=None, queues=1, now_ms=now_ms
+            ).id
+        else:
+            group_id = engine.administration.put_group(f"group-{n}", now_ms=now_ms).id
+        name = f"{RETRY_TOPIC_PREFIX}{group_id}+{topic_id}"
+        ensure_system_topic(
+            engine.catalog, engine.fold, name, now_ms, retry_of=(group_id, topic_id)
+        )
+    world.commit()
+
+
+def delete(world: World, what: str) -> None:
+    if what == "group":
+        world.engine.administration.delete_group(GROUP, world.now_ms)
+    else:
+        world.engine.administration.delete_topic(TOPIC, world.now_ms)
+
+
+def assert_no_retry_topic(engine: Engine) -> None:
+    catalog = engine.catalog
+    assert not catalog.retry_topic_ids
+    assert not any(topic.retry_of for topic in catalog.topics.values())
+    assert {topic_id for topic_id, _ in catalog.queues} <= catalog.topics.keys()
+    assert set(catalog.topic_ids.values()) == catalog.topics.keys()
+    assert not any(name.startswith(RETRY_TOPIC_PREFIX) for name in catalog.topic_ids)
+    assert not engine.state.progress
+
+
+@pytest.mark.parametrize("what", ["group", "topic"])
+def test_retry_topics_of_what_was_deleted_are_forgotten_in_slices(what: str) -> None:
+    world = World(is_followed=True, segment_bytes=16 << 20, checkpoint_records=1 << 40)
+    retry_topics(world, what, RETRY_TOPICS)
+    meter, catalog = Meter(world.engine), world.engine.catalog
+    delete(world, what)
+    assert meter.take().items <= FORGOTTEN_A_SLICE
+    assert len(catalog.retry_topic_ids) == RETRY_TOPICS - FORGOTTEN_A_SLICE
+    assert not any(map(catalog.is_alive, catalog.retry_topic_ids.values()))
+    turns = []
+    while world.engine.run_due(world.now_ms, firing_ms=world.now_ms):
+        turns.append(meter.take().items)
+    assert max(turns) <= FORGOTTEN_A_SLICE
+    world.commit()
+    assert_no_retry_topic(world.engine)
+    assert_no_retry_topic(let_follower_forget(world))
+
+
+@pytest.mark.parametrize("what", ["group", "topic"])
+def test_a_snapshot_or_statement_brings_back_no_retry_topic_that_is_being_forgotten(
+    what: str,
+) -> None:
+    world = World(is_followed=True, retention_bytes=1 << 20)
+    retry_topics(world, what, RETRY_TOPICS)
+    world.topic("other")
+    while len(world.engine.log.segments) < 3:
+        world.send("filler", topic="other", size=100_000)
+    world.checkpoint()
+    delete(world, what)
+    world.commit()
+    assert world.engine.catalog.is_forgetting
+    let_follower_forget(world)  # It is faster.
+    world.retire()
+    world.follow()
+    assert_no_retry_topic(let_follower_forget(world))
+    assert world.engine.catalog.is_forgetting
+    world.checkpoint()
+    world.restart()
+    assert world.report.snapshot
+    world.run_due()
+    assert_no_retry_topic(world.engine)
+
+
+def test_a_group_that_is_made_again_has_retry_topics_of_its_own() -> None:
+    """Those of the first one still have their names then."""
+    world = World(is_followed=True)
+    retry_topics(world, "group", RETRY_TOPICS)
+    first = dict(world.engine.catalog.retry_topic_ids)
+    # In reverse: the last one is forgotten first.
+    kept = world.engine.catalog.topics[next(iter(first.values()))]
+    delete(world, "group")
+    assert kept.id in world.engine.catalog.topics
+    assert kept.retry_of is not None
+    retry_of = world.group(), kept.retry_of[1]
+    second = ensure_system_topic(
+        world.engine.catalog, world.engine.fold, kept.name, world.now_ms, retry_of=retry_of
+    )
+    world.commit()
+    assert second.id not in first.values()
+    world.run_due()
+    for engine in (world.engine, let_follower_forget(world)):
+        assert engine.catalog.find_topic(kept.name) == second
+        assert engine.catalog.retry_topic_ids == {retry_of: second.id}
+    world.restart()
+    assert world.engine.catalog.find_topic(kept.name) == second
 
 
 QUEUES = FORGOTTEN_A_SLICE + 50

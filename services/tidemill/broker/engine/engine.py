@@ -303,7 +303,7 @@ class Engine:
         return self.consumption.damaged.left_of(batch)
 
     def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
-        """Settle one message of a delivery; acks of a round share one record."""
+        """Settle one message of a delivery; acks of a round share a record."""
         return self.consumption.settlement.ack(delivery, log_end=self.log.log_end, now_ms=now_ms)
 
     def change_invisible(

@@ -175,14 +175,11 @@ class Fold:
         if item["op"] == "reset":
             self._pops.apply_reset(item["group_id"], item["offsets"], log_offset)
             return
-        topic_ids = []
-        if item["op"] == "deleteTopic":
-            topic_ids = self._catalog.with_retry_topics(item["id"])  # Known until it is applied.
         if log_offset >= self.catalog_from:
             self._catalog.apply(item, log_offset)
         match item["op"]:
             case "deleteTopic":
-                self._pops.forget_topics(topic_ids)
+                self._pops.forget_topic(item["id"])
             case "deleteGroup":
                 self._pops.forget_group(item["id"])
             case "topic" if item["topic"]["retry_of"]:

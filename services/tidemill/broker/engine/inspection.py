@@ -127,7 +127,7 @@ class Inspection:
         """Return how far a group is in a queue; None: one of them is gone."""
         group_id, topic_id, _ = key
         self._tally.add(1)
-        if group_id not in self._catalog.groups or topic_id not in self._catalog.topics:
+        if group_id not in self._catalog.groups or not self._catalog.is_alive(topic_id):
             return None
         return self.queue_progress(self._pops.progress_of(*key))
 

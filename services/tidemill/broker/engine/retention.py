@@ -241,7 +241,9 @@ class Retention:
             ends = [
                 (queue.topic_id, queue.queue_id, queue.max_offset)
                 for queue in found
-                if queue is not None and queue.stated_at < end
+                if queue is not None
+                and queue.stated_at < end
+                and self._catalog.is_alive(queue.topic_id)
             ]
             if ends:
                 self._fold.append(StatedQueues(ends), now_ms)

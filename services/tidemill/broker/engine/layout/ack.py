@@ -1,11 +1,11 @@
-"""The body of an ACK record: the acks of one round, one entry a pop checkpoint.
+"""The body of an ACK record: acks of one round, one entry a pop checkpoint.
 
      0          4                 12             16
     ┌──────────┬─────────────────┬──────────────┐
     │ slot u32 │ delivery_id i64 │ bits     u32 │  x n, big-endian
     └──────────┴─────────────────┴──────────────┘
 
-Bit i set: message i of the delivery is settled. Acks of one checkpoint in one round share an entry
+Bit i set: message i of the delivery is settled. Acks of one checkpoint in one record share an entry
 (the reference's batch ack).
 """
 

@@ -3,14 +3,18 @@
 An incarnation's id is never given out again, so a record or request that names it cannot mean a
 later topic of the same name. Queues are kept beside the topics and not inside them: a replay that
 begins in the middle of the log may meet a message before the record that states its topic again.
+
+A retry topic lives as long as its group and its topic. Of those that a deletion takes there may be
+tens of thousands: they are dead at once, and forgotten one by one (`forget_next`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
@@ -103,6 +107,11 @@ class Catalog:
         # For appends: the queues of a topic that users may send to.
         self.open_queues: dict[TopicId, list[ConsumeQueue]] = {}
         self.retry_topic_ids: dict[tuple[GroupId, TopicId], TopicId] = {}
+        # Of each group and of each topic the same: what dies with it. Dictionaries, and not sets,
+        # since the garbage collector passes over those that hold numbers alone.
+        self._retries_of_group: dict[GroupId, dict[TopicId, None]] = {}
+        self._retries_of_topic: dict[TopicId, dict[TopicId, None]] = {}
+        self._going: deque[dict[TopicId, None]] = deque()  # died, and not forgotten yet
         self.broker_name = ""
         self.handle_secret = b""
         self.next_id = 1
@@ -135,13 +144,16 @@ class Catalog:
         """Return all queues of a topic."""
         return [self.queue(topic.id, QueueId(number)) for number in range(topic.queues)]
 
-    def with_retry_topics(self, topic_id: TopicId) -> list[TopicId]:
-        """Return a topic's id, and those of the retry topics that live as long as it."""
-        retry_ids = self.retry_topic_ids.items()
-        return [
-            topic_id,
-            *(retry_id for retry_of, retry_id in retry_ids if retry_of[1] == topic_id),
-        ]
+    def is_alive(self, topic_id: TopicId) -> bool:
+        """Whether a topic exists, and does not only wait to be forgotten."""
+        topic = self.topics.get(topic_id)
+        return topic is not None and not self._is_orphan(topic)
+
+    def _is_orphan(self, topic: Topic) -> bool:
+        if topic.retry_of is None:
+            return False
+        group_id, topic_id = topic.retry_of
+        return group_id not in self.groups or topic_id not in self.topics
 
     # ------------------------------------------------------------ fold
 
@@ -180,7 +192,10 @@ class Catalog:
         if not topic.is_system:
             self.open_queues[topic.id] = queues
         if topic.retry_of is not None:
+            group_id, topic_id = topic.retry_of
             self.retry_topic_ids[topic.retry_of] = topic.id
+            self._retries_of_group.setdefault(group_id, {})[topic.id] = None
+            self._retries_of_topic.setdefault(topic_id, {})[topic.id] = None
 
     def _put_group(self, group: Group, log_offset: LogOffset) -> None:
         if self.groups.get(group.id) != group:
@@ -191,19 +206,42 @@ class Catalog:
         self.stated_at[f"group {group.id}"] = log_offset
 
     def _delete_topic(self, topic_id: TopicId) -> None:
-        for gone_id in self.with_retry_topics(topic_id):
-            self._forget_topic(gone_id)
+        self._forget_topic(topic_id)
+        self._let_go(self._retries_of_topic.pop(topic_id, {}))
 
     def _delete_group(self, group_id: GroupId) -> None:
-        for retry_of, retry_id in list(self.retry_topic_ids.items()):
-            if retry_of[0] == group_id:
-                self._forget_topic(retry_id)
+        self._let_go(self._retries_of_group.pop(group_id, {}))
         group = self.groups.pop(group_id, None)
         if group is not None:
             del self.group_ids[group.name]
             self.changes.groups.pop(group_id, None)
             self.changes.deleted_group_ids.add(group_id)
         self.stated_at.pop(f"group {group_id}", None)
+
+    def _let_go(self, topic_ids: dict[TopicId, None]) -> None:
+        if topic_ids:
+            self._going.append(topic_ids)
+
+    @property
+    def is_forgetting(self) -> bool:
+        """Whether there are retry topics that died with their group or topic."""
+        return bool(self._going)
+
+    def forget_next(self) -> TopicId:
+        """Forget one retry topic that died, and return its id."""
+        some = self._going[0]
+        topic_id, _ = some.popitem()
+        if not some:
+            self._going.popleft()
+        if topic_id in self.topics:  # Its group and its topic may have died one behind the other.
+            self._forget_topic(topic_id)
+        return topic_id
+
+    def forget_orphans(self) -> None:
+        """Forget the retry topics that were to be forgotten when a snapshot was written."""
+        for topic in [self.topics[retry_id] for retry_id in self.retry_topic_ids.values()]:
+            if self._is_orphan(topic):
+                self._forget_topic(topic.id)
 
     def _forget_topic(self, topic_id: TopicId) -> None:
         topic = self.topics.pop(topic_id, None)
@@ -218,9 +256,13 @@ class Catalog:
         self.stated_at.pop(f"topic {topic_id}", None)
         if topic is None:
             return
-        del self.topic_ids[topic.name]
+        if self.topic_ids[topic.name] == topic_id:  # Or a later one has the name by now.
+            del self.topic_ids[topic.name]
         if topic.retry_of is not None:
+            group_id, of_topic_id = topic.retry_of
             self.retry_topic_ids.pop(topic.retry_of, None)
+            _take_out(self._retries_of_group, group_id, topic_id)
+            _take_out(self._retries_of_topic, of_topic_id, topic_id)
         self.changes.topics.pop(topic_id, None)
         self.changes.deleted_topic_ids.add(topic_id)
 
@@ -232,7 +274,12 @@ class Catalog:
 
     def find_stated_before(self, key: str, log_offset: LogOffset) -> dict[str, Any] | None:
         """Return an item as it is now, None when it is gone or a later record states it."""
-        return self._item(key) if self.stated_at.get(key, log_offset) < log_offset else None
+        if self.stated_at.get(key, log_offset) >= log_offset:
+            return None
+        kind, _, number = key.partition(" ")
+        # Behind the record of the deletion nobody would take away what is stated again.
+        is_dead = kind == "topic" and not self.is_alive(TopicId(int(number)))
+        return None if is_dead else self._item(key)
 
     @property
     def item_count(self) -> int:
@@ -267,6 +314,17 @@ class Catalog:
         if kind == "topic":
             return topic_item(self.topics[TopicId(int(number))])
         return _group_item(self.groups[GroupId(int(number))])
+
+
+_Id = TypeVar("_Id", GroupId, TopicId)
+
+
+def _take_out(of_each: dict[_Id, dict[TopicId, None]], id_: _Id, topic_id: TopicId) -> None:
+    known = of_each.get(id_)
+    if known is not None:
+        known.pop(topic_id, None)
+        if not known:
+            del of_each[id_]
 
 
 # By name: `asdict` copies deeply, and that takes ten times as long.

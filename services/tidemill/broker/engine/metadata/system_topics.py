@@ -19,7 +19,8 @@ def ensure_system_topic(
 ) -> Topic:
     """Return a topic of the broker's own, made when it is new."""
     topic = catalog.find_topic(name)
-    if topic is None:
+    # One of that name may wait to be forgotten, with a group that was deleted and made again.
+    if topic is None or topic.retry_of != retry_of:
         topic = Topic(
             id=TopicId(catalog.next_id),
             version=1,

@@ -142,6 +142,7 @@ class CatchUp:
     def finish(self, *, now_ms: int) -> None:
         """Drop what is void, and make the lists: from here on every entry is new to everything."""
         state = self._state
+        state.catalog.forget_orphans()
         for (group_id, topic_id), retry_id in state.catalog.retry_topic_ids.items():
             state.add_retry_topic(group_id, topic_id, retry_id)
         for progress in list(state.progress.values()):

@@ -65,7 +65,7 @@ class Settlement:
             bit = 1 << delivery.message_index
             if not self._is_of(progress, delivery) or delivery.message_index >= table.counts[slot]:
                 result = AckResult.GONE
-            elif self._acks.add_live(slot, bit):
+            elif self._acks.add_live(slot, bit, now_ms):
                 result = AckResult.APPLIED
             else:
                 # After the deadline it may as well have been revived or dead-lettered.

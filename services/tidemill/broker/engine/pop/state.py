@@ -6,7 +6,8 @@ engine that only follows. The lists through the delivery table are part of it.
 Two things pass without a record, on every engine by its own clock: a delivery that is only kept to
 refuse old handles, or that a reset has voided, leaves the table at its deadline (`discard`); and
 what is due is taken out of its deadline's list. So an entry may find its slot still in use. What
-a deletion has made void, each engine forgets in slices of its own (`forget_some`).
+a deletion has made void, each engine forgets in slices of its own (`forget_some`), and the retry
+topics that died with it.
 
 While the slices of a snapshot are of different moments there is a `catch_up`: it says which of them
 contains an entry already, and the lists are made at its end.
@@ -315,9 +316,9 @@ class PopState:
         progress.in_flight = 0
         progress.stated_at = log_offset
 
-    def forget_topics(self, topic_ids: Iterable[TopicId]) -> None:
-        """Void everything of topics that are gone from the catalog."""
-        self._going.extend(self._of_topic.pop(topic_id, {}) for topic_id in topic_ids)
+    def forget_topic(self, topic_id: TopicId) -> None:
+        """Void everything of a topic that is gone from the catalog, and of its retry topics."""
+        self._going.append(self._of_topic.pop(topic_id, {}))
         self._begin_to_forget()
 
     def forget_group(self, group_id: GroupId) -> None:
@@ -328,17 +329,27 @@ class PopState:
     def _begin_to_forget(self) -> None:
         self.forget_some()
         # The end of catching up drops and numbers all of it at once.
-        while self.catch_up is not None and self._going:
+        while self.catch_up is not None and self._has_void:
             self.forget_some()
+
+    @property
+    def _has_void(self) -> bool:
+        """Whether there is progress of what was deleted."""
+        return bool(self._going) or self.catalog.is_forgetting
 
     @property
     def is_forgetting(self) -> bool:
         """Whether `forget_some` has something to do."""
-        return bool(self._going) or self._numbers.has_retired
+        return self._has_void or self._numbers.has_retired
 
     def forget_some(self) -> None:
         """Forget one slice of what was deleted."""
         count = 0
+        while self.catalog.is_forgetting and count < FORGOTTEN_A_SLICE:
+            of_topic = self._of_topic.pop(self.catalog.forget_next(), None)
+            if of_topic is not None:
+                self._going.append(of_topic)
+            count += 1
         while self._going and count < FORGOTTEN_A_SLICE:
             if self._going[0]:
                 _, progress = self._going[0].popitem()
@@ -353,11 +364,11 @@ class PopState:
     def is_gone(self, progress: Progress) -> bool:
         """Whether a group or topic was deleted, whose progress is not forgotten yet."""
         catalog = self.catalog
-        return progress.group_id not in catalog.groups or progress.topic_id not in catalog.topics
+        return progress.group_id not in catalog.groups or not catalog.is_alive(progress.topic_id)
 
     def is_void(self, progress: Progress, delivery_id: int) -> bool:
         """Whether a reset or a deletion came after a delivery of a queue was made."""
-        return delivery_id < progress.void_before or (bool(self._going) and self.is_gone(progress))
+        return delivery_id < progress.void_before or (self._has_void and self.is_gone(progress))
 
     def _forget(self, progress: Progress) -> None:
         self._void(progress, LogOffset(VOID))

@@ -43,6 +43,7 @@ from tidemill.broker.engine.timer.status import (
 from tidemill.common.errors import MessageBodyTooLarge
 
 RECORDS_A_SLICE = 256  # of any kind, mostly passed over by their header
+MOVES_A_SLICE = 32  # copied, 40 us each
 PAUSE_MS = 100  # when the rate is used up
 LOOK_AGAIN_MS = 1000  # whether a segment is due; retention is counted in hours
 RETRY_MS = 600_000  # with a segment of which something could not be moved
@@ -98,13 +99,15 @@ class Evacuation:
         self._tokens = min(self._tokens + elapsed_ms * self._rate_bytes / 1000, self._rate_bytes)
         segment = self._segment
         assert segment is not None, "a segment was chosen"
+        moves_left = MOVES_A_SLICE
         for n, timer_id in enumerate(self._timers, 1):
             if timer_id != NOTHING:
                 self._move(TimerId(timer_id), segment, now_ms)
+                moves_left -= 1
             if self._tokens <= 0:
                 self._not_before_ms = now_ms + PAUSE_MS
                 return False
-            if n == RECORDS_A_SLICE:
+            if n == RECORDS_A_SLICE or not moves_left:
                 return True
         self._segment = None
         is_left = self._index.counts.pins[segment.start] > 0

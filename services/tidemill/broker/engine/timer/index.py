@@ -401,9 +401,9 @@ class TimerIndex:
         positions = begin + np.arange(len(found), dtype=np.int64) * SIZE
         firsts = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
         lasts = np.append(firsts[1:], len(found)) - 1
-        seconds = slots[firsts].tolist()
+        known = self.wheel.rows(slots[firsts])
         previous = positions - SIZE
-        previous[firsts] = [self.wheel.last(second) for second in seconds]
+        previous[firsts] = known["last"]
 
         records = np.zeros(len(found), timer_record.DTYPE)
         records["size"] = SIZE
@@ -419,14 +419,12 @@ class TimerIndex:
         records["due"] = found["due"]
         self.timer_log.append(records.tobytes())
 
-        wheel_rows = np.zeros(len(seconds), timer_slot.DTYPE)
+        wheel_rows = np.zeros(len(firsts), timer_slot.DTYPE)
         wheel_rows["time"] = slots[firsts] * 1000
         is_new = previous[firsts] == NO_POSITION
-        known = [self.wheel.first(second) for second in seconds]
-        wheel_rows["first"] = np.where(is_new, positions[firsts], known)
+        wheel_rows["first"] = np.where(is_new, positions[firsts], known["first"])
         wheel_rows["last"] = positions[lasts]
-        counts = np.array([self.wheel.count(second) for second in seconds])
-        wheel_rows["num"] = counts + np.diff(np.append(firsts, len(found)))
+        wheel_rows["num"] = known["num"] + np.diff(np.append(firsts, len(found)))
         self.wheel.place_rows(wheel_rows)
         last_file = self.timer_log.file_number(int(positions[-1]))
         for file in range(self.timer_log.file_number(begin), last_file + 1):

@@ -19,7 +19,8 @@ from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.store.mappings import Mappings
 
 FOLDER = "timer/timerlog"
-WRITE_SLICE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
+TAIL_PIECE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
+assert TAIL_PIECE_BYTES % SIZE == 0, "no record straddles two pieces"
 
 
 class TimerLogDamaged(Exception):
@@ -36,7 +37,10 @@ class TimerLog:
         self._views = mappings
         self._file_bytes = file_bytes
         self._names: dict[int, str] = {}  # of the files by number, the oldest first
-        self._tail = bytearray()  # records from `_written` on
+        # Records from `_tail_at` on, of which those below `_written` are in a file too. In pieces:
+        # to take from the front of one buffer would move all that is behind it.
+        self._tail = [bytearray()]
+        self._tail_at = 0
         self._written = 0
         self._unsynced: dict[int, File] = {}  # open as long as what was written is not synced
         self._used = 0  # by what a checkpoint says, whether or not its files are there
@@ -51,7 +55,7 @@ class TimerLog:
     @property
     def has_unwritten(self) -> bool:
         """Whether a flush has something to write."""
-        return bool(self._tail)
+        return self._written < self.end
 
     def file_number(self, position: int) -> int:
         """Return the number of the file that holds `position`."""
@@ -60,15 +64,25 @@ class TimerLog:
     def append(self, record: bytes | memoryview) -> int:
         """Add a record, or several; return the position of the first."""
         position = self.end
-        self._tail += record
         self.end = position + len(record)
+        last = self._tail[-1]
+        if len(last) + len(record) <= TAIL_PIECE_BYTES:
+            last += record
+            return position
+        rest = memoryview(record)
+        while rest:
+            room = TAIL_PIECE_BYTES - len(self._tail[-1])
+            self._tail[-1] += rest[:room]
+            rest = rest[room:]
+            if rest:
+                self._tail.append(bytearray())
         return position
 
     def read(self, position: int) -> TimerRecord:
         """Return the record at `position`. Raises TimerLogDamaged."""
-        at = position - self._written
-        if 0 <= at <= len(self._tail) - SIZE and position % SIZE == 0:
-            return timer_record.decode(self._tail, at)
+        if self._written <= position <= self.end - SIZE and position % SIZE == 0:
+            piece, at = divmod(position - self._tail_at, TAIL_PIECE_BYTES)
+            return timer_record.decode(self._tail[piece], at)
         number, at = divmod(position, self._file_bytes)
         name = self._names.get(number)
         found = None
@@ -100,16 +114,23 @@ class TimerLog:
         while self._written < end:
             number, at = divmod(self._written, self._file_bytes)
             file = self._unsynced.get(number) or self._open(number)
-            size = min(WRITE_SLICE_BYTES, end - self._written, self._file_bytes - at)
-            rows = np.frombuffer(self._tail[:size], DTYPE)
+            first = self._written - self._tail_at
+            size = min(TAIL_PIECE_BYTES - first, end - self._written, self._file_bytes - at)
+            rows = np.frombuffer(self._tail[0][first : first + size], DTYPE)
             timer_record.seal(rows)
             file.write_at(at, [rows.tobytes()])
-            del self._tail[:size]
             self._written += size
+            if first + size == TAIL_PIECE_BYTES:
+                self._begin_tail(self._tail[1:])
             yield []
         files = list(self._unsynced.values())
         yield [*files, self._disk.folder(FOLDER)] if files else []
         self._close_files()
+
+    def _begin_tail(self, pieces: list[bytearray]) -> None:
+        """Let the tail begin at what is not written."""
+        self._tail_at = self._written
+        self._tail = pieces or [bytearray()]
 
     def _open(self, number: int) -> File:
         name = self._name(number)
@@ -169,6 +190,7 @@ class TimerLog:
             yield found
             position += SIZE
         self.end = self._written = position
+        self._begin_tail([])
         self._cut()
 
     def _cut(self) -> None:
@@ -197,8 +219,8 @@ class TimerLog:
         position = -(-used // self._file_bytes) * self._file_bytes
         self._close_files()
         self._names.clear()
-        self._tail.clear()
         self.begin = self.end = self._written = position
+        self._begin_tail([])
 
     def drop_oldest(self) -> Iterator[list[File]]:
         """Delete the oldest file."""

@@ -99,6 +99,20 @@ class Wheel:
             first_s += count
         return found
 
+    def rows(self, seconds: np.ndarray) -> np.ndarray:
+        """Return the slots of some seconds, as `first`, `last` and `count` say them one by one."""
+        rows: np.ndarray = np.frombuffer(self._slots, DTYPE)[seconds % self.slot_count]
+        is_other = rows["time"] != seconds * 1000
+        rows["first"][is_other] = rows["last"][is_other] = NO_POSITION
+        rows["num"][is_other] = 0
+        return rows
+
+    def filled_count(self, first_s: int, end_s: int) -> int:
+        """Count what `filled` returns, and make no list of it."""
+        seconds = np.arange(first_s, end_s, dtype=np.int64)
+        times = np.frombuffer(self._slots, DTYPE)["time"][seconds % self.slot_count]
+        return int((times == seconds * 1000).sum())
+
     def peak(self, first_s: int, end_s: int) -> int:
         """Return the largest count among the seconds from `first_s` to before `end_s`."""
         seconds = self.filled(first_s, min(end_s, first_s + self.slot_count))
