@@ -50,6 +50,7 @@ class Ack:
     """One ack of a delivery."""
 
     key: str
+    attempt: int
     begun_at: int
     clock: Iterator[int]
     outcome: Outcome = Outcome.UNKNOWN
@@ -67,6 +68,7 @@ class Receive(NamedTuple):
     key: str
     received_at: int  # the same for all messages of one answer
     position: int  # in that answer
+    attempt: int  # which delivery of the message it is, 0 where nobody says
 
 
 class Verdict(NamedTuple):
@@ -109,14 +111,18 @@ class History:
         self.sends[key] = send
         return send
 
-    def received(self, keys: Sequence[str]) -> None:
-        """Note the messages of one answer, in its order."""
+    def received(self, keys: Sequence[str], attempts: Sequence[int] = ()) -> None:
+        """Note the messages of one answer, in its order, and which delivery of each it is."""
         now = next(self._clock)
-        self.receives += [Receive(key, now, position) for position, key in enumerate(keys)]
+        attempts = attempts or [0] * len(keys)
+        self.receives += [
+            Receive(key, now, position, attempt)
+            for position, (key, attempt) in enumerate(zip(keys, attempts, strict=True))
+        ]
 
-    def ack(self, key: str) -> Ack:
+    def ack(self, key: str, attempt: int = 0) -> Ack:
         """Note that a delivery is about to be acked."""
-        ack = Ack(key=key, begun_at=next(self._clock), clock=self._clock)
+        ack = Ack(key=key, attempt=attempt, begun_at=next(self._clock), clock=self._clock)
         self.acks.append(ack)
         return ack
 
@@ -146,19 +152,19 @@ class History:
         ]
 
     def _duplicated(self) -> list[str]:
-        acked_at: dict[str, int] = {}
+        acked: dict[str, Ack] = {}
         for ack in self.acks:
             if ack.outcome is Outcome.OK and ack.ended_at is not None:
-                acked_at.setdefault(ack.key, ack.ended_at)
+                acked.setdefault(ack.key, ack)
         return [
-            f"{key} came again after its ack was answered with OK"
-            for key, received_at, _ in self.receives
-            if key in acked_at and received_at > acked_at[key]
+            f"{one.key} came again after its ack was answered with OK"
+            for one in self.receives
+            if one.key in acked and _is_again(one, acked[one.key])
         ]
 
     def _unexpected(self) -> list[str]:
         findings = []
-        for key, received_at, _ in self.receives:
+        for key, received_at, *_ in self.receives:
             send = self.sends.get(key)
             if send is None or send.begun_at > received_at:
                 findings.append(f"{key} was never sent")
@@ -177,9 +183,9 @@ class History:
             if send.message_group and send.outcome is Outcome.OK:
                 waiting[send.message_group].append(send)
         settled_at = self._settled_at()
-        position = {(key, at): position for key, at, position in reversed(self.receives)}
+        position = {(key, at): position for key, at, position, _ in reversed(self.receives)}
         findings = []
-        for key, received_at, position_here in self.receives:
+        for key, received_at, position_here, _ in self.receives:
             if (this := self.sends.get(key)) is None:
                 continue
             earlier_sends = waiting[this.message_group]
@@ -204,7 +210,7 @@ class History:
 
         An ack is applied after its begin; one without an answer was not if the message came again.
         """
-        last_received_at = {key: received_at for key, received_at, _ in self.receives}
+        last_received_at = {key: received_at for key, received_at, *_ in self.receives}
         settled_at: dict[str, int] = {}
         for ack in self.acks:
             is_applied = ack.outcome is Outcome.OK or (
@@ -213,3 +219,12 @@ class History:
             if is_applied:
                 settled_at.setdefault(ack.key, ack.begun_at)
         return settled_at
+
+
+def _is_again(received: Receive, ack: Ack) -> bool:
+    """Whether a message came again that was settled: in a delivery that is not an earlier one.
+
+    An earlier one may have been on its way for longer than it was hidden from others.
+    """
+    assert ack.ended_at is not None, "the ack was answered"
+    return received.received_at > ack.ended_at and received.attempt >= ack.attempt

@@ -108,11 +108,12 @@ class Load:
     async def _settle(self, client: Api, messages: list[v2.Message]) -> None:
         """Ack most messages; forget some, and give some back at once."""
         keys = [each.body.partition(b" ")[0].decode() for each in messages]
-        self.history.received(keys)
+        attempts = [each.system_properties.delivery_attempt for each in messages]
+        self.history.received(keys, attempts)
         self.received += len(keys)
         self._last_received_at = asyncio.get_running_loop().time()
-        wanted: list[tuple[str, str]] = []
-        for key, each in zip(keys, messages, strict=True):
+        wanted: list[tuple[str, int, str]] = []
+        for key, attempt, each in zip(keys, attempts, messages, strict=True):
             handle = each.system_properties.receipt_handle
             chance = self.rng.random()
             if chance < LAZY_SHARE:
@@ -120,12 +121,12 @@ class Load:
             if chance < 2 * LAZY_SHARE:
                 await self._give_back(client, handle)
                 continue
-            wanted.append((key, handle))
+            wanted.append((key, attempt, handle))
         if not wanted:
             return
-        acks = [self.history.ack(key) for key, _ in wanted]
+        acks = [self.history.ack(key, attempt) for key, attempt, _ in wanted]
         try:
-            answer = await client.ack(self.topic, self.group, [handle for _, handle in wanted])
+            answer = await client.ack(self.topic, self.group, [handle for *_, handle in wanted])
         except grpc.aio.AioRpcError:
             outcomes = [Outcome.UNKNOWN] * len(acks)
         else:

@@ -87,6 +87,19 @@ def test_a_message_that_comes_again_after_its_ack_is_duplicated() -> None:
     assert findings(history.judge()) == {"duplicated": ["a"]}
 
 
+@pytest.mark.parametrize(("attempt", "is_found"), [(1, False), (2, True), (3, True)])
+def test_an_earlier_delivery_that_comes_late_is_not_duplicated(
+    attempt: int, is_found: bool
+) -> None:
+    """Its answer was on the way for longer than the message was hidden from others."""
+    history = History()
+    sent(history, "a")
+    history.received(["a"], [2])
+    history.ack("a", 2).ended(Outcome.OK)
+    history.received(["a"], [attempt])
+    assert history.judge().is_clean is not is_found
+
+
 def test_a_message_that_comes_while_its_ack_is_under_way_is_not_duplicated() -> None:
     history = History()
     sent(history, "a")
