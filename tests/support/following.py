@@ -73,7 +73,7 @@ class Follower:
             end = min(committed - segment.start + record.PAD.size, size)
             if end - begin == record.PAD.size and committed < segment.end:
                 end = begin
-            file.write_at(begin, [bytes(master.log.view(segment)[begin:end])])
+            file.write_at(begin, [bytes(master.mappings[segment.name][begin:end])])
             file.sync()
         self.disk.folder("log").sync()
 

@@ -200,7 +200,7 @@ def test_a_message_that_is_repaired_while_the_broker_is_stopped_is_delivered(
 
 def damaged_byte(world: TimerWorld) -> int:
     """Return the byte of the held file that is damaged: the last one of the message."""
-    view = world.engine.log.view(world.engine.log.held[0])
+    view = world.engine.mappings[world.engine.log.held[0].name]
     original = world.timers.timers[BROKEN].original
     assert original is not None
     return original + int.from_bytes(view[original + 8 : original + 12], "big") - 1

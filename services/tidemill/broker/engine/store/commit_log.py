@@ -302,10 +302,6 @@ class CommitLog:
         at = log_offset - segment.start
         return self._views[segment.name][at : at + size]
 
-    def view(self, segment: Segment) -> memoryview:
-        """Return all bytes of a segment."""
-        return self._views[segment.name]
-
     def read_held(self, log_offset: LogOffset) -> Record:
         """Return a record of a segment that was set aside. Raises as `verify`."""
         segment = next((s for s in self.held if s.start <= log_offset < s.end), None)
