@@ -16,7 +16,7 @@ class EngineConfig:
 
     segment_bytes: int = 128 << 20
     checkpoint_log_bytes: int = 64 << 20  # log between two checkpoints: bounds the replay
-    checkpoint_records: int = 250_000  # records between two checkpoints, for small ones
+    checkpoint_records: int = 150_000  # the same for small ones: a start applies 7 us each
     files_merged: int = 16  # queue or index files of about a size that become one
     retention_ms: int = 72 * 3600 * 1000
     retention_bytes: int = 0  # 0: no limit by size

@@ -224,6 +224,7 @@ class _Recovery:
             if is_usable:
                 for row, data in zip(rows, blocks, strict=True):
                     self._load_section(catch_up, row, data)
+                catch_up.end_deliveries()
                 mappings.forget(name)
                 return name, file.from_offset, max(row.first for row in rows)
         return "", 0, NEVER

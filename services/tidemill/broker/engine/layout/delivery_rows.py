@@ -72,3 +72,14 @@ def decode(data: bytes | memoryview) -> DeliveryRows:
         gaps[number] = tuple(np.frombuffer(data, dtype=">u4", count=n, offset=at).tolist())
         at += 4 * n
     return DeliveryRows(rows, gaps)
+
+
+def joined(parts: list[DeliveryRows]) -> DeliveryRows:
+    """Return the rows of several as one, in their order."""
+    rows = np.concatenate([part.rows for part in parts])
+    gaps: dict[int, tuple[int, ...]] = {}
+    begin = 0
+    for part in parts:
+        gaps.update({begin + number: found for number, found in part.gaps.items()})
+        begin += len(part.rows)
+    return DeliveryRows(rows, gaps)

@@ -111,7 +111,8 @@ class Catalog:
         # since the garbage collector passes over those that hold numbers alone.
         self._retries_of_group: dict[GroupId, dict[TopicId, None]] = {}
         self._retries_of_topic: dict[TopicId, dict[TopicId, None]] = {}
-        self._going: deque[dict[TopicId, None]] = deque()  # died, and not forgotten yet
+        # Retry topics that died with their group or topic, and are not forgotten yet.
+        self.dying: deque[dict[TopicId, None]] = deque()
         self.broker_name = ""
         self.handle_secret = b""
         self.next_id = 1
@@ -220,19 +221,14 @@ class Catalog:
 
     def _let_go(self, topic_ids: dict[TopicId, None]) -> None:
         if topic_ids:
-            self._going.append(topic_ids)
-
-    @property
-    def is_forgetting(self) -> bool:
-        """Whether there are retry topics that died with their group or topic."""
-        return bool(self._going)
+            self.dying.append(topic_ids)
 
     def forget_next(self) -> TopicId:
         """Forget one retry topic that died, and return its id."""
-        some = self._going[0]
+        some = self.dying[0]
         topic_id, _ = some.popitem()
         if not some:
-            self._going.popleft()
+            self.dying.popleft()
         if topic_id in self.topics:  # Its group and its topic may have died one behind the other.
             self._forget_topic(topic_id)
         return topic_id

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout import delivery_rows
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED, FLAG_SUPERSEDES
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
@@ -24,8 +24,12 @@ from tidemill.broker.engine.pop.delivery_table import FREE, NIL
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
     from tidemill.broker.engine.layout.progress_rows import ProgressRow
     from tidemill.broker.engine.pop.state import PopState
+
+# Of the table. Each may be of a thousand queues, which are looked up once for all: 7 MiB of rows.
+SLICES_TOGETHER = 64
 
 
 @final
@@ -36,6 +40,7 @@ class CatchUp:
         self._state = state
         self._progress_covered: dict[int, int] = {}  # by index of the progress
         self._slots_covered: dict[int, int] = {}  # by number of the slice
+        self._together: list[DeliveryRows] = []  # of slices of the table that are not loaded yet
         # (slot, delivery id) of deliveries of ordered queues whose slot is used again in a later
         # slice, with what their settlement must still reach.
         self._displaced: dict[tuple[int, int], tuple[Progress, list[int]]] = {}
@@ -72,13 +77,23 @@ class CatchUp:
 
     def load_ordered(self, row: ProgressRow, deliveries: DeliveryRows, covered: int) -> None:
         """Take an ordered queue over."""
+        # One of its slots may be in a slice that is to be loaded, of an earlier or a later use.
+        self.end_deliveries()
         if self.load_progress([row], covered):
             self._load_rows(deliveries)
 
     def load_deliveries(self, number: int, deliveries: DeliveryRows, covered: int) -> None:
-        """Take slice `number` of the table over."""
-        self._load_rows(deliveries)
+        """Take slice `number` of the table over, at `end_deliveries` at the latest."""
         self._slots_covered[number] = covered
+        self._together.append(deliveries)
+        if len(self._together) == SLICES_TOGETHER:
+            self.end_deliveries()
+
+    def end_deliveries(self) -> None:
+        """Load the slices of the table that were handed over."""
+        if self._together:
+            together, self._together = delivery_rows.joined(self._together), []
+            self._load_rows(together)
 
     def _load_rows(self, deliveries: DeliveryRows) -> None:
         state, (rows, gaps) = self._state, deliveries

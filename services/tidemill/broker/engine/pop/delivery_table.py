@@ -14,6 +14,7 @@ Rebuilt after a crash from snapshot and log. Owned by the engine's one owner.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from heapq import heappop, heappush
 from typing import final
@@ -98,7 +99,7 @@ class DeliveryTable:
     def grow(self, count: int = GROWTH) -> None:
         """Add empty slots."""
         begin = len(self.ids)
-        self.ids.extend([FREE] * count)
+        self.ids.frombytes(FREE.to_bytes(8, sys.byteorder, signed=True) * count)
         zeros = bytes(8 * count)
         for column in (self.starts, self.visible_at_ms, self.popped_at_ms, self.stated_at):
             column.frombytes(zeros)
@@ -110,12 +111,13 @@ class DeliveryTable:
         for column in (self.counts, self.flags):
             column.frombytes(zeros[:count])
         self._is_listed.frombytes(b"\x01" * count)
-        self._free.extend(range(begin + count - 1, begin - 1, -1))
+        self._free.frombytes(np.arange(begin + count - 1, begin - 1, -1, dtype=np.uint32).tobytes())
 
     def grow_to(self, size: int) -> None:
         """Add empty slots until there are at least `size`."""
-        while len(self.ids) < size:
-            self.grow()
+        missing = size - len(self.ids)
+        if missing > 0:
+            self.grow(-(-missing // GROWTH) * GROWTH)
 
     def place(
         self,

@@ -335,7 +335,7 @@ class PopState:
     @property
     def _has_void(self) -> bool:
         """Whether there is progress of what was deleted."""
-        return bool(self._going) or self.catalog.is_forgetting
+        return bool(self._going or self.catalog.dying)
 
     @property
     def is_forgetting(self) -> bool:
@@ -345,7 +345,7 @@ class PopState:
     def forget_some(self) -> None:
         """Forget one slice of what was deleted."""
         count = 0
-        while self.catalog.is_forgetting and count < FORGOTTEN_A_SLICE:
+        while self.catalog.dying and count < FORGOTTEN_A_SLICE:
             of_topic = self._of_topic.pop(self.catalog.forget_next(), None)
             if of_topic is not None:
                 self._going.append(of_topic)
@@ -368,7 +368,10 @@ class PopState:
 
     def is_void(self, progress: Progress, delivery_id: int) -> bool:
         """Whether a reset or a deletion came after a delivery of a queue was made."""
-        return delivery_id < progress.void_before or (self._has_void and self.is_gone(progress))
+        if delivery_id < progress.void_before:
+            return True
+        # Not `_has_void`: every ack passes here.
+        return bool(self._going or self.catalog.dying) and self.is_gone(progress)
 
     def _forget(self, progress: Progress) -> None:
         self._void(progress, LogOffset(VOID))
