@@ -83,6 +83,7 @@ def cluster_of(
             metrics,
             pending_max=settings.link_pending_max,
             pending_bytes_max=settings.link_pending_bytes_max,
+            patience_ms=settings.unready_after_ms,
             connect=connect,
         )
         for address in settings.brokers

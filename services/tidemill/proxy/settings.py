@@ -59,6 +59,13 @@ class ProxySettings(FrontSettings):
     long_polling_max_ms: int = Field(
         20_000, ge=1_000, le=60_000, description="Longest long poll; longer requests are cut."
     )
+    unready_after_ms: int = Field(
+        10_000,
+        ge=0,
+        le=600_000,
+        description="How long every broker may be unreachable until this proxy is unready. Until"
+        " then calls wait within their deadlines; behind it they are refused at once.",
+    )
     link_pending_max: int = Field(
         200_000,
         ge=1,
