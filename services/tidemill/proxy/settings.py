@@ -84,6 +84,19 @@ class ProxySettings(FrontSettings):
         description="Clients whose settings and last sign of life are remembered; beyond it the"
         " one that has been silent longest is forgotten.",
     )
+    drain_delay_ms: int = Field(
+        3_000,
+        ge=0,
+        le=600_000,
+        description="How long a process that is to stop serves on as unready, so that balancers"
+        " send it no more clients, before it tells its clients to leave.",
+    )
+    connection_max_age_ms: int = Field(
+        1_800_000,
+        ge=0,
+        description="Age, give or take a tenth, at which a client is told to leave its connection"
+        " for another, which may lead to another proxy; 0 lets it stay.",
+    )
     drain_timeout_ms: int = Field(
         5_000,
         ge=0,
