@@ -73,6 +73,7 @@ KNOWN_KEYS = frozenset(
         "clients_max",
         "cluster",
         "config",
+        "connection_max_age_ms",
         "connections_max",
         "connections_per_address_max",
         "data_dir",
@@ -80,6 +81,7 @@ KNOWN_KEYS = frozenset(
         "default_queues",
         "deliveries_max",
         "disk_reserve_bytes",
+        "drain_delay_ms",
         "drain_timeout_ms",
         "grpc_host",
         "grpc_port",
@@ -122,6 +124,7 @@ KNOWN_KEYS = frozenset(
         "tls_certificate_file",
         "tls_client_ca_file",
         "tls_key_file",
+        "unready_after_ms",
     ]
 )
 # Variables of ours that are no settings, and those that Kubernetes makes for a service of our name.
