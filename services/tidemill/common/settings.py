@@ -67,6 +67,7 @@ KNOWN_KEYS = frozenset(
         "admin_port",
         "advertised_address",
         "auto_create",
+        "auto_create_per_s",
         "broker",
         "brokers",
         "checkpoint_log_bytes",
@@ -83,6 +84,7 @@ KNOWN_KEYS = frozenset(
         "disk_reserve_bytes",
         "drain_delay_ms",
         "drain_timeout_ms",
+        "groups_max",
         "grpc_host",
         "grpc_port",
         "grpc_reuse_port",
@@ -124,6 +126,7 @@ KNOWN_KEYS = frozenset(
         "tls_certificate_file",
         "tls_client_ca_file",
         "tls_key_file",
+        "topics_max",
         "unready_after_ms",
     ]
 )

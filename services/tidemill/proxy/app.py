@@ -39,7 +39,8 @@ async def serve(settings: ProxySettings) -> None:
     Nothing is served before a broker has told its configuration.
     """
     metrics = ProxyMetrics()
-    clients = Clients(clients_max=settings.clients_max)
+    clock = SystemClock()
+    clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
     registry = Registry(
         cluster=settings.cluster,
         node_type="proxy",
@@ -50,7 +51,6 @@ async def serve(settings: ProxySettings) -> None:
     registry.register(clients.collect)
 
     cluster = cluster_of(settings, metrics)
-    clock = SystemClock()
     server = GrpcServer(wire(settings, cluster, clients, clock), Boundary(metrics, clock))
     server.check(settings)  # Now: waiting for the broker should not hide it.
     registry.register(server.collect)

@@ -38,6 +38,7 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.merge import Merges
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
+from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.repair import Repairs
@@ -155,6 +156,10 @@ class Engine:
             self.catalog, self.store, self.fold, self._acks,
             auto_create=config.auto_create, default_queues=config.default_queues,
             check_room=self._check_room,
+            quota=Quota(
+                topics_max=config.topics_max, groups_max=config.groups_max,
+                auto_create_per_s=config.auto_create_per_s,
+            ),
         )  # fmt: skip
         self.inspection = Inspection(self.catalog, self.store, self.state, self.tally)
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
