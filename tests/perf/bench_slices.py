@@ -134,6 +134,13 @@ class Owner:
         self.engine.write(self.now_ms)
         self.engine.synced(self.engine.begin_sync()[0])
 
+    def write(self) -> None:
+        """End a round, measured: in slices, as the broker writes it."""
+        slices = self.engine.write_slices(self.now_ms)
+        while self.watch.slice("write", lambda: next(slices, self) is not self):
+            pass
+        self.engine.synced(self.engine.begin_sync()[0])
+
     def advance(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
         self._monotonic_ms += duration_ms
@@ -189,7 +196,7 @@ class Owner:
     def command(self, kind: str, work: Callable[[], T]) -> T:
         """Do what a command does in one slice."""
         result = self.watch.slice(kind, work)
-        self.watch.slice("write", self.commit)
+        self.write()
         return result
 
     def turn(self) -> bool:
@@ -198,7 +205,7 @@ class Owner:
         )
         self.engine.take_ready()
         self.engine.take_config_changes()
-        self.watch.slice("write", self.commit)
+        self.write()
         return has_more
 
     def run_due(self, turns: int = 1_000_000) -> None:
@@ -295,8 +302,9 @@ def large(folder: Path) -> Figures:
     owner = Owner(folder, **NEVER)
     topic_id, group_id = owner.topic("t"), owner.group("g")
     data = blob("m", size=4 << 20)
+    crc = crc32(data)  # The proxy computes it.
     for _ in range(64):
-        owner.command("send", lambda: owner.send(topic_id, 0, data, crc32(data)))
+        owner.command("send", lambda: owner.send(topic_id, 0, data, crc))
     for _ in range(64):
         owner.command("pop", lambda: owner.pop(group_id, topic_id, 1))
     owner.advance(30_001)
@@ -365,7 +373,7 @@ def in_flight(folder: Path, count: int = 1_000_000) -> Figures:
         part = deliveries[first : first + SLICE_REQUESTS]
         owner.watch.slice("ack", partial(ack, part))
         if first // SLICE_REQUESTS % 64 == 0:  # A busy round: 4,096 acks.
-            owner.watch.slice("write", owner.commit)
+            owner.write()
     owner.commit()
     owner.advance(HOUR_MS - 60_000)
     owner.run_due()

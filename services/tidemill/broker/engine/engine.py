@@ -9,7 +9,7 @@ A round of the owner:
 
     1. the commands of everything that queued up, and `run_due`; polls that `take_ready` names are
        popped again
-    2. `write`: one writev
+    2. `write_slices`: one writev, or several where a round is large
     3. fdatasync of the files that `begin_sync` names, elsewhere; rounds go on meanwhile
     4. `synced`
     5. the answers of all rounds up to there
@@ -17,6 +17,7 @@ A round of the owner:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias, final
 from zlib import crc32
 
@@ -340,10 +341,18 @@ class Engine:
         """Whether memory is ahead of what is durable."""
         return not self._quiet.is_now
 
-    def write(self, now_ms: int) -> None:
-        """Hand the pending round to the disk. Raises DiskFailed, which is final."""
+    def write_slices(self, now_ms: int) -> Iterator[None]:
+        """Hand the pending round to the disk, and yield between slices of it.
+
+        No command may come before its end. Raises DiskFailed, which is final.
+        """
         self._acks.record(now_ms)
-        self.log.write()
+        return self.log.write_slices()
+
+    def write(self, now_ms: int) -> None:
+        """Hand the pending round to the disk in one go. Raises DiskFailed, which is final."""
+        for _ in self.write_slices(now_ms):
+            pass
 
     def begin_sync(self) -> tuple[LogOffset, list[File]]:
         """Return up to which log offset a sync of the files beside it makes all durable."""

@@ -1,7 +1,7 @@
 """The round loop: the one caller of the engine.
 
     1. take what has queued up and apply it; revive what is due; pop again for those who wait
-    2. write all records with one writev
+    2. write all records with one writev; with several, and others between them, where they are large
     3. hand what the round has for others to the release point (`durability.py`): an answer is a
        promise of durability, and leaves when the round is synced; the next may be written by then
     4. one slice of the engine's background work
@@ -270,7 +270,7 @@ class Rounds:
         if turn.is_draining:
             polls.release()
 
-        engine.write(turn.now_ms)
+        await in_turns(engine.write_slices(turn.now_ms))
         self._durability.add(list(turn.effects.values()))
         return has_more
 
