@@ -208,6 +208,8 @@ def _apply_pops(
             attempt_id=request.attempt_id,
             arrived_s=link.arrived_s,
         )
+        while turn.engine.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
+            yield
         if not link.pop_again(pop):
             _park(link, pop, request.poll_duration_ms, turn)
         yield

@@ -4,8 +4,9 @@ Owned by the engine's one owner. What must stay true:
 
 - A record's bytes are at its log offset, in one segment; `log_end` only grows.
 - `append` puts records into the pending round; `write` hands them to the disk, in one writev a
-  segment where they are not many; `begin_sync` names the files that a sync must cover, and `synced` says that it has:
-  then `committed_offset` moves. Between the two, later rounds may be appended and written.
+  segment where they are not many; `begin_sync` names the files that a sync must cover, and
+  `synced` says that it has: then `committed_offset` moves. Between the two, later rounds may be
+  appended and written.
 - A failed write or sync is final (DiskFailed): the process ends and recovers from what is durable.
 
 After a crash `recover` walks the log from the checkpoint file's offset, cuts a torn tail, and
