@@ -36,12 +36,13 @@ from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.retention import QUEUES_CUT_A_SLICE
-from tidemill.broker.engine.store.commit_log import SLICE_BUFFERS
+from tidemill.broker.engine.store.commit_log import SLICE_BUFFERS, _pieces
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import FILES_MAX, Mappings
 from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer import census as census_
+from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.deliver import (
     AGED_A_TURN,
     DELIVERIES_A_SLICE,
@@ -602,7 +603,9 @@ def test_no_slice_grows_with_a_million_deliveries_in_flight() -> None:
 
 
 def test_a_round_is_written_in_bounded_slices() -> None:
-    """Large by its bytes or by its records; and what is read meanwhile is all there."""
+    """Large by its bytes, or by its records."""
+    pieces = list(_pieces([b"x"] * (3 * SLICE_BUFFERS + 1)))
+    assert list(map(len, pieces)) == [SLICE_BUFFERS] * 3 + [1]
     world = quiet_world(segment_bytes=16 << 20)
     topic_id, writes = world.topic(), []
     engine = world.engine
@@ -699,6 +702,8 @@ def timers_beyond(count: int, *, delay_ms: int, size: int = 64) -> World:
     world = World(
         checkpoint_log_bytes=1 << 40, checkpoint_records=1 << 40, segment_bytes=4 << 20,
         retention_ms=60_000,
+        # A ring that takes several looks; and as much evacuation as a slice has room for.
+        timer=TimerConfig(wheel_slots=1 << 18, evacuation_rate_bytes=1 << 30),
     )  # fmt: skip
     topic_id, data = world.topic(), blob("m", kind=TYPE_DELAY, size=size)
     for n in range(count):
@@ -733,9 +738,11 @@ def test_evacuation_moves_a_bounded_number_of_timers_and_bytes_at_once(
     assert max(one.items for one in spent) <= MOVES_A_SLICE
     assert max(one.records for one in spent) <= MOVES_A_SLICE
     assert max(one.size_bytes for one in spent) <= SLICE_BYTES + size + 4096
+    assert sum(one.size_bytes for one in spent) > size * evacuation.evacuated.total()
 
 
-def test_the_wheel_is_looked_through_in_bounded_slices() -> None:
+@pytest.mark.parametrize("is_backlog", [False, True])
+def test_the_wheel_is_looked_through_in_bounded_slices(is_backlog: bool) -> None:
     """After a downtime of days each second of them may have timers, and most have none."""
     world = timers_beyond(10, delay_ms=5_000)
     engine = world.engine
@@ -749,13 +756,17 @@ def test_the_wheel_is_looked_through_in_bounded_slices() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Wheel, "filled", filled)
         world.now_ms += 5 * DAY_MS
+        if is_backlog:
+            world.restart()
+            engine = world.engine
+        asked.clear()
         turns = 0
         for _ in each_turn(engine, world.now_ms, world.commit):
             assert len(asked) <= 1, "one look a slice"
             assert sum(asked) <= SLOTS_A_SCAN
             turns += bool(asked)
             asked.clear()
-    assert turns > 5 * DAY_MS // 1_000 // SLOTS_A_SCAN
+    assert turns >= (1 << 18) // SLOTS_A_SCAN - 1, "a ring, but for a part"
     assert engine.timers.index.pending_count == 0
 
 
