@@ -82,7 +82,7 @@ def cluster_of(
             address,
             metrics,
             pending_max=settings.link_pending_max,
-            pending_bytes_max=settings.link_pending_bytes_max,
+            pending_bytes_max=settings.memory_bytes_max,
             connect=connect,
         )
         for address in settings.brokers

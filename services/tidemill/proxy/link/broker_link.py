@@ -85,7 +85,11 @@ class BrokerLink:
         future: asyncio.Future[Result]
         request.request_id, future = self.pending.begin(command, timeout_ms)
         self.batching.add(command, (request.request_id, request))
-        return await future
+        try:
+            return await future
+        finally:
+            # An error keeps its frames: the future that keeps the error may not be in one.
+            del future
 
     def append(
         self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int
@@ -134,6 +138,7 @@ class BrokerLink:
                 self._polls.abandon(request_id)
             raise
         finally:
+            del future  # See `ask`.
             self._polls.ended(request_id)
 
     def give_back(

@@ -33,6 +33,7 @@ EXCHANGE: Final = "/tidemill.broker.v1.BrokerLink/Exchange"
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
     frame_bytes=1 << 20,
+    large_messages_bytes=72 << 20,  # one reply of the largest
     # A broker whose machine vanished is noticed within the sum of these.
     keepalive_period_s=10.0,
     keepalive_timeout_s=10.0,

@@ -12,6 +12,7 @@ how header blocks come in frames (`header_frames`).
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
@@ -97,6 +98,7 @@ class Connection:
         self._outgoing, self._incoming = self._streams.outgoing, self._streams.incoming
         self._liveness = Liveness(limits, now_s)
 
+        self.has_input = False  # frames that have come wait for the next `receive`
         self.is_closed = False
         self.is_draining = False  # no new streams of ours, by our will or the peer's
         self._wants_drain = False  # none of the peer's either
@@ -121,6 +123,11 @@ class Connection:
         return self._outgoing.queued_bytes
 
     @property
+    def granted_bytes(self) -> int:
+        """What the peer was let send beyond the windows of its streams."""
+        return self._incoming.budget_bytes - self._incoming.budget_left
+
+    @property
     def has_output(self) -> bool:
         """Whether there is something to send."""
         return bool(self._output)
@@ -132,18 +139,25 @@ class Connection:
 
     # ------------------------------------------------------------ input
 
-    def receive(self, data: bytes, now_s: float) -> list[Event]:
-        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean."""
+    def receive(self, data: bytes, now_s: float, *, frames_max: int = sys.maxsize) -> list[Event]:
+        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean.
+
+        Of frames `frames_max` are read; where `has_input` holds afterwards, go on with no bytes.
+        """
         if self.is_closed:
             return self._take_events()
         self._streams.now_s = self._liveness.heard_at_s = now_s
         buffer = self._unparsed + data if self._unparsed else data
         at, end = 0, len(buffer)
         handlers, frame_bytes_max = self._HANDLERS, self._limits.frame_bytes
+        frames_left = frames_max
         try:
             if self._needs_preface:
                 at = self._receive_preface(buffer)
             while end - at >= HEADER_SIZE and not self._needs_preface:
+                if frames_left <= 0:
+                    break
+                frames_left -= 1
                 length_and_kind, flags, stream_id = _unpack_header(buffer, at)
                 length = length_and_kind >> 8
                 if length > frame_bytes_max:
@@ -166,6 +180,7 @@ class Connection:
         except ConnectionFailure as failure:
             self._fail(failure)
         self._unparsed = buffer[at:] if at < end and not self.is_closed else b""
+        self.has_input = frames_left <= 0 and len(self._unparsed) >= HEADER_SIZE
         return self._take_events()
 
     def _take_events(self) -> list[Event]:

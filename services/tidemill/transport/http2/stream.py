@@ -28,6 +28,7 @@ class Stream:
         "send_window",
         "state",
         "trailers",
+        "unmoved_bytes",
         "wanted_bytes",
     )
 
@@ -40,6 +41,7 @@ class Stream:
         self.state = State.OPEN
         self.queue: deque[memoryview] | None = None  # what waits for a window
         self.queued_bytes = 0
+        self.unmoved_bytes = 0  # sent out of the queue since it last counted as moving
         self.trailers: bytes | None = None  # to be sent after the queue
         self.owed_bytes = 0  # read by the application, and not granted to the peer again yet
         self.large_bytes = 0  # granted out of the connection's budget

@@ -10,12 +10,13 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import Frame, fields_of, grpc_message, parse
+from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
+    CALL_BYTES,
     CallEnded,
     CallStarted,
     CallWritable,
     MessageReceived,
-    ReassemblyBudget,
     RequestsEnded,
     ServerCall,
     ServerConnection,
@@ -32,10 +33,14 @@ MESSAGE_BYTES_MAX = 200_000
 def served(
     limits: Limits | None = None,
     hits: Counter[Limit] | None = None,
-    held: ReassemblyBudget | None = None,
+    account: MemoryAccount | None = None,
 ) -> ServerConnection:
     connection = ServerConnection(
-        limits or Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, hits=hits, held=held
+        limits or Limits(),
+        message_bytes_max=MESSAGE_BYTES_MAX,
+        now_s=0.0,
+        hits=hits,
+        account=account,
     )
     connection.receive(peer.CLIENT_GREETING, 0.0)
     connection.http.take_output()
@@ -246,24 +251,25 @@ def test_a_request_that_comes_byte_by_byte_is_ended_at_last() -> None:
     assert connection.check(301.0) == [CallEnded(call)]
 
 
-def test_connections_share_what_may_be_on_its_way() -> None:
-    held = ReassemblyBudget(1_000)
-    first, second = served(held=held), served(held=held)
+def test_connections_share_what_may_be_held() -> None:
+    account = MemoryAccount(2 * (CALL_BYTES + 1_000))
+    first, second = served(account=account), served(account=account)
     half = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=800))
     slow = called(first, half)
-    assert held.bytes == 605
-    [started, ended] = second.receive(half, 0.0)
+    assert account.bytes == CALL_BYTES + 805, "all of the message has room when it begins"
+    larger = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=2_000))
+    [started, ended] = second.receive(larger, 0.0)
     assert isinstance(started, CallStarted)
     assert ended == CallEnded(started.call)
     assert status_of(output(second))[0] == "8"
-    # The rest makes it whole, and room for others.
     first.receive(peer.data(1, b"x" * 200, is_last=True), 0.0)
-    assert held.bytes == 0
+    assert account.bytes == CALL_BYTES + 800, "who answers it holds it"
     first.respond(slow, b"")
-    third = served(held=held)
+    assert account.bytes == 0
+    third = served(account=account)
     called(third, half)
     third.close(ErrorCode.NO_ERROR, "gone")
-    assert held.bytes == 0
+    assert account.bytes == 0
 
 
 def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:

@@ -13,6 +13,7 @@ from tidemill.transport.http2 import frames
 from tidemill.transport.http2.allowances import Allowance
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import Event, Failed, StreamReset
+from tidemill.transport.http2.flow_control import PROGRESS_BYTES
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit, Limits
 
@@ -128,10 +129,13 @@ def test_small_windows_that_stay_closed_cost_a_stream_and_no_other() -> None:
     connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1}), 0.0)
     connection.receive(peer.headers(1, is_last=True) + peer.headers(3, is_last=True), 0.0)
     first, second = connection._streams.by_id[1], connection._streams.by_id[3]
-    connection.send_data(first, b"stalls")
-    connection.send_data(second, b"moves")
+    connection.send_data(first, bytes(PROGRESS_BYTES))
+    connection.send_data(second, bytes(3 * PROGRESS_BYTES))
+    connection.receive(peer.window_update(0, 3 * PROGRESS_BYTES), 0.0)
     for now in (30.0, 59.0):
-        connection.receive(peer.window_update(3, 1), now)
+        # A byte now and then is no progress: all that waits is held for it.
+        connection.receive(peer.window_update(1, 1), now)
+        connection.receive(peer.window_update(3, PROGRESS_BYTES), now)
         assert connection.check(now) == []
     connection.take_output()
     assert connection.check(61.0) == [StreamReset(first, ErrorCode.CANCEL)]
