@@ -150,8 +150,8 @@ def send_a_message_that_is_too_large(running: Running) -> None:
         assert attacker.call(3)
 
 
-# One field of 4 KiB for the table, and its index again and again: 36 KiB out of 4.
-BOMB = b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000 + b"\xbe" * 9
+# One field of 4 KiB for the table, and its index again and again: a megabyte out of 4 KiB.
+BOMB = b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000 + b"\xbe" * 300
 SECONDS = 0.2
 
 ATTACKS = {

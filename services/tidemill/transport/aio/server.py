@@ -35,6 +35,7 @@ from tidemill.transport.aio.call import (
 )
 from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
 from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.offenders import FLOODS, Offenders
 from tidemill.transport.aio.writer import Writer
 from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
@@ -98,6 +99,7 @@ class RpcServer:
         self.message_bytes_max = message_bytes_max
         self.notices = Notices()
         self.account = MemoryAccount(held_bytes_max)
+        self.offenders = Offenders(limits)
         self.accepted_count = 0
         self.connections: set[ServerProtocol] = set()
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
@@ -212,10 +214,11 @@ class ServerProtocol(Accepted):
         self.peer_host = peer_host
         host = f"ipv6:[{peer_host}]" if ":" in peer_host else f"ipv4:{peer_host}"
         self.peer = f"{host}:{peer_port}"
+        now_s = time.monotonic()
         self._connection = ServerConnection(
-            server.limits,
+            server.offenders.limits_of(peer_host, now_s),
             message_bytes_max=server.message_bytes_max,
-            now_s=time.monotonic(),
+            now_s=now_s,
             hits=server.notices.hits,
             account=server.account,
             terms=server.terms,
@@ -371,6 +374,8 @@ class ServerProtocol(Accepted):
         served.request = None  # The method's from here on, which keeps of it what it needs.
 
     def _on_failed(self, event: Failed) -> None:
+        if event.limit in FLOODS:
+            self._server.offenders.note(self.peer_host, time.monotonic())
         if event.limit is not None and event.limit not in _ORDINARY:
             self._server.notices.note(event.limit, peer=self.peer_host, reason=event.reason)
         elif event.limit is None and event.code not in _ORDINARY_CODES:

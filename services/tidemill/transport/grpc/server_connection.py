@@ -280,7 +280,7 @@ class ServerConnection:
                 self._refuse(stream)
             return
         call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
-        if not self.hold(call, CALL_BYTES):
+        if not self.hold(call, CALL_BYTES + stream.header_bytes):
             self._refuse_for_room(call)
             return
         encoding = fields.get("grpc-encoding", "identity")
@@ -482,7 +482,7 @@ class ServerConnection:
     def release(self, call: ServerCall, count: int) -> None:
         """Give room back before the call ends."""
         if not call.is_ended:
-            count = min(count, call.held_bytes - CALL_BYTES)
+            count = min(count, call.held_bytes - CALL_BYTES - call.stream.header_bytes)
             call.held_bytes -= count
             self.share.give_back(count)
 

@@ -87,7 +87,7 @@ class Connection:
         self._events: list[Event] = []
         self._output: list[bytes] = []
         self._unparsed = b""
-        self._decoder = header_block.HeaderDecoder(limits.header_list_bytes)
+        self._decoder = header_block.HeaderDecoder(limits.header_list_bomb_bytes)
         self._block: PartialBlock | None = None
         self._settings = PeerSettings(is_server=self._is_server)
         self._allowances = Allowances(limits, now_s)
@@ -253,24 +253,40 @@ class Connection:
             self._on_block(stream_id, block.flags, block.join())
 
     def _on_block(self, stream_id: int, flags: int, block: bytes) -> None:
-        if len(block) > self._limits.header_block_bytes:
-            raise header_frames.too_long()
         # Every block is decoded, also of a stream that is refused: the table depends on it.
         decoded = self._decoder.decode(block)
         is_last = flags & END_STREAM != 0
         stream = self._streams.by_id.get(stream_id)
         try:
             if stream is not None and stream.state not in REMOTE_ENDED:
+                self._header_bytes(stream_id, block, decoded)
                 self._on_more_headers(stream, decoded, is_last=is_last)
             elif stream is None and self._is_server and stream_id > self._streams.last_id:
-                self._on_request(stream_id, decoded, is_last=is_last)
+                self._streams.last_id = stream_id
+                header_bytes = self._header_bytes(stream_id, block, decoded)
+                self._on_request(stream_id, decoded, header_bytes, is_last=is_last)
             else:
                 self._streams.on_late(stream_id, stream, flags, "HEADERS")
         except Malformed as error:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from None
 
-    def _on_request(self, stream_id: int, decoded: Decoded, *, is_last: bool) -> None:
-        self._streams.last_id = stream_id
+    def _header_bytes(self, stream_id: int, block: bytes, decoded: Decoded) -> int:
+        """Return the size of a header list; raise StreamFailure for one that is too long.
+
+        Not what ends the connection: it may be one that a proxy shares among many clients.
+        """
+        header_bytes = header_block.list_bytes(decoded)
+        limits = self._limits
+        if len(block) > limits.header_block_bytes or header_bytes > limits.header_list_bytes:
+            self._hits[Limit.HEADER_BYTES] += 1
+            raise StreamFailure(
+                stream_id, ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long"
+            )
+        return header_bytes
+
+    def _on_request(
+        self, stream_id: int, decoded: Decoded, header_bytes: int, *, is_last: bool
+    ) -> None:
         if stream_id > self._accept_until:
             raise StreamFailure(stream_id, ErrorCode.REFUSED_STREAM, "the server stops")
         if len(self._streams.by_id) >= self._limits.streams_max:
@@ -279,6 +295,7 @@ class Connection:
         pseudo, fields = header_block.check_request(decoded)
         content_left = header_block.content_length(fields)
         stream = self._streams.add(stream_id)
+        stream.header_bytes = header_bytes
         if content_left >= 0:
             stream.content_left = content_left
             stream.count_content(0, is_last=is_last)

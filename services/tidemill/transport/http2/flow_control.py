@@ -119,6 +119,7 @@ class Outgoing:
         stream.unmoved_bytes += length
         if stream.unmoved_bytes >= PROGRESS_BYTES:
             stream.unmoved_bytes, stream.moved_at_s = 0, now_s
+        self._allowances.earned_bytes += length
         self._output += (_pack_header(length << 8, 0, stream.id), bytes(first[:length]))
         if length < len(first):
             stream.queue[0] = first[length:]

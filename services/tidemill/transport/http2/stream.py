@@ -17,6 +17,7 @@ class Stream:
 
     __slots__ = (
         "content_left",
+        "header_bytes",
         "id",
         "large_bytes",
         "moved_at_s",
@@ -47,6 +48,7 @@ class Stream:
         self.large_bytes = 0  # granted out of the connection's budget
         self.wanted_bytes = 0  # what it waits for to be granted out of the budget
         self.content_left = -1  # of content-length; -1 where the peer has not told
+        self.header_bytes = 0  # of the list that opened it, as a peer opened it
         self.opened_at_s = now_s
         self.moved_at_s = now_s  # when something was last received, or sent out of the queue
 
