@@ -97,6 +97,12 @@ class Received:
         self.messages: list[v2.Message] = []
         self.sent_count = 0
 
+    def has_room(self, _size_bytes: int) -> bool:
+        return True
+
+    def hold(self, _size_bytes: int) -> bool:
+        return True
+
     async def send(self, encoded: bytes) -> None:
         item = service.ReceiveMessageResponse.FromString(encoded)
         self.sent_count += 1

@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import md5
 
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, PropertiesTooLarge
-from tidemill.message import stored_message
+from tidemill.message import limits, stored_message
 from tidemill.message.wire import (
     bytes_field,
     bytes_header,
@@ -44,12 +44,20 @@ _BORN_HOST = bytes_header(8)
 _MESSAGE_GROUP = bytes_header(17)
 _TRACE_CONTEXT = bytes_header(18)
 
+# Tags are few and short; one of kilobytes, which is allowed, would only be kept.
+_CACHED_CHARS_MAX = 128
 _cached_tag_hash = lru_cache(maxsize=4096)(stored_message.tag_hash)
+
+
+def _tag_hash(tag: str) -> int:
+    if len(tag) <= _CACHED_CHARS_MAX:
+        return _cached_tag_hash(tag)
+    return stored_message.tag_hash(tag)
 
 
 @lru_cache(maxsize=4096)
 def _text_field(header: bytes, text: str) -> bytes:
-    """Encode a field whose values are few: hosts."""
+    """Encode a field whose values are few and short: hosts."""
     encoded = text.encode()
     return header + varint(len(encoded)) + encoded
 
@@ -104,6 +112,7 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
     if born_host := properties.born_host:
         parts.append(_text_field(_BORN_HOST, born_host))
     if properties.HasField("trace_context"):
+        limits.TRACE_CONTEXT.check_text(properties.trace_context)
         trace_context = properties.trace_context.encode()
         parts += (_TRACE_CONTEXT, varint(len(trace_context)), trace_context)
     system_wire = b"".join(parts)
@@ -132,7 +141,7 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
         len(system_wire),
         len(user_wire),
         len(body),
-        _cached_tag_hash(properties.tag) if tag else 0,
+        _tag_hash(properties.tag) if tag else 0,
         born_seconds * 1000 + born_nanos // 1_000_000,
         _due_at_ms(properties) if message_type == v2.DELAY else 0,
     )

@@ -14,21 +14,12 @@ from tidemill.common.errors import (
     IllegalPropertyKey,
     IllegalTag,
     MessageBodyEmpty,
-    MessageBodyTooLarge,
     MessageTypeConflict,
     NotBuilt,
-    PropertiesTooLarge,
 )
+from tidemill.message import limits
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-
-MESSAGE_GROUP_BYTES_MAX = 63
-MESSAGE_ID_BYTES_MAX = (
-    1024  # the protocol sets no limit; a position in the stored message is 16 bits
-)
-USER_PROPERTIES_MAX = 128
-PROPERTIES_BYTES_MAX = 16_384  # user properties, tag and keys together
-BODY_BYTES_MAX = 4_194_304
 
 
 def _words(text: str) -> frozenset[str]:
@@ -67,7 +58,9 @@ def check_message(message: v2.Message) -> None:
     """Raise what is wrong with the names and sizes in `message`, if anything is."""
     properties = message.system_properties
     check_message_id(properties.message_id)
+    limits.BORN_HOST.check_text(properties.born_host)
     tag, keys = properties.tag, properties.keys
+    limits.KEYS.check_count(len(keys))
     # An empty tag is no tag.
     if tag:
         check_tag(tag)
@@ -84,11 +77,7 @@ def check_message_id(message_id: str) -> None:
     """Raise IllegalMessageId for a blank or huge id; nothing else is asked of it."""
     if not message_id.strip():
         raise IllegalMessageId("the message id is blank")
-    # The second count is the one that matters; the first is at hand.
-    if len(message_id) * 4 > MESSAGE_ID_BYTES_MAX and (
-        len(message_id.encode()) > MESSAGE_ID_BYTES_MAX
-    ):
-        raise IllegalMessageId(f"a message id has at most {MESSAGE_ID_BYTES_MAX} bytes")
+    limits.MESSAGE_ID.check_text(message_id)
 
 
 def check_tag(tag: str) -> None:
@@ -113,8 +102,7 @@ def check_message_group(group: str) -> None:
     """Raise IllegalMessageGroup unless `group` can order messages."""
     if not group.strip():
         raise IllegalMessageGroup("the message group is blank")
-    if len(group.encode()) > MESSAGE_GROUP_BYTES_MAX:
-        raise IllegalMessageGroup(f"a message group has at most {MESSAGE_GROUP_BYTES_MAX} bytes")
+    limits.MESSAGE_GROUP.check_text(group)
     if _CONTROL_CHARACTER.search(group):
         raise IllegalMessageGroup("a message group does not contain control characters")
 
@@ -126,32 +114,21 @@ def check_properties(message: v2.Message, tag: str) -> None:
         properties_bytes += len(key.encode())
     user_properties = message.user_properties
     if user_properties:
-        if len(user_properties) > USER_PROPERTIES_MAX:
-            raise PropertiesTooLarge(
-                f"a message has at most {USER_PROPERTIES_MAX} user properties,"
-                f" not {len(user_properties)}"
-            )
+        limits.USER_PROPERTIES.check_count(len(user_properties))
         for name, value in user_properties.items():
             if name in RESERVED_PROPERTY_KEYS:
                 raise IllegalPropertyKey(f"the user property {name} is reserved")
             if _CONTROL_CHARACTER.search(name) or _CONTROL_CHARACTER.search(value):
                 raise IllegalPropertyKey("user properties do not contain control characters")
             properties_bytes += len(name.encode()) + len(value.encode())
-    if properties_bytes > PROPERTIES_BYTES_MAX:
-        raise PropertiesTooLarge(
-            f"user properties, tag and keys take at most {PROPERTIES_BYTES_MAX} bytes together,"
-            f" not {properties_bytes}"
-        )
+    limits.PROPERTIES.check_count(properties_bytes)
 
 
 def check_body(body: bytes) -> None:
     """Check the transported size of a body."""
     if not body:
         raise MessageBodyEmpty("the message has no body")
-    if len(body) > BODY_BYTES_MAX:
-        raise MessageBodyTooLarge(
-            f"a message body has at most {BODY_BYTES_MAX} bytes, not {len(body)}"
-        )
+    limits.BODY.check_count(len(body))
 
 
 def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:

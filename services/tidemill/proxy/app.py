@@ -97,7 +97,7 @@ def cluster_of(
             address,
             metrics,
             pending_max=settings.link_pending_max,
-            pending_bytes_max=settings.link_pending_bytes_max,
+            pending_bytes_max=settings.memory_bytes_max,
             patience_ms=settings.unready_after_ms,
             connect=connect,
         )

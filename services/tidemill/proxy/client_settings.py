@@ -9,8 +9,8 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 
 from tidemill.common.errors import BadRequest, UnrecognizedClientType
+from tidemill.message import limits
 from tidemill.message.resource_names import check_group, check_topic
-from tidemill.message.rules import BODY_BYTES_MAX
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -42,10 +42,12 @@ def check_settings(settings: v2.Settings) -> None:
         raise UnrecognizedClientType("the settings have no client type")
     match settings.WhichOneof("pub_sub"):
         case "publishing":
+            limits.SETTINGS_ENTRIES.check_count(len(settings.publishing.topics))
             for topic in settings.publishing.topics:
                 check_topic(topic.name)
         case "subscription":
             check_group(settings.subscription.group.name)
+            limits.SETTINGS_ENTRIES.check_count(len(settings.subscription.subscriptions))
             for entry in settings.subscription.subscriptions:
                 check_topic(entry.topic.name)
         case _:
@@ -55,7 +57,7 @@ def check_settings(settings: v2.Settings) -> None:
 def producer_settings(settings: v2.Settings) -> v2.Settings:
     """Return the settings for a producer."""
     answer = _copy(settings)
-    answer.publishing.max_body_size = BODY_BYTES_MAX
+    answer.publishing.max_body_size = limits.BODY.most
     answer.publishing.validate_message_type = True
     # Java and Node.js producers fail on any other kind.
     answer.backoff_policy.CopyFrom(

@@ -21,6 +21,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.common.readiness import Peer
+from tidemill.message import limits
 from tidemill.message.queue_choice import RoundRobin, queue_of_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
@@ -77,6 +78,7 @@ class Deliveries:
 
     def open(self, handle: str) -> tuple[BrokerGroup, HandleFields]:
         """Return which delivery of whom `handle` names. Raises InvalidReceiptHandle."""
+        limits.RECEIPT_HANDLE.check_text(handle)
         for broker, opener in self._openers:
             try:
                 return broker, opener.open(handle)
@@ -161,6 +163,7 @@ class Cluster:
 
     def open_recall(self, handle: str, topic: str) -> tuple[BrokerGroup, Recall]:
         """Return which timer of whom a recall handle names. Raises BadRequest."""
+        limits.RECALL_HANDLE.check_text(handle)
         for broker in self.brokers:
             try:
                 return broker, broker.recall_signer.open(handle, topic)

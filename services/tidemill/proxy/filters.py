@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from tidemill.common.errors import IllegalFilter, IllegalTag, NotBuilt
+from tidemill.message import limits
 from tidemill.message.rules import check_tag
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-EXPRESSION_CHARS_MAX = (
-    16_384  # a tag expression has a few tags; the broker keeps them while it waits
-)
 _EVERYTHING = frozenset({"", "*"})
 
 
 def tags_of(expression: v2.FilterExpression) -> list[str]:
     """Return the tags that a filter asks for; none stands for every message."""
+    limits.FILTER.check_text(expression.expression)
     text = expression.expression.strip()
     if expression.type == v2.SQL:
         raise NotBuilt("SQL filters are not served yet; filter by tag, or in the application")
@@ -21,9 +20,8 @@ def tags_of(expression: v2.FilterExpression) -> list[str]:
         return []
     if expression.type != v2.TAG:
         raise IllegalFilter("the filter has an expression and no type; say TAG")
-    if len(text) > EXPRESSION_CHARS_MAX:
-        raise IllegalFilter(f"a tag filter has at most {EXPRESSION_CHARS_MAX} characters")
     tags = [tag.strip() for tag in text.split("||")]
+    limits.FILTER_TAGS.check_count(len(tags))
     for tag in tags:
         try:
             check_tag(tag)

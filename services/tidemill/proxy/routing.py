@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 
 from tidemill.common.errors import IllegalAccessPoint
+from tidemill.message import limits
 from tidemill.message.rules import accepted_types
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -26,7 +27,9 @@ def access_point(endpoints: v2.Endpoints, advertised: v2.Endpoints | None) -> v2
                 "the request names no endpoints, and this proxy advertises none of its own"
             )
         return advertised
+    limits.ENDPOINTS.check_count(len(endpoints.addresses))
     for address in endpoints.addresses:
+        limits.HOST.check_text(address.host)
         if not address.host.strip() or not 0 < address.port < 65_536:
             raise IllegalAccessPoint(f"no client can connect to {address.host!r}:{address.port}")
     scheme = endpoints.scheme or scheme_of(endpoints.addresses[0].host)

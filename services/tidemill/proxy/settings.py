@@ -72,11 +72,12 @@ class ProxySettings(FrontSettings):
         description="Requests to a broker under way, parked polls included; beyond it calls are"
         " refused with TOO_MANY_REQUESTS.",
     )
-    link_pending_bytes_max: int = Field(
+    memory_bytes_max: int = Field(
         256 << 20,
-        ge=8 << 20,
-        description="Bytes of messages and acks on their way to a broker; beyond it they are"
-        " refused with TOO_MANY_REQUESTS.",
+        ge=64 << 20,
+        description="Bytes held for clients: requests on their way to a broker, polls that wait,"
+        " replies that are not read. Beyond it calls are refused with TOO_MANY_REQUESTS, those"
+        " first whose connection holds most.",
     )
     clients_max: int = Field(
         100_000,

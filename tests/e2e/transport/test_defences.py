@@ -130,6 +130,17 @@ def open_too_many_connections(running: Running) -> None:
         again.pong()
 
 
+def hold_too_much(running: Running) -> None:
+    with RawClient(running.port) as attacker:
+        for n in range(4):
+            attacker.send(peer.request(2 * n + 1, bytes(10_000), request_to("Hang")))
+        trailers = attacker.until(lambda one: one.stream_id == 7 and one.is_last)
+        assert peer.fields_of(trailers.payload)["grpc-status"] == "8"
+        # Who gives some back may hold it again.
+        attacker.send(peer.rst_stream(1))
+        assert attacker.call(9) == peer.grpc_message(b"hello")
+
+
 def send_a_message_that_is_too_large(running: Running) -> None:
     with RawClient(running.port) as attacker:
         too_long = peer.grpc_message(b"", length=MESSAGE_BYTES_MAX + 1)
@@ -139,8 +150,8 @@ def send_a_message_that_is_too_large(running: Running) -> None:
         assert attacker.call(3)
 
 
-# One field of 4 KiB for the table, and its index again and again: 36 KiB out of 4.
-BOMB = b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000 + b"\xbe" * 9
+# One field of 4 KiB for the table, and its index again and again: a megabyte out of 4 KiB.
+BOMB = b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000 + b"\xbe" * 300
 SECONDS = 0.2
 
 ATTACKS = {
@@ -171,6 +182,7 @@ ATTACKS = {
     Limit.CONNECTIONS_PER_ADDRESS: Attack(
         open_too_many_connections, listen={"connections_per_address_max": 3}
     ),
+    Limit.MEMORY: Attack(hold_too_much, Limits(held_bytes_max=50_000)),
     Limit.MESSAGE_BYTES: Attack(send_a_message_that_is_too_large),
 }
 

@@ -35,6 +35,9 @@ SERVICES: Final = (LINK.full_name, ADMIN.full_name)
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
     frame_bytes=1 << 20,
+    # The frames of a link bound themselves, at the proxy and by the rounds' own room.
+    large_messages_bytes=72 << 20,
+    held_bytes_max=256 << 20,
     # A link bounds itself (server/link.py) and has more unread than an unknown client may.
     unread_bytes_max=1 << 30,
     # Both ends notice a machine that vanished without waiting for TCP.

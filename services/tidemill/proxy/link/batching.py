@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, final
 
+from tidemill.proxy.link.commands import FRAME_BYTES
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
@@ -165,12 +166,16 @@ class Batching:
             frame.cancelled_pops.extend(self._cancelled_pops)
             self._cancelled_pops = []
         gathered, self._rows, self._weight = self._rows, {}, 0
+        room_bytes = FRAME_BYTES
         for command, rows in gathered.items():
-            count = command.cut(rows)
+            count, taken_bytes = command.cut(rows, room_bytes)
+            room_bytes -= taken_bytes
+            # What is kept comes first in the next frame, whatever gathers until then.
             if count < len(rows):
                 self._keep(command, rows[count:])
                 del rows[count:]
-            command.pack(frame, rows)
+            if rows:
+                command.pack(frame, rows)
         return frame
 
     def _keep(self, command: Command[Any, Any], rows: list[Row]) -> None:

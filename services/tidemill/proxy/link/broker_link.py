@@ -110,7 +110,11 @@ class BrokerLink:
         if command.may_repeat:
             self.pending.repeatable[request.request_id] = (row,)
         self.batching.add(command, row)
-        return await future
+        try:
+            return await future
+        finally:
+            # An error keeps its frames: the future that keeps the error may not be in one.
+            del future
 
     def append(
         self,
@@ -174,6 +178,7 @@ class BrokerLink:
                 self._polls.abandon(request_id)
             raise
         finally:
+            del future  # See `ask`.
             self._polls.ended(request_id)
 
     def give_back(

@@ -17,7 +17,8 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-BLOBS_A_FRAME_BYTES = 8 << 20  # a stall of some ms, far below what the broker takes
+FRAME_BYTES = 8 << 20  # of all requests in it: a stall of some ms, far below what the broker takes
+ROW_BYTES = 64  # at most, of what stands beside a blob, or is an ack
 ACKS_A_FRAME_MAX = 4_096  # and the rest of the last request: some 20 ms of the broker's time
 
 # What became of an append: its queue offset and 0, or its timer id and when it will be delivered.
@@ -55,8 +56,9 @@ class Command(Generic[Request, Result]):
     pack: Callable[[pb.RequestFrame, Sequence[Row]], None]
     # Returns what a field of a reply frame holds, as request ids and what they resolve to.
     unpack: Callable[[Any], Iterable[tuple[int, Result]]]
-    # How many of the rows that wait leave with the next frame.
-    cut: Callable[[Sequence[Row]], int] = len
+    # How many of the rows that wait have room in a frame with so many bytes left, and how many
+    # bytes these take. Any one has room in an empty frame.
+    cut: Callable[[Sequence[Row], int], tuple[int, int]]
     # What one row counts of those that are worth a frame before the last one is answered.
     weight: int = 0
     # Whether asking again does no harm, when nobody knows what became of the first time.
@@ -83,10 +85,21 @@ def _asked(
         request_field=request_field,
         reply_field=reply_field,
         when_lost=when_lost,
+        cut=_cut_messages,
         pack=pack,
         unpack=unpack,
         may_repeat=may_repeat,
     )
+
+
+def _cut_messages(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
+    taken_bytes = 0
+    for count, (_, message) in enumerate(rows):
+        size = message.ByteSize() + ROW_BYTES
+        if taken_bytes + size > room_bytes:
+            return count, taken_bytes
+        taken_bytes += size
+    return len(rows), taken_bytes
 
 
 def _messages(
@@ -120,13 +133,14 @@ def _unpack_appends(columns: pb.AppendResults) -> Iterable[tuple[int, Appended]]
     return zip(columns.request_ids, zip(offsets, dues, strict=True), strict=True)
 
 
-def _cut_appends(rows: Sequence[Row]) -> int:
-    frame_bytes = 0
+def _cut_appends(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
+    taken_bytes = 0
     for count, (_, _, _, _, blob) in enumerate(rows):
-        frame_bytes += len(blob)
-        if frame_bytes > BLOBS_A_FRAME_BYTES and count:
-            return count
-    return len(rows)
+        size = len(blob) + ROW_BYTES
+        if taken_bytes + size > room_bytes:
+            return count, taken_bytes
+        taken_bytes += size
+    return len(rows), taken_bytes
 
 
 def _pack_acks(frame: pb.RequestFrame, rows: Sequence[Row]) -> None:
@@ -148,12 +162,12 @@ def _unpack_acks(columns: pb.AckResults) -> Iterable[tuple[int, list[int]]]:
     return results.items()
 
 
-def _cut_acks(rows: Sequence[Row]) -> int:
-    end = min(ACKS_A_FRAME_MAX, len(rows))
+def _cut_acks(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
+    end = min(ACKS_A_FRAME_MAX, room_bytes // ROW_BYTES, len(rows))
     # Those of one request travel together.
-    while end < len(rows) and rows[end][0] == rows[end - 1][0]:
+    while 0 < end < len(rows) and rows[end][0] == rows[end - 1][0]:
         end += 1
-    return end
+    return end, end * ROW_BYTES
 
 
 # ---------------------------------------------------------------- the table

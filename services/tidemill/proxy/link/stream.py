@@ -33,6 +33,7 @@ EXCHANGE: Final = "/tidemill.broker.v1.BrokerLink/Exchange"
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
     frame_bytes=1 << 20,
+    large_messages_bytes=72 << 20,  # one reply of the largest
     # After a second of silence the broker is asked for a sign of life, which shows one that hangs;
     # only one that stays silent for this long is given up, with all that is under way to it.
     keepalive_period_s=1.0,

@@ -27,6 +27,7 @@ from tidemill.common.errors import (
     ServiceError,
     codes_of,
 )
+from tidemill.message import limits
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.call import ClientGone
@@ -59,6 +60,12 @@ class Responses(Protocol):
     @property
     def sent_count(self) -> int:
         """How many messages have left so far, also of a send that was broken off."""
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether this much more may be held for the client."""
+
+    def hold(self, size_bytes: int) -> bool:
+        """Take room for what is going to be sent, until the call ends; False: there is none."""
 
     async def send(self, message: bytes) -> None:
         """Hand over one message."""
@@ -102,6 +109,17 @@ class Call:
         """Raise ClientIdRequired for a call without the id of its client."""
         if not self.client_id.strip():
             raise ClientIdRequired(f"the header {CLIENT_ID} is missing")
+        limits.CLIENT_ID.check_text(self.client_id)
+
+    @property
+    def language(self) -> str:
+        """What the client says of its language, cut; it goes into metrics."""
+        return self.metadata.get(CLIENT_LANGUAGE, "")[: limits.TOLD_CHARS_MAX]
+
+    @property
+    def version(self) -> str:
+        """What the client says of its version, cut."""
+        return self.metadata.get(CLIENT_VERSION, "")[: limits.TOLD_CHARS_MAX]
 
     def time_remaining_ms(self) -> int | None:
         """Return the time until the client's deadline, or None where it has set none."""
@@ -143,7 +161,10 @@ class Boundary:
         result = "cancelled"
         try:
             call.check()
-            response = await method(call, request)
+            answering = method(call, request)
+            # The method's from here on: while it waits, it keeps of it what it needs.
+            del request
+            response = await answering
             result = "success" if call.response_code in _GOOD else "process_request_failed"
         except (RpcError, ClientGone):
             result = "process_request_failed"
@@ -164,7 +185,9 @@ class Boundary:
         answered here, and like every receive it ends with the delivery timestamp.
         """
         with self._measured(name, call), self._counted("receive"):
-            outcome = await self._guard(name, call, method, request, responses)
+            answering = self._guard(name, call, method, request, responses)
+            del request
+            outcome = await answering
             if outcome is not None:
                 timestamp = encode_delivery_timestamp(self._clock.wall_ms())
                 await responses.send_all((outcome.encode(), timestamp))
@@ -196,7 +219,9 @@ class Boundary:
         """Call `method`; an error becomes a status: the one place that catches them all."""
         try:
             call.check()
-            await method(call, requests, responses)
+            answering = method(call, requests, responses)
+            del requests
+            await answering
         except (RpcError, ClientGone):
             raise
         except Exception as error:  # noqa: BLE001 - the process's error boundary

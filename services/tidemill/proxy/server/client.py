@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.common.errors import UnrecognizedClientType
+from tidemill.message.resource_names import check_group
 from tidemill.proxy.clients import Client
 from tidemill.proxy.message_codec import OK_STATUS
-from tidemill.proxy.server.call import CLIENT_LANGUAGE, CLIENT_VERSION
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
@@ -33,13 +33,15 @@ class ClientLife:
         parsed = service.HeartbeatRequest.FromString(request)
         if parsed.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
             raise UnrecognizedClientType("the heartbeat does not say what type of client it is of")
+        if parsed.group.name:
+            check_group(parsed.group.name)
         self._clients.seen(
             call.client_id,
             Client(
                 client_type=parsed.client_type,
                 group=parsed.group.name,
-                language=call.metadata.get(CLIENT_LANGUAGE, ""),
-                version=call.metadata.get(CLIENT_VERSION, ""),
+                language=call.language,
+                version=call.version,
                 seen_at_ms=self._clock.monotonic_ms(),
             ),
         )

@@ -12,8 +12,10 @@ from tidemill.common.errors import (
     IllegalPollingTime,
     InvalidReceiptHandle,
     MessageNotFound,
+    Overloaded,
     ServiceError,
 )
+from tidemill.message import limits
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER
 from tidemill.proxy.message_codec import (
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from tidemill.proxy.settings import ProxySettings
 
 BATCH_SIZE_MAX = 32
-ACK_ENTRIES_MAX = 1024  # official clients send one; a frame of the link should not be filled by one
+# Of its connection, free when a poll begins: what is popped and finds no room is given back, which
+# costs the broker a record for each message. A message of the largest fits.
+REPLY_ROOM_BYTES = 5 << 20
 INVISIBLE_MIN_MS = 1_000  # on receive: below it a message comes back before it has arrived
 INVISIBLE_MAX_MS = 12 * 3_600_000
 AUTO_RENEW_INVISIBLE_MS = 60_000
@@ -67,8 +71,39 @@ class Consumer:
 
     async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
         """Pop messages and send them, each in an item of its own."""
+        # What a poll keeps while it waits is little: neither the request nor what it is parsed to.
+        group, topic, topic_wire, pop = await self._read_poll(call, request)
+        del request
+        if not responses.has_room(REPLY_ROOM_BYTES):
+            raise Overloaded("this connection has much unread already; read it, and poll again")
+        broker = self._cluster.broker_to_pop()
+        timeout_ms = self._pop_timeout_ms(call, pop.poll_duration_ms)
+        reply = await broker.link.pop(pop, timeout_ms=timeout_ms)
+        if not reply.batches:
+            raise MessageNotFound("no message became available")
+        items = self._take(broker, group, topic, topic_wire, reply, responses)
+        # Of the reply, whose messages are in the items now, only what gives them back is kept.
+        popped = [_without_messages(batch) for batch in reply.batches]
+        del reply
+        timestamp = encode_delivery_timestamp(self._clock.wall_ms())
+        try:
+            await responses.send_all((OK_STATUS, *items, timestamp))
+        except BaseException:
+            # The status is the first that has left.
+            skip = max(responses.sent_count - 1, 0)
+            broker.link.give_back(group.id, topic.id, popped, skip=skip)
+            raise
+
+    async def _read_poll(
+        self, call: Call, request: bytes
+    ) -> tuple[link_pb2.GroupConfig, link_pb2.TopicConfig, bytes, link_pb2.PopRequest]:
+        """Return group, topic, how deliveries name the topic, and what to ask of the broker."""
         parsed = service.ReceiveMessageRequest.FromString(request)
+        del request
         resource = parsed.message_queue.topic
+        limits.NAMESPACE.check_text(resource.resource_namespace)
+        limits.ATTEMPT_ID.check_text(parsed.attempt_id)
+        tags = tags_of(parsed.filter_expression)
         group = await self._cluster.use_group(parsed.group.name, call)
         topic = await self._cluster.use_topic(resource.name, call)
         poll_ms = self._poll_duration_ms(call, parsed)
@@ -79,16 +114,26 @@ class Consumer:
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
             invisible_duration_ms=_receive_invisible_ms(parsed),
             poll_duration_ms=poll_ms,
-            tags=tags_of(parsed.filter_expression),
+            tags=tags,
             attempt_id=parsed.attempt_id,
         )
-        broker = self._cluster.broker_to_pop()
-        reply = await broker.link.pop(pop, timeout_ms=self._pop_timeout_ms(call, poll_ms))
+        return group, topic, encode_topic(resource.resource_namespace, resource.name), pop
 
-        signer = broker.signer
-        topic_wire = encode_topic(resource.resource_namespace, resource.name)
-        store_host = broker.name.encode()
-        items = []
+    def _take(
+        self,
+        broker: BrokerGroup,
+        group: link_pb2.GroupConfig,
+        topic: link_pb2.TopicConfig,
+        topic_wire: bytes,
+        reply: link_pb2.PopReply,
+        responses: Responses,
+    ) -> list[bytes]:
+        """Join the items of a reply, or give it back where there is no room for it."""
+        if not responses.hold(reply.ByteSize()):
+            broker.link.give_back(group.id, topic.id, reply.batches)
+            raise Overloaded("this connection has much unread already; read it, and poll again")
+        signer, store_host = broker.signer, broker.name.encode()
+        items: list[bytes] = []
         for batch in reply.batches:
             signed = signer.sign(
                 group.name,
@@ -100,16 +145,7 @@ class Consumer:
             items += encode_received(
                 batch, topic_wire=topic_wire, store_host=store_host, signed=signed
             )
-        if not items:
-            raise MessageNotFound("no message became available")
-        timestamp = encode_delivery_timestamp(self._clock.wall_ms())
-        try:
-            await responses.send_all((OK_STATUS, *items, timestamp))
-        except BaseException:
-            # The status is the first that has left.
-            skip = max(responses.sent_count - 1, 0)
-            broker.link.give_back(group.id, topic.id, reply.batches, skip=skip)
-            raise
+        return items
 
     async def ack_message(self, call: Call, request: bytes) -> bytes:
         """Settle deliveries; each entry ends by itself."""
@@ -117,8 +153,9 @@ class Consumer:
         topic = self._cluster.find_topic(parsed.topic.name)
         group = self._cluster.find_group(parsed.group.name)
         entries = parsed.entries
-        if not 0 < len(entries) <= ACK_ENTRIES_MAX:
-            raise BadRequest(f"an ack has 1 to {ACK_ENTRIES_MAX} entries, not {len(entries)}")
+        if not entries:
+            raise BadRequest("an ack has an entry")
+        limits.ACK_ENTRIES.check_count(len(entries))
         handles = self._cluster.deliveries(group.name, topic.name)
         timeout_ms = self._cluster.timeout_ms(call)
         outcomes: list[Status | None] = [None] * len(entries)
@@ -251,6 +288,16 @@ class Consumer:
         # Half of the reserve is the broker's and the link's, the other half the client's.
         reserve_ms = min(self._reserve_ms // 2, remaining_ms // 4)
         return max(min(remaining_ms - reserve_ms, poll_ms + _POLL_GRACE_MS), 0)
+
+
+def _without_messages(batch: link_pb2.Batch) -> link_pb2.Batch:
+    """Return what names the deliveries of a batch."""
+    return link_pb2.Batch(
+        slot=batch.slot,
+        delivery_id=batch.delivery_id,
+        visible_at_ms=batch.visible_at_ms,
+        indexes=batch.indexes,
+    )
 
 
 def _receive_invisible_ms(parsed: service.ReceiveMessageRequest) -> int:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from tidemill.proxy.server.call import Boundary, Call
+from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded
+from tidemill.message import limits
+from tidemill.proxy.server.call import Boundary, Call, status_of
 from tidemill.proxy.server.methods import (
     SERVICE,
     UNSERVED_STREAMING,
@@ -22,6 +24,7 @@ from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_s
 from tidemill.transport.aio.listener import ListenSettings, tls_context
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
+from tidemill.transport.grpc.server_connection import Terms
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tidemill.proxy.settings import ProxySettings
+
+
+# Field 1 of every response is its status.
+_OVERLOAD: Final = status_of(
+    Overloaded("the proxy holds as much for its clients as it can; repeat after a pause")
+).encode()
 
 
 class GrpcServer:
@@ -53,8 +62,12 @@ class GrpcServer:
             **self._health.methods(),
             **reflection_methods((SERVICE, health.SERVICE)),
         }
-        limits = Limits(age_max_s=settings.connection_max_age_ms / 1000)
-        self._server = RpcServer(table, limits, _listen_settings(settings))
+        self._server = RpcServer(
+            table,
+            Limits(age_max_s=settings.connection_max_age_ms / 1000),
+            _listen_settings(settings),
+            held_bytes_max=settings.memory_bytes_max,
+        )
         async with self._server.serving():
             self.address = self._server.address
             yield self
@@ -91,7 +104,7 @@ class GrpcServer:
         def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
             return answer(code, method, _call(rpc), request)
 
-        return unary(handle)
+        return unary(handle, _terms(name))
 
     def _streaming(self, name: str) -> Method:
         method, code = self._methods.streaming[name], request_code(name)
@@ -100,7 +113,7 @@ class GrpcServer:
         def handle(rpc: RpcCall, request: bytes) -> Awaitable[None]:
             return answer(code, method, _call(rpc), request, rpc)
 
-        return server_streaming(handle)
+        return server_streaming(handle, _terms(name))
 
     def _bidirectional(self, name: str) -> Method:
         method, code = self._methods.bidirectional[name], request_code(name)
@@ -109,7 +122,17 @@ class GrpcServer:
         def handle(rpc: RpcCall) -> Awaitable[None]:
             return answer(code, method, _call(rpc), rpc, rpc)
 
-        return bidirectional(handle)
+        # No answer of ours would end the stream: a status does.
+        return bidirectional(handle, Terms(limits.request_bytes_max(name)))
+
+
+def _terms(name: str) -> Terms:
+    """Return how large a request may be, and how one that finds no room is answered."""
+    most = limits.request_bytes_max(name)
+    sentence = f"the request is over its limit of {most} bytes"
+    # Nothing but bodies makes a send so large.
+    error = MessageBodyTooLarge(sentence) if name == "SendMessage" else BadRequest(sentence)
+    return Terms(most, status_of(error).encode(), _OVERLOAD)
 
 
 def _listen_settings(settings: ProxySettings) -> ListenSettings:

@@ -12,7 +12,9 @@ from tidemill.common.errors import (
     Overloaded,
     ServiceError,
 )
+from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
+from tidemill.message.outline import check_send
 from tidemill.message.recall_handle import Recall
 from tidemill.message.rules import accepted_types, check_message, check_type, message_type
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
@@ -61,6 +63,7 @@ class Producer:
 
         A request is refused as a whole when one of its messages is: nothing of it is stored then.
         """
+        check_send(request)
         messages = service.SendMessageRequest.FromString(request).messages
         if len(messages) == 1:
             return self._send_one(call, messages)
@@ -85,22 +88,27 @@ class Producer:
 
     async def _send_batch(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
         """Store several messages, or none."""
+        limits.MESSAGES.check_count(len(messages))
+        ids = [message.system_properties.message_id for message in messages]
         try:
-            appends = await self._begin(call, messages)
+            topic_name, appends = await self._begin(call, messages)
         except ServiceError as error:
-            return _refusal(call, messages, status_of(error))
+            return _refusal(call, ids, status_of(error))
+        del messages  # The link's from here on.
         # Every append ends by itself, at the latest by its timeout.
         await asyncio.wait([append for _, append in appends])
         outcomes = [
-            _outcome(message, broker, append)
-            for message, (broker, append) in zip(messages, appends, strict=True)
+            _outcome(topic_name, message_id, broker, append)
+            for message_id, (broker, append) in zip(ids, appends, strict=True)
         ]
-        return _response(call, messages, outcomes)
+        return _response(call, ids, outcomes)
 
     async def _send_one(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
         """Store the one message of nearly every request."""
         message = messages[0]
+        del messages
         cluster = self._cluster
+        message_id = message.system_properties.message_id
         try:
             name = message.topic.name
             topic = cluster.known_topic(name)
@@ -109,16 +117,22 @@ class Producer:
             blob = _encode(message, topic, self._clock.wall_ms())
             properties = message.system_properties
             broker, queue_id = cluster.place(topic, properties.message_group)
-            appended = await broker.link.append(
+            appending = broker.link.append(
                 topic.id, queue_id, blob,
                 timeout_ms=cluster.timeout_ms(call), may_repeat=_may_repeat(properties),
             )  # fmt: skip
+            # The link's from here on: nothing of the message is kept while it is stored.
+            del message, properties, blob
+            try:
+                appended = await appending
+            finally:
+                # An error keeps its frames: the future that keeps the error may not be in one.
+                del appending
         except ServiceError as error:
-            return _refusal(call, messages, status_of(error))
-        message_id = message.system_properties.message_id
+            return _refusal(call, (message_id,), status_of(error))
         queue_offset, due_at_ms = appended
         if due_at_ms:
-            return _ok_response(message_id, 0, _recall_handle(message, broker, appended))
+            return _ok_response(message_id, 0, _recall_handle(name, message_id, broker, appended))
         return _ok_response(message_id, queue_offset)
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
@@ -127,7 +141,8 @@ class Producer:
             raise Forbidden(f"messages get to {name} by the broker only")
         return topic
 
-    async def _begin(self, call: Call, messages: Sequence[v2.Message]) -> list[Append]:
+    async def _begin(self, call: Call, messages: Sequence[v2.Message]) -> tuple[str, list[Append]]:
+        """Begin to store messages; return their topic, and an append for each."""
         if not messages:
             raise MessageCorrupted("the request holds no message")
         name = messages[0].topic.name
@@ -151,7 +166,7 @@ class Producer:
                 if message_group and append.done():
                     refused_groups.add(message_group)
             appends.append((broker, append))
-        return appends
+        return name, appends
 
 
 def _append(
@@ -180,22 +195,25 @@ def _refused(error: ServiceError) -> asyncio.Future[Appended]:
 
 
 def _outcome(
-    message: v2.Message, broker: BrokerGroup, append: asyncio.Future[Appended]
+    topic_name: str, message_id: str, broker: BrokerGroup, append: asyncio.Future[Appended]
 ) -> _Outcome:
     error = append.exception()
     if error is None:
         queue_offset, due_at_ms = appended = append.result()
         if due_at_ms:
-            return _Outcome(_OK, recall_handle=_recall_handle(message, broker, appended))
+            return _Outcome(
+                _OK, recall_handle=_recall_handle(topic_name, message_id, broker, appended)
+            )
         return _Outcome(_OK, queue_offset)
     if isinstance(error, ServiceError):
         return _Outcome(status_of(error))
     raise error
 
 
-def _recall_handle(message: v2.Message, broker: BrokerGroup, scheduled: Appended) -> str:
-    recall = Recall(*scheduled, message.system_properties.message_id)
-    return broker.recall_signer.sign(message.topic.name, recall)
+def _recall_handle(
+    topic_name: str, message_id: str, broker: BrokerGroup, scheduled: Appended
+) -> str:
+    return broker.recall_signer.sign(topic_name, Recall(*scheduled, message_id))
 
 
 def _may_repeat(properties: v2.SystemProperties) -> bool:
@@ -217,23 +235,23 @@ def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> by
     return encode_stored(message, message_type=kind, now_ms=now_ms)
 
 
-def _refusal(call: Call, messages: Sequence[v2.Message], status: Status) -> bytes:
+def _refusal(call: Call, ids: Sequence[str], status: Status) -> bytes:
     """Build the answer to a request of which nothing was stored, or nobody knows."""
-    return _encode_response(call, messages, status, [_Outcome(status)] * len(messages))
+    return _encode_response(call, ids, status, [_Outcome(status)] * len(ids))
 
 
-def _response(call: Call, messages: Sequence[v2.Message], outcomes: list[_Outcome]) -> bytes:
+def _response(call: Call, ids: Sequence[str], outcomes: list[_Outcome]) -> bytes:
     """Build the answer to a request whose messages may have ended differently."""
     if len({outcome.status.code for outcome in outcomes}) == 1:
         overall = outcomes[0].status
     else:
         overall = Status(v2.MULTIPLE_RESULTS, "the messages ended differently; see each entry")
-    return _encode_response(call, messages, overall, outcomes)
+    return _encode_response(call, ids, overall, outcomes)
 
 
 def _encode_response(
     call: Call,
-    messages: Sequence[v2.Message],
+    ids: Sequence[str],
     overall: Status,
     outcomes: list[_Outcome],
 ) -> bytes:
@@ -241,11 +259,11 @@ def _encode_response(
     entries = [
         service.SendResultEntry(
             status=v2.Status(code=outcome.status.code, message=outcome.status.message),
-            message_id=message.system_properties.message_id,
+            message_id=message_id,
             offset=outcome.queue_offset,
             recall_handle=outcome.recall_handle,
         )
-        for message, outcome in zip(messages, outcomes, strict=True)
+        for message_id, outcome in zip(ids, outcomes, strict=True)
     ]
     status = v2.Status(code=overall.code, message=overall.message)
     return service.SendMessageResponse(status=status, entries=entries).SerializeToString()

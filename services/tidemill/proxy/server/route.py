@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.message import limits
 from tidemill.proxy import routing
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -44,6 +45,7 @@ class Routes:
     def _queues(
         self, topic: link_pb2.TopicConfig, resource: v2.Resource, endpoints: v2.Endpoints
     ) -> list[v2.MessageQueue]:
+        limits.NAMESPACE.check_text(resource.resource_namespace)
         access_point = routing.access_point(endpoints, self._advertised)
         return [
             queue

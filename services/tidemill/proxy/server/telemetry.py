@@ -22,10 +22,6 @@ from tidemill.proxy.client_settings import (
     producer_settings,
 )
 from tidemill.proxy.clients import Client
-from tidemill.proxy.server.call import (
-    CLIENT_LANGUAGE,
-    CLIENT_VERSION,
-)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import ClientGone
@@ -103,8 +99,8 @@ class Telemetry:
             Client(
                 client_type=settings.client_type,
                 group=group_name,
-                language=call.metadata.get(CLIENT_LANGUAGE, ""),
-                version=call.metadata.get(CLIENT_VERSION, ""),
+                language=call.language,
+                version=call.version,
                 seen_at_ms=self._clock.monotonic_ms(),
             ),
         )

@@ -14,7 +14,7 @@ from tidemill.transport.http2.header_block import Fields
 
 if TYPE_CHECKING:
     from tidemill.transport.aio.server import ServerProtocol
-    from tidemill.transport.grpc.server_connection import ServerCall
+    from tidemill.transport.grpc.server_connection import ServerCall, Terms
 
 # One batch: a call has no more than this, or one message, unsent.
 SEND_BYTES_MAX: Final = 256 << 10
@@ -42,21 +42,22 @@ class Method(NamedTuple):
 
     kind: Kind
     handle: UnaryHandler | StreamingHandler | BidirectionalHandler
+    terms: Terms | None = None  # of requests; None: those of the server
 
 
-def unary(handle: UnaryHandler) -> Method:
+def unary(handle: UnaryHandler, terms: Terms | None = None) -> Method:
     """Return a method with one request and one response."""
-    return Method(Kind.UNARY, handle)
+    return Method(Kind.UNARY, handle, terms)
 
 
-def server_streaming(handle: StreamingHandler) -> Method:
+def server_streaming(handle: StreamingHandler, terms: Terms | None = None) -> Method:
     """Return a method with one request and a stream of responses."""
-    return Method(Kind.SERVER_STREAMING, handle)
+    return Method(Kind.SERVER_STREAMING, handle, terms)
 
 
-def bidirectional(handle: BidirectionalHandler) -> Method:
+def bidirectional(handle: BidirectionalHandler, terms: Terms | None = None) -> Method:
     """Return a method with a stream in both directions; the call iterates over the requests."""
-    return Method(Kind.BIDIRECTIONAL, handle)
+    return Method(Kind.BIDIRECTIONAL, handle, terms)
 
 
 @final
@@ -106,6 +107,14 @@ class RpcCall:
     def peer(self) -> str:
         """Return the client's address."""
         return self._protocol.peer
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether `hold` would find room."""
+        return self._protocol.has_room(size_bytes)
+
+    def hold(self, size_bytes: int) -> bool:
+        """Take room for a reply until the call ends; False where there is none."""
+        return self._protocol.hold(self.call, size_bytes)
 
     def expire(self) -> None:
         """End the call: its time is up."""
@@ -201,7 +210,7 @@ class RpcCall:
             finally:
                 self._waiter = None
         request, wire_bytes = self._requests.popleft()
-        self._protocol.consumed(self.call, wire_bytes)
+        self._protocol.consumed(self.call, wire_bytes, len(request))
         return request
 
     def put_request(self, message: bytes, wire_bytes: int) -> None:

@@ -37,13 +37,14 @@ from tidemill.transport.aio.call import (
 )
 from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
 from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.offenders import FLOODS, Offenders
 from tidemill.transport.aio.writer import Writer
+from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
     CallEnded,
     CallStarted,
     CallWritable,
     MessageReceived,
-    ReassemblyBudget,
     RequestsEnded,
     ServerCall,
     ServerConnection,
@@ -59,10 +60,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# The reference takes that much; a body over its own limit gets a code of its own in a response.
-MESSAGE_BYTES_MAX: Final = 130 << 20
-# Of messages on their way, of all connections: some of the largest, or many thousand ordinary ones.
+# Of a request: four bodies of the largest kind. Far above one, so that a body over its own limit
+# gets a code of its own in a response.
+MESSAGE_BYTES_MAX: Final = 16 << 20
+# Of all connections of a server, where nobody has said how much.
 HELD_BYTES_MAX: Final = 1 << 30
+# What one connection is read in a turn of the loop, in one piece of the transport: a fraction of a
+# millisecond. One that fills it is read on when everybody else has had a turn.
+READ_BYTES_A_TURN: Final = 256 << 10
+FRAMES_A_TURN: Final = 512  # of one connection: they take a millisecond
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 # Of a connection, queued behind the windows of its streams, before other streams wait too.
 QUEUED_BYTES_MAX: Final = 16 << 20
@@ -85,12 +91,17 @@ class RpcServer:
         listen: ListenSettings,
         *,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
         self.methods = methods
+        self.terms = {
+            path: method.terms for path, method in methods.items() if method.terms is not None
+        }
         self.limits = limits
         self.message_bytes_max = message_bytes_max
         self.notices = Notices()
-        self.held = ReassemblyBudget(HELD_BYTES_MAX)
+        self.account = MemoryAccount(held_bytes_max)
+        self.offenders = Offenders(limits)
         self.accepted_count = 0
         self.connections: set[ServerProtocol] = set()
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
@@ -205,18 +216,21 @@ class ServerProtocol(Accepted):
         self.peer_host = peer_host
         host = f"ipv6:[{peer_host}]" if ":" in peer_host else f"ipv4:{peer_host}"
         self.peer = f"{host}:{peer_port}"
+        now_s = time.monotonic()
         self._connection = ServerConnection(
-            server.limits,
+            server.offenders.limits_of(peer_host, now_s),
             message_bytes_max=server.message_bytes_max,
-            now_s=time.monotonic(),
+            now_s=now_s,
             hits=server.notices.hits,
-            held=server.held,
+            account=server.account,
+            terms=server.terms,
         )
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
         self.crowd: set[RpcCall] = set()  # calls that wait until the connection is not congested
         self._writer = Writer(self._connection.http, self.loop)
         self._transport: asyncio.Transport
+        self._has_rest = False  # of what has come; nothing is read until it has had its turns
         self._unread_bytes = 0  # while paused: what the transport held at the last look
         self._moved_at_s = 0.0  # and when that had changed
         self._closed_at_s: float | None = None
@@ -236,17 +250,35 @@ class ServerProtocol(Accepted):
         self._writer.attach(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client has sent."""
+        """Take what the client has sent, a turn's worth of it; the rest in the turns that follow.
+
+        Only then more is read: the transport would read on in this turn.
+        """
         self._writer.hold()
         try:
-            for event in self._connection.receive(data, time.monotonic()):
+            for event in self._connection.receive(data, time.monotonic(), frames_max=FRAMES_A_TURN):
                 self._on_event(event)
         finally:
             self._writer.release()
+        is_much = len(data) >= READ_BYTES_A_TURN or self._connection.has_more
+        if is_much and not self._has_rest and not self._transport.is_closing():
+            self._has_rest = True
+            self._transport.pause_reading()
+            self.loop.call_soon(self._go_on)
         if self.crowd and not self.is_congested:
             crowd, self.crowd = self.crowd, set()
             for call in crowd:
                 call.wake_writers()
+
+    def _go_on(self) -> None:
+        """Take the rest of what has come, and read on."""
+        self._has_rest = False
+        if self._transport.is_closing():
+            return
+        if self._connection.has_more:
+            self.data_received(b"")
+        if not (self._has_rest or self._writer.is_paused or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """Close: HTTP/2 knows no half of a connection."""
@@ -267,7 +299,8 @@ class ServerProtocol(Accepted):
     def resume_writing(self) -> None:
         """Go on where the client has read."""
         self._writer.is_paused = False
-        self._transport.resume_reading()
+        if not self._has_rest:
+            self._transport.resume_reading()
         self._writer.flush()
         for call in list(self.calls.values()):
             call.wake_writers()
@@ -343,8 +376,11 @@ class ServerProtocol(Accepted):
             self._start(served, self._run_unary(served, request))
         else:
             self._start(served, self._run_stream(served, request))
+        served.request = None  # The method's from here on, which keeps of it what it needs.
 
     def _on_failed(self, event: Failed) -> None:
+        if event.limit in FLOODS:
+            self._server.offenders.note(self.peer_host, time.monotonic())
         if event.limit is not None and event.limit not in _ORDINARY:
             self._server.notices.note(event.limit, peer=self.peer_host, reason=event.reason)
         elif event.limit is None and event.code not in _ORDINARY_CODES:
@@ -367,7 +403,9 @@ class ServerProtocol(Accepted):
     async def _run_unary(self, served: RpcCall, request: bytes) -> None:
         handle = cast("UnaryHandler", served.method.handle)
         try:
-            response = await handle(served, request)
+            answering = handle(served, request)
+            del request
+            response = await answering
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
             self._answer_error(served, error)
         else:
@@ -378,7 +416,9 @@ class ServerProtocol(Accepted):
     async def _run_stream(self, served: RpcCall, *request: bytes) -> None:
         handle = cast("Callable[..., Awaitable[None]]", served.method.handle)
         try:
-            await handle(served, *request)
+            serving = handle(served, *request)
+            del request
+            await serving
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
             self._answer_error(served, error)
         else:
@@ -398,6 +438,7 @@ class ServerProtocol(Accepted):
         """Forget a call whose handler has ended."""
         if not served.call.is_ended:  # It was cancelled, and not by its client.
             self._connection.finish(served.call, RpcCode.CANCELLED, "the call was cancelled")
+        served.task = None
         self._forget(served)
         self._writer.flush_soon()
 
@@ -405,10 +446,13 @@ class ServerProtocol(Accepted):
         """End a call that nobody waits for any more, or that has been answered without it."""
         # Here, and not only when the task ends: one that has never had a turn runs no `finally`.
         self._forget(served)
-        if served.task is not None and not served.task.done():
-            served.task.cancel()
-            self._server.ending.add(served.task)
-            served.task.add_done_callback(self._server.ended)
+        # The task keeps how it was cancelled, and with that its frames, which keep the call: it may
+        # not keep the task, or both would wait for the garbage collector.
+        task, served.task = served.task, None
+        if task is not None and not task.done():
+            task.cancel()
+            self._server.ending.add(task)
+            task.add_done_callback(self._server.ended)
 
     def _forget(self, served: RpcCall) -> None:
         if served.call.timeout_s is not None:
@@ -440,8 +484,17 @@ class ServerProtocol(Accepted):
         self._connection.send(call, (message,))
         self._writer.flush_now()
 
-    def consumed(self, call: ServerCall, wire_bytes: int) -> None:
+    def has_room(self, count: int) -> bool:
+        """Whether there is room for `count` bytes more."""
+        return self._connection.share.has_room(count)
+
+    def hold(self, call: ServerCall, count: int) -> bool:
+        """Take room for what is held for a call until it ends; False where there is none."""
+        return self._connection.hold(call, count)
+
+    def consumed(self, call: ServerCall, wire_bytes: int, size_bytes: int) -> None:
         """Let the client send more: a request of a stream has been read."""
+        self._connection.release(call, size_bytes)
         self._connection.consume(call, wire_bytes)
         if self._connection.http.has_output:
             self._writer.flush_soon()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, final
 
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -25,9 +25,10 @@ assert PREFIX.size == PREFIX_SIZE, "the prefix is part of the protocol"
 # Small pieces are joined up to this many bytes: a piece costs 33 bytes by itself, and frames may be
 # as small as a peer likes.
 _PART_BYTES: Final = 4_096
-# What a peer sends for it is a thousandth, which no window bounds, and inflating it takes 10 ms. A
-# body of 4 MiB and what travels with it fit.
-INFLATED_BYTES_MAX: Final = 8 << 20
+# What a peer sends for it is a thousandth, which no window bounds, and what becomes of it takes as
+# long as if it had been sent. No official client compresses at all.
+INFLATED_BYTES_MAX: Final = 1 << 20
+_GZIP_SIZE_MIN: Final = 18  # header and trailer, whose last four bytes are the size inflated
 _GZIP_WINDOW: Final = 31  # zlib's way to say: with gzip's header
 _unpack_prefix: Final = PREFIX.unpack_from
 _pack_prefix: Final = PREFIX.pack
@@ -59,11 +60,21 @@ def whole_message(data: bytes) -> bytes | None:
 class MessageReader:
     """Puts messages together out of the pieces in which they come."""
 
-    __slots__ = ("_encoding", "_have", "_message_bytes_max", "_parts", "_wanted")
+    __slots__ = (
+        "_admit", "_encoding", "_have", "_message_bytes_max", "_parts", "_wanted", "inflated_bytes",
+    )  # fmt: skip
 
-    def __init__(self, encoding: str, message_bytes_max: int) -> None:
+    def __init__(
+        self,
+        encoding: str,
+        message_bytes_max: int,
+        admit: Callable[[int], None] = lambda _size: None,
+    ) -> None:
+        """Ask `admit` before a message is inflated; it raises RpcError where there is no room."""
         self._encoding = encoding
         self._message_bytes_max = message_bytes_max
+        self._admit = admit
+        self.inflated_bytes = 0  # of all messages so far
         self._parts: list[bytes] = []
         self._have = 0
         self._wanted = PREFIX_SIZE  # bytes from the start of a prefix until something can be done
@@ -77,6 +88,11 @@ class MessageReader:
     def held_bytes(self) -> int:
         """How much of a message has come."""
         return self._have
+
+    @property
+    def bound_bytes(self) -> int:
+        """How much the message that has begun is going to take, as far as that is known."""
+        return max(self._have, self._wanted) if self._have else 0
 
     @property
     def missing_bytes(self) -> int:
@@ -131,17 +147,23 @@ class MessageReader:
 
     def _decompress(self, message: bytes) -> bytes:
         limit = min(self._message_bytes_max, INFLATED_BYTES_MAX)
-        unpacker = zlib.decompressobj(_GZIP_WINDOW)
-        try:
-            # One more than allowed: to see that there is more.
-            whole = unpacker.decompress(message, limit + 1)
-        except zlib.error:
-            raise RpcError(RpcCode.INTERNAL, "the message is not compressed with gzip") from None
-        if len(whole) > limit:
+        if len(message) < _GZIP_SIZE_MIN:
+            raise RpcError(RpcCode.INTERNAL, "the message is not compressed with gzip")
+        # What it says of itself, before anything is done for it; who lies is found out below.
+        told_bytes = int.from_bytes(message[-4:], "little")
+        if told_bytes > limit:
             raise RpcError(
                 RpcCode.RESOURCE_EXHAUSTED,
                 f"a compressed message is over the limit of {limit} bytes when it is inflated",
             )
-        if not unpacker.eof:
-            raise RpcError(RpcCode.INTERNAL, "the compressed message ends too early")
+        self._admit(told_bytes)
+        self.inflated_bytes += told_bytes
+        unpacker = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            # One more than it says: to see that there is more.
+            whole = unpacker.decompress(message, told_bytes + 1)
+        except zlib.error:
+            raise RpcError(RpcCode.INTERNAL, "the message is not compressed with gzip") from None
+        if len(whole) != told_bytes or not unpacker.eof:
+            raise RpcError(RpcCode.INTERNAL, "the compressed message is not what its end says")
         return whole

@@ -9,22 +9,29 @@
         CallWritable      what `send` had queued is on its way
         Failed            the connection has ended
 
+    connection.hold(call, count)          room for what is held for a call; `_end` gives it back
+
     connection.respond(call, message)     a whole unary response
     connection.start(call)                headers, now
     connection.send(call, messages)       messages of a stream
     connection.finish(call, code, text)   the end of any call
+
+What a turn of the loop may cost is bounded: `receive` leaves what is too much of calls, or of bytes
+to inflate, for the next one, and `has_more` says so.
 
 Requests that are not gRPC are answered here, with HTTP's own codes and a sentence for people.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import sys
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc import messages, status
+from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
 from tidemill.transport.grpc.messages import MessageReader
 from tidemill.transport.grpc.metadata import parse_timeout
 from tidemill.transport.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
@@ -43,6 +50,13 @@ from tidemill.transport.http2.header_block import Fields
 from tidemill.transport.http2.limits import Limit, Limits
 from tidemill.transport.http2.stream import Stream
 
+# What a call takes by itself, with its stream, its task, and what the link knows of it.
+CALL_BYTES: Final = 4 << 10
+# Begun in a turn of the loop by one connection, at some 100 us each with what answers them.
+CALLS_A_TURN: Final = 64
+# Inflated in a turn of the loop for one connection, and the last message: some milliseconds.
+INFLATED_BYTES_A_TURN: Final = 256 << 10
+_NO_ROOM: Final = "this server holds as much for you as it can; repeat after a pause"
 _ENCODINGS: Final = frozenset({"identity", "gzip"})
 _ACCEPTED: Final = (("grpc-accept-encoding", "identity,gzip"),)
 
@@ -61,6 +75,7 @@ class ServerCall:
         "path",
         "queued_total_bytes",
         "reader",
+        "reading_bytes",
         "stream",
         "timeout_s",
     )
@@ -75,7 +90,8 @@ class ServerCall:
         self.is_ended = False
         self.is_open_ended = False  # the client may take its time between messages
         self.has_started = False  # headers have gone out
-        self.held_bytes = 0  # of a message that has not come as a whole
+        self.held_bytes = 0  # of its connection's share
+        self.reading_bytes = 0  # of these, for a message that has not come as a whole
         self.queued_total_bytes = 0  # of messages given to `send`
 
 
@@ -94,15 +110,14 @@ class MessageReceived(NamedTuple):
     is_last: bool
 
 
-@final
-class ReassemblyBudget:
-    """What all connections of a server hold of messages that have not come as a whole."""
+class Terms(NamedTuple):
+    """How requests to a path are taken."""
 
-    __slots__ = ("bytes", "bytes_max")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
-        self.bytes_max = bytes_max
+    request_bytes_max: int  # of one message, inflated
+    # What answers a call with too large a request, and one for which there is no room; where it is
+    # nothing, a status does.
+    oversize: bytes = b""
+    overload: bytes = b""
 
 
 class RequestsEnded(NamedTuple):
@@ -137,9 +152,13 @@ class ServerConnection:
         message_bytes_max: int,
         now_s: float,
         hits: Counter[Limit] | None = None,
-        held: ReassemblyBudget | None = None,
+        account: MemoryAccount | None = None,
+        terms: Mapping[str, Terms] | None = None,
     ) -> None:
-        """Be one of the connections that share `hits` and `held`, or one alone."""
+        """Be one of the connections that share `hits` and `account`, or one alone.
+
+        Paths without `terms` of their own take messages of up to `message_bytes_max`.
+        """
         assert message_bytes_max + messages.PREFIX_SIZE <= limits.large_messages_bytes, (
             "the budget for large messages holds the largest"
         )
@@ -147,9 +166,13 @@ class ServerConnection:
         self.http = Connection(Role.SERVER, limits, now_s=now_s, hits=hits)
         self._limits = limits
         self._hits = hits
-        windows_bytes = limits.streams_max * limits.stream_window_bytes
-        self._held = held or ReassemblyBudget(limits.large_messages_bytes + windows_bytes)
-        self._message_bytes_max = message_bytes_max
+        account = account or MemoryAccount(2 * limits.held_bytes_max)
+        self.share = MemoryShare(account, limits.held_bytes_max)
+        self._http_bytes = 0  # of the share, by the windows of both sides
+        self._terms = terms or {}
+        self._other_terms = Terms(message_bytes_max)
+        self._waiting: deque[HttpEvent] = deque()  # what was too much for a turn
+        self._calls_left = self._inflated_left = 0  # of this turn
         self._calls: dict[int, ServerCall] = {}
         # Those whose request has not come as a whole: few, where many polls are parked.
         self._incomplete: dict[int, ServerCall] = {}
@@ -163,13 +186,48 @@ class ServerConnection:
 
     # ------------------------------------------------------------ input
 
-    def receive(self, data: bytes, now_s: float) -> list[ServerEvent]:
-        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean."""
-        return self._translate(self.http.receive(data, now_s))
+    def receive(
+        self, data: bytes, now_s: float, *, frames_max: int = sys.maxsize
+    ) -> list[ServerEvent]:
+        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean.
+
+        Where `has_more` holds afterwards, that is a turn's worth; go on with no bytes.
+        """
+        self._waiting += self.http.receive(data, now_s, frames_max=frames_max)
+        self._calls_left, self._inflated_left = CALLS_A_TURN, INFLATED_BYTES_A_TURN
+        events: list[ServerEvent] = []
+        if self.http.is_closed:
+            self._drop_waiting()
+        while self._waiting and self._calls_left > 0 and self._inflated_left > 0:
+            self._translate(self._waiting.popleft(), events)
+        self._count_windows()
+        return events
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something of what came waits for the next turn."""
+        return bool(self._waiting) or self.http.has_input
+
+    def _drop_waiting(self) -> None:
+        """Leave of what waits only the ends of calls: nobody is there to be answered."""
+        kept = [event for event in self._waiting if isinstance(event, StreamReset | Failed)]
+        self._waiting = deque(kept)
+
+    def _translate_all(self, http_events: Sequence[HttpEvent]) -> list[ServerEvent]:
+        """Translate events that no request is among: they need not wait for what does."""
+        events: list[ServerEvent] = []
+        if self.http.is_closed:
+            self._drop_waiting()
+            http_events = [*self._waiting, *http_events]
+            self._waiting.clear()
+        for event in http_events:
+            self._translate(event, events)
+        self._count_windows()
+        return events
 
     def check(self, now_s: float) -> list[ServerEvent]:
         """End what has stood still for too long; to be called every second or so."""
-        events = self._translate(self.http.check(now_s))
+        events = self._translate_all(self.http.check(now_s))
         patience_s = self._limits.stall_timeout_s
         for call in list(self._incomplete.values()):
             if call.stream.wanted_bytes:
@@ -190,30 +248,30 @@ class ServerConnection:
 
     def close(self, code: ErrorCode, reason: str) -> list[ServerEvent]:
         """End the connection and all its calls."""
-        return self._translate(self.http.close(code, reason))
+        return self._translate_all(self.http.close(code, reason))
 
-    def _translate(self, http_events: list[HttpEvent]) -> list[ServerEvent]:
-        events: list[ServerEvent] = []
-        for event in http_events:
-            if isinstance(event, DataReceived):
-                self._on_data(event, events)
-            elif isinstance(event, RequestReceived):
-                self._on_request(event, events)
-            elif isinstance(event, StreamReset):
-                self._refused.pop(event.stream.id, None)
-                call = self._calls.get(event.stream.id)
-                if call is not None:
-                    self._end(call)
-                    events.append(CallEnded(call))
-            elif isinstance(event, StreamWritable):
-                if event.stream.id in self._calls:
-                    events.append(CallWritable(self._calls[event.stream.id]))
-            elif isinstance(event, Failed):
-                events.append(event)
-        return events
+    def _translate(self, event: HttpEvent, events: list[ServerEvent]) -> None:
+        if isinstance(event, DataReceived):
+            self._on_data(event, events)
+        elif isinstance(event, RequestReceived):
+            self._on_request(event, events)
+        elif isinstance(event, StreamReset):
+            self._refused.pop(event.stream.id, None)
+            call = self._calls.get(event.stream.id)
+            if call is not None:
+                self._end(call)
+                events.append(CallEnded(call))
+        elif isinstance(event, StreamWritable):
+            if event.stream.id in self._calls:
+                events.append(CallWritable(self._calls[event.stream.id]))
+        elif isinstance(event, Failed):
+            events.append(event)
 
     def _on_request(self, event: RequestReceived, events: list[ServerEvent]) -> None:
         stream, pseudo, fields, is_last = event
+        if stream.is_reset:
+            return  # Cancelled before its turn came.
+        self._calls_left -= 1
         content_type = fields.get("content-type", "")
         if pseudo[":method"] != "POST" or not _is_grpc(content_type):
             answer = _refusal(pseudo[":method"], pseudo[":path"])
@@ -222,6 +280,9 @@ class ServerConnection:
                 self._refuse(stream)
             return
         call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
+        if not self.hold(call, CALL_BYTES + stream.header_bytes):
+            self._refuse_for_room(call)
+            return
         encoding = fields.get("grpc-encoding", "identity")
         try:
             if encoding not in _ENCODINGS:
@@ -251,30 +312,46 @@ class ServerConnection:
         if is_last:
             call.is_complete = True
             del self._incomplete[stream.id]
+        if stream.is_reset:
+            return  # Nobody waits for an answer; the end of the call comes as well.
         if call.reader is None:
             message = messages.whole_message(data)
-            if message is not None:
+            if message is not None and self.hold(call, len(message)):
                 events.append(MessageReceived(call, message, len(data), is_last))
                 return
-            encoding = call.metadata.get("grpc-encoding", "")
-            call.reader = MessageReader(encoding, self._message_bytes_max)
+            call.reader = MessageReader(
+                call.metadata.get("grpc-encoding", ""),
+                self._terms_of(call).request_bytes_max,
+                lambda size: self._admit(call, size),
+            )
         self._feed(call, call.reader, data, events)
 
     def _feed(
         self, call: ServerCall, reader: MessageReader, data: bytes, events: list[ServerEvent]
     ) -> None:
         is_last = call.is_complete
+        inflated_before = reader.inflated_bytes
         try:
-            if self._held.bytes + len(data) > self._held.bytes_max:
-                raise RpcError(RpcCode.RESOURCE_EXHAUSTED, "too much is being sent to this server")
             complete = reader.feed(data)
-            self._hold(call, reader.held_bytes)
             if is_last and not reader.is_empty:
                 raise RpcError(RpcCode.INTERNAL, "the request ends in the middle of a message")
+            if not reader.is_empty:
+                self._make_room(call, reader)
+            inflated_bytes = reader.inflated_bytes - inflated_before
+            self._inflated_left -= inflated_bytes
+            # For those that were inflated there is room already.
+            plain_bytes = sum([len(message) for message, _ in complete]) - inflated_bytes
+            self._hold_messages(call, plain_bytes, reader.bound_bytes)
+        except _NoRoom:
+            self._refuse_for_room(call)
+            events.append(CallEnded(call))
+            return
         except RpcError as error:
             if error.code is RpcCode.RESOURCE_EXHAUSTED:
                 self._hits[Limit.MESSAGE_BYTES] += 1
-            self.finish(call, error.code, error.message)
+                self._refuse_call(call, self._terms_of(call).oversize, error)
+            else:
+                self.finish(call, error.code, error.message)
             events.append(CallEnded(call))
             return
         events += [MessageReceived(call, *one, False) for one in complete[:-1]]
@@ -284,8 +361,51 @@ class ServerConnection:
             events.append(RequestsEnded(call))
         if reader.is_empty:
             call.reader = None
-        elif not is_last:
-            self.http.make_room(call.stream, reader.missing_bytes)
+
+    def _make_room(self, call: ServerCall, reader: MessageReader) -> None:
+        """Let the rest of a message come, in its turn, unless others have more right to the room.
+
+        Within a connection large messages wait for each other; between connections they do not.
+        """
+        if not self.share.is_fair(reader.missing_bytes):
+            raise _NoRoom(RpcCode.RESOURCE_EXHAUSTED, _NO_ROOM)
+        self.http.make_room(call.stream, reader.missing_bytes)
+
+    def _hold_messages(self, call: ServerCall, plain_bytes: int, bound_bytes: int) -> None:
+        """Hold room for the messages that are there, and for the one that has begun.
+
+        What was granted beyond the window is counted with the connection, and what waits to be
+        granted is not there yet.
+        """
+        stream = call.stream
+        beyond_bytes = stream.large_bytes + stream.wanted_bytes
+        reading_bytes = max(bound_bytes - beyond_bytes, 0)
+        plain_bytes = max(plain_bytes - beyond_bytes, 0)
+        more = reading_bytes + plain_bytes - call.reading_bytes
+        call.reading_bytes = reading_bytes
+        if more > 0:
+            self._admit(call, more)
+        else:
+            self.release(call, -more)
+
+    def _admit(self, call: ServerCall, count: int) -> None:
+        if not self.hold(call, count):
+            raise _NoRoom(RpcCode.RESOURCE_EXHAUSTED, _NO_ROOM)
+
+    def _refuse_for_room(self, call: ServerCall) -> None:
+        """Answer a call for which there is no room as its client expects it, at once."""
+        self._hits[Limit.MEMORY] += 1
+        error = _NoRoom(RpcCode.RESOURCE_EXHAUSTED, _NO_ROOM)
+        self._refuse_call(call, self._terms_of(call).overload, error)
+
+    def _refuse_call(self, call: ServerCall, answer: bytes, error: RpcError) -> None:
+        if answer:
+            self.respond(call, answer)
+        else:
+            self.finish(call, error.code, error.message)
+
+    def _terms_of(self, call: ServerCall) -> Terms:
+        return self._terms.get(call.path, self._other_terms)
 
     def _refuse(self, stream: Stream) -> None:
         _, block, body = self._refused.pop(stream.id)
@@ -306,6 +426,7 @@ class ServerConnection:
             self.http.send_response(
                 call.stream, RESPONSE_BLOCK, messages.encode(message), status.OK_TRAILERS
             )
+        self._count_windows()
 
     def start(self, call: ServerCall) -> None:
         """Send the response's headers before there is a message; some clients wait for them."""
@@ -321,6 +442,7 @@ class ServerConnection:
         data = messages.encode_all(batch)
         call.queued_total_bytes += len(data)
         self.http.send_data(call.stream, data)
+        self._count_windows()
         return call.stream.queued_bytes
 
     def finish(
@@ -345,12 +467,35 @@ class ServerConnection:
         del self._calls[call.stream.id]
         if not call.is_complete:
             self._incomplete.pop(call.stream.id, None)
-        if call.held_bytes:
-            self._hold(call, 0)
+        self.share.give_back(call.held_bytes)
+        call.held_bytes = 0
 
-    def _hold(self, call: ServerCall, held_bytes: int) -> None:
-        self._held.bytes += held_bytes - call.held_bytes
-        call.held_bytes = held_bytes
+    # ------------------------------------------------------------ memory
+
+    def hold(self, call: ServerCall, count: int) -> bool:
+        """Take room for `count` bytes, until the call ends; False where there is none."""
+        if call.is_ended or not self.share.take(count):
+            return False
+        call.held_bytes += count
+        return True
+
+    def release(self, call: ServerCall, count: int) -> None:
+        """Give room back before the call ends."""
+        if not call.is_ended:
+            count = min(count, call.held_bytes - CALL_BYTES - call.stream.header_bytes)
+            call.held_bytes -= count
+            self.share.give_back(count)
+
+    def _count_windows(self) -> None:
+        """Count what the windows of both sides let be held, whether there is room or not."""
+        http_bytes = self.http.queued_bytes + self.http.granted_bytes
+        if http_bytes != self._http_bytes:
+            self.share.count_granted(http_bytes)
+            self._http_bytes = http_bytes
+
+
+class _NoRoom(RpcError):
+    """There is no room for a message."""
 
 
 def _is_grpc(content_type: str) -> bool:

@@ -12,6 +12,7 @@ how header blocks come in frames (`header_frames`).
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
@@ -86,7 +87,7 @@ class Connection:
         self._events: list[Event] = []
         self._output: list[bytes] = []
         self._unparsed = b""
-        self._decoder = header_block.HeaderDecoder(limits.header_list_bytes)
+        self._decoder = header_block.HeaderDecoder(limits.header_list_bomb_bytes)
         self._block: PartialBlock | None = None
         self._settings = PeerSettings(is_server=self._is_server)
         self._allowances = Allowances(limits, now_s)
@@ -97,6 +98,7 @@ class Connection:
         self._outgoing, self._incoming = self._streams.outgoing, self._streams.incoming
         self._liveness = Liveness(limits, now_s)
 
+        self.has_input = False  # frames that have come wait for the next `receive`
         self.is_closed = False
         self.is_draining = False  # no new streams of ours, by our will or the peer's
         self._wants_drain = False  # none of the peer's either
@@ -121,6 +123,11 @@ class Connection:
         return self._outgoing.queued_bytes
 
     @property
+    def granted_bytes(self) -> int:
+        """What the peer was let send beyond the windows of its streams."""
+        return self._incoming.budget_bytes - self._incoming.budget_left
+
+    @property
     def has_output(self) -> bool:
         """Whether there is something to send."""
         return bool(self._output)
@@ -132,18 +139,25 @@ class Connection:
 
     # ------------------------------------------------------------ input
 
-    def receive(self, data: bytes, now_s: float) -> list[Event]:
-        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean."""
+    def receive(self, data: bytes, now_s: float, *, frames_max: int = sys.maxsize) -> list[Event]:
+        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean.
+
+        Of frames `frames_max` are read; where `has_input` holds afterwards, go on with no bytes.
+        """
         if self.is_closed:
             return self._take_events()
         self._streams.now_s = self._liveness.heard_at_s = now_s
         buffer = self._unparsed + data if self._unparsed else data
         at, end = 0, len(buffer)
         handlers, frame_bytes_max = self._HANDLERS, self._limits.frame_bytes
+        frames_left = frames_max
         try:
             if self._needs_preface:
                 at = self._receive_preface(buffer)
             while end - at >= HEADER_SIZE and not self._needs_preface:
+                if frames_left <= 0:
+                    break
+                frames_left -= 1
                 length_and_kind, flags, stream_id = _unpack_header(buffer, at)
                 length = length_and_kind >> 8
                 if length > frame_bytes_max:
@@ -166,6 +180,7 @@ class Connection:
         except ConnectionFailure as failure:
             self._fail(failure)
         self._unparsed = buffer[at:] if at < end and not self.is_closed else b""
+        self.has_input = frames_left <= 0 and len(self._unparsed) >= HEADER_SIZE
         return self._take_events()
 
     def _take_events(self) -> list[Event]:
@@ -238,24 +253,40 @@ class Connection:
             self._on_block(stream_id, block.flags, block.join())
 
     def _on_block(self, stream_id: int, flags: int, block: bytes) -> None:
-        if len(block) > self._limits.header_block_bytes:
-            raise header_frames.too_long()
         # Every block is decoded, also of a stream that is refused: the table depends on it.
         decoded = self._decoder.decode(block)
         is_last = flags & END_STREAM != 0
         stream = self._streams.by_id.get(stream_id)
         try:
             if stream is not None and stream.state not in REMOTE_ENDED:
+                self._header_bytes(stream_id, block, decoded)
                 self._on_more_headers(stream, decoded, is_last=is_last)
             elif stream is None and self._is_server and stream_id > self._streams.last_id:
-                self._on_request(stream_id, decoded, is_last=is_last)
+                self._streams.last_id = stream_id
+                header_bytes = self._header_bytes(stream_id, block, decoded)
+                self._on_request(stream_id, decoded, header_bytes, is_last=is_last)
             else:
                 self._streams.on_late(stream_id, stream, flags, "HEADERS")
         except Malformed as error:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from None
 
-    def _on_request(self, stream_id: int, decoded: Decoded, *, is_last: bool) -> None:
-        self._streams.last_id = stream_id
+    def _header_bytes(self, stream_id: int, block: bytes, decoded: Decoded) -> int:
+        """Return the size of a header list; raise StreamFailure for one that is too long.
+
+        Not what ends the connection: it may be one that a proxy shares among many clients.
+        """
+        header_bytes = header_block.list_bytes(decoded)
+        limits = self._limits
+        if len(block) > limits.header_block_bytes or header_bytes > limits.header_list_bytes:
+            self._hits[Limit.HEADER_BYTES] += 1
+            raise StreamFailure(
+                stream_id, ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long"
+            )
+        return header_bytes
+
+    def _on_request(
+        self, stream_id: int, decoded: Decoded, header_bytes: int, *, is_last: bool
+    ) -> None:
         if stream_id > self._accept_until:
             raise StreamFailure(stream_id, ErrorCode.REFUSED_STREAM, "the server stops")
         if len(self._streams.by_id) >= self._limits.streams_max:
@@ -264,6 +295,7 @@ class Connection:
         pseudo, fields = header_block.check_request(decoded)
         content_left = header_block.content_length(fields)
         stream = self._streams.add(stream_id)
+        stream.header_bytes = header_bytes
         if content_left >= 0:
             stream.content_left = content_left
             stream.count_content(0, is_last=is_last)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 # So large that no client of ours fills it within a round trip.
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
+# Of what waits for a stream's window, taken before it counts as moving. Whoever takes less within
+# the time for a stall (`Limits.stall_timeout_s`), a kilobyte a second, holds it for nothing.
+PROGRESS_BYTES: Final = 64 << 10
 _TOO_FAR: Final = "a window grows by nothing, or too far"
 _pack_header: Final = HEADER.pack
 
@@ -72,7 +75,7 @@ class Outgoing:
         """Let data wait for the windows."""
         if stream.queue is None:
             stream.queue = deque()
-            stream.moved_at_s = now_s
+            stream.moved_at_s, stream.unmoved_bytes = now_s, 0
         stream.queue.append(memoryview(data))
         stream.queued_bytes += len(data)
         self.queued_bytes += len(data)
@@ -113,7 +116,10 @@ class Outgoing:
         self.window -= length
         stream.queued_bytes -= length
         self.queued_bytes -= length
-        stream.moved_at_s = now_s
+        stream.unmoved_bytes += length
+        if stream.unmoved_bytes >= PROGRESS_BYTES:
+            stream.unmoved_bytes, stream.moved_at_s = 0, now_s
+        self._allowances.earned_bytes += length
         self._output += (_pack_header(length << 8, 0, stream.id), bytes(first[:length]))
         if length < len(first):
             stream.queue[0] = first[length:]

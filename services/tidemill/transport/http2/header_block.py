@@ -172,6 +172,11 @@ def _broken(reason: str) -> ConnectionFailure:
     return ConnectionFailure(ErrorCode.COMPRESSION_ERROR, reason)
 
 
+def list_bytes(decoded: Decoded) -> int:
+    """Return the size of a header list, as RFC 9113 section 6.5.2 counts."""
+    return sum([len(name) + len(value) for name, value, _ in decoded]) + 32 * len(decoded)
+
+
 def check_request(decoded: Iterable[tuple[str, str, bool]]) -> tuple[Fields, Fields]:
     """Return the pseudo-fields of a request, and its other fields.
 

@@ -65,7 +65,7 @@ class PartialBlock:
                 ErrorCode.ENHANCE_YOUR_CALM, "a header block in too many frames",
                 limit=Limit.CONTINUATIONS,
             )  # fmt: skip
-        if self.size > limits.header_block_bytes:
+        if self.size > limits.header_block_bomb_bytes:
             raise too_long()
 
     def join(self) -> bytes:

@@ -27,6 +27,7 @@ class Limit(StrEnum):
     CONNECTIONS = "connections"
     CONNECTIONS_PER_ADDRESS = "connections_per_address"
     MESSAGE_BYTES = "message_bytes"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +39,20 @@ class Limits:
     # Enough for nearly all requests; with `streams_max` it bounds what a connection makes us hold.
     stream_window_bytes: int = 65_535
     # Messages that need more than the window; at least one of the largest must fit.
-    large_messages_bytes: int = 136 << 20
+    large_messages_bytes: int = 17 << 20
+    # All else that is held for the calls of a connection: small and inflated requests, what waits,
+    # replies. One reply of the largest and many of the others fit.
+    held_bytes_max: int = 24 << 20
     frame_bytes: int = 16_384  # the least that the protocol allows: more would only delay others
-    # Clients send 15 fields in 1 KiB; a token or a trace context may be long.
+    # Clients send 15 fields in 1 KiB; a token or a trace context may be long. More ends the stream.
     header_block_bytes: int = 32_768
     header_list_bytes: int = 32_768  # uncompressed, 32 bytes a field added (RFC 9113 6.5.2)
-    continuations_max: int = 8  # frames of one block; a block of 32 KiB needs two
+    # Every block is decoded, since the next ones depend on it; these end the connection.
+    header_block_bomb_bytes: int = 256 << 10
+    header_list_bomb_bytes: int = 1 << 20
+    continuations_max: int = 32  # frames of one block; one of 256 KiB needs sixteen
     # A server's responses, queued behind windows that the client does not open.
-    unread_bytes_max: int = 64 << 20
+    unread_bytes_max: int = 24 << 20
     # A client that stops may cancel all its long polls at once, and start again. Responses that
     # were sent earn resets back: clients cancel much when a broker is slow.
     resets_burst: int = 2_048

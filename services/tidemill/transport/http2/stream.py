@@ -17,6 +17,7 @@ class Stream:
 
     __slots__ = (
         "content_left",
+        "header_bytes",
         "id",
         "large_bytes",
         "moved_at_s",
@@ -28,6 +29,7 @@ class Stream:
         "send_window",
         "state",
         "trailers",
+        "unmoved_bytes",
         "wanted_bytes",
     )
 
@@ -40,11 +42,13 @@ class Stream:
         self.state = State.OPEN
         self.queue: deque[memoryview] | None = None  # what waits for a window
         self.queued_bytes = 0
+        self.unmoved_bytes = 0  # sent out of the queue since it last counted as moving
         self.trailers: bytes | None = None  # to be sent after the queue
         self.owed_bytes = 0  # read by the application, and not granted to the peer again yet
         self.large_bytes = 0  # granted out of the connection's budget
         self.wanted_bytes = 0  # what it waits for to be granted out of the budget
         self.content_left = -1  # of content-length; -1 where the peer has not told
+        self.header_bytes = 0  # of the list that opened it, as a peer opened it
         self.opened_at_s = now_s
         self.moved_at_s = now_s  # when something was last received, or sent out of the queue
 

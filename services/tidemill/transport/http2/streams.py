@@ -159,6 +159,7 @@ class Streams:
             self._output.append(_pack_header(length << 8, flags, stream.id))
             self._output.append(data)
             self._allowances.earned += 1
+            self._allowances.earned_bytes += length
             if is_last:
                 self._end_local(stream)
             return
@@ -194,6 +195,7 @@ class Streams:
             trailers,
         )
         self._allowances.earned += 1
+        self._allowances.earned_bytes += length
         self._end_local(stream)
 
     def on_drained(self, stream: Stream) -> None:

@@ -10,19 +10,22 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import Frame, fields_of, grpc_message, parse
+from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
+    CALL_BYTES,
+    CALLS_A_TURN,
     CallEnded,
     CallStarted,
     CallWritable,
     MessageReceived,
-    ReassemblyBudget,
     RequestsEnded,
     ServerCall,
     ServerConnection,
     ServerEvent,
+    Terms,
 )
 from tidemill.transport.grpc.status import RpcCode
-from tidemill.transport.http2 import frames
+from tidemill.transport.http2 import frames, header_block
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit, Limits
 
@@ -32,10 +35,14 @@ MESSAGE_BYTES_MAX = 200_000
 def served(
     limits: Limits | None = None,
     hits: Counter[Limit] | None = None,
-    held: ReassemblyBudget | None = None,
+    account: MemoryAccount | None = None,
 ) -> ServerConnection:
     connection = ServerConnection(
-        limits or Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, hits=hits, held=held
+        limits or Limits(),
+        message_bytes_max=MESSAGE_BYTES_MAX,
+        now_s=0.0,
+        hits=hits,
+        account=account,
     )
     connection.receive(peer.CLIENT_GREETING, 0.0)
     connection.http.take_output()
@@ -246,24 +253,92 @@ def test_a_request_that_comes_byte_by_byte_is_ended_at_last() -> None:
     assert connection.check(301.0) == [CallEnded(call)]
 
 
-def test_connections_share_what_may_be_on_its_way() -> None:
-    held = ReassemblyBudget(1_000)
-    first, second = served(held=held), served(held=held)
+def test_connections_share_what_may_be_held() -> None:
+    call_bytes = CALL_BYTES + header_block.list_bytes(
+        [(name, value, False) for name, value in peer.GRPC_REQUEST]
+    )
+    account = MemoryAccount(2 * (call_bytes + 1_000))
+    first, second = served(account=account), served(account=account)
     half = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=800))
     slow = called(first, half)
-    assert held.bytes == 605
-    [started, ended] = second.receive(half, 0.0)
+    assert account.bytes == call_bytes + 805, "all of the message has room when it begins"
+    larger = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=2_000))
+    [started, ended] = second.receive(larger, 0.0)
     assert isinstance(started, CallStarted)
     assert ended == CallEnded(started.call)
     assert status_of(output(second))[0] == "8"
-    # The rest makes it whole, and room for others.
     first.receive(peer.data(1, b"x" * 200, is_last=True), 0.0)
-    assert held.bytes == 0
+    assert account.bytes == call_bytes + 800, "who answers it holds it"
     first.respond(slow, b"")
-    third = served(held=held)
+    assert account.bytes == 0
+    third = served(account=account)
     called(third, half)
     third.close(ErrorCode.NO_ERROR, "gone")
-    assert held.bytes == 0
+    assert account.bytes == 0
+
+
+def test_what_a_message_inflates_to_has_room_first_or_is_refused() -> None:
+    account = MemoryAccount(400_000)
+    connection = served(account=account)
+    packed = gzip.compress(bytes(150_000))
+    fields = (*peer.GRPC_REQUEST, ("grpc-encoding", "gzip"))
+    raw = peer.data(1, grpc_message(packed, compressed=1))
+    call = called(connection, peer.headers(1, fields))
+    [received] = connection.receive(raw, 0.0)
+    assert received == MessageReceived(call, bytes(150_000), 5 + len(packed), is_last=False)
+    held = account.bytes
+    assert 150_000 < held < 170_000
+    second = called(connection, peer.headers(3, fields))
+    assert connection.receive(peer.data(3, grpc_message(packed, compressed=1)), 0.0) == [
+        CallEnded(second)
+    ]
+    assert status_of(output(connection))[0] == "8"
+    assert account.bytes == held
+
+
+def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
+    terms = {"/test.Service/Method": Terms(1_000, b"too large", b"no room")}
+    hits: Counter[Limit] = Counter()
+    connection = ServerConnection(
+        Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, terms=terms, hits=hits,
+        account=MemoryAccount(CALL_BYTES),
+    )  # fmt: skip
+    connection.receive(peer.CLIENT_GREETING + peer.SETTINGS_ACK, 0.0)
+    output(connection)
+    # At the headers: nothing of the body is read.
+    assert connection.receive(peer.headers(1) + peer.data(1, grpc_message(b"body")), 0.0) == []
+    assert peer.content(answer := output(connection), 1) == grpc_message(b"no room")
+    assert status_of(answer)[0] == "0"
+    assert hits == {Limit.MEMORY: 1}
+    connection.share._account.bytes_max = 1 << 20
+    call = called(connection, peer.headers(3))
+    larger = peer.data(3, grpc_message(b"", length=1_001))
+    assert connection.receive(larger, 0.0) == [CallEnded(call)]
+    assert peer.content(output(connection), 3) == grpc_message(b"too large")
+    assert connection.share.bytes == 0
+
+
+def test_a_turn_begins_so_many_calls_and_the_rest_later() -> None:
+    connection = served()
+    raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_A_TURN + 10))
+    begun = [one for one in connection.receive(raw, 0.0) if isinstance(one, CallStarted)]
+    assert len(begun) == CALLS_A_TURN
+    assert connection.has_more
+    # Cancelled before its turn: it is never begun.
+    cancelled = 2 * (CALLS_A_TURN + 9) + 1
+    rest = connection.receive(peer.rst_stream(cancelled), 0.0)
+    assert len([one for one in rest if isinstance(one, CallStarted)]) == 9
+    assert not connection.has_more
+
+
+def test_what_waits_for_a_turn_ends_with_its_connection() -> None:
+    connection = served()
+    raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_A_TURN + 10))
+    connection.receive(raw, 0.0)
+    ends = connection.close(ErrorCode.CANCEL, "gone")
+    assert len([one for one in ends if isinstance(one, CallEnded)]) == CALLS_A_TURN
+    assert not connection.has_more
+    assert connection.share.bytes == 0
 
 
 def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:

@@ -12,7 +12,8 @@ from tests.support.http2_peer import greeted_server
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.allowances import Allowance
 from tidemill.transport.http2.connection import Connection, Role
-from tidemill.transport.http2.events import Event, Failed, StreamReset
+from tidemill.transport.http2.events import Event, Failed, RequestReceived, StreamReset
+from tidemill.transport.http2.flow_control import PROGRESS_BYTES
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit, Limits
 
@@ -105,19 +106,73 @@ def test_data_of_streams_earns_pings_and_windows() -> None:
     assert not connection.is_closed
 
 
+def test_a_peer_that_reads_much_at_once_may_answer_it_later() -> None:
+    """A Node.js client updates two windows for each piece that it reads, however long it took."""
+    connection = greeted_server(SMALL)
+    window = peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30})
+    connection.receive(window + peer.window_update(0, 1 << 30) + peer.headers(1), 0.0)
+    connection.send_data(connection._streams.by_id[1], bytes(4 << 20))
+    for _ in range((4 << 20) // 4_096):
+        connection.receive(peer.window_update(0, 4_096) + peer.window_update(1, 4_096), 0.0)
+    assert not connection.is_closed
+
+
+def test_a_turn_reads_so_many_frames_and_the_rest_later() -> None:
+    connection = greeted_server()
+    raw = b"".join(peer.ping(bytes((n,)) * 8) for n in range(10))
+    turns = []
+    for more in (raw, b"", peer.ping()):
+        connection.receive(more, 0.0, frames_max=4)
+        turns.append((len(peer.parse(connection.take_output())), connection.has_input))
+    assert turns == [(4, True), (4, True), (3, False)]
+
+
 def test_a_block_in_too_many_frames_ends_the_connection() -> None:
-    raw = peer.headers(1, is_complete=False) + peer.continuation(1, b"", is_complete=False) * 8
+    limit = Limits().continuations_max
+    raw = peer.headers(1, is_complete=False) + peer.continuation(1, b"", is_complete=False) * limit
     events = greeted_server().receive(raw, 0.0)
     assert isinstance(events[-1], Failed)
     assert events[-1].limit is Limit.CONTINUATIONS
 
 
-def test_a_block_that_is_too_long_ends_the_connection() -> None:
+def in_frames(stream_id: int, block: bytes) -> bytes:
+    pieces = [block[at : at + 16_384] for at in range(0, len(block), 16_384)]
+    return peer.frame(frames.HEADERS, pieces[0], stream_id=stream_id) + b"".join(
+        peer.continuation(stream_id, piece, is_complete=piece is pieces[-1]) for piece in pieces[1:]
+    )
+
+
+# 40 KB as they are, and 40 KB out of 4: a field for the table, and its index again and again.
+LONG_LISTS = {
+    "block": peer.block((*peer.GRPC_REQUEST, *((f"x-{n}", "v" * 1_000) for n in range(40)))),
+    "list": peer.block(peer.GRPC_REQUEST) + b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000 + b"\xbe" * 9,
+}
+
+
+@pytest.mark.parametrize("name", LONG_LISTS)
+def test_a_header_list_that_is_too_long_ends_its_stream_and_no_other(name: str) -> None:
+    hits: Counter[Limit] = Counter()
+    connection = Connection(Role.SERVER, Limits(), now_s=0.0, hits=hits)
+    connection.receive(peer.CLIENT_GREETING + peer.headers(1), 0.0)
+    connection.take_output()
+    long = LONG_LISTS[name]
+    raw = in_frames(3, long) if len(long) > 16_384 else (
+        peer.frame(frames.HEADERS, long, stream_id=3, flags=frames.END_HEADERS)
+    )  # fmt: skip
+    assert connection.receive(raw, 0.0) == []
+    assert connection.take_output() == peer.rst_stream(3, ErrorCode.ENHANCE_YOUR_CALM)
+    assert hits == {Limit.HEADER_BYTES: 1}
+    # What followed it was on its way, the table is still the peer's, and others are served.
+    connection.receive(peer.data(3, b"late", is_last=True), 0.0)
+    [event] = connection.receive(peer.headers(5, is_last=True), 0.0)
+    assert isinstance(event, RequestReceived)
+    assert connection.stream_count == 2
+
+
+def test_a_block_that_is_a_bomb_ends_the_connection() -> None:
     full = bytes(16_384)
     raw = peer.frame(frames.HEADERS, full, stream_id=1)
-    raw += peer.continuation(1, full, is_complete=False) + peer.continuation(
-        1, b"x", is_complete=True
-    )
+    raw += peer.continuation(1, full, is_complete=False) * 16
     events = greeted_server().receive(raw, 0.0)
     assert isinstance(events[-1], Failed)
     assert events[-1].limit is Limit.HEADER_BYTES
@@ -128,10 +183,13 @@ def test_small_windows_that_stay_closed_cost_a_stream_and_no_other() -> None:
     connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1}), 0.0)
     connection.receive(peer.headers(1, is_last=True) + peer.headers(3, is_last=True), 0.0)
     first, second = connection._streams.by_id[1], connection._streams.by_id[3]
-    connection.send_data(first, b"stalls")
-    connection.send_data(second, b"moves")
+    connection.send_data(first, bytes(PROGRESS_BYTES))
+    connection.send_data(second, bytes(3 * PROGRESS_BYTES))
+    connection.receive(peer.window_update(0, 3 * PROGRESS_BYTES), 0.0)
     for now in (30.0, 59.0):
-        connection.receive(peer.window_update(3, 1), now)
+        # A byte now and then is no progress: all that waits is held for it.
+        connection.receive(peer.window_update(1, 1), now)
+        connection.receive(peer.window_update(3, PROGRESS_BYTES), now)
         assert connection.check(now) == []
     connection.take_output()
     assert connection.check(61.0) == [StreamReset(first, ErrorCode.CANCEL)]

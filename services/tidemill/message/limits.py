@@ -1,0 +1,164 @@
+"""What a request may hold: every field whose size, and every list whose length, a client chooses.
+
+One row each, checked where the request is read, before anything is done with what it bounds: before
+a cache, a log line, a command of the link. docs/limits.md is generated from it.
+
+    limits.ATTEMPT_ID.check_text(parsed.attempt_id)
+    limits.MESSAGES.check_count(len(messages))
+
+How large a request may be as a whole, by its method, is known before it is read at all: `REQUESTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+from tidemill.common.errors import (
+    BadRequest,
+    IllegalAccessPoint,
+    IllegalFilter,
+    IllegalMessageGroup,
+    IllegalMessageId,
+    InvalidReceiptHandle,
+    MessageBodyTooLarge,
+    PropertiesTooLarge,
+    RequestError,
+)
+
+_UTF8_BYTES_MAX: Final = 4  # of a character
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldLimit:
+    """The most of one thing, and how a request with more of it is refused."""
+
+    what: str  # in the sentence that refuses, at its beginning
+    where: str  # field of the protocol
+    most: int
+    unit: Literal["bytes", "entries"]
+    error: type[RequestError]
+    why: str
+
+    def check_text(self, text: str) -> None:
+        """Raise the error for a text of more bytes."""
+        # The second count is the one that matters; the first is at hand.
+        if len(text) * _UTF8_BYTES_MAX > self.most:
+            self.check_count(len(text.encode()))
+
+    def check_count(self, count: int) -> None:
+        """Raise the error for more bytes or entries."""
+        if count > self.most:
+            raise self.error(f"{self.what} has at most {self.most} {self.unit}, not {count}")
+
+
+CLIENT_ID: Final = FieldLimit(
+    what="the header x-mq-client-id", where="metadata `x-mq-client-id`", most=255, unit="bytes",
+    error=BadRequest, why="remembered of 100,000 clients; official ones send under 100",
+)  # fmt: skip
+NAMESPACE: Final = FieldLimit(
+    what="a resource namespace", where="`Resource.resource_namespace`", most=127, unit="bytes",
+    error=BadRequest, why="every queue of a route and every message of a receive repeats it",
+)  # fmt: skip
+ENDPOINTS: Final = FieldLimit(
+    what="an access point", where="`Endpoints.addresses`", most=16, unit="entries",
+    error=IllegalAccessPoint, why="every queue of a route repeats them",
+)  # fmt: skip
+HOST: Final = FieldLimit(
+    what="a host", where="`Address.host`", most=255, unit="bytes",
+    error=IllegalAccessPoint, why="as long as a name of DNS",
+)  # fmt: skip
+MESSAGES: Final = FieldLimit(
+    what="a request", where="`SendMessageRequest.messages`", most=256, unit="entries",
+    error=BadRequest, why="they are checked and stored in one turn, some 12 ms",
+)  # fmt: skip
+BODY: Final = FieldLimit(
+    what="a message body", where="`Message.body`", most=4_194_304, unit="bytes",
+    error=MessageBodyTooLarge, why="of the protocol; Node.js, C# and Rust receive no more",
+)  # fmt: skip
+MESSAGE_ID: Final = FieldLimit(
+    what="a message id", where="`SystemProperties.message_id`", most=1_024, unit="bytes",
+    error=IllegalMessageId, why="a position in the stored message is 16 bits",
+)  # fmt: skip
+MESSAGE_GROUP: Final = FieldLimit(
+    what="a message group", where="`SystemProperties.message_group`", most=63, unit="bytes",
+    error=IllegalMessageGroup, why="of the protocol",
+)  # fmt: skip
+KEYS: Final = FieldLimit(
+    what="the list of keys of a message", where="`SystemProperties.keys`", most=128,
+    unit="entries", error=PropertiesTooLarge, why="each is an entry of the index",
+)  # fmt: skip
+USER_PROPERTIES: Final = FieldLimit(
+    what="the user properties of a message", where="`Message.user_properties`", most=128,
+    unit="entries", error=PropertiesTooLarge, why="of the protocol",
+)  # fmt: skip
+PROPERTIES: Final = FieldLimit(
+    what="user properties, tag and keys together", where="`Message`", most=16_384, unit="bytes",
+    error=PropertiesTooLarge, why="of the protocol",
+)  # fmt: skip
+SYSTEM_PROPERTIES: Final = FieldLimit(
+    what="the system properties of all messages of a request",
+    where="`Message.system_properties`", most=1 << 20, unit="bytes",
+    error=PropertiesTooLarge, why="parsed they take some ten times that, in the worst case",
+)  # fmt: skip
+BORN_HOST: Final = FieldLimit(
+    what="a born host", where="`SystemProperties.born_host`", most=255, unit="bytes",
+    error=BadRequest, why="its encoding is cached, of 4,096 hosts",
+)  # fmt: skip
+TRACE_CONTEXT: Final = FieldLimit(
+    what="a trace context", where="`SystemProperties.trace_context`", most=4_096, unit="bytes",
+    error=PropertiesTooLarge, why="stored and delivered with its message; 55 in W3C's format",
+)  # fmt: skip
+ATTEMPT_ID: Final = FieldLimit(
+    what="an attempt id", where="`ReceiveMessageRequest.attempt_id`", most=255, unit="bytes",
+    error=BadRequest, why="stored with its size in one byte; official clients send a UUID",
+)  # fmt: skip
+FILTER: Final = FieldLimit(
+    what="a tag filter", where="`FilterExpression.expression`", most=4_096, unit="bytes",
+    error=IllegalFilter, why="the broker keeps it while the poll waits",
+)  # fmt: skip
+FILTER_TAGS: Final = FieldLimit(
+    what="a tag filter", where="`FilterExpression.expression`", most=128, unit="entries",
+    error=IllegalFilter, why="the broker keeps each, some 100 bytes, while the poll waits",
+)  # fmt: skip
+RECEIPT_HANDLE: Final = FieldLimit(
+    what="a receipt handle", where="`receipt_handle`", most=512, unit="bytes",
+    error=InvalidReceiptHandle, why="ours take under 100",
+)  # fmt: skip
+RECALL_HANDLE: Final = FieldLimit(
+    what="a recall handle", where="`RecallMessageRequest.recall_handle`", most=4_096,
+    unit="bytes", error=BadRequest, why="ours hold a message id",
+)  # fmt: skip
+ACK_ENTRIES: Final = FieldLimit(
+    what="an ack", where="`AckMessageRequest.entries`", most=1_024, unit="entries",
+    error=BadRequest, why="a frame of the link should not be filled by one; clients send one",
+)  # fmt: skip
+SETTINGS_ENTRIES: Final = FieldLimit(
+    what="the settings of a client", where="`Publishing.topics`, `Subscription.subscriptions`",
+    most=1_024, unit="entries", error=BadRequest, why="the answer repeats them",
+)  # fmt: skip
+
+FIELDS: Final = (
+    CLIENT_ID, NAMESPACE, ENDPOINTS, HOST, MESSAGES, BODY, MESSAGE_ID, MESSAGE_GROUP, KEYS,
+    USER_PROPERTIES, PROPERTIES, SYSTEM_PROPERTIES, BORN_HOST, TRACE_CONTEXT, ATTEMPT_ID, FILTER,
+    FILTER_TAGS, RECEIPT_HANDLE, RECALL_HANDLE, ACK_ENTRIES, SETTINGS_ENTRIES,
+)  # fmt: skip
+
+# Bytes of a whole request, inflated; one of more is refused by its first bytes.
+OTHER_REQUESTS_BYTES: Final = 128 << 10  # names, a filter, a handle: a kilobyte or two
+REQUESTS: Final[Mapping[str, int]] = {
+    "SendMessage": 16 << 20,  # four of the largest bodies
+    "AckMessage": 512 << 10,  # the most entries
+    "Telemetry": 512 << 10,  # the most topics
+}
+
+
+def request_bytes_max(method: str) -> int:
+    """Return how large a request of a method may be."""
+    return REQUESTS.get(method, OTHER_REQUESTS_BYTES)
+
+
+# Of what clients tell of themselves, this much is kept; whatever they tell, they are served.
+TOLD_CHARS_MAX: Final = 64

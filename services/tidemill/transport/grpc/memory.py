@@ -1,0 +1,73 @@
+"""What clients make a server hold, in bytes: one account a process, a share of it a connection.
+
+    MemoryAccount        all that is held for calls of this process
+      └ MemoryShare      what one connection has of it: requests on their way, whole, inflated;
+                         calls that wait; replies that their client has not read
+
+Whoever is about to hold something takes room for it first, and is refused where there is none. A
+share has a bound of its own, and another that sinks as the account fills: nobody may hold more than
+is still free. So whoever holds most is refused first, and a newcomer finds as much room as the
+largest of those before it has; no size has to be chosen for each number of clients.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+
+@final
+class MemoryAccount:
+    """The bytes that all connections of a process hold."""
+
+    __slots__ = ("bytes", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self.bytes_max = bytes_max
+
+
+@final
+class MemoryShare:
+    """The bytes that one connection holds."""
+
+    __slots__ = ("_account", "_granted_bytes", "bytes", "bytes_max")
+
+    def __init__(self, account: MemoryAccount, bytes_max: int) -> None:
+        self._account = account
+        self._granted_bytes = 0  # of `bytes`: flow control bounds it by itself
+        self.bytes = 0
+        self.bytes_max = bytes_max
+
+    def has_room(self, count: int) -> bool:
+        """Return whether `count` bytes could be taken."""
+        account, held = self._account, self.bytes + count
+        return (
+            held - self._granted_bytes <= self.bytes_max
+            and held <= account.bytes_max - account.bytes
+        )
+
+    def take(self, count: int) -> bool:
+        """Take room for `count` bytes; False, and nothing is taken, where there is none."""
+        if not self.has_room(count):
+            return False
+        self.bytes += count
+        self._account.bytes += count
+        return True
+
+    def is_fair(self, count: int) -> bool:
+        """Return whether `count` bytes more are no more than is free for all."""
+        account = self._account
+        return self.bytes + count <= account.bytes_max - account.bytes
+
+    def count_granted(self, granted_bytes: int) -> None:
+        """Count what flow control lets the client send and what it has not read, as it is now."""
+        more = granted_bytes - self._granted_bytes
+        self._granted_bytes = granted_bytes
+        self.bytes += more
+        self._account.bytes += more
+
+    def give_back(self, count: int) -> None:
+        """Give room back."""
+        self.bytes -= count
+        self._account.bytes -= count
+        assert self.bytes >= 0, "nobody gives back what was not taken"

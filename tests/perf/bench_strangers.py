@@ -1,0 +1,375 @@
+"""What may a stranger cost others: memory of proxy and broker, an honest client's P99 beside it?
+
+Each scenario is one connection, unless it says otherwise, that sends about a megabyte to a fresh
+standalone. `added_mib` is the peak of a process over what it had before; `honest` is a client that
+sends a message every 10 ms, timed from when it meant to send it.
+
+    python -m tests.perf.bench_strangers [--only NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.support import http2_peer as peer
+from tests.support.processes import Standalone, standalone
+from tests.support.strangers import (
+    CLOSED,
+    GROUP,
+    TOPIC,
+    Peaks,
+    Stranger,
+    fields_of,
+    honest,
+    message,
+    path_of,
+    poll,
+    send_of,
+)
+from tidemill.message.wire import bytes_field
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.transport.http2 import frames
+
+HOLD_S = 6.0  # how long a stranger holds what it has got
+_UNKNOWN_FIELD = 15  # of any request: read over, and inflated all the same
+
+Told = dict[str, Any]
+Scenario = Callable[[Standalone], Told]
+
+
+def told(stranger: Stranger) -> Told:
+    return {
+        "sent_kb": stranger.sent_bytes // 1000,
+        "answers": dict(stranger.answers()),
+        "codes": {str(code): count for code, count in stranger.codes().items()},
+    }
+
+
+def hold(stranger: Stranger, calls: list[bytes], hold_s: float = HOLD_S) -> Told:
+    """Begin all calls at once, and read for a while."""
+    stranger.begin(*calls)
+    stranger.read_for(hold_s)
+    return told(stranger)
+
+
+def padding(size: int) -> bytes:
+    return bytes_field(_UNKNOWN_FIELD, bytes(size))
+
+
+# ---------------------------------------------------------------- memory
+
+
+def gzip_polls(server: Standalone) -> Told:
+    """Poll a hundred times, each poll 8 KB of gzip for 8 MB of nothing."""
+    with Stranger(server.grpc) as stranger:
+        raw = poll().SerializeToString() + padding(8_300_000)
+        calls = [stranger.call_of("ReceiveMessage", raw, is_deflated=True) for _ in range(100)]
+        return hold(stranger, calls)
+
+
+def gzip_telemetry(server: Standalone) -> Told:
+    """Open a hundred telemetry streams with a command of 8 MB of nothing each."""
+    with Stranger(server.grpc) as stranger:
+        raw = service.TelemetryCommand(
+            settings=v2.Settings(
+                client_type=v2.PUSH_CONSUMER,
+                subscription=v2.Subscription(group=v2.Resource(name=GROUP)),
+            )
+        ).SerializeToString() + padding(8_300_000)
+        calls = [
+            stranger.call_of("Telemetry", raw, is_deflated=True, is_last=False) for _ in range(100)
+        ]
+        return hold(stranger, calls)
+
+
+def gzip_sends(server: Standalone) -> Told:
+    """Send a hundred messages of 4 MB of nothing each, and as many of 1 MB."""
+    with Stranger(server.grpc) as stranger:
+        large, small = send_of(message(bytes(4_000_000))), send_of(message(bytes(1_000_000)))
+        calls = [
+            stranger.call_of("SendMessage", request, is_deflated=True)
+            for _ in range(100)
+            for request in (large, small)
+        ]
+        return hold(stranger, calls)
+
+
+def closed_windows(server: Standalone) -> Told:
+    """Receive 80 times 8 MB without a window, and give each stream a byte now and then."""
+    with Stranger(server.grpc, CLOSED) as stranger:
+        pops = poll(wait_s=5)
+        pops.batch_size = 2
+        stranger.begin(b"".join(stranger.call_of("ReceiveMessage", pops) for _ in range(80)))
+        for _ in range(int(HOLD_S)):
+            stranger.read_for(1.0)
+            windows = b"".join(peer.window_update(2 * n + 1, 1) for n in range(80))
+            stranger.begin(windows)
+        return told(stranger)
+
+
+def _fill(server: Standalone) -> None:
+    """Let messages lie there for a group that is to receive them: 640 MB."""
+    server.put(f"groups/{GROUP}")
+    with grpc.insecure_channel(server.grpc) as channel:
+        send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            path_of("SendMessage")
+        )
+        request = send_of(message(bytes(4_000_000))).SerializeToString()
+        for _ in range(160):
+            send(request, metadata=(("x-mq-client-id", "bench"),), timeout=30)
+
+
+def cancelled_sends(server: Standalone) -> Told:
+    """Begin sends of 4 MB of nothing and cancel each at once."""
+    with Stranger(server.grpc) as stranger:
+        request = send_of(message(bytes(4_000_000)))
+        calls = []
+        for n in range(150):
+            call = stranger.call_of("SendMessage", request, is_deflated=True)
+            calls.append(call + peer.rst_stream(2 * n + 1))
+        return hold(stranger, calls)
+
+
+def cancelled_polls(server: Standalone) -> Told:
+    """Poll with 8 MB of nothing, and cancel half a second later, again and again."""
+    with Stranger(server.grpc) as stranger:
+        raw = poll().SerializeToString() + padding(8_300_000)
+        for round_number in range(8):
+            first = round_number * 12
+            stranger.begin(
+                b"".join(
+                    stranger.call_of("ReceiveMessage", raw, is_deflated=True) for _ in range(12)
+                )
+            )
+            stranger.read_for(0.5)
+            stranger.begin(b"".join(peer.rst_stream(2 * n + 1) for n in range(first, first + 12)))
+        return hold(stranger, [], 2.0)
+
+
+# ---------------------------------------------------------------- fields and counts
+
+
+def attempt_ids(server: Standalone) -> Told:
+    """Poll twenty times with an attempt id of 8 MB."""
+    with Stranger(server.grpc) as stranger:
+        request = poll(attempt_id="a" * 8_000_000)
+        calls = [stranger.call_of("ReceiveMessage", request, is_deflated=True) for _ in range(20)]
+        return hold(stranger, calls)
+
+
+def messages_a_send(server: Standalone) -> Told:
+    """Send 150,000 messages in one request of some kilobytes, ten times."""
+    with Stranger(server.grpc) as stranger:
+        one = message()
+        one.system_properties.ClearField("born_timestamp")
+        raw = bytes_field(1, one.SerializeToString()) * 80_000
+        calls = [stranger.call_of("SendMessage", raw, is_deflated=True) for _ in range(10)]
+        empty = [
+            stranger.call_of("SendMessage", b"\x0a\x00" * 2_000_000, is_deflated=True)
+            for _ in range(10)
+        ]
+        return hold(stranger, calls + empty)
+
+
+def message_keys(server: Standalone) -> Told:
+    """Send messages of two million empty keys."""
+    with Stranger(server.grpc) as stranger:
+        properties = message().system_properties.SerializeToString() + b"\x12\x00" * 2_000_000
+        raw = bytes_field(1, bytes_field(1, bytes_field(2, TOPIC.encode()))
+                          + bytes_field(3, properties) + bytes_field(4, b"x"))  # fmt: skip
+        calls = [stranger.call_of("SendMessage", raw, is_deflated=True) for _ in range(20)]
+        return hold(stranger, calls)
+
+
+def route_endpoints(server: Standalone) -> Told:
+    """Ask for a route behind 200,000 endpoints, 30 times."""
+    with Stranger(server.grpc) as stranger:
+        request = service.QueryRouteRequest(
+            topic=v2.Resource(name=TOPIC),
+            endpoints=v2.Endpoints(
+                scheme=v2.IPv4, addresses=[v2.Address(host="10.0.0.1", port=8081)] * 200_000
+            ),
+        )
+        calls = [stranger.call_of("QueryRoute", request, is_deflated=True) for _ in range(30)]
+        return hold(stranger, calls)
+
+
+def route_namespace(server: Standalone) -> Told:
+    """Ask for a route in a namespace of 4 MB, which every queue repeats."""
+    with Stranger(server.grpc) as stranger:
+        request = service.QueryRouteRequest(
+            topic=v2.Resource(name=TOPIC, resource_namespace="n" * 4_000_000),
+            endpoints=v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="::", port=1)]),
+        )
+        calls = [stranger.call_of("QueryRoute", request, is_deflated=True) for _ in range(20)]
+        return hold(stranger, calls)
+
+
+def tag_filters(server: Standalone) -> Told:
+    """Park a thousand polls that each ask for four thousand tags."""
+    with Stranger(server.grpc) as stranger:
+        calls = []
+        for n in range(1_000):
+            tags = "||".join(f"{n:x}.{tag:x}" for tag in range(1_600))
+            request = poll(filter_expression=v2.FilterExpression(type=v2.TAG, expression=tags))
+            calls.append(stranger.call_of("ReceiveMessage", request, is_deflated=True))
+        return hold(stranger, calls)
+
+
+def heartbeat_groups(server: Standalone) -> Told:
+    """Say to be alive as 800 clients with ids of 30 KB, of groups of a megabyte."""
+    with Stranger(server.grpc) as stranger:
+        for n in range(400):
+            request = service.HeartbeatRequest(
+                client_type=v2.PUSH_CONSUMER, group=v2.Resource(name=f"{n}" + "g" * 1_000_000)
+            )
+            stranger.begin(
+                stranger.call_of("Heartbeat", request, is_deflated=True, client_id=f"c{n}")
+            )
+        return hold(stranger, [])
+
+
+def client_ids(server: Standalone) -> Told:
+    """Say to be alive as 4,000 clients whose ids take 15 KB; this costs the stranger as much."""
+    with Stranger(server.grpc) as stranger:
+        for n in range(4_000):
+            request = service.HeartbeatRequest(client_type=v2.PRODUCER)
+            stranger.begin(stranger.call_of("Heartbeat", request, client_id=f"{n}" + "c" * 15_000))
+        return hold(stranger, [], 3.0)
+
+
+def born_hosts(server: Standalone) -> Told:
+    """Send 400 messages that were born on hosts with names of a megabyte."""
+    with Stranger(server.grpc) as stranger:
+        for n in range(400):
+            request = send_of(message(born_host=f"{n}" + "h" * 1_000_000))
+            stranger.begin(stranger.call_of("SendMessage", request, is_deflated=True))
+        return hold(stranger, [])
+
+
+# ---------------------------------------------------------------- turns of the loop
+
+
+def flood_of_calls(server: Standalone) -> Told:
+    """Keep a thousand heartbeats in flight, as fast as the proxy takes them."""
+    with Stranger(server.grpc) as stranger:
+        request = service.HeartbeatRequest(client_type=v2.PRODUCER)
+        end_s = time.monotonic() + HOLD_S
+        answered = 0
+        while time.monotonic() < end_s and not stranger.is_ended:
+            calls = [stranger.call_of("Heartbeat", request) for _ in range(900)]
+            stranger.begin(*calls)
+            left = 900
+            while left > 0 and not stranger.is_ended:
+                left -= sum(one.kind == 1 and one.is_last for one in stranger.read())
+            answered += 900 - left
+            stranger.frames.clear()
+        return {**told(stranger), "answered": answered}
+
+
+def flood_of_frames(server: Standalone) -> Told:
+    """Write megabytes of frames of one byte of data, on one stream."""
+    with Stranger(server.grpc) as stranger:
+        stranger.begin(stranger.call_of("Telemetry", b"", is_last=False)[:-14])
+        piece = peer.data(1, b"\0") * 7_000
+        end_s = time.monotonic() + HOLD_S
+        while time.monotonic() < end_s and not stranger.is_ended:
+            stranger.begin(piece)
+            stranger.read_for(0.001)
+            if stranger.answers():
+                break
+        stranger.read_for(0.5)
+        return told(stranger)
+
+
+def bad_header(server: Standalone) -> Told:
+    """Poll, and on another stream send a header list of 40 KB; does the poll live on?"""
+    with Stranger(server.grpc) as stranger:
+        stranger.begin(stranger.call_of("ReceiveMessage", poll(wait_s=5)))
+        block = peer.block(fields_of("Heartbeat", *[(f"x-{n}", "v" * 1_000) for n in range(40)]))
+        pieces = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
+        stranger.begin(
+            peer.frame(frames.HEADERS, pieces[0], stream_id=3),
+            *(peer.continuation(3, piece, is_complete=False) for piece in pieces[1:-1]),
+            peer.continuation(3, pieces[-1], is_complete=True),
+        )
+        stranger.read_for(7.0)
+        return told(stranger)
+
+
+# ---------------------------------------------------------------- crowds
+
+
+def parked_polls(server: Standalone) -> Told:
+    """Park 20,000 polls of twenty connections, on twenty topics."""
+    strangers = [Stranger(server.grpc) for _ in range(20)]
+    for number, stranger in enumerate(strangers):
+        request = poll(wait_s=20)
+        request.message_queue.topic.name = f"topic{number}"
+        stranger.begin(b"".join(stranger.call_of("ReceiveMessage", request) for _ in range(1_000)))
+    for stranger in strangers:
+        stranger.read_for(HOLD_S / 20)
+    result = told(strangers[0])
+    for stranger in strangers:
+        stranger.__exit__()
+    return result
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__: scenario
+    for scenario in (
+        gzip_polls, gzip_telemetry, gzip_sends, closed_windows, cancelled_sends, cancelled_polls,
+        attempt_ids, messages_a_send, message_keys, route_endpoints, route_namespace, tag_filters,
+        heartbeat_groups, client_ids, born_hosts, flood_of_calls, flood_of_frames, bad_header,
+        parked_polls,
+    )
+}  # fmt: skip
+
+
+PREPARED: dict[Scenario, Callable[[Standalone], None]] = {closed_windows: _fill}
+
+
+def measure(scenario: Scenario, folder: Path) -> Told:
+    with standalone(folder) as server:
+        with Stranger(server.grpc) as first:
+            first.send(first.call_of("SendMessage", send_of(message())))
+            first.read_for(0.5)
+        pids = {name: child.pid for name, child in server.processes.items() if name != "admin"}
+        if scenario in PREPARED:
+            PREPARED[scenario](server)
+        with honest(server.grpc) as beside:
+            time.sleep(0.5)
+            peaks = Peaks(pids)
+            try:
+                result = scenario(server)
+            finally:
+                added = peaks.stop()
+            told_honest = beside.stop()
+    return {"added_mib": added, "honest": told_honest, "stranger": result}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=SCENARIOS, default=list(SCENARIOS))
+    arguments = parser.parse_args()
+    results: Told = {"bench": "strangers"}
+    for name in arguments.only:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            results[name] = measure(SCENARIOS[name], Path(folder).resolve() / "data")
+        print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
+    json.dump(results, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
