@@ -9,7 +9,7 @@ from zlib import crc32
 from tidemill.broker.engine.layout import block_file
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
 from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
-from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.tally import Tally
 
 
@@ -126,9 +126,18 @@ class BlockFile:
         return block_file.rows_of(self._directory[begin * size : stop])
 
     def unverified(self, number: int, size: int) -> memoryview:
-        """Return what there is of the `size` bytes of block `number`, right or wrong."""
+        """Return what there is of the first `size` bytes of block `number`, right or wrong.
+
+        Raises BlockFileDamaged where they cannot be read.
+        """
         position = block_file.position_of(self._directory, number)
-        return self._mappings[self.name][position : position + size]
+        try:
+            view = self._mappings.readable(self.name, position, size)
+        except PageUnreadable as error:
+            self._verified[number] = 0
+            self._damaged[self.name] = self
+            raise BlockFileDamaged(str(error)) from error
+        return view[position : position + size]
 
     def check_block(self, number: int, size: int) -> memoryview:
         """Verify a block again, whoever has done so before. Returns, and raises, as `block`."""
@@ -157,7 +166,11 @@ class BlockFile:
 
 def open_block_file(mappings: Mappings, name: str, magic: int, damaged: DamagedFiles) -> BlockFile:
     """Open a derived file of an earlier life. Raises BlockFileDamaged."""
-    view = mappings[name]
+    try:
+        view = mappings.readable(name, 0, block_file.HEADER_SIZE)
+        mappings.readable(name, 0, block_file.directory_end(view, magic))
+    except PageUnreadable as error:
+        raise BlockFileDamaged(str(error)) from error
     header = block_file.decode_header(view, magic)
     # No checksum covers the range in the header: the name says it a second time. And of a torn
     # header of a file that was being written the checksum may be right.
