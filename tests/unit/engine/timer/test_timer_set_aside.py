@@ -21,6 +21,7 @@ from tests.support.timer_world import (
 )
 from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.timer.set_aside import LOOK_PERIOD_MS
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.check import check
@@ -264,6 +265,145 @@ def test_remains_that_are_damaged_themselves_leave_all_files_where_they_are() ->
     assert f"{OLDEST}.held" in held(world)
     world.advance(10 * DAY_MS)
     assert outcomes(world) == DAMAGED
+
+
+LARGE = replace(RETAINING, segment_bytes=1 << 20)
+
+
+def world_with_a_message_too_large(delay_ms: int) -> TimerWorld:
+    """Make a world in which a message, whole, is in a file that was set aside: no segment fits."""
+    world = TimerWorld(config=LARGE, timer=TIMER)
+    world.schedule("broken", delay_ms=delay_ms, size=100_000)
+    world.schedule("neighbour", delay_ms=delay_ms)
+    world.timers.quarantined.add(BROKEN)
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", size=100_000, topic="other")
+    world.checkpoint()
+    disk = world.disk.after_kill()
+    world = TimerWorld(disk, config=RETAINING, timer=TIMER, now_ms=world.now_ms, before=world)
+    while len(world.engine.log.segments) < 4:
+        world.send("filler", size=8_000, topic="other")
+    for _ in range(2):
+        retire(world)
+        fill(world)
+    assert held(world) == [f"{OLDEST}.held"]
+    return world
+
+
+def damage_remains(world: TimerWorld, at: int, *, name: str = "") -> None:
+    """Flip a bit of what is newest of the timer, or of its message in a file set aside."""
+    one = world.timers.timers[BROKEN]
+    place = one.original if name else one.log_offset
+    assert place is not None
+    start = 0 if name else world.engine.log.segment_start(place)  # type: ignore[arg-type]  # a log offset
+    world.disk.damage(name or f"log/{start:020d}.log", place - start + at)
+
+
+def grow(world: TimerWorld, turns: int) -> None:
+    for _ in range(turns):
+        fill(world)
+        retire(world)
+        world.now_ms += LOOK_PERIOD_MS
+        world.background()
+
+
+def entry_of(world: TimerWorld) -> TimerEntry:
+    return world.engine.timers.index.get(TimerId(BROKEN))
+
+
+def delivered_by_larger_segments(world: TimerWorld) -> list[str]:
+    """Restart with segments into which the message fits, and return what comes on its topic."""
+    disk = world.disk.after_kill()
+    world = Unjudged(disk, config=LARGE, timer=TIMER, now_ms=world.now_ms)
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", size=8_000, topic="other")
+    world.now_ms += 21 * DAY_MS
+    for _ in range(10):
+        world.sleep(2 * SECOND_MS)
+        world.background()
+        world.now_ms += HOUR_MS
+    world.group()
+    return [body.rstrip("\0")[:9] for body in world.drain()]
+
+
+@pytest.mark.parametrize("turns", [0, 5])
+@pytest.mark.parametrize("at", [9, 30, 60, 70])
+def test_a_whole_message_is_found_whatever_becomes_of_its_remains(at: int, turns: int) -> None:
+    world = world_with_a_message_too_large(20 * DAY_MS)
+    damage_remains(world, at)
+    world = copied(world, world.disk.after_kill())
+    grow(world, turns)
+    assert held(world) == [f"{OLDEST}.held"]
+    assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
+
+
+def test_a_timer_that_comes_before_its_message_was_looked_for_waits_for_that() -> None:
+    world = world_with_a_message_too_large(20 * DAY_MS)
+    one = world.timers.timers[BROKEN]
+    while world.engine.log.segments[0].end <= one.log_offset:
+        fill(world, 1)
+        retire(world)
+    remains = one.log_offset
+    damage_remains(world, 60)
+    world.judge = lambda: None  # type: ignore[method-assign]  # The log was judged before.
+    world.now_ms += DAY_MS + HOUR_MS
+    world.sleep(2 * SECOND_MS)
+    assert entry_of(world).log_offset > remains, "what was left of it was evacuated"
+    world = Unjudged(world.disk.after_kill(), config=LARGE, timer=TIMER, now_ms=world.now_ms)
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", size=8_000, topic="other")
+    world.now_ms += 21 * DAY_MS
+    world.run_due()
+    assert world.state(BROKEN) == TimerState.PENDING
+    world.background()
+    world.sleep(2 * SECOND_MS)
+    assert world.state(BROKEN) == TimerState.DELIVERED
+
+
+def test_where_message_and_remains_are_damaged_its_file_stays_and_nothing_behind_it() -> None:
+    world = world_with_a_message_too_large(90 * DAY_MS)
+    damage_remains(world, 60)
+    damage_remains(world, 30, name=f"{OLDEST}.held")
+    original = world.timers.timers[BROKEN].original
+    assert original is not None
+    world = copied(world, world.disk.after_kill())
+    grow(world, 12)
+    names = world.disk.names("log")
+    assert f"{OLDEST}.held" in names
+    assert len(names) < 12, "what was logged later goes"
+    world = copied(world, world.disk.after_kill())
+    # The very bit again: the file is as it was.
+    world.disk.damage(f"{OLDEST}.held", original + 30)
+    world = copied(world, world.disk.after_kill())
+    world.now_ms += 60 * DAY_MS
+    assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
+
+
+def test_remains_of_a_timer_that_waits_no_more_hold_nothing_when_they_are_damaged() -> None:
+    config = replace(RETAINING, retention_ms=400 * DAY_MS, retention_bytes=6 * SEGMENT)
+    world = seeded_world(0, config=config, timer=TIMER)
+    world.schedule("broken", delay_ms=300 * DAY_MS, size=400)
+    damage(world)
+    for _ in range(3):
+        fill(world)
+        world.now_ms += LOOK_PERIOD_MS
+        world.sleep(2 * SECOND_MS)
+        world.checkpoint()
+        world.background()
+    assert held(world) == [f"{OLDEST}.held"]
+    one = world.timers.timers[BROKEN]
+    start = world.engine.log.segment_start(one.log_offset)  # type: ignore[arg-type]  # a log offset
+    world.cancel(BROKEN)
+    world = Unjudged(world.disk.after_kill(), config=config, timer=TIMER, now_ms=world.now_ms)
+    world.disk.damage(f"log/{start:020d}.log", one.log_offset - start + one.size - 1)
+    world.engine.mappings.forget(f"log/{start:020d}.log")
+    for _ in range(2):
+        fill(world, 1)
+        world.now_ms += LOOK_PERIOD_MS
+        world.checkpoint()
+        world.background()
+        assert world.engine.log.min_offset <= start, "the record is there"
+        assert not held(world), "nobody waits for it"
 
 
 @pytest.mark.parametrize("is_power_cut", [False, True])
