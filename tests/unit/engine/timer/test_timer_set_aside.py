@@ -463,12 +463,41 @@ def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:
     retire(world)
     target = FaultyDisk(Random(1))
     finish(copy(world.disk, target))
-    assert not [name for name in target.names("log") if name.endswith(".held")]
+    assert target.read(f"{OLDEST}.held") == world.disk.read(f"{OLDEST}.held")
     copied_world = copied(world, target)
     copied_world.advance(10 * DAY_MS)
     copied_world.background()
     assert copied_world.state(BROKEN) == TimerState.DROPPED
     assert copied_world.state(NEIGHBOUR) == TimerState.DELIVERED
+
+
+def test_a_copy_has_a_message_that_is_whole_in_a_file_set_aside() -> None:
+    world = world_with_a_message_too_large(20 * DAY_MS)
+    target = FaultyDisk(Random(1))
+    report = finish(copy(world.disk, target))
+    assert not report.damaged
+    assert finish(check(target)).is_sound
+    world.disk = target.after_power_cut()
+    assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
+
+
+def test_a_copy_leaves_a_file_out_that_nothing_needs_or_that_goes_meanwhile() -> None:
+    world = damaged_world()
+    retire(world)
+    name = "log/00000000000000000000.held"
+    steps = copy(world.disk, target := FaultyDisk(Random(1)), slice_bytes=4096)
+    next(steps)
+    world.cancel(BROKEN)
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert name not in world.disk.names("log")
+    finish(steps)
+    assert name not in target.names("log")
+    assert copied(world, target).state(BROKEN) == TimerState.CANCELLED
+    disk = TimerWorld().disk.after_kill()
+    disk.open(name.replace("0.", "1."), create=True).resize(SEGMENT)
+    finish(copy(disk, target := FaultyDisk(Random(1))))
+    assert not [one for one in target.names("log") if one.endswith(".held")]
 
 
 @pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
