@@ -518,6 +518,58 @@ def test_a_check_names_the_timer_of_a_file_that_was_set_aside(at: int) -> None:
     assert finish(check(world.disk, TIMER)).is_sound, "the file is gone"
 
 
+@pytest.mark.parametrize("how", ["missing", "empty", "cut"])
+def test_a_file_set_aside_that_is_gone_is_named_and_taken_from_a_backup(how: str) -> None:
+    backup = FaultyDisk(Random(1))
+    world = damaged_world(backup=backup)
+    retire(world)
+    name, disk = f"{OLDEST}.held", world.disk.after_kill()
+    if how == "missing":
+        disk.remove(name)
+    else:
+        disk.cut(name, {"empty": 0, "cut": 100}[how])
+    findings = finish(check(disk, TIMER)).findings
+    (finding,) = [one for one in findings if one.damage is Damage.HELD_MISSING]
+    assert finding.file == ("log" if how == "missing" else name)
+    assert not finding.stops_start
+    (concern,) = finding.concerns
+    assert concern.message_id == "id-broken"
+    assert concern.timer is not None
+    assert (concern.timer.timer_id, concern.timer.state) == (BROKEN, "PENDING")
+    found = disk.names("log")
+    assert not finish(repair(disk, None, TIMER, is_dry=False)).is_whole
+    assert finish(repair(disk, backup, TIMER, is_dry=True)).is_whole
+    assert disk.names("log") == found
+    report = finish(repair(disk, backup, TIMER, is_dry=False))
+    assert report.is_whole, report.left
+    world.disk = disk.after_power_cut()
+    assert finish(check(world.disk, TIMER)).is_sound
+    world.open()
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == REPAIRED
+
+
+@pytest.mark.parametrize("end", ["cancelled", "delivered", "copied"])
+def test_no_file_is_missed_of_a_timer_that_needs_none(end: str) -> None:
+    world = damaged_world()
+    retire(world)
+    if end == "cancelled":
+        world.cancel(BROKEN)
+    elif end == "delivered":
+        world.advance(10 * DAY_MS)
+    else:
+        world.disk = world.disk.after_kill()
+        world.disk.damage(f"{OLDEST}.held", damaged_byte(world))
+        world.open()
+        for _ in range(3):
+            fill(world)
+            retire(world)
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert held(world) == []
+    assert finish(check(without_timer_files(world.disk), TIMER)).findings == []
+
+
 @pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
 def test_a_repair_from_a_backup_brings_the_message_back(at: int) -> None:
     backup = FaultyDisk(Random(1))
