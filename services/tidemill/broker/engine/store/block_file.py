@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
@@ -43,11 +43,14 @@ def write_block_file(
     block_count_max: int,
     from_offset: int,
     to_offset: int,
+    placed: Callable[[BlockFile], None] = lambda _: None,
 ) -> Generator[list[File], None, BlockFile]:
     """Write a derived file in slices, some blocks or none each, put it in place, and return it.
 
     Yields the files to be synced before the next step. Room for the directory is left in front, so
     that blocks can be written as they come. Where `slices` raises, nothing is left of the file.
+    Who reads a file whose place it takes is told of it by `placed`, in the slice in which it does:
+    by another's directory nothing is found in it.
     """
     name = file_name(folder.path, from_offset=from_offset, to_offset=to_offset)
     temporary = f"{folder.path}/unfinished"
@@ -77,11 +80,13 @@ def write_block_file(
     file.close()
     folder.rename(temporary, name)
     mappings.forget(name)
-    yield [folder.disk.folder(folder.path)]
-    return BlockFile(
+    new = BlockFile(
         mappings, name, block_file.Header(from_offset, to_offset, bytes(directory)),
         magic=magic, damaged=damaged, size_bytes=position,
     )  # fmt: skip
+    placed(new)
+    yield [folder.disk.folder(folder.path)]
+    return new
 
 
 # Files with a block that was found damaged, by name: noted when one is met, since nobody looks.
