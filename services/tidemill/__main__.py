@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import sys
@@ -14,6 +15,9 @@ def main() -> None:
     open_missing_streams()
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if command in PROCESSES:
+        # A signal that ends the process without an exception (SIGBUS: the disk cannot read a page
+        # that is mapped) leaves on stderr where it was.
+        faulthandler.enable()
         # Before anything imports structlog: see there.
         importlib.import_module("tidemill.common.log")
         # Not through the command line's library: the time until a process serves is promised.

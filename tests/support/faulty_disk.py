@@ -7,10 +7,14 @@ What it may do is what a real disk may do (see `tidemill.broker.engine.store.dis
     kill         all that was written stays readable, and is as little durable as before
     failed sync  what was to be synced is on the disk, torn or lost, as after a power cut; it stays
                  readable, and no later sync writes it: only a write does
+    bad page     a read of it fails; a touch of it through a view ends the process, as SIGBUS does
+                 (`tests.support.own_process` lets a test see that)
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -39,6 +43,31 @@ class Content:
     unsynced: list[Change] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)  # that hold something: the rest takes no room
     viewed: list[bytearray] = field(default_factory=list)  # of former sizes, with views on them
+    bad: set[int] = field(default_factory=set)  # pages that cannot be read any more
+    # Views of a file with such pages, each with those that were bad when it was made.
+    mapped: list[tuple[mmap.mmap, frozenset[int]]] = field(default_factory=list)
+
+    def view(self) -> memoryview:
+        """Return the bytes as they are now and will be; of bad pages whoever touches one ends."""
+        if not self.bad:
+            return memoryview(self.now).toreadonly()
+        size = len(self.now)
+        found = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
+        for page in range(-(-size // BLOCK)):
+            if page not in self.bad:
+                at = slice(page * BLOCK, min((page + 1) * BLOCK, size))
+                found[at] = bytes(self.now[at])
+        address = ctypes.addressof(ctypes.c_char.from_buffer(found))
+        for page in self.bad:
+            if page * BLOCK < size:
+                _forbid(address + page * BLOCK)
+        self.mapped.append((found, frozenset(self.bad)))
+        return memoryview(found).toreadonly()
+
+    def is_readable(self, offset: int, size: int) -> bool:
+        """Whether no bad page lies in a stretch."""
+        end = min(offset + size, len(self.now))
+        return not any(page * BLOCK < end and offset < (page + 1) * BLOCK for page in self.bad)
 
     def new_blocks(self, offset: int, size: int) -> set[int]:
         """Return the blocks that a write of `size` bytes would take."""
@@ -63,6 +92,12 @@ class Content:
             end = min(offset + len(data), len(seen))
             if offset < end:
                 seen[offset:end] = data[: end - offset]
+        for view, bad in self.mapped:
+            for at in range(offset, min(offset + len(data), len(view))):
+                if at // BLOCK not in bad:
+                    view[at] = data[at - offset]
+        # What is written anew a disk puts in another place.
+        self.bad -= set(range(-(-offset // BLOCK), (offset + len(data)) // BLOCK))
 
     def resize(self, size: int) -> None:
         """Cut or extend in place, unless there are views: these stay of the size they have."""
@@ -75,7 +110,8 @@ class Content:
     def copy(self) -> Content:
         """Return the content as another process finds it: nobody has a view of it."""
         unsynced = list(self.unsynced)
-        return Content(bytearray(self.now), bytearray(self.durable), unsynced, set(self.blocks))
+        now, durable = bytearray(self.now), bytearray(self.durable)
+        return Content(now, durable, unsynced, set(self.blocks), bad=set(self.bad))
 
     def lose_pages(self, random: Random) -> None:
         """Let a sync fail: what is on the disk now nobody knows, and the cache calls it written."""
@@ -119,7 +155,15 @@ class Content:
                 if len(data) < at + len(part):
                     data += bytes(at + len(part) - len(data))
                 data[at : at + len(part)] = part
-        return Content(now=bytearray(data), durable=data, blocks=set(self.blocks))
+        now = bytearray(data)
+        return Content(now=now, durable=data, blocks=set(self.blocks), bad=set(self.bad))
+
+
+def _forbid(address: int) -> None:
+    """Let whoever reads a page end the process; Python has no call for it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(BLOCK), 0)
+    assert not failed, f"mprotect: {ctypes.get_errno()}"
 
 
 def _resized(data: bytearray, size: int) -> bool:
@@ -160,6 +204,8 @@ class FaultyFile:
 
     def read_at(self, offset: int, size: int) -> bytes:
         self._disk.need_readable(self.name)
+        if not self._content.is_readable(offset, size):
+            raise ReadFailed(f"reading {self.name}: EIO")
         return bytes(self._content.now[offset : offset + size])
 
     def advise(self, offset: int, size: int) -> None:
@@ -167,7 +213,7 @@ class FaultyFile:
         self._disk.advised.append((self.name, offset, size))
 
     def view(self) -> memoryview:
-        return memoryview(self._content.now).toreadonly()
+        return self._content.view()
 
     def resize(self, size: int) -> None:
         self._disk.step(f"resize {self.name} {size}", self._content, size)
@@ -324,6 +370,8 @@ class FaultyDisk:
     def read(self, name: str) -> bytes | None:
         content = self._folders.get(_folder_of(name), {}).get(name)
         self.need_readable(name)
+        if content is not None and content.bad:
+            raise ReadFailed(f"reading {name}: EIO")
         return None if content is None else bytes(content.now)
 
     def need_readable(self, name: str) -> None:
@@ -375,6 +423,10 @@ class FaultyDisk:
         content.now[position] ^= bits
         content.durable = bytearray(content.now)
         content.unsynced.clear()
+
+    def spoil(self, name: str, *pages: int) -> None:
+        """Let pages of a file be unreadable from now on, for whoever has no view of it yet."""
+        self._find(name).bad.update(pages)
 
     def zero(self, name: str, begin: int, size: int) -> None:
         """Let a stretch of a file read as zeros, durably: it was never written, or lost."""

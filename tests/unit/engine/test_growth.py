@@ -307,3 +307,38 @@ def test_slices_of_a_merge_are_bounded() -> None:
         assert spent.items <= 2 * RUNS_A_SLICE
         assert spent.size_bytes <= 1 << 20
     assert len(world.disk.names("queues")) == 1
+
+
+def test_a_look_up_finds_what_it_found_while_an_index_file_is_derived_again() -> None:
+    """Of what retention took nothing is derived: all blocks behind it stand in other places."""
+    world = growing_world(segment_bytes=16 << 10)
+    world.send("orders-0", topic="orders", size=1_300)  # A block of another size than all others.
+    world.checkpoint()
+    grow(world, 20)
+    file = world.engine.store.index.files[0]
+    assert file.row_count > 8
+    world.retire()
+    world.retire()
+    assert file.from_offset < world.engine.log.min_offset < file.to_offset
+    kept = {
+        topic: [text for text in sent(world, topic) if finds(world, topic, text)]
+        for topic in TOPICS
+    }
+    assert sum(map(len, kept.values())) > 30
+    position = file.row(0).position
+    world.disk.damage(file.name, position)
+    world.engine.store.damaged_files[file.name] = file
+    for files in world.engine.background._repairs.repair():
+        for topic, texts in kept.items():
+            assert all(finds(world, topic, text) for text in texts)
+        sync(files)
+    repaired = world.engine.store.index.files[0]
+    assert repaired is not file
+    last = repaired.row(repaired.row_count - 1)
+    assert last.position != file.row(file.row_count - 1).position
+
+
+def finds(world: World, topic: str, text: str) -> bool:
+    found = world.engine.catalog.find_topic(topic)
+    assert found is not None
+    return bool(world.find(found, message_id=f"id-{text}"))

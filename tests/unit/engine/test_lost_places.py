@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from tests.support.faulty_disk import BLOCK, SECTOR, FaultyDisk
+from tests.support.own_process import in_own_process
 from tests.support.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.store.disk import DiskFailed
@@ -149,17 +150,62 @@ def test_what_the_log_has_lost_is_named_or_concerns_nobody_else(name: str, how: 
 
 @pytest.mark.parametrize("name", names())
 def test_what_cannot_be_read_is_made_again_or_named(name: str) -> None:
-    """What is mapped is not read by a call: there the system ends the process."""
     disk = history().disk.after_kill()
     disk.unreadable.add(name)
     if name == "checkpoint":
         with pytest.raises(DiskFailed, match=name):
             outcome(disk)
         return
+    if name.endswith(".log") and needed_by_a_start(name):
+        with pytest.raises(CorruptStore, match=rf"{name} cannot be read at byte \d+ .* backup"):
+            outcome(disk)
+        return
+    if name.endswith(".log"):
+        got, whole = outcome(disk), expected()
+        assert all(set(some) <= set(every) for some, every in zip(got[:2], whole[:2], strict=True))
+        return
     assert outcome(disk) == expected()
     if name.startswith(CACHES_READ):
         assert name in disk.all_names()
         assert not disk.unreadable, "it is in another place now, and the next start reads it"
+
+
+@cache
+def replayed_from() -> int:
+    return start(history().disk.after_kill()).report.replayed_from
+
+
+def needed_by_a_start(name: str, end: int = SEGMENT) -> bool:
+    """Whether a start reads on to byte `end` of a segment: the replay, or what looks behind it."""
+    return int(name.removeprefix("log/").removesuffix(".log")) + end > replayed_from()
+
+
+def pages(name: str) -> list[int]:
+    """Return the first page of a file, the last, and some between."""
+    count = -(-len(history().disk.read(name) or b"x") // BLOCK)
+    return sorted({0, count // 3, count // 2, count - 1})
+
+
+@pytest.mark.parametrize("name", [one for one in names() if one != "checkpoint"])
+def test_a_page_that_cannot_be_read_is_never_touched(name: str) -> None:
+    """The system ends a process that touches one in a mapped file, at each start again."""
+    for page in pages(name):
+        disk = history().disk.after_kill()
+        disk.spoil(name, page)
+        in_own_process(lambda disk=disk, page=page: judge_page(name, page, disk))  # type: ignore[misc]  # mypy cannot infer a lambda's default.
+
+
+def judge_page(name: str, page: int, disk: FaultyDisk) -> None:
+    if not name.endswith(".log"):
+        assert outcome(disk) == expected()
+    elif needed_by_a_start(name, (page + 1) * BLOCK):
+        with pytest.raises(CorruptStore, match=rf"{name} cannot be read at byte \d+ .* backup"):
+            outcome(disk)
+    else:
+        got, whole = outcome(disk), expected()
+        lost = set(whole[1]) - set(got[1])
+        assert len(lost) < 20, "what stands on other pages is delivered"
+        assert all(set(some) <= set(every) for some, every in zip(got[:2], whole[:2], strict=True))
 
 
 @pytest.mark.parametrize("name", [one for one in names() if one.startswith(CACHES_READ)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import final
 
@@ -27,7 +27,6 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.block_file import Block, BlockFile, NoRoom, write_block_file
 from tidemill.broker.engine.store.commit_log import Hole, Record
-from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
 from tidemill.broker.engine.tally import Tally
@@ -129,15 +128,14 @@ class Repairs:
             damaged.finish(number)
             self._give_up(damaged, number)
             yield []
-        new = yield from self._replace(
+        yield from self._replace(
             file, QUEUES_FOLDER,
             (
                 Block(*row[:4], damaged.content(number, row))
                 for number, row in enumerate(file.rows())
             ),
-            block_count_max=file.row_count,
+            block_count_max=file.row_count, placed=file.adopt,
         )  # fmt: skip
-        file.adopt(new)
         yield from self._wake(damaged.queues)
 
     def _give_up(self, damaged: _DamagedRows, number: int) -> None:
@@ -217,21 +215,27 @@ class Repairs:
                 if number not in damaged:
                     yield Block(*row[:4], bytes(file.check_block(number, row.items * PAIR_SIZE)))
 
-        new = yield from self._replace(
-            file, INDEX_FOLDER, contents(), block_count_max=file.row_count
+        def place(new: BlockFile) -> None:
+            index.files = [new if one is file else one for one in index.files]
+
+        yield from self._replace(
+            file, INDEX_FOLDER, contents(), block_count_max=file.row_count, placed=place
         )
-        index.files = [new if one is file else one for one in index.files]
 
     def _replace(
-        self, file: BlockFile, folder: str, blocks: Iterator[Block], *, block_count_max: int
-    ) -> Generator[list[File], None, BlockFile]:
-        return (
-            yield from write_block_file(
-                self._folders[folder], self._mappings, file.magic,
-                self._one_by_one(blocks), self._tally, self._damaged,
-                block_count_max=block_count_max,
-                from_offset=file.from_offset, to_offset=file.to_offset,
-            )
+        self,
+        file: BlockFile,
+        folder: str,
+        blocks: Iterator[Block],
+        *,
+        block_count_max: int,
+        placed: Callable[[BlockFile], None],
+    ) -> Steps:
+        yield from write_block_file(
+            self._folders[folder], self._mappings, file.magic,
+            self._one_by_one(blocks), self._tally, self._damaged,
+            block_count_max=block_count_max,
+            from_offset=file.from_offset, to_offset=file.to_offset, placed=placed,
         )  # fmt: skip
 
     def _one_by_one(self, blocks: Iterator[Block]) -> Iterator[list[Block]]:

@@ -24,11 +24,13 @@ from tidemill.broker.offline.concerns import Concerns
 from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
 from tidemill.broker.offline.log_scan import (
     Broken,
+    Intact,
     LogScan,
     LogSegment,
     is_cut,
     list_held,
     list_segments,
+    read_one,
     walk_held,
 )
 from tidemill.broker.offline.names import Names
@@ -108,8 +110,11 @@ class _Check:
         now = store_checkpoint.find(source.read(CHECKPOINT_FILE)) or checkpoint
         segments = self._without_unused(folder.segments)
         self._look_at_shape(segments, now)
+        held = list_held(source)
         yield from self._scan(segments, checkpoint)
         self._look_at_held()
+        # One that was there before may be needed no more by now.
+        self._look_for_held(segments, [*held, *list_held(source)])
         for kind in block_files.KINDS:
             yield from self._look_at_files(kind)
         self._look_at_chains(checkpoint)
@@ -202,6 +207,8 @@ class _Check:
             self._names.learn_record(found)
             if found.header.kind == Kind.MESSAGE:
                 self._concerns.see(found)
+            elif found.header.kind == Kind.TIMER:
+                self._concerns.see_control(found)
         report.log_end = scan.end
         if scan.end < durable_offset:
             self._miss(scan.end, durable_offset)
@@ -222,6 +229,48 @@ class _Check:
                         concerns=tuple(self._concerns.of_held(broken)),
                     )
                 )
+
+    def _look_for_held(self, segments: list[LogSegment], held: list[LogSegment]) -> None:
+        """Find messages of timers that should be in a segment that was set aside, and are in none.
+
+        A file in which one would stand, if it were as long as others are, has been cut.
+        """
+        size = max([one.size for one in [*segments, *held]], default=0)
+        for original, concern in self._concerns.set_aside(self._report.log_from):
+            if any(self._is_known_in(one, original) for one in held):
+                continue
+            is_near = [one for one in held if one.start <= original < one.start + size]
+            before = max(is_near, default=None)
+            self._report.findings.append(
+                Finding(
+                    damage=Damage.HELD_MISSING,
+                    file=before.name if before else LOG_FOLDER,
+                    position=original - before.start if before else 0,
+                    size=0,
+                    log_offset=original,
+                    log_end=original + 1,
+                    detail=f"no file has log offset {original}",
+                    concerns=(concern,),
+                )
+            )
+
+    def _is_known_in(self, segment: LogSegment, log_offset: int) -> bool:
+        """Whether a record stands in a segment that was set aside, or its damage was found."""
+        if not segment.start <= log_offset < segment.end:
+            return False
+        try:
+            file = self._source.open(segment.name)
+        except FileNotFoundError:
+            return True  # Nobody needs it any more.
+        found = read_one(Window(file), segment, log_offset - segment.start)
+        file.close()
+        return isinstance(found, Intact) or any(
+            one.file == segment.name
+            and one.log_offset is not None
+            and one.log_end is not None
+            and one.log_offset <= log_offset < one.log_end
+            for one in self._report.findings
+        )
 
     # ------------------------------------------------------------ queues, index, snapshots
 

@@ -12,18 +12,19 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from tidemill.broker.engine.layout import message, record
+from tidemill.broker.engine.layout import message, record, timer_control
 from tidemill.broker.engine.layout.block_file import Row
 from tidemill.broker.engine.layout.message import (
     FLAG_REMAINS,
     FLAG_SCHEDULE,
+    FLAG_TIMER,
     Place,
     Remains,
     Target,
 )
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
-from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
 from tidemill.broker.offline import check_timers
 from tidemill.broker.offline.findings import Concern, TimerConcern
 from tidemill.broker.offline.log_scan import Broken, Intact
@@ -65,6 +66,8 @@ class Concerns:
         self._room = CONCERNS_MAX
         # By where its message stands that could not be copied: a timer, as the log has it.
         self._originals: dict[int, Remains] = {}
+        # By timer: what is newest of one of which the log has what is left, and that waits.
+        self._left: dict[int, tuple[Remains, str]] = {}
 
     def expect(self, broken: Broken) -> None:
         """Note a damaged stretch of the log."""
@@ -77,9 +80,7 @@ class Concerns:
 
     def see(self, found: Intact) -> None:
         """Take in an intact message: those that lack before it in its queue were in a stretch."""
-        if found.header.flags & FLAG_REMAINS:
-            remains = message.decode_remains(found.body)
-            self._originals[remains.log_offset] = remains
+        self._note_timer(found)
         place = _place(found.body)
         key = place.topic_id, place.queue_id
         before = self._seen.get(key)
@@ -92,6 +93,40 @@ class Concerns:
                 for queue_offset in missing[: self._room]:
                     self._list(broken, _Listed(*key, queue_offset, -1))
                 return
+
+    def see_control(self, found: Intact) -> None:
+        """Take in a TIMER record."""
+        control = timer_control.decode(found.body)
+        if control.operation == timer_control.Operation.CANCEL:
+            self._left.pop(control.timer_id, None)
+
+    def _note_timer(self, found: Intact) -> None:
+        flags = found.header.flags
+        if flags & FLAG_REMAINS:
+            remains = message.decode_remains(found.body)
+            self._originals[remains.log_offset] = remains
+            self._left[remains.target.timer_id] = remains, _id_of(bytes(found.tail))
+        elif flags & FLAG_SCHEDULE:
+            self._left.pop(message.decode_target(found.body).timer_id, None)
+        elif flags & FLAG_TIMER:
+            self._left.pop(message.decode_timer_cause(found.body).timer_id, None)
+
+    def set_aside(self, log_from: int) -> Iterator[tuple[int, Concern]]:
+        """Yield the timers that wait and whose message the log has not, with where it stands."""
+        for remains, message_id in self._left.values():
+            original, timer = remains.log_offset, self._timer(remains.target)
+            # The table may know more than a log that is damaged.
+            if 0 <= original < log_from and timer.state in ("", TimerState.PENDING.name):
+                yield original, self._timers_concern(timer, message_id)
+
+    def _timers_concern(self, timer: TimerConcern, message_id: str) -> Concern:
+        return Concern(
+            topic=self._names.topic(self._names.timer_topic_id or 0),
+            queue_id=SCHEDULE_QUEUE,
+            queue_offset=timer.timer_id,
+            message_id=message_id,
+            timer=timer,
+        )
 
     def look_up(self, row: Row, data: bytes) -> None:
         """Take in a block of a queue file."""
@@ -135,14 +170,8 @@ class Concerns:
         """Yield the timers whose messages a stretch of a segment that was set aside concerns."""
         for log_offset, remains in sorted(self._originals.items()):
             if broken.log_offset <= log_offset < broken.end:
-                target = remains.target
-                yield Concern(
-                    topic=self._names.topic(self._names.timer_topic_id or 0),
-                    queue_id=SCHEDULE_QUEUE,
-                    queue_offset=target.timer_id,
-                    message_id=_salvaged(broken.remains[log_offset - broken.log_offset :]),
-                    timer=self._timer(target),
-                )
+                message_id = _salvaged(broken.remains[log_offset - broken.log_offset :])
+                yield self._timers_concern(self._timer(remains.target), message_id)
 
     def _of_record(self, broken: Broken, header: record.Header) -> Concern:
         """Return whom a record concerns whose head is intact."""

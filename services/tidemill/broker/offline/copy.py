@@ -8,6 +8,8 @@ What the copy holds is a prefix of the log, with the derived files that state no
    meanwhile would look like damage in front of durable records.
 3. Where a segment was dropped before it was copied, begin with the next one, and take E anew: what
    the dropped one stated has been stated again, behind the old E.
+   Files that were set aside (ADR 0016) are copied beside it, and of one that goes meanwhile the
+   same is true: what settled its timers stands behind the old E.
 4. Copy the queue and index files that join up to one offset, and a snapshot that knows nothing
    from behind E. Whatever does not fit costs the copy's first start time, and nothing else.
 5. Sync everything, write the checkpoint file, and only then give the segments their names: a start
@@ -23,7 +25,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar, final
 
 from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
-from tidemill.broker.engine.layout import store_checkpoint
+from tidemill.broker.engine.layout import message, store_checkpoint
+from tidemill.broker.engine.layout.message import FLAG_REMAINS
+from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.disk import Disk, File
@@ -37,7 +41,9 @@ from tidemill.broker.offline.log_scan import (
     LogScan,
     LogSegment,
     is_cut,
+    list_held,
     list_segments,
+    may_hold,
 )
 from tidemill.broker.offline.source import Source
 
@@ -88,38 +94,44 @@ class _Copy:
         self._epoch = 0
         self._copied: dict[str, tuple[LogSegment, int]] = {}  # up to which byte each is there
         self._files: set[str] = set()  # of other folders
+        # Where messages of timers stand of which the log has what is left, as that says it.
+        self._originals: set[int] = set()
         # Those in which a file was made, also one that was deleted again: that must be durable too.
         self._folders = {LOG_FOLDER}
 
     def run(self) -> Steps[CopyReport]:
-        segments, end = yield from self._copy_log()
+        segments, held, end = yield from self._copy_log()
         self._report.log_from, self._report.log_end = segments[0].start, end
         yield from self._verify_log(segments, end)
+        held = self._drop_unneeded(held)
         yield from self._copy_derived()
         for folder in sorted(self._folders):
             self._target.folder(folder).sync()
         self._write_checkpoint()
-        for segment in segments:
+        for segment in [*held, *segments]:
             self._target.rename(segment.name + COPYING, segment.name)
         self._target.folder(LOG_FOLDER).sync()
-        self._report.file_count = len(segments) + len(self._files) + 1
+        self._report.file_count = len(segments) + len(held) + len(self._files) + 1
         return self._report
 
     # ------------------------------------------------------------ the log
 
-    def _copy_log(self) -> Steps[tuple[list[LogSegment], int]]:
-        """Copy the segments; return them, and where the copied log ends."""
+    def _copy_log(self) -> Steps[tuple[list[LogSegment], list[LogSegment], int]]:
+        """Copy the segments and those set aside; return both, and where the copied log ends."""
         for _ in range(ATTEMPTS_MAX):
+            # Before the end is found, as the segments are, and for the same reason.
+            held = list_held(self._source)
             segments, end = self._find_end()
-            self._forget_all_but(segments)
-            self._need_room(segments, end)
+            self._forget_all_but([*held, *segments])
+            self._need_room(segments, held, end)
             is_whole = True
-            for segment in segments:
+            # One that is set aside meanwhile is missed as a segment.
+            for segment in [*held, *segments]:
                 if not (yield from self._copy_segment(segment, segments, end)):
                     is_whole = False
                     break
             if is_whole:
-                return segments, end
+                return segments, held, end
         raise CopyRefused(
             f"the broker drops segments faster than they are copied ({ATTEMPTS_MAX} attempts); "
             "copy to a faster disk, or raise the retention meanwhile"
@@ -168,9 +180,10 @@ class _Copy:
                     "repair it first"
                 )
 
-    def _need_room(self, segments: list[LogSegment], end: int) -> None:
+    def _need_room(self, segments: list[LogSegment], held: list[LogSegment], end: int) -> None:
         """Refuse what cannot fit, before anything is written."""
-        missing = end - segments[0].start - sum(done for _, done in self._copied.values())
+        wanted = end - segments[0].start + sum(one.size for one in held)
+        missing = wanted - sum(done for _, done in self._copied.values())
         free = self._target.free_bytes()
         if missing > free:
             raise CopyRefused(f"the copy needs {missing} bytes, and {free} are free there")
@@ -201,9 +214,8 @@ class _Copy:
             begin = self._copied[name][1]
             for at in range(begin, stop, self._slice_bytes):
                 self._write(file, at, opened.read_at(at, min(self._slice_bytes, stop - at)))
-                yield Progress(
-                    "log", segment.start + at - segments[0].start, end - segments[0].start
-                )
+                done = max(segment.start + at - segments[0].start, 0)  # Those set aside are before.
+                yield Progress("log", done, end - segments[0].start)
             file.sync()
         finally:
             file.close()
@@ -235,6 +247,21 @@ class _Copy:
                 )
             else:
                 self._report.record_count += 1
+                if found.header.kind == Kind.MESSAGE and found.header.flags & FLAG_REMAINS:
+                    self._originals.add(message.decode_remains(found.body).log_offset)
+
+    def _drop_unneeded(self, held: list[LogSegment]) -> list[LogSegment]:
+        """Delete the copies of segments set aside that the log names nothing in; return the others.
+
+        Where a record of the copy is damaged it may be one that does.
+        """
+        if self._report.damaged:
+            return held
+        kept = [one for one in held if any(may_hold(one, at) for at in self._originals)]
+        for segment in held:
+            if segment not in kept:
+                self._target.delete(segment.name + COPYING)
+        return kept
 
     # ------------------------------------------------------------ derived files
 

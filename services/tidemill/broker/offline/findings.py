@@ -16,6 +16,7 @@ class Damage(StrEnum):
     SEGMENT_CUT = "segment-cut"
     STRANGE_FILE = "strange-file"
     HELD = "held"
+    HELD_MISSING = "held-missing"
     QUEUES = "queues"
     INDEX = "index"
     SNAPSHOT = "snapshot"
@@ -69,6 +70,12 @@ MEANINGS: dict[Damage, Meaning] = {
     Damage.HELD: Meaning(
         "a segment that was set aside is damaged, as it is where it was kept for a delayed message "
         "that could not be copied; nothing else is read from it",
+        "What is left of the message goes to the dead letters of timers when it is due. "
+        f"{_FROM_BACKUP} Then it is delivered as it was sent.",
+    ),
+    Damage.HELD_MISSING: Meaning(
+        "the message of a delayed message that could not be copied is in no file: its segment was "
+        "set aside, and that file is missing or cut",
         "What is left of the message goes to the dead letters of timers when it is due. "
         f"{_FROM_BACKUP} Then it is delivered as it was sent.",
     ),

@@ -284,3 +284,13 @@ class LogScan:
 def is_cut(segment: LogSegment) -> bool:
     """Whether a segment has a size that none has: it was cut."""
     return segment.size % BLOCK_BYTES != 0
+
+
+def may_hold(segment: LogSegment, original: int) -> bool:
+    """Whether a message may stand in a segment that was set aside, by what its remains say.
+
+    They say where it stands, or, below 0, in front of what nobody knows where.
+    """
+    if original < 0:
+        return segment.start < -original
+    return segment.start <= original < segment.end

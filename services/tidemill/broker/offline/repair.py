@@ -13,20 +13,21 @@ the next start makes them from it. Elsewhere they stay: they may know what the l
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, final
 
 from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
-from tidemill.broker.engine.layout import store_checkpoint
-from tidemill.broker.engine.layout.record import PAD
+from tidemill.broker.engine.layout import message, store_checkpoint
+from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE
+from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC, Kind
 from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
-from tidemill.broker.engine.store.commit_log import PREPARED, SUFFIX
+from tidemill.broker.engine.store.commit_log import HELD, PREPARED, SUFFIX
 from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.offline import block_files
 from tidemill.broker.offline.check import NoStore, Report, check
-from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
+from tidemill.broker.offline.findings import OF_THE_LOG, Concern, Damage, Finding, Progress
 from tidemill.broker.offline.log_scan import (
     Broken,
     Intact,
@@ -40,6 +41,7 @@ from tidemill.broker.offline.log_scan import (
 )
 from tidemill.broker.offline.names import Names
 from tidemill.broker.offline.source import Source, Window
+from tidemill.message import salvage
 
 SLICE_BYTES = 1 << 20  # written at once
 NO_BACKUP = "name a backup with --from"
@@ -100,7 +102,7 @@ class _Repair:
         report = self._report
         before = yield from check(self._disk, self._timer)
         damages = [one for one in before.findings if one.damage in OF_THE_LOG]
-        held = [one for one in before.findings if one.damage is Damage.HELD]
+        held = [one for one in before.findings if one.damage in _SET_ASIDE]
         backup = None
         if (damages or held) and self._backup is not None:
             backup = yield from self._look_at_backup(before, self._backup)
@@ -153,8 +155,11 @@ class _Repair:
 
     def _mend_held(self, damages: list[Finding], backup: _Backup | None) -> None:
         """Mend segments that were set aside, of which a backup may have the former ones."""
+        put = self._put_missing(damages, backup)
         held = {one.name: one for one in list_held(self._disk)}
         for finding in damages:
+            if finding.damage is Damage.HELD_MISSING or finding.file in put:
+                continue
             try:
                 if backup is None:
                     raise NotMended(NO_BACKUP)
@@ -163,6 +168,25 @@ class _Repair:
                 self._mend_stretch(finding, backup, [held[finding.file]])
             except NotMended as error:
                 self._report.left.append(_told(finding, str(error)))
+
+    def _put_missing(self, damages: list[Finding], backup: _Backup | None) -> set[str]:
+        """Put the backup's segments where those set aside are missing; return their names."""
+        names: set[str] = set()
+        for finding in damages:
+            if finding.damage is not Damage.HELD_MISSING:
+                continue
+            try:
+                if backup is None:
+                    raise NotMended(NO_BACKUP)
+                segment = backup.segment_with(finding)
+                name = _name(segment.start).removesuffix(SUFFIX) + HELD
+                if name not in names and not self._is_dry:
+                    self._put(name, segment.size, backup.pieces(segment))
+                names.add(name)
+                self._report.mended.append(_told(finding, f"{name} taken from the backup"))
+            except NotMended as error:
+                self._report.left.append(_told(finding, str(error)))
+        return names
 
     @staticmethod
     def _by_segment(damages: list[Finding], backup: _Backup) -> dict[int, list[Finding]]:
@@ -222,17 +246,21 @@ class _Repair:
         return names
 
     def _put_segment(self, segment: LogSegment, data: bytes) -> None:
+        pieces = ((at, data[at : at + SLICE_BYTES]) for at in range(0, len(data), SLICE_BYTES))
+        self._put(_name(segment.start), segment.size, pieces)
+
+    def _put(self, name: str, size: int, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Make a whole segment, durable before it has its name; a crash before leaves what was."""
         disk, temporary = self._disk, f"{LOG_FOLDER}/{PREPARED}"
         if temporary in disk.names(LOG_FOLDER):
             disk.delete(temporary)
         file = disk.open(temporary, create=True)
-        file.resize(segment.size)
-        for at in range(0, len(data), SLICE_BYTES):
-            file.write_at(at, [data[at : at + SLICE_BYTES]])
+        file.resize(size)
+        for at, data in pieces:
+            file.write_at(at, [data])
         file.sync()
         file.close()
-        disk.rename(temporary, _name(segment.start))
+        disk.rename(temporary, name)
         disk.folder(LOG_FOLDER).sync()
 
     def _compare(
@@ -315,6 +343,7 @@ class _Repair:
             self._disk.folder(folder).sync()
 
 
+_SET_ASIDE = {Damage.HELD, Damage.HELD_MISSING}
 _WHOLE = {Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT}
 
 
@@ -360,6 +389,38 @@ class _Backup:
             if segment.start <= begin < segment.end:
                 return self._take(segment, begin, end, ends_segment=ends_segment)
         raise NotMended("the backup has nothing at this log offset")
+
+    def segment_with(self, finding: Finding) -> LogSegment:
+        """Return the file with the message of a timer that is in none of ours. Raises NotMended."""
+        at, _ = _range(finding)
+        (concern,) = finding.concerns
+        for segment in self._files:
+            if segment.start <= at < segment.end:
+                file = self._source.open(segment.name)
+                found = read_one(Window(file), segment, at - segment.start)
+                file.close()
+                if not isinstance(found, Intact):
+                    raise NotMended("the backup is not whole there")
+                if not _is_message_of(found, concern):
+                    raise NotMended("the backup has another record there: its store has lived on")
+                return segment
+        raise NotMended("the backup has nothing at this log offset")
+
+    def pieces(self, segment: LogSegment) -> Iterator[tuple[int, bytes]]:
+        """Yield what a file has, and where; behind the end of the backup's log a pad ends it."""
+        file = self._source.open(segment.name)
+        try:
+            window, end = Window(file), segment.size
+            if segment == self.segments[-1]:
+                end = 0
+                while isinstance(found := read_one(window, segment, end), Intact):
+                    end = found.end - segment.start
+            for at in range(0, end, SLICE_BYTES):
+                yield at, file.read_at(at, min(SLICE_BYTES, end - at))
+            if segment.size - end >= PAD.size:
+                yield end, PAD.pack(PAD_MAGIC, segment.size - end)
+        finally:
+            file.close()
 
     def take_segment(self, segment: LogSegment, *, needed_to: int) -> bytes:
         """Return what a segment has, intact at least up to a log offset. Raises NotMended."""
@@ -413,6 +474,16 @@ def _walk_from(source: Source, segments: list[LogSegment], log_offset: int) -> I
             finally:
                 file.close()
             return
+
+
+def _is_message_of(found: Intact, concern: Concern) -> bool:
+    """Whether a record is the message of the timer that damage concerns."""
+    flags = found.header.flags & (FLAG_SCHEDULE | FLAG_REMAINS)
+    if found.header.kind != Kind.MESSAGE or flags != FLAG_SCHEDULE or concern.timer is None:
+        return False
+    message_id = salvage.properties_of(bytes(found.tail)).message_id.decode(errors="replace")
+    is_its = message.decode_target(found.body).timer_id == concern.timer.timer_id
+    return is_its and concern.message_id in ("", message_id)
 
 
 def _name(start: int) -> str:

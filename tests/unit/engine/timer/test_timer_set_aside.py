@@ -21,6 +21,7 @@ from tests.support.timer_world import (
 )
 from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.layout.numbers import TimerId
+from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.timer.set_aside import LOOK_PERIOD_MS
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.check import check
@@ -266,6 +267,145 @@ def test_remains_that_are_damaged_themselves_leave_all_files_where_they_are() ->
     assert outcomes(world) == DAMAGED
 
 
+LARGE = replace(RETAINING, segment_bytes=1 << 20)
+
+
+def world_with_a_message_too_large(delay_ms: int) -> TimerWorld:
+    """Make a world in which a message, whole, is in a file that was set aside: no segment fits."""
+    world = TimerWorld(config=LARGE, timer=TIMER)
+    world.schedule("broken", delay_ms=delay_ms, size=100_000)
+    world.schedule("neighbour", delay_ms=delay_ms)
+    world.timers.quarantined.add(BROKEN)
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", size=100_000, topic="other")
+    world.checkpoint()
+    disk = world.disk.after_kill()
+    world = TimerWorld(disk, config=RETAINING, timer=TIMER, now_ms=world.now_ms, before=world)
+    while len(world.engine.log.segments) < 4:
+        world.send("filler", size=8_000, topic="other")
+    for _ in range(2):
+        retire(world)
+        fill(world)
+    assert held(world) == [f"{OLDEST}.held"]
+    return world
+
+
+def damage_remains(world: TimerWorld, at: int, *, name: str = "") -> None:
+    """Flip a bit of what is newest of the timer, or of its message in a file set aside."""
+    one = world.timers.timers[BROKEN]
+    place = one.original if name else one.log_offset
+    assert place is not None
+    start = 0 if name else world.engine.log.segment_start(place)  # type: ignore[arg-type]  # a log offset
+    world.disk.damage(name or f"log/{start:020d}.log", place - start + at)
+
+
+def grow(world: TimerWorld, turns: int) -> None:
+    for _ in range(turns):
+        fill(world)
+        retire(world)
+        world.now_ms += LOOK_PERIOD_MS
+        world.background()
+
+
+def entry_of(world: TimerWorld) -> TimerEntry:
+    return world.engine.timers.index.get(TimerId(BROKEN))
+
+
+def delivered_by_larger_segments(world: TimerWorld) -> list[str]:
+    """Restart with segments into which the message fits, and return what comes on its topic."""
+    disk = world.disk.after_kill()
+    world = Unjudged(disk, config=LARGE, timer=TIMER, now_ms=world.now_ms)
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", size=8_000, topic="other")
+    world.now_ms += 21 * DAY_MS
+    for _ in range(10):
+        world.sleep(2 * SECOND_MS)
+        world.background()
+        world.now_ms += HOUR_MS
+    world.group()
+    return [body.rstrip("\0")[:9] for body in world.drain()]
+
+
+@pytest.mark.parametrize("turns", [0, 5])
+@pytest.mark.parametrize("at", [9, 30, 60, 70])
+def test_a_whole_message_is_found_whatever_becomes_of_its_remains(at: int, turns: int) -> None:
+    world = world_with_a_message_too_large(20 * DAY_MS)
+    damage_remains(world, at)
+    world = copied(world, world.disk.after_kill())
+    grow(world, turns)
+    assert held(world) == [f"{OLDEST}.held"]
+    assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
+
+
+def test_a_timer_that_comes_before_its_message_was_looked_for_waits_for_that() -> None:
+    world = world_with_a_message_too_large(20 * DAY_MS)
+    one = world.timers.timers[BROKEN]
+    while world.engine.log.segments[0].end <= one.log_offset:
+        fill(world, 1)
+        retire(world)
+    remains = one.log_offset
+    damage_remains(world, 60)
+    world.judge = lambda: None  # type: ignore[method-assign]  # The log was judged before.
+    world.now_ms += DAY_MS + HOUR_MS
+    world.sleep(2 * SECOND_MS)
+    assert entry_of(world).log_offset > remains, "what was left of it was evacuated"
+    world = Unjudged(world.disk.after_kill(), config=LARGE, timer=TIMER, now_ms=world.now_ms)
+    while len(world.engine.log.segments) < 2:
+        world.send("filler", size=8_000, topic="other")
+    world.now_ms += 21 * DAY_MS
+    world.run_due()
+    assert world.state(BROKEN) == TimerState.PENDING
+    world.background()
+    world.sleep(2 * SECOND_MS)
+    assert world.state(BROKEN) == TimerState.DELIVERED
+
+
+def test_where_message_and_remains_are_damaged_its_file_stays_and_nothing_behind_it() -> None:
+    world = world_with_a_message_too_large(90 * DAY_MS)
+    damage_remains(world, 60)
+    damage_remains(world, 30, name=f"{OLDEST}.held")
+    original = world.timers.timers[BROKEN].original
+    assert original is not None
+    world = copied(world, world.disk.after_kill())
+    grow(world, 12)
+    names = world.disk.names("log")
+    assert f"{OLDEST}.held" in names
+    assert len(names) < 12, "what was logged later goes"
+    world = copied(world, world.disk.after_kill())
+    # The very bit again: the file is as it was.
+    world.disk.damage(f"{OLDEST}.held", original + 30)
+    world = copied(world, world.disk.after_kill())
+    world.now_ms += 60 * DAY_MS
+    assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
+
+
+def test_remains_of_a_timer_that_waits_no_more_hold_nothing_when_they_are_damaged() -> None:
+    config = replace(RETAINING, retention_ms=400 * DAY_MS, retention_bytes=6 * SEGMENT)
+    world = seeded_world(0, config=config, timer=TIMER)
+    world.schedule("broken", delay_ms=300 * DAY_MS, size=400)
+    damage(world)
+    for _ in range(3):
+        fill(world)
+        world.now_ms += LOOK_PERIOD_MS
+        world.sleep(2 * SECOND_MS)
+        world.checkpoint()
+        world.background()
+    assert held(world) == [f"{OLDEST}.held"]
+    one = world.timers.timers[BROKEN]
+    start = world.engine.log.segment_start(one.log_offset)  # type: ignore[arg-type]  # a log offset
+    world.cancel(BROKEN)
+    world = Unjudged(world.disk.after_kill(), config=config, timer=TIMER, now_ms=world.now_ms)
+    world.disk.damage(f"log/{start:020d}.log", one.log_offset - start + one.size - 1)
+    world.engine.mappings.forget(f"log/{start:020d}.log")
+    for _ in range(2):
+        fill(world, 1)
+        world.now_ms += LOOK_PERIOD_MS
+        world.checkpoint()
+        world.background()
+        assert world.engine.log.min_offset <= start, "the record is there"
+        assert not held(world), "nobody waits for it"
+
+
 @pytest.mark.parametrize("is_power_cut", [False, True])
 def test_a_crash_at_any_operation_of_setting_aside_loses_nothing(*, is_power_cut: bool) -> None:
     before = damaged_world()
@@ -323,12 +463,41 @@ def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:
     retire(world)
     target = FaultyDisk(Random(1))
     finish(copy(world.disk, target))
-    assert not [name for name in target.names("log") if name.endswith(".held")]
+    assert target.read(f"{OLDEST}.held") == world.disk.read(f"{OLDEST}.held")
     copied_world = copied(world, target)
     copied_world.advance(10 * DAY_MS)
     copied_world.background()
     assert copied_world.state(BROKEN) == TimerState.DROPPED
     assert copied_world.state(NEIGHBOUR) == TimerState.DELIVERED
+
+
+def test_a_copy_has_a_message_that_is_whole_in_a_file_set_aside() -> None:
+    world = world_with_a_message_too_large(20 * DAY_MS)
+    target = FaultyDisk(Random(1))
+    report = finish(copy(world.disk, target))
+    assert not report.damaged
+    assert finish(check(target)).is_sound
+    world.disk = target.after_power_cut()
+    assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
+
+
+def test_a_copy_leaves_a_file_out_that_nothing_needs_or_that_goes_meanwhile() -> None:
+    world = damaged_world()
+    retire(world)
+    name = "log/00000000000000000000.held"
+    steps = copy(world.disk, target := FaultyDisk(Random(1)), slice_bytes=4096)
+    next(steps)
+    world.cancel(BROKEN)
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert name not in world.disk.names("log")
+    finish(steps)
+    assert name not in target.names("log")
+    assert copied(world, target).state(BROKEN) == TimerState.CANCELLED
+    disk = TimerWorld().disk.after_kill()
+    disk.open(name.replace("0.", "1."), create=True).resize(SEGMENT)
+    finish(copy(disk, target := FaultyDisk(Random(1))))
+    assert not [one for one in target.names("log") if one.endswith(".held")]
 
 
 @pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
@@ -347,6 +516,58 @@ def test_a_check_names_the_timer_of_a_file_that_was_set_aside(at: int) -> None:
     world.now_ms += LOOK_PERIOD_MS
     world.background()
     assert finish(check(world.disk, TIMER)).is_sound, "the file is gone"
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "cut"])
+def test_a_file_set_aside_that_is_gone_is_named_and_taken_from_a_backup(how: str) -> None:
+    backup = FaultyDisk(Random(1))
+    world = damaged_world(backup=backup)
+    retire(world)
+    name, disk = f"{OLDEST}.held", world.disk.after_kill()
+    if how == "missing":
+        disk.remove(name)
+    else:
+        disk.cut(name, {"empty": 0, "cut": 100}[how])
+    findings = finish(check(disk, TIMER)).findings
+    (finding,) = [one for one in findings if one.damage is Damage.HELD_MISSING]
+    assert finding.file == ("log" if how == "missing" else name)
+    assert not finding.stops_start
+    (concern,) = finding.concerns
+    assert concern.message_id == "id-broken"
+    assert concern.timer is not None
+    assert (concern.timer.timer_id, concern.timer.state) == (BROKEN, "PENDING")
+    found = disk.names("log")
+    assert not finish(repair(disk, None, TIMER, is_dry=False)).is_whole
+    assert finish(repair(disk, backup, TIMER, is_dry=True)).is_whole
+    assert disk.names("log") == found
+    report = finish(repair(disk, backup, TIMER, is_dry=False))
+    assert report.is_whole, report.left
+    world.disk = disk.after_power_cut()
+    assert finish(check(world.disk, TIMER)).is_sound
+    world.open()
+    world.advance(10 * DAY_MS)
+    assert outcomes(world) == REPAIRED
+
+
+@pytest.mark.parametrize("end", ["cancelled", "delivered", "copied"])
+def test_no_file_is_missed_of_a_timer_that_needs_none(end: str) -> None:
+    world = damaged_world()
+    retire(world)
+    if end == "cancelled":
+        world.cancel(BROKEN)
+    elif end == "delivered":
+        world.advance(10 * DAY_MS)
+    else:
+        world.disk = world.disk.after_kill()
+        world.disk.damage(f"{OLDEST}.held", damaged_byte(world))
+        world.open()
+        for _ in range(3):
+            fill(world)
+            retire(world)
+    world.now_ms += LOOK_PERIOD_MS
+    world.background()
+    assert held(world) == []
+    assert finish(check(without_timer_files(world.disk), TIMER)).findings == []
 
 
 @pytest.mark.parametrize("at", [0, 9, 60, 110, -1])

@@ -85,6 +85,14 @@ def decode_header(view: memoryview, magic: int) -> Header:
     return Header(from_offset, to_offset, directory)
 
 
+def directory_end(view: memoryview, magic: int) -> int:
+    """Return where the directory ends by what the header says; 0 where it is none."""
+    if len(view) < HEADER_SIZE:
+        return 0
+    found, version, count, *_ = HEADER.unpack_from(view)
+    return HEADER_SIZE + count * ROW_SIZE if (found, version) == (magic, VERSION) else 0
+
+
 def rows_of(directory: bytes) -> Iterator[Row]:
     """Decode the rows of a packed directory."""
     return map(Row._make, ROW.iter_unpack(directory))

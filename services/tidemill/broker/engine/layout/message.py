@@ -22,8 +22,8 @@
 
     with flag REMAINS beside it (what is left of one that is damaged), behind the origin:
     ┌───────────────────┐
-    │ log_offset i64    │  where the damaged message stands
-    └───────────────────┘
+    │ log_offset i64    │  where the damaged message stands; below 0: in a segment that begins
+    └───────────────────┘  before -log_offset, and nobody knows in which
 
     with flag TIMER (what became of a delayed message):
      16             24             32          33               34
@@ -140,7 +140,7 @@ class Remains(NamedTuple):
     """A delayed message of which nobody could make a copy; the blob is what is left of it."""
 
     target: Target
-    log_offset: LogOffset  # where it stands, damaged
+    log_offset: LogOffset  # where it stands, damaged; below 0: see above
 
 
 class TimerCause(NamedTuple):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
 from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
-from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.tally import Tally
 
 
@@ -43,11 +43,14 @@ def write_block_file(
     block_count_max: int,
     from_offset: int,
     to_offset: int,
+    placed: Callable[[BlockFile], None] = lambda _: None,
 ) -> Generator[list[File], None, BlockFile]:
     """Write a derived file in slices, some blocks or none each, put it in place, and return it.
 
     Yields the files to be synced before the next step. Room for the directory is left in front, so
     that blocks can be written as they come. Where `slices` raises, nothing is left of the file.
+    Who reads a file whose place it takes is told of it by `placed`, in the slice in which it does:
+    by another's directory nothing is found in it.
     """
     name = file_name(folder.path, from_offset=from_offset, to_offset=to_offset)
     temporary = f"{folder.path}/unfinished"
@@ -77,11 +80,13 @@ def write_block_file(
     file.close()
     folder.rename(temporary, name)
     mappings.forget(name)
-    yield [folder.disk.folder(folder.path)]
-    return BlockFile(
+    new = BlockFile(
         mappings, name, block_file.Header(from_offset, to_offset, bytes(directory)),
         magic=magic, damaged=damaged, size_bytes=position,
     )  # fmt: skip
+    placed(new)
+    yield [folder.disk.folder(folder.path)]
+    return new
 
 
 # Files with a block that was found damaged, by name: noted when one is met, since nobody looks.
@@ -126,9 +131,18 @@ class BlockFile:
         return block_file.rows_of(self._directory[begin * size : stop])
 
     def unverified(self, number: int, size: int) -> memoryview:
-        """Return what there is of the `size` bytes of block `number`, right or wrong."""
+        """Return what there is of the first `size` bytes of block `number`, right or wrong.
+
+        Raises BlockFileDamaged where they cannot be read.
+        """
         position = block_file.position_of(self._directory, number)
-        return self._mappings[self.name][position : position + size]
+        try:
+            view = self._mappings.readable(self.name, position, size)
+        except PageUnreadable as error:
+            self._verified[number] = 0
+            self._damaged[self.name] = self
+            raise BlockFileDamaged(str(error)) from error
+        return view[position : position + size]
 
     def check_block(self, number: int, size: int) -> memoryview:
         """Verify a block again, whoever has done so before. Returns, and raises, as `block`."""
@@ -157,7 +171,11 @@ class BlockFile:
 
 def open_block_file(mappings: Mappings, name: str, magic: int, damaged: DamagedFiles) -> BlockFile:
     """Open a derived file of an earlier life. Raises BlockFileDamaged."""
-    view = mappings[name]
+    try:
+        view = mappings.readable(name, 0, block_file.HEADER_SIZE)
+        mappings.readable(name, 0, block_file.directory_end(view, magic))
+    except PageUnreadable as error:
+        raise BlockFileDamaged(str(error)) from error
     header = block_file.decode_header(view, magic)
     # No checksum covers the range in the header: the name says it a second time. And of a torn
     # header of a file that was being written the checksum may be right.

@@ -11,6 +11,9 @@ Owned by the engine's one owner. What must stay true:
 
 After a crash `recover` walks the log from the checkpoint file's offset, cuts a torn tail, and
 refuses to go on when durable bytes are damaged.
+
+What an earlier process has written is read before it is touched (`mappings.py`): a page that cannot
+be read is damage to what stands there.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from tidemill.broker.engine.layout.record import (
     Kind,
 )
 from tidemill.broker.engine.store.disk import DROPPED, Disk, File, drop_file
-from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.common.errors import MessageBodyTooLarge
 
@@ -113,6 +116,16 @@ def damaged(segment: Segment, offset: int, why: str) -> CorruptStore:
     )
 
 
+def unreadable(segment: Segment, error: PageUnreadable) -> CorruptStore:
+    """Describe a page that the replay needs and the disk cannot read."""
+    return CorruptStore(
+        f"{segment.name} cannot be read at byte {error.at} (log offset "
+        f"{segment.start + error.at}): {error}. Whether acknowledged messages stand there nobody "
+        f"can say, so the broker does not start over it. Restore this file from a backup, on a "
+        f"disk that is sound, and start again."
+    )
+
+
 @final
 class CommitLog:
     """The segments of one log, the pending round, and how far all of it is durable."""
@@ -135,6 +148,7 @@ class CommitLog:
         self._unsynced: dict[str, File] = {}
         self._full: deque[Segment] = deque()  # whose files are still open
         self._written_offset = LogOffset(0)
+        self._read_from = 0  # this process has written, or read, what stands from there on
         self.epoch = 0
         self.log_end = LogOffset(0)
         self.committed_offset = LogOffset(0)
@@ -294,7 +308,10 @@ class CommitLog:
             return self._pending_records[log_offset]
         segment = self._segment_of(log_offset)
         at = log_offset - segment.start
-        view = self._views[segment.name]
+        if log_offset >= self._read_from:
+            view = self._views[segment.name]
+        else:
+            view = self._readable(segment, at)
         header = record.HEADER.unpack_from(view, at)
         if header[0] != record.MAGIC or header[record.LOG_OFFSET] != log_offset:
             raise damaged(segment, log_offset, "no record begins here")
@@ -304,10 +321,38 @@ class CommitLog:
     def verify(self, log_offset: LogOffset) -> None:
         """Check every checksum of a record. Raises CorruptStore, LookupError as `read`."""
         segment = self._segment_of(log_offset)
-        view = self._views[segment.name]
-        why = record.find_damage(view, log_offset - segment.start, log_offset=log_offset)
+        at = log_offset - segment.start
+        view = (
+            self._readable(segment, at) if self._is_cold(log_offset) else self._views[segment.name]
+        )
+        why = record.find_damage(view, at, log_offset=log_offset)
         if why:
             raise damaged(segment, log_offset, why)
+
+    def _is_cold(self, log_offset: int) -> bool:
+        """Whether the kernel's cache may have let go of what stands there, or never had it."""
+        return log_offset < max(self._read_from, self.log_end - WARM_BYTES)
+
+    def _readable(self, segment: Segment, at: int) -> memoryview:
+        """Return a segment's view, of which the record at `at` may be touched.
+
+        Raises CorruptStore where it cannot be read.
+        """
+        try:
+            view = self._views.readable(segment.name, at, HEADER_SIZE)
+            size = _size_of(view[at : at + HEADER_SIZE], len(view) - at)
+            self._views.readable(segment.name, at, size)
+        except PageUnreadable as error:
+            raise damaged(segment, segment.start + at, str(error)) from error
+        return view
+
+    def _salvaged(self, segment: Segment, at: int) -> memoryview:
+        """Return the record at `at`, and of what is none its first bytes; zeros for lost pages."""
+        if not self._is_cold(segment.start + at):
+            return self._views[segment.name][at:]
+        head = self._views.salvaged(segment.name, at, HEADER_SIZE)
+        size = _size_of(head, segment.end - segment.start - at)
+        return self._views.salvaged(segment.name, at, max(size, HEADER_SIZE))
 
     def record_at(self, log_offset: LogOffset) -> Record:
         """Return a record with its header decoded. Raises as `read`."""
@@ -316,19 +361,22 @@ class CommitLog:
         return Record(header, memoryview(head)[record.HEADER_SIZE :], memoryview(tail))
 
     def bytes_at(self, log_offset: LogOffset, size: int) -> memoryview:
-        """Return the bytes from `log_offset` on, whatever they are; none where there are none."""
+        """Return the bytes from `log_offset` on, whatever they are; none where there are none.
+
+        In place of what cannot be read are zeros.
+        """
         if not self.min_offset <= log_offset < self._written_offset:
             return memoryview(b"")
         segment = self._segment_of(log_offset)
-        at = log_offset - segment.start
-        return self._views[segment.name][at : at + size]
+        return self._views.salvaged(segment.name, log_offset - segment.start, size)
 
     def read_held(self, log_offset: LogOffset) -> Record:
         """Return a record of a segment that was set aside. Raises as `verify`."""
         segment = next((s for s in self.held if s.start <= log_offset < s.end), None)
         if segment is None:
             raise LookupError(log_offset)
-        at, view = log_offset - segment.start, self._views[segment.name]
+        at = log_offset - segment.start
+        view = self._readable(segment, at)
         why = record.find_damage(view, at, log_offset=log_offset)
         if why:
             raise damaged(segment, log_offset, why)
@@ -347,9 +395,9 @@ class CommitLog:
 
         Whoever keeps this, or a record, over a turn of the owner reads from a file that may be cut.
         """
-        size, view = segment.end - segment.start, self._views[segment.name]
-        at = begin - segment.start
+        size, at = segment.end - segment.start, begin - segment.start
         while size - at >= record.HEADER_SIZE:
+            view = self._readable(segment, at)
             header = Header._make(record.HEADER.unpack_from(view, at))
             if header.magic == record.PAD_MAGIC:
                 return
@@ -362,27 +410,48 @@ class CommitLog:
     def walk_between(self, begin: int, end: int) -> Iterator[Record | Hole]:
         """Yield the durable records between two log offsets, past those whose heads are damaged.
 
-        Heads are checked, tails are not. What retention took is left out; while it takes more
-        nobody may go on with this.
+        Heads are checked, tails are not: where one cannot be read there are zeros. What retention
+        took is left out; while it takes more nobody may go on with this.
         """
         for segment in list(self._segments):
             size = segment.end - segment.start
             at, stop = max(begin - segment.start, 0), min(end - segment.start, size)
-            if at >= stop:
+            yield from self._walk_past_damage(segment, at, stop)
+
+    def walk_held(self, segment: Segment) -> Iterator[Record | Hole]:
+        """Yield what stands in a segment that was set aside, as `walk_between` does."""
+        return self._walk_past_damage(segment, 0, segment.end - segment.start)
+
+    def _walk_past_damage(self, segment: Segment, at: int, stop: int) -> Iterator[Record | Hole]:
+        size = segment.end - segment.start
+        while stop - at >= record.HEADER_SIZE:
+            data = self._salvaged(segment, at)
+            if record.PAD.unpack_from(data) == (record.PAD_MAGIC, size - at):
+                return
+            offset = LogOffset(segment.start + at)
+            header = record.find_head(data, 0, log_offset=offset)
+            if header is None:
+                at = self._find_next_head(segment, at + 1, stop)
+                yield Hole(offset, LogOffset(segment.start + at))
                 continue
-            view = self._views[segment.name]
-            while stop - at >= record.HEADER_SIZE:
-                if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
-                    break
-                offset = LogOffset(segment.start + at)
-                header = record.find_head(view, at, log_offset=offset)
-                if header is None:
-                    at = _find_next_head(view, segment.start, at + 1, stop)
-                    yield Hole(offset, LogOffset(segment.start + at))
-                    continue
-                body = view[at + record.HEADER_SIZE : at + header.head_size]
-                yield Record(header, body, view[at + header.head_size : at + header.size])
-                at += header.size
+            body = data[record.HEADER_SIZE : header.head_size]
+            yield Record(header, body, data[header.head_size : header.size])
+            at += header.size
+
+    def _find_next_head(self, segment: Segment, begin: int, stop: int) -> int:
+        """Return where in a segment the next intact head begins; `stop` where there is none."""
+        for first in range(begin, stop, SEARCH_BYTES):
+            size = min(SEARCH_BYTES + 3, stop - first)
+            # The copy is many times faster to search than the view.
+            chunk = bytes(self._views.salvaged(segment.name, first, size))
+            at = chunk.find(record.MAGIC_BYTES)
+            while at >= 0:
+                offset = LogOffset(segment.start + first + at)
+                data = self._salvaged(segment, first + at)
+                if record.find_head(data, 0, log_offset=offset) is not None:
+                    return first + at
+                at = chunk.find(record.MAGIC_BYTES, at + 1)
+        return stop
 
     def segment_start(self, log_offset: LogOffset) -> int:
         """Return where the segment of `log_offset` begins; of one that is gone, the oldest does."""
@@ -488,20 +557,32 @@ class CommitLog:
         return size
 
     def _is_unused(self, segment: Segment) -> bool:
-        return bool(record.find_damage(self._views[segment.name], 0, log_offset=segment.start))
+        try:
+            view = self._readable(segment, 0)
+        except CorruptStore:
+            return False  # Nobody can say.
+        return bool(record.find_damage(view, 0, log_offset=segment.start))
 
     def scan(self, log_offset: LogOffset) -> Iterator[Record]:
-        """Yield the intact records from `log_offset` on, and set `log_end` behind the last one."""
+        """Yield the intact records from `log_offset` on, and set `log_end` behind the last one.
+
+        Raises CorruptStore where it cannot be read how the log goes on.
+        """
         self.log_end = log_offset
+        self._read_from = log_offset
         for segment in self._segments:
             if segment.end <= log_offset:
                 continue
-            at, view = max(log_offset, segment.start) - segment.start, self._views[segment.name]
+            at = max(log_offset, segment.start) - segment.start
             start, size = segment.start, segment.end - segment.start
+            view = memoryview(b"")  # up to where it was read
             while size - at >= record.PAD.size:
                 offset = LogOffset(start + at)
                 found = _intact_at(view, at, offset)
                 if found is None:
+                    if len(view) < size and (more := self._read_on(segment, at)) != len(view):
+                        view = self._views[segment.name][:more]
+                        continue
                     if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
                         segment.pad_at = at
                         break
@@ -515,6 +596,18 @@ class CommitLog:
                 self.log_end = LogOffset(start + at)
             self.log_end = segment.end
 
+    def _read_on(self, segment: Segment, at: int) -> int:
+        """Read a large piece from `at` on, and at least the record there; return up to where."""
+        size, view = segment.end - segment.start, self._views[segment.name]
+        end = min(at + SEARCH_BYTES, size)
+        try:
+            self._views.readable(segment.name, at, end - at)
+            end = max(end, at + _size_of(view[at : at + HEADER_SIZE], size - at))
+            self._views.readable(segment.name, at, end - at)
+        except PageUnreadable as error:
+            raise unreadable(segment, error) from error
+        return end
+
     def finish_recovery(self, *, durable_offset: int) -> int:
         """Cut what is torn behind `log_end`, and return how many bytes that were.
 
@@ -525,7 +618,7 @@ class CommitLog:
         remains = list(self._find_remains(end))
         if end < durable_offset or any(offset - unsynced > end for offset, unsynced in remains):
             segment = self._segment_of(end)
-            view = self._views[segment.name]
+            view = self._readable(segment, end - segment.start)
             why = record.find_damage(view, end - segment.start, log_offset=end)
             raise damaged(segment, end, why or "the record is missing")
         cut_bytes = self._cut(end, has_remains=bool(remains))
@@ -541,19 +634,27 @@ class CommitLog:
         for segment in self._segments:
             if segment.end <= end:
                 continue
-            view, size = self._views[segment.name], segment.end - segment.start
+            size = segment.end - segment.start
             for begin in range(max(end - segment.start, 0), size, SEARCH_BYTES):
-                # The copy is many times faster to search than the view.
-                chunk = bytes(view[begin : begin + SEARCH_BYTES + 3])
+                stop = min(begin + SEARCH_BYTES + 3, size)
+                chunk = self._read_chunk(segment, begin, stop)
                 at = chunk.find(record.MAGIC_BYTES)
                 while at >= 0:
                     position = begin + at
                     offset = segment.start + position
                     unsynced = record.UNSYNCED_MAX
+                    self._read_on(segment, position)
+                    view = self._views[segment.name]
                     if not record.find_damage(view, position, log_offset=LogOffset(offset)):
                         unsynced = record.HEADER.unpack_from(view, position)[record.UNSYNCED]
                     yield offset, unsynced
                     at = chunk.find(record.MAGIC_BYTES, at + 1)
+
+    def _read_chunk(self, segment: Segment, begin: int, stop: int) -> bytes:
+        try:
+            return self._views.read(segment.name, begin, stop - begin)
+        except PageUnreadable as error:
+            raise unreadable(segment, error) from error
 
     def _cut(self, end: int, *, has_remains: bool) -> int:
         """Make everything from `end` on unreadable, so that no torn record ever comes back."""
@@ -752,15 +853,9 @@ def _held(segment: Segment) -> Segment:
     return segment
 
 
-def _find_next_head(view: memoryview, start: LogOffset, begin: int, stop: int) -> int:
-    """Return where in a segment the next intact head begins; `stop` where there is none."""
-    for first in range(begin, stop, SEARCH_BYTES):
-        # The copy is many times faster to search than the view.
-        chunk = bytes(view[first : min(first + SEARCH_BYTES + 3, stop)])
-        at = chunk.find(record.MAGIC_BYTES)
-        while at >= 0:
-            offset = LogOffset(start + first + at)
-            if record.find_head(view, first + at, log_offset=offset) is not None:
-                return first + at
-            at = chunk.find(record.MAGIC_BYTES, at + 1)
-    return stop
+def _size_of(head: memoryview, room: int) -> int:
+    """Return the size of the record that begins with `head`, 0 where none begins or fits."""
+    if len(head) < HEADER_SIZE:
+        return 0
+    fields = _unpack_header(head)
+    return int(fields[record.SIZE]) if fields[0] == MAGIC and fields[record.SIZE] <= room else 0

@@ -118,8 +118,12 @@ def _find_in_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
     The block is verified when it seems to have some.
     """
     items = file.row(number).items
-    data = file.unverified(number, items * PAIR_SIZE)
-    if len(data) < items * PAIR_SIZE:
+    try:
+        # Its hashes alone: the offsets behind them are wanted of few.
+        data = file.unverified(number, items * _HASH.size)
+    except BlockFileDamaged:
+        return []  # The file is noted.
+    if len(data) < items * _HASH.size:
         return []  # A cache: a miss is reported as not found, never as something else.
 
     def at(n: int) -> int:
@@ -130,7 +134,7 @@ def _find_in_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
     if begin == items or at(begin) != hash_:
         return []
     try:
-        file.block(number, items * PAIR_SIZE)
+        data = file.block(number, items * PAIR_SIZE)
     except BlockFileDamaged:
         return []  # The file is noted.
     end = bisect_right(range(items), hash_, lo=begin, key=at)

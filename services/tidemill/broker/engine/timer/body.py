@@ -8,6 +8,7 @@ written lately is there anyway.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple, final
 
@@ -53,8 +54,11 @@ class Body(NamedTuple):
 class Bodies:
     """Messages of timers, in the commit log."""
 
-    def __init__(self, log: CommitLog) -> None:
+    def __init__(self, log: CommitLog, originals: Mapping[int, LogOffset | None]) -> None:
         self._log = log
+        # By timer, of those of which what is left does not say it: where the message stands, None
+        # where that was not found; one that is not there was not looked for yet.
+        self._originals = originals
         self._reads: deque[tuple[int, int]] = deque()
 
     def expect(self, places: np.ndarray) -> None:
@@ -84,11 +88,25 @@ class Bodies:
 
         Of one that was damaged it is what is left, until somebody has repaired the original.
         """
-        body = self._read(timer_id, entry.log_offset, entry.topic_id)
+        try:
+            body = self._read(timer_id, entry.log_offset, entry.topic_id)
+        except BodyDamaged:
+            found = self._originals.get(timer_id)
+            if found is None:
+                raise
+            return self._read(timer_id, found, entry.topic_id)
         if body.original is not None:
+            original = self.original(timer_id, body.original)
+            if original < 0 and timer_id not in self._originals:
+                raise BodyDamaged(f"timer {timer_id}: its message was not looked for yet")
             with suppress(BodyDamaged):
-                return self._read(timer_id, body.original, entry.topic_id)
+                return self._read(timer_id, original, entry.topic_id)
         return body
+
+    def original(self, timer_id: TimerId, said: LogOffset) -> LogOffset:
+        """Return where a message stands by what its remains have `said`, or by what was found."""
+        found = self._originals.get(timer_id) if said < 0 else None
+        return said if found is None else found
 
     def _read(self, timer_id: TimerId, log_offset: LogOffset, topic_id: TopicId) -> Body:
         log = self._log

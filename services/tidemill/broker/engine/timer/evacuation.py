@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import (
     FLAG_REMAINS,
@@ -25,7 +26,7 @@ from tidemill.broker.engine.layout.message import (
     Remains,
     Target,
 )
-from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
@@ -186,11 +187,16 @@ class Evacuation:
         topic = self._catalog.topics.get(entry.topic_id)
         queue_id, origin, original = QueueId(0), topic.name if topic else "", entry.log_offset
         if known is not None:
-            queue_id, origin, original = (
-                known.target.queue_id,
-                known.target.origin,
-                known.log_offset,
-            )
+            queue_id, origin = known.target.queue_id, known.target.origin
+            original = self._bodies.original(timer_id, known.log_offset)
+        else:
+            try:
+                if self._is_remains(entry.log_offset):
+                    # Of what was left before: the message is in a file that was set aside by now.
+                    before = LogOffset(-self._log.min_offset)
+                    original = self._bodies.original(timer_id, before)
+            except BlockFileDamaged:
+                return  # It is repaired first.
         target = Target(timer_id, entry.due_at_ms, entry.topic_id, queue_id, origin)
         _, blob = self._store.remains_of(entry.log_offset, entry.size)
         flags = FLAG_SCHEDULE | FLAG_REMAINS
@@ -202,6 +208,15 @@ class Evacuation:
         # One that is overdue was tried before, and is in no slot any more.
         self._index.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
         self._tokens -= len(blob)
+
+    def _is_remains(self, log_offset: LogOffset) -> bool:
+        """Whether what stands there is on the list of remains. Raises BlockFileDamaged."""
+        key = self._catalog.topic_ids[TIMER_TOPIC], REMAINS_QUEUE
+        queue = self._catalog.queues.get(key)
+        offset = 0 if queue is None else queue.offset_behind(log_offset)
+        return (
+            queue is not None and offset < queue.max_offset and queue.entry(offset)[0] == log_offset
+        )
 
     def _append(
         self,

@@ -23,6 +23,7 @@ from tidemill.broker.engine.timer.audit import Audit
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
+from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 
 ROWS_A_SLICE = 8_192  # records looked at as arrays: well under a millisecond
 LINKS_A_SLICE = 256
@@ -96,11 +97,20 @@ class Janitor:
     def _measure(self, number: int) -> Iterator[list[File]]:
         """Find the latest slot that is linked from a file."""
         latest = 0
-        for part in self._index.timer_log.batches(number, count=ROWS_A_SLICE):
+        for part in self._parts(number):
             latest = max(latest, int((part["enqueued"] // 1000 + part["delay"]).max()))
             yield []
+        if self._index.is_damaged:
+            return
         self._index.latest_s[number] = max(latest, self._index.latest_s.get(number, 0))
         self._measured.add(number)
+
+    def _parts(self, number: int) -> Iterator[np.ndarray]:
+        """Yield the records of a file; where they cannot be read all are made again."""
+        try:
+            yield from self._index.timer_log.batches(number, count=ROWS_A_SLICE)
+        except TimerLogDamaged:
+            self._index.is_damaged = True  # All links are made again from the table.
 
     def _drop_log_file(self, number: int) -> Iterator[list[File]]:
         self._index.latest_s.pop(number, None)
@@ -112,7 +122,7 @@ class Janitor:
         """Link the survivors of a file again at the end of the log."""
         index = self._index
         linked = 0
-        for part in index.timer_log.batches(number, count=ROWS_A_SLICE):
+        for part in self._parts(number):
             slots = part["enqueued"] // 1000 + part["delay"]
             alive = ((part["magic"] & timer_record.LINKS) != 0) & (slots > index.hand_s)
             for at in np.flatnonzero(alive).tolist():
@@ -130,6 +140,8 @@ class Janitor:
                     if linked % LINKS_A_SLICE == 0:
                         yield []
             yield []
+        if index.is_damaged:
+            return
         # It may go once a checkpoint of a later moment is durable: that one has the new links.
         self._compacted[number] = self._flusher.generation
         index.event_count += 1

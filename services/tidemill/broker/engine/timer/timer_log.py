@@ -16,7 +16,7 @@ import numpy as np
 from tidemill.broker.engine.layout import timer_record
 from tidemill.broker.engine.layout.timer_record import DTYPE, SIZE, TimerRecord
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
-from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 
 FOLDER = "timer/timerlog"
 TAIL_PIECE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
@@ -87,19 +87,30 @@ class TimerLog:
         name = self._names.get(number)
         found = None
         if name is not None and position < self._written and position % SIZE == 0:
-            found = timer_record.find(self._views[name], at)
+            found = timer_record.find(self._view(number, at, SIZE), at)
         if found is None:
             raise TimerLogDamaged(f"no intact record at timer log position {position}")
         return found
 
     def batches(self, number: int, *, count: int) -> Iterator[np.ndarray]:
-        """Yield copies of the written records of one file, `count` at a time, unchecked."""
+        """Yield copies of the written records of one file, `count` at a time, unchecked.
+
+        Raises TimerLogDamaged where they cannot be read.
+        """
         written = min(self._written - number * self._file_bytes, self._file_bytes) // SIZE
         for begin in range(0, written, count):
             yield self._rows(number, begin, min(count, written - begin))
 
     def _rows(self, number: int, begin: int, count: int) -> np.ndarray:
-        return np.frombuffer(self._views[self._names[number]], DTYPE, count, begin * SIZE).copy()
+        view = self._view(number, begin * SIZE, count * SIZE)
+        return np.frombuffer(view, DTYPE, count, begin * SIZE).copy()
+
+    def _view(self, number: int, at: int, size: int) -> memoryview:
+        """Return the view of a file, of which some bytes may be touched. Raises TimerLogDamaged."""
+        try:
+            return self._views.readable(self._names[number], at, size)
+        except PageUnreadable as error:
+            raise TimerLogDamaged(str(error)) from error
 
     @property
     def numbers(self) -> list[int]:
@@ -183,7 +194,7 @@ class TimerLog:
             raise TimerLogDamaged("the timer log ends before its checkpoint")
         while position < file_end:
             number, at = divmod(position, self._file_bytes)
-            found = timer_record.find(self._views[self._names[number]], at)
+            found = timer_record.find(self._view(number, at, SIZE), at)
             if found is None or found.previous >= position:
                 break
             self.end = self._written = position + SIZE

@@ -98,7 +98,7 @@ class Timers:
         self.index = index
         self.set_aside = set_aside
         self.near = NearWheel()
-        self.bodies = Bodies(log)
+        self.bodies = Bodies(log, set_aside.originals)
         self.admission = Admission(index, config, volume_bytes=disk.total_bytes())
         self.loader = Loader(
             index, self.near, self.bodies,

@@ -1,0 +1,41 @@
+"""Running a scenario in a process of its own, for what may end one without an exception."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from tempfile import TemporaryFile
+
+import pytest
+
+_FAILED = 1  # exit status of a scenario that raised
+
+
+def in_own_process(scenario: Callable[[], None]) -> None:
+    """Run `scenario` in a fork of this process; fail where it raises, or is ended by a signal."""
+    with TemporaryFile() as said:
+        pid = os.fork()
+        if not pid:
+            _run(scenario, said.fileno())
+        _, status = os.waitpid(pid, 0)
+        said.seek(0)
+        text = said.read().decode()
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        pytest.fail(f"{name} ended the process\n{text}", pytrace=False)
+    if os.WEXITSTATUS(status):
+        pytest.fail(text, pytrace=False)
+
+
+def _run(scenario: Callable[[], None], said: int) -> None:
+    """Run it as the child, which never returns to what the parent has under way."""
+    status = _FAILED
+    try:
+        scenario()
+        status = 0
+    except BaseException:  # noqa: BLE001  # Also what pytest raises, and that is none of Exception.
+        os.write(said, traceback.format_exc().encode())
+    finally:
+        os._exit(status)

@@ -1,0 +1,172 @@
+"""A page that becomes unreadable while the broker runs: damage to what stands there, no more.
+
+Each scenario runs in a process of its own: one that touches such a page through a mapping ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from zlib import crc32
+
+import pytest
+
+from tests.support.engine_world import GROUP, World, blob
+from tests.support.faulty_disk import BLOCK, FaultyDisk
+from tests.support.own_process import in_own_process
+from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.store.mappings import PAGE_BYTES, Mappings
+
+OLDEST = "log/00000000000000000000.log"
+PAGE = 3
+COUNT = 30
+SIZE = 1_000
+SEGMENT = 64 << 10
+
+
+def world_of_an_earlier_life() -> World:
+    """Make a world of which nothing is left to replay, and spoil a page of its oldest segment."""
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
+    world.group()
+    for n in range(COUNT):
+        data = blob(f"m{n}", keys=(f"k{n}",), size=SIZE)
+        world.engine.send(
+            TopicId(world.topic()), QueueId(0), data, crc32(data),
+            now_ms=world.now_ms, firing_ms=world.now_ms,
+        )  # fmt: skip
+    world.commit()
+    world.checkpoint()
+    world.restart()
+    world.disk.spoil(OLDEST, PAGE)
+    return world
+
+
+def on_the_page(world: World) -> list[int]:
+    """Return the offsets of the messages that stand on the page, in part or all."""
+    queue = world.engine.catalog.queue(world.topic(), QueueId(0))
+    begin, end = PAGE * BLOCK, (PAGE + 1) * BLOCK
+    return [n for n in range(COUNT) if queue.entry(n)[0] < end and sum(queue.entry(n)[:2]) > begin]
+
+
+def messages_are_dead_letters() -> None:
+    world = world_of_an_earlier_life()
+    lost = on_the_page(world)
+    assert 3 < len(lost) < 8
+    popped = world.pop(COUNT)
+    assert [one.offset for one in popped] == [n for n in range(COUNT) if n not in lost]
+    world.run_due()
+    dead = world.pop(COUNT, group="undertaker", topic=f"%DLQ%{GROUP}")
+    assert [one.body for one in dead] == [""] * len(lost)
+    world.ack(*popped)
+    world.restart()
+    assert world.pop(COUNT) == [], "the next life goes on"
+
+
+def a_look_up_finds_the_others() -> None:
+    world = world_of_an_earlier_life()
+    topic = world.engine.catalog.find_topic("orders")
+    assert topic is not None
+    lost = on_the_page(world)
+    for n in range(COUNT):
+        assert len(world.find(topic, key=f"k{n}")) == (n not in lost)
+
+
+def a_repaired_queue_file_says_where_the_others_are() -> None:
+    world = world_of_an_earlier_life()
+    lost = on_the_page(world)
+    (name, *_) = world.disk.names("queues")
+    world.disk.spoil(name, 0)
+    world.engine.mappings.forget(name)
+    assert world.pop(COUNT) == []
+    world.background()
+    popped = [one.offset for one in world.pop(COUNT)]
+    assert set(popped) == set(range(COUNT)) - set(lost)
+
+
+def timers_are_copied_past_it() -> None:
+    timer = replace(TIMERS, flush_log_bytes=10 << 20, evacuation_lead_ms=0)
+    world = Unjudged(
+        FaultyDisk(Random(0)),
+        timer=timer, segment_bytes=32 << 10, retention_ms=DAY_MS, checkpoint_log_bytes=8_000,
+    )  # fmt: skip
+    for n in range(COUNT):
+        world.schedule(f"t{n}", delay_ms=5 * DAY_MS, size=400)
+    while len(world.engine.log.segments) < 4:
+        world.send("filler", size=8_000, topic="other")
+    world.sleep(12 * SECOND_MS)
+    world.background()
+    world.checkpoint()
+    world.restart()
+    world.disk.spoil(OLDEST, 1)
+    assert OLDEST not in world.engine.mappings
+    for _ in range(2):
+        world.now_ms += DAY_MS + HOUR_MS
+        for _ in range(4):
+            world.sleep(2 * SECOND_MS)
+            world.checkpoint()
+            world.background()
+    assert world.engine.log.min_offset > 0
+    world.advance(5 * DAY_MS)
+    world.group()
+    found = world.drain()
+    assert COUNT - 9 < len(found) < COUNT - 3
+    dead = world.drain(topic="%DLQ%TIMER")
+    assert dead == [""] * (COUNT - len(found))
+
+
+def chains_are_made_again() -> None:
+    world = Unjudged(FaultyDisk(Random(0)), timer=TIMERS)
+    world.group()
+    for n in range(COUNT * 10):
+        world.schedule(f"t{n}", delay_ms=HOUR_MS + n * SECOND_MS, size=10)
+    world.sleep(12 * SECOND_MS)
+    world.background()
+    world.checkpoint()
+    world.restart()
+    (name, *_) = world.disk.names("timer/timerlog")
+    world.disk.spoil(name, 1)
+    world.engine.mappings.forget(name)
+    for _ in range(8):
+        world.advance(HOUR_MS // 4)
+        world.background()
+    assert len(world.drain()) == COUNT * 10
+
+
+class Unjudged(TimerWorld):
+    """A world whose log has lost something: nobody judges it."""
+
+    def judge(self) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        messages_are_dead_letters,
+        a_look_up_finds_the_others,
+        a_repaired_queue_file_says_where_the_others_are,
+        timers_are_copied_past_it,
+        chains_are_made_again,
+    ],
+)
+def test_a_page_that_cannot_be_read_is_damage_to_what_stands_there(
+    scenario: Callable[[], None],
+) -> None:
+    in_own_process(scenario)
+
+
+def test_what_is_beside_a_bad_page_is_read_and_every_page_once() -> None:
+    disk = FaultyDisk(Random(0))
+    name, count = "log/file", 40
+    disk.open(name, create=True).write_at(0, [b"x" * (count * PAGE_BYTES - 1)])
+    disk.spoil(name, 20)
+    mappings = Mappings(disk)
+    whole = mappings.salvaged(name, 0, count * PAGE_BYTES)
+    assert len(whole) == count * PAGE_BYTES - 1
+    assert [page for page in range(count) if not whole[page * PAGE_BYTES]] == [20]
+    disk.unreadable.add(name)
+    assert len(mappings.readable(name, 21 * PAGE_BYTES, 19 * PAGE_BYTES)) == len(whole)
+    mappings.forget(name)
+    assert not any(mappings.salvaged(name, 0, PAGE_BYTES))
