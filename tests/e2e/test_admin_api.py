@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,7 +42,8 @@ def test_a_topic_is_created_shown_changed_and_deleted(api: Client) -> None:
     assert created.json() == {
         "name": "life", "messageType": "NORMAL", "queues": 2, "isSystem": False,
     }  # fmt: skip
-    assert api.put("/topics/life", json={"queues": 4}).json()["messageType"] == "NORMAL"
+    changed = api.put("/topics/life", json={"queues": 4}).json()
+    assert (changed["messageType"], changed["before"]) == ("NORMAL", created.json())
     shown = api.get("/topics/life").json()
     assert [queue["queueId"] for queue in shown["queueStatus"]] == [0, 1, 2, 3]
     assert api.delete("/topics/life").status_code == 204
@@ -183,3 +186,121 @@ def test_the_served_document_is_the_one_in_the_repository(running: Standalone) -
 def test_the_root_leads_to_the_documentation(running: Standalone) -> None:
     answer = httpx.get(running.admin, trust_env=False, follow_redirects=True)
     assert (answer.status_code, answer.url.path) == (200, "/docs")
+
+
+def test_nothing_is_loaded_from_elsewhere(running: Standalone) -> None:
+    with Client(base_url=running.admin, trust_env=False, timeout=10) as client:
+        page = client.get("/docs")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        found = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
+        assert found
+        for link in found:
+            assert link.startswith("/"), link
+            assert client.get(link).status_code == 200
+        assert "://" not in re.sub("SwaggerUIBundle.*", "", page.text)
+        assert client.get("/redoc").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/topics", "GET"),
+        ("/topics/t", "DELETE, GET, PUT"),
+        ("/topics/t/messages", "GET, POST"),
+        ("/groups/g:resetOffset", "POST"),
+        ("/timers/7:cancel", "POST"),
+    ],
+)
+def test_a_refused_method_is_told_all_that_are_served(api: Client, path: str, methods: str) -> None:
+    refused = api.patch(path)
+    assert problem(refused)[0] == 405
+    assert refused.headers["allow"] == methods
+
+
+def test_a_dry_run_says_what_would_be_lost_and_takes_nothing(
+    running: Standalone, api: Client
+) -> None:
+    api.put("/topics/dry", json={"messageType": "NORMAL", "queues": 1})
+    api.put("/groups/dry", json={})
+    api.post("/topics/dry/messages", json={"body": "kept"})
+    api.post("/groups/dry:resetOffset", json={"topic": "dry", "to": "earliest"})
+    topic = api.delete("/topics/dry", params={"dryRun": "true"}).json()
+    assert (topic["dryRun"], topic["messages"], topic["groups"]) == (True, 1, ["dry"])
+    group = api.delete("/groups/dry", params={"dryRun": "true"}).json()
+    assert (group["dryRun"], group["topics"], group["lag"]) == (True, ["dry"], 1)
+    assert api.get("/topics/dry").json()["queueStatus"][0]["maxOffset"] == 1
+    assert api.get("/groups/dry/progress").json()["total"]["lag"] == 1
+    assert problem(api.delete("/topics/none", params={"dryRun": "true"}))[:2] == (404, 40402)
+
+
+def test_a_reset_says_from_where_to_where_and_for_whom(running: Standalone, api: Client) -> None:
+    api.put("/topics/moved", json={"messageType": "NORMAL", "queues": 1})
+    api.put("/groups/moved", json={})
+    for body in ("a", "b", "c"):
+        api.post("/topics/moved/messages", json={"body": body})
+
+    def reset(**target: object) -> dict[str, Any]:
+        done = api.post(
+            "/groups/moved:resetOffset", json={"topic": "moved", **target},
+            headers={b"Tidemill-User": "alice\xe9".encode("latin-1")},
+        )  # fmt: skip
+        answer: dict[str, Any] = done.json()
+        return answer
+
+    first = reset(offset=2)
+    assert "fromOffset" not in first["queues"][0]
+    planned = reset(to="earliest", dryRun=True)
+    assert (planned["dryRun"], planned["queues"][0]["fromOffset"]) == (True, 2)
+    done = reset(timestamp="2000-01-01T00:00:00Z")
+    assert done["queues"] == [
+        {"queueId": 0, "minOffset": 0, "maxOffset": 0, "fromOffset": 2, "toOffset": 0}
+    ]
+    assert (done["dryRun"], done["by"]) == (False, "alice? at 127.0.0.1")
+    lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+    told = [line for line in lines if line["event"] == "offsets reset" and line["group"] == "moved"]
+    assert [(each["from_offsets"], each["to_offsets"], each["by"]) for each in told] == [
+        ([-1], [2], "alice? at 127.0.0.1"), ([2], [0], "alice? at 127.0.0.1"),
+    ]  # fmt: skip
+
+
+def test_the_type_of_a_topic_in_use_changes_with_force_only(api: Client) -> None:
+    api.put("/topics/typed", json={"messageType": "NORMAL", "queues": 1})
+    assert api.put("/topics/typed", json={"messageType": "MIXED"}).status_code == 200
+    api.post("/topics/typed/messages", json={"body": "one", "delayMs": 3_600_000})
+    status, _, detail = problem(api.put("/topics/typed", json={"messageType": "FIFO"}))
+    assert status == 409
+    assert "from MIXED to FIFO" in detail
+    forced = api.put("/topics/typed", json={"messageType": "FIFO", "force": True}).json()
+    assert (forced["messageType"], forced["before"]["messageType"]) == ("FIFO", "MIXED")
+
+
+def test_times_may_be_written_as_people_do(api: Client) -> None:
+    api.put("/topics/timed", json={})
+    at = "2027-01-01T09:00:00.5+01:00"
+    sent = api.post("/topics/timed/messages", json={"body": "b", "deliverAt": at}).json()
+    assert sent["deliverAtMs"] == 1_798_790_400_500
+    query = {"topic": "timed", "dueFrom": at, "dueTo": "2027-01-01T08:00:00.501Z"}
+    assert len(api.get("/timers", params=query).json()["timers"]) == 1
+    query["dueTo"] = "1798790400500"
+    assert api.get("/timers", params=query).json()["timers"] == []
+    path = f"/timers/{sent['timerId']}:reschedule"
+    moved = api.post(path, json={"dueAt": "2027-01-02T00:00:00Z", "expectedDueAt": at}).json()
+    assert moved["dueAtMs"] == 1_798_848_000_000
+    for wrong in ("2027-01-02T00:00:00", "soon", 1_798_848_000_000, "1798848000"):
+        assert problem(api.post(path, json={"dueAt": wrong}))[:2] == (400, 40000)
+
+
+def test_requests_are_counted_by_route(running: Standalone, api: Client) -> None:
+    api.get("/topics/counted-1")
+    api.get("/topics/counted-2")
+    api.patch("/groups/x:resetOffset")
+    text = httpx.get(running.processes["admin"].metrics, trust_env=False).text
+    samples = [line for line in text.splitlines() if line.startswith("rocketmq_admin_request")]
+    assert not [line for line in samples if "counted" in line]
+    for route, method, status in (
+        ("/api/v1/topics/{topic}", "GET", "404"),
+        ("/api/v1/groups/{group}:resetOffset", "PATCH", "405"),
+    ):
+        labels = (f'route="{route}"', f'method="{method}"', f'status="{status}"')
+        assert [line for line in samples if all(label in line for label in labels)], labels
+    assert [line for line in samples if "_duration_seconds_bucket" in line]

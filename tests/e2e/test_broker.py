@@ -85,7 +85,7 @@ def test_the_admin_service_tells_the_secret_and_names_its_errors(tmp_path: Path)
         config = await stub.GetConfig(pb.Empty())
         assert len(config.handle_secret) == 32
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await stub.DeleteTopic(pb.NamedRequest(name="none"))
+            await stub.DeleteTopic(pb.DeleteRequest(name="none"))
         assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert dict(refusal.value.trailing_metadata())["tidemill-error"] == "TopicNotFound"
 

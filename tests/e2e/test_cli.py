@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import pty
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -22,7 +24,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 def tidemill(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
     variables = environment() | ({"TIDEMILL_ADMIN": admin} if admin else {})
     return subprocess.run(
-        command(*arguments), env=variables, capture_output=True, text=True, timeout=30, check=False
+        command(*arguments),
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
 
 
@@ -58,7 +66,7 @@ def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
     )
     assert "10 ms, 20 ms" in group("show", "g").stdout
     assert "(total)" in group("progress", "g").stdout
-    reset = group("reset", "g", "--topic=b", "--to=latest", "--output=json")
+    reset = group("reset", "g", "--topic=b", "--to=latest", "--output=json", "--yes")
     assert json.loads(reset.stdout)["topic"] == "b"
     assert group("delete", "g", "-y").returncode == 0
 
@@ -165,7 +173,7 @@ def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
     for line in (
         "topic create told --type=normal --queues=3", "topic create told --queues=4",
         "topic create told", "group create teller", "group create teller --max-attempts=3",
-        "group reset teller --topic told --to earliest", "group delete teller --yes",
+        "group reset teller --topic told --to earliest --yes", "group delete teller --yes",
         "topic delete told --yes",
     ):  # fmt: skip
         assert tidemill(*line.split(), admin=running.admin).returncode == 0, line
@@ -183,3 +191,57 @@ def test_a_group_is_not_named_like_a_topic_of_the_broker(running: Standalone) ->
     refused = tidemill("group", "create", "%DLQ%x", admin=running.admin)
     assert refused.returncode == 1
     assert "IllegalGroup" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "verb", ["topic delete sure", "group delete sure", "group reset sure --topic sure --to latest"]
+)
+def test_what_takes_something_away_asks_first(running: Standalone, verb: str) -> None:
+    running.put("topics/sure", queues=1)
+    running.put("groups/sure")
+    refused = tidemill(*verb.split(), admin=running.admin)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--yes" in refused.stderr
+    assert "no terminal" in refused.stderr
+    denied, told = at_a_terminal(*verb.split(), answer="n", admin=running.admin)
+    assert (denied, "sure" in told) == (1, True)
+    planned = tidemill(*verb.split(), "--dry-run", admin=running.admin)
+    assert planned.returncode == 0
+    assert "would" in planned.stdout.lower()
+    assert running.lag("sure") == 0  # It is there.
+    assert at_a_terminal(*verb.split(), answer="y", admin=running.admin)[0] == 0
+
+
+def at_a_terminal(*arguments: str, answer: str, admin: str) -> tuple[int, str]:
+    """Run a command whose user types an answer; return its status, and what it has said."""
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    ran = subprocess.run(
+        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": admin}, stdin=theirs,
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+    return ran.returncode, ran.stderr
+
+
+def test_a_reset_takes_a_time_as_people_write_it(running: Standalone) -> None:
+    running.put("topics/dated", queues=1)
+    running.put("groups/dated")
+    reset = ("group", "reset", "dated", "--topic=dated", "--yes")
+    done = tidemill(*reset, "--at=2027-01-01T08:00:00Z", "-o", "json", admin=running.admin)
+    assert json.loads(done.stdout)["queues"][0]["toOffset"] == 0
+    assert tidemill(*reset, "--at=2027-01-01T08:00:00", admin=running.admin).returncode == 2
+    both = tidemill(*reset, "--at=2027-01-01T08:00:00Z", "--to=latest", admin=running.admin)
+    assert both.returncode == 2
+
+
+def test_the_type_of_a_topic_in_use_needs_force(running: Standalone) -> None:
+    running.put("topics/used", messageType="NORMAL", queues=1)
+    tidemill("message", "send", "used", "hello", admin=running.admin)
+    refused = tidemill("topic", "create", "used", "--type=fifo", admin=running.admin)
+    assert refused.returncode == 1
+    assert "from NORMAL to FIFO only with force" in refused.stderr
+    assert "1 messages" in refused.stderr
+    forced = tidemill("topic", "create", "used", "--type=fifo", "--force", admin=running.admin)
+    assert forced.stdout == "topic used: changed: NORMAL -> FIFO, 1 queues\n"

@@ -154,7 +154,7 @@ async def measure_backlog(address: str, pid: int, messages: int) -> dict[str, An
     """Store the messages."""
     async with linked(address) as (link, channel):
         admin = broker_pb2_grpc.BrokerAdminStub(channel)
-        topic = await admin.PutTopic(pb.PutTopicRequest(name="bench", queues=8))
+        topic = (await admin.PutTopic(pb.PutTopicRequest(name="bench", queues=8))).topic
         empty = anonymous_mib(pid)
         rate = await fill(link, topic.id, messages)
         return {
@@ -169,8 +169,8 @@ async def measure_in_flight(address: str, pid: int, messages: int) -> dict[str, 
     results: dict[str, Any] = {}
     async with linked(address) as (link, channel), linked(address) as (other, _):
         admin = broker_pb2_grpc.BrokerAdminStub(channel)
-        topic = await admin.PutTopic(pb.PutTopicRequest(name="bench", queues=8))
-        small = await admin.PutTopic(pb.PutTopicRequest(name="probe", queues=8))
+        topic = (await admin.PutTopic(pb.PutTopicRequest(name="bench", queues=8))).topic
+        small = (await admin.PutTopic(pb.PutTopicRequest(name="probe", queues=8))).topic
         by_32, by_1, everything = [
             await admin.PutGroup(pb.PutGroupRequest(name=name)) for name in ("by32", "by1", "all")
         ]

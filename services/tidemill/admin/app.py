@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
-from fastapi.responses import RedirectResponse
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 
 from tidemill.admin.broker_client import BrokerClient
 from tidemill.admin.compose import Composer
+from tidemill.admin.pages import add_pages
+from tidemill.admin.paths import Paths
 from tidemill.admin.problems import RESPONSES, add_problem_handlers
 from tidemill.admin.routes import groups, messages, timers, topics
 from tidemill.common.clock import SystemClock
 
 PREFIX = "/api/v1"
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
+# For the document, and the button of its page; `door.py` is who looks.
+BEARER = HTTPBearer(
+    auto_error=False,
+    scheme_name="token",
+    description="Where the API has a token (admin_token_file).",
+)
 
 
 def create_app(broker: BrokerClient) -> FastAPI:
@@ -23,15 +31,15 @@ def create_app(broker: BrokerClient) -> FastAPI:
         version=API_VERSION,
         description="Topics, consumer groups, messages and timers of a Tidemill cluster.",
         responses=RESPONSES,
+        # FastAPI's own pages load from elsewhere.
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.broker, app.state.clock = broker, clock
     app.state.composer = Composer(clock)
-    add_problem_handlers(app)
     for routes in (topics, groups, messages, timers):
-        app.include_router(routes.router, prefix=PREFIX)
-
-    @app.get("/", include_in_schema=False)
-    async def lead_to_docs() -> RedirectResponse:
-        return RedirectResponse("/docs")
-
+        app.include_router(routes.router, prefix=PREFIX, dependencies=[Depends(BEARER)])
+    add_pages(app)
+    app.state.paths = Paths(app)
+    add_problem_handlers(app)
     return app

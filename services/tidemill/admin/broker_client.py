@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import structlog
+from grpc_health.v1 import health_pb2
 
 from tidemill.common import errors
 from tidemill.message.recall_handle import RecallSigner
@@ -23,6 +24,9 @@ WAITING_WARN_FIRST_S = 1.0  # until then a missing broker is one that starts bes
 WAITING_WARN_EVERY_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
 
+if TYPE_CHECKING:
+    from tidemill.transport.aio.tls import Reloading
+
 log = structlog.get_logger()
 
 Q = TypeVar("Q")
@@ -33,18 +37,32 @@ class BrokerClient:
     """The admin calls of one broker."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_ms: int) -> None:
-        self.channel = channel
-        self._stub: broker_pb2_grpc.BrokerAdminAsyncStub = broker_pb2_grpc.BrokerAdminStub(channel)
         self._timeout_s = timeout_ms / 1000
         self._recall_signer: RecallSigner | None = None
+        self._stub: broker_pb2_grpc.BrokerAdminAsyncStub
+        self.use(channel)
 
-    async def put_topic(self, request: pb.PutTopicRequest) -> pb.TopicConfig:
+    def use(self, channel: grpc.aio.Channel) -> None:
+        """Make the calls that follow on another channel."""
+        self._channel = channel
+        self._stub = broker_pb2_grpc.BrokerAdminStub(channel)
+        self._recall_signer = None
+
+    async def is_serving(self, *, timeout_s: float) -> bool:
+        """Ask the broker for its health, at once. Raises AioRpcError where it does not answer."""
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        check = self._channel.unary_unary("/grpc.health.v1.Health/Check")
+        # An empty question: after the process as a whole.
+        answer = health_pb2.HealthCheckResponse.FromString(await check(b"", timeout=timeout_s))
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def put_topic(self, request: pb.PutTopicRequest) -> pb.PutTopicReply:
         """Create or change a topic."""
         return await self._call(self._stub.PutTopic, request)
 
-    async def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, request: pb.DeleteRequest) -> pb.DeleteTopicReply:
         """Delete a topic with its messages."""
-        await self._call(self._stub.DeleteTopic, pb.NamedRequest(name=name))
+        return await self._call(self._stub.DeleteTopic, request)
 
     async def topic_status(self, name: str) -> pb.TopicStatus:
         """Return a topic and what its queues hold."""
@@ -55,9 +73,9 @@ class BrokerClient:
         """Create or change a consumer group."""
         return await self._call(self._stub.PutGroup, request)
 
-    async def delete_group(self, name: str) -> None:
+    async def delete_group(self, request: pb.DeleteRequest) -> pb.DeleteGroupReply:
         """Delete a consumer group with its progress."""
-        await self._call(self._stub.DeleteGroup, pb.NamedRequest(name=name))
+        return await self._call(self._stub.DeleteGroup, request)
 
     async def group_progress(self, name: str) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
@@ -115,7 +133,7 @@ class BrokerClient:
         # Between two attempts to connect gRPC refuses at once, even when the broker is back.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONNECT_PATIENCE_S):
-                await self.channel.channel_ready()
+                await self._channel.channel_ready()
         try:
             return await method(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -123,24 +141,54 @@ class BrokerClient:
 
 
 @contextlib.asynccontextmanager
-async def broker_client(address: str, *, timeout_ms: int) -> AsyncIterator[BrokerClient]:
-    """Connect, and again whenever the connection is lost."""
+async def broker_client(
+    address: str,
+    *,
+    timeout_ms: int,
+    credentials: Reloading[grpc.ChannelCredentials] | None = None,
+) -> AsyncIterator[BrokerClient]:
+    """Connect, and again whenever the connection is lost; renewed credentials get a new channel."""
+    renewed = asyncio.Event()
+    if credentials is not None:
+        credentials.on_reload = renewed.set
+    channel = _channel(address, credentials)
+    client = BrokerClient(channel, timeout_ms=timeout_ms)
+
+    async def keep() -> None:
+        """Watch the channel, and change it for a new one each time the credentials are renewed."""
+        nonlocal channel
+        while True:
+            async with asyncio.TaskGroup() as watching:
+                watch = watching.create_task(_report(channel, address, client))
+                await renewed.wait()
+                renewed.clear()
+                watch.cancel()
+            old, channel = channel, _channel(address, credentials)
+            client.use(channel)
+            # Calls under way end on the old one.
+            await old.close(timeout_ms / 1000)
+
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(keep(), name="broker connection")
+        try:
+            yield client
+        finally:
+            keeping.cancel()
+            await channel.close()
+
+
+def _channel(
+    address: str, credentials: Reloading[grpc.ChannelCredentials] | None
+) -> grpc.aio.Channel:
     options = (
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
         ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MIN),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     )
-    async with (
-        grpc.aio.insecure_channel(address, options=options) as channel,
-        asyncio.TaskGroup() as tasks,
-    ):
-        client = BrokerClient(channel, timeout_ms=timeout_ms)
-        watch = tasks.create_task(_report(channel, address, client), name="broker connection")
-        try:
-            yield client
-        finally:
-            watch.cancel()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials.newest, options=options)
 
 
 async def _report(channel: grpc.aio.Channel, address: str, client: BrokerClient) -> None:

@@ -12,22 +12,20 @@ from collections.abc import AsyncIterator
 from typing import Final, final
 
 import grpc
-from grpc_health.v1 import health_pb2
 
+from tidemill.admin.broker_client import BrokerClient
 from tidemill.common.readiness import Peer
 
 PERIOD_S: Final = 1.0
 TIMEOUT_S: Final = 1.5  # with the period: one that hangs is known within 2.5 s
-_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 
 
 @final
 class BrokerWatch:
     """What the last questions have told."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
-        self._check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
-        self._check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    def __init__(self, client: BrokerClient, address: str) -> None:
+        self._client = client
         self._address = address
         self._answered_at_s = time.monotonic()
         self._reason = "it was not asked yet"
@@ -57,11 +55,9 @@ class BrokerWatch:
     async def _ask(self) -> str:
         """Ask once; return what is wrong, "" for nothing."""
         try:
-            # An empty question: after the process as a whole.
-            answer = await self._check(b"", timeout=TIMEOUT_S)
+            is_serving = await self._client.is_serving(timeout_s=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return "it does not answer"
             return error.details() or error.code().name.lower()
-        status = health_pb2.HealthCheckResponse.FromString(answer).status
-        return "" if status == _SERVING else "it is about to stop"
+        return "" if is_serving else "it is about to stop"

@@ -54,9 +54,9 @@ class Composer:
             born_host=self._host,
         )
         delay_ms = _delay_ms(new)
-        if delay_ms is not None or new.deliver_at_ms is not None:
+        if delay_ms is not None or new.due_at_ms is not None:
             # A relative one begins when the broker has the message: until then it says nothing.
-            properties.delivery_timestamp.CopyFrom(_timestamp(new.deliver_at_ms or 0))
+            properties.delivery_timestamp.CopyFrom(_timestamp(new.due_at_ms or 0))
         message = v2.Message(
             topic=v2.Resource(name=topic),
             user_properties=new.properties,

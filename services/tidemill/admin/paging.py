@@ -11,8 +11,13 @@ from fastapi import Query
 
 from tidemill.common.errors import BadRequest
 
-PageSize = Annotated[int, Query(alias="pageSize", ge=1, le=1000)]
-PageToken = Annotated[str | None, Query(alias="pageToken", max_length=1024)]
+PageSize = Annotated[
+    int, Query(alias="pageSize", ge=1, le=1000, description="At most so many of them.")
+]
+PageToken = Annotated[
+    str | None,
+    Query(alias="pageToken", max_length=1024, description="`nextPageToken` of the page before."),
+]
 PAGE_SIZE = 100  # where none is asked for
 
 

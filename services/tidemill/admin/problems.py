@@ -55,10 +55,17 @@ def add_problem_handlers(app: FastAPI) -> None:
         return problem(HTTPStatus.BAD_REQUEST, "BadRequest", "; ".join(reasons), code)
 
     @app.exception_handler(HTTPException)
-    async def on_http(_request: Request, error: HTTPException) -> JSONResponse:
-        status = HTTPStatus(error.status_code)
-        response = problem(status, status.phrase, str(error.detail), status * 100)
-        response.headers.update(error.headers or {})
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        status, detail = HTTPStatus(error.status_code), str(error.detail)
+        headers = dict(error.headers or {})
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            template = request.app.state.paths.find(request.url.path)
+            if template is not None:
+                # The router names the methods of one route; a path may have several.
+                headers["Allow"] = ", ".join(template.methods)
+            detail = f"this path has {headers['Allow']}, not {request.method}"
+        response = problem(status, status.phrase, detail, status * 100)
+        response.headers.update(headers)
         return response
 
     @app.exception_handler(Exception)

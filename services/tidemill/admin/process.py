@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
-from fastapi import FastAPI
 
 from tidemill.admin.app import create_app
 from tidemill.admin.broker_client import broker_client
+from tidemill.admin.broker_credentials import broker_credentials
 from tidemill.admin.broker_watch import BrokerWatch
+from tidemill.admin.door import Door, TokenFile
+from tidemill.admin.metrics import AdminMetrics, Measured
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
     announce_ready,
@@ -26,6 +31,17 @@ from tidemill.common.lifecycle import (
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import Readiness
+from tidemill.transport.aio.tls import (
+    Certificates,
+    Reloading,
+    TlsFiles,
+    newest_of,
+    server_context,
+)
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 BACKLOG = 128  # connections that wait to be accepted
 
@@ -46,15 +62,25 @@ async def serve(settings: AdminSettings) -> None:
     registry = Registry(
         cluster=settings.cluster, node_type="admin", node_id=settings.name or "admin"
     )
-    timeout_ms = settings.request_timeout_ms
+    served, credentials = tls_of(settings), broker_credentials(settings)
+    certificates = Certificates([each for each in (served, credentials) if each is not None])
+    registry.register(certificates.collect)
+    counted = AdminMetrics()
+    registry.register(counted.collect)
+    token = TokenFile(settings.admin_token_file) if settings.admin_token_file else None
     with (
-        stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop,
+        stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
         listening(settings.host, settings.port) as listener,
     ):
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
-            broker = await enter(broker_client(settings.broker, timeout_ms=timeout_ms))
-            watch = BrokerWatch(broker.channel, settings.broker)
+            await enter(certificates.watching())
+            broker = await enter(
+                broker_client(
+                    settings.broker, timeout_ms=settings.request_timeout_ms, credentials=credentials
+                )
+            )
+            watch = BrokerWatch(broker, settings.broker)
             await enter(watch.running())
             readiness = Readiness(watch.peers, unready_after_ms=settings.unready_after_ms)
             metrics = await enter(
@@ -62,11 +88,19 @@ async def serve(settings: AdminSettings) -> None:
                     settings.metrics_host, settings.metrics_port
                 )
             )
-            await enter(serving(create_app(broker), listener, settings.drain_timeout_ms))
+            await enter(
+                serving(
+                    with_door(create_app(broker), settings, token, counted),
+                    listener,
+                    settings.drain_timeout_ms,
+                    tls=newest_of(served) if served else None,
+                )
+            )
             gc.collect()
             gc.freeze()
             readiness.phase = "serving"
-            address = f"http://{settings.host}:{listener.getsockname()[1]}"
+            scheme = "https" if served else "http"
+            address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
             announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url)
             log.info("admin serves", admin=address, metrics=metrics.url)
             await stop.wait()
@@ -74,6 +108,33 @@ async def serve(settings: AdminSettings) -> None:
             # Balancers hear of it before the port is closed.
             await asyncio.sleep(settings.drain_delay_ms / 1000)
     log.info("admin stopped")
+
+
+def tls_of(settings: AdminSettings) -> Reloading[ssl.SSLContext] | None:
+    """Return what the API is served with, None for plain HTTP; raise StartRefused."""
+    if not settings.admin_tls_certificate_file:
+        return None
+    files = TlsFiles(
+        certificate=settings.admin_tls_certificate_file,
+        key=settings.admin_tls_key_file,
+        certificate_setting="admin_tls_certificate_file",
+        key_setting="admin_tls_key_file",
+    )
+    make = functools.partial(server_context, files, protocols=("http/1.1",))
+    return Reloading("admin", files, make)
+
+
+def with_door(
+    app: FastAPI, settings: AdminSettings, token: TokenFile | None, metrics: AdminMetrics
+) -> ASGIApp:
+    """Return the application behind what looks at who comes in, all of it counted."""
+    door = Door(
+        app,
+        hosts=[settings.host, *settings.admin_hosts],
+        token=token,
+        body_bytes_max=settings.admin_body_bytes_max,
+    )
+    return Measured(door, metrics, app.state.paths)
 
 
 @contextlib.contextmanager
@@ -90,7 +151,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, listener: socket.socket, drain_timeout_ms: int
+    app: ASGIApp,
+    listener: socket.socket,
+    drain_timeout_ms: int,
+    *,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """Serve `app` until the block ends, then finish the requests that are in flight."""
     server = _Server(
@@ -100,6 +165,9 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
+            # Whoever asks is who has connected, and not what a header says.
+            proxy_headers=False,
+            ssl_context_factory=(lambda _config, _default: tls) if tls else None,
             timeout_graceful_shutdown=drain_timeout_ms // 1000,
         )
     )

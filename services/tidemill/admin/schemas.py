@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
-
-from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 EXACT_MAX = 2**53  # above it a number of JSON need not be what was written
 Millis = Annotated[int, Field(ge=1, le=366 * 24 * 3600 * 1000)]
@@ -25,11 +34,52 @@ def _whole(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_whole)]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_DATE_TIME = TypeAdapter[datetime](AwareDatetime)
+
+
+def _iso(value: object) -> object:
+    if not isinstance(value, str) or value.strip().lstrip("+-").replace(".", "").isdecimal():
+        raise ValueError("write a time with its zone, such as 2027-01-01T08:00:00Z")
+    return value
+
+
+def millis_of(at: datetime) -> int:
+    """Return an instant in ms; what is finer counts up, so that nothing comes early."""
+    return -((_EPOCH - at) // _MILLISECOND)
+
+
+def _instant_ms(value: object) -> object:
+    if isinstance(value, str) and not value.removeprefix("-").isdecimal():
+        return millis_of(_DATE_TIME.validate_python(_iso(value)))
+    return value
+
+
+# A time as people write it, with its zone.
+IsoTime = Annotated[AwareDatetime, BeforeValidator(_iso)]
+# In a query: either way of writing it.
+Instant = Annotated[
+    int,
+    BeforeValidator(_instant_ms),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "description": "Unix time in ms."},
+                {"type": "string", "format": "date-time"},
+            ]
+        }
+    ),
+]
+
 
 class Schema(BaseModel):
     """Fields in camelCase; an unknown one is an error, since it is a misspelt known one."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+
+NEXT_PAGE = Field(None, description="`pageToken` of the next page; missing on the last one.")
 
 
 class TopicType(StrEnum):
@@ -54,64 +104,99 @@ class DeliveryOrder(StrEnum):
 class TopicSettings(Schema):
     """What may be chosen about a topic; what is missing stays, or is the default of a new one."""
 
-    message_type: TopicType | None = None
-    queues: int | None = Field(None, ge=1, le=1024)
+    message_type: TopicType | None = Field(
+        None,
+        description="Messages it takes. A new topic is MIXED: NORMAL, FIFO and DELAY. Of a topic in"
+        " use it changes with `force` only.",
+    )
+    queues: int | None = Field(
+        None, ge=1, le=1024,
+        description="Number of queues; it never shrinks, and is fixed where FIFO is taken. 8 for a"
+        " new topic, unless the broker is set otherwise.",
+    )  # fmt: skip
     delivery_spread_ms: int | None = Field(
         None, ge=0, le=3_600_000,
         description="By how much a delayed message may come later where its second is full.",
     )  # fmt: skip
+    force: bool = Field(False, description="Change the type even of a topic that is in use.")
 
 
 class Topic(Schema):
     """A topic."""
 
-    name: str
-    message_type: TopicType
-    queues: int
-    is_system: bool
-    delivery_spread_ms: int | None = None
+    name: str = Field(description="Its name.")
+    message_type: TopicType = Field(description="Messages it takes.")
+    queues: int = Field(description="Number of queues.")
+    is_system: bool = Field(description="Whether it is a retry or dead-letter topic.")
+    delivery_spread_ms: int | None = Field(
+        None,
+        description="By how much a delayed message may come later where its second is full; missing"
+        " where it may not.",
+    )
+
+
+class TopicPut(Topic):
+    """A topic as it is now."""
+
+    before: Topic | None = Field(
+        None, description="What it was; missing when it is new or has not changed."
+    )
+
+
+class TopicDeletion(Schema):
+    """What deleting a topic takes away."""
+
+    dry_run: bool = Field(description="Whether nothing was done.")
+    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    topic: Topic = Field(description="The topic.")
+    messages: int = Field(description="Messages that its queues hold, acked or not.")
+    groups: list[str] = Field(description="Consumer groups that read it.")
 
 
 class Queue(Schema):
     """What a queue holds: messages from `minOffset` up to but without `maxOffset`."""
 
-    queue_id: int
-    min_offset: int
-    max_offset: int
+    queue_id: int = Field(description="Its number, from 0.")
+    min_offset: int = Field(description="Offset of the oldest message it holds.")
+    max_offset: int = Field(description="Offset that its next message gets.")
 
 
 class TopicDetails(Topic):
     """A topic and its queues."""
 
-    queue_status: list[Queue]
+    queue_status: list[Queue] = Field(description="What each of its queues holds.")
 
 
 class TopicPage(Schema):
     """Some topics, by name; `nextPageToken` asks for those after them."""
 
-    topics: list[Topic]
-    next_page_token: str | None = None
+    topics: list[Topic] = Field(description="The topics of this page.")
+    next_page_token: str | None = NEXT_PAGE
 
 
 class Exponential(Schema):
     """Waiting times that grow from attempt to attempt."""
 
-    initial_ms: Millis
-    max_ms: Millis
-    multiplier: float = Field(ge=1, le=1000)
+    initial_ms: Millis = Field(description="Wait before the second delivery.")
+    max_ms: Millis = Field(description="Longest wait.")
+    multiplier: float = Field(
+        ge=1, le=1000, description="By how much each wait is longer than the one before."
+    )
 
 
 class Customized(Schema):
     """One waiting time an attempt; the last one repeats."""
 
-    next_ms: list[Millis] = Field(min_length=1, max_length=100)
+    next_ms: list[Millis] = Field(
+        min_length=1, max_length=100, description="The waits, in their order."
+    )
 
 
 class Retry(Schema):
     """How long a message waits for its next delivery: exactly one of the two."""
 
-    exponential: Exponential | None = None
-    customized: Customized | None = None
+    exponential: Exponential | None = Field(None, description="Waits that grow.")
+    customized: Customized | None = Field(None, description="A wait for each attempt.")
 
     @model_validator(mode="after")
     def one_policy(self) -> Self:
@@ -124,74 +209,116 @@ class Retry(Schema):
 class GroupSettings(Schema):
     """What may be chosen about a consumer group; what is missing stays, or is the default."""
 
-    delivery_order: DeliveryOrder | None = None
-    max_attempts: int | None = Field(None, ge=1, le=1000)
-    retry: Retry | None = None
-    start_from: Literal["earliest", "latest"] | None = None
+    delivery_order: DeliveryOrder | None = Field(
+        None, description="For life; a new group is CONCURRENT."
+    )
+    max_attempts: int | None = Field(
+        None, ge=1, le=1000, description="Deliveries before a message is a dead letter; 17."
+    )
+    retry: Retry | None = Field(
+        None, description="How long a message waits for its next delivery; 10 s to 2 h."
+    )
+    start_from: Literal["earliest", "latest"] | None = Field(
+        None, description="Where a new group begins in a topic; the earliest message."
+    )
 
 
 class Group(Schema):
     """A consumer group."""
 
-    name: str
-    delivery_order: DeliveryOrder
-    max_attempts: int
-    retry: Retry
-    start_from: Literal["earliest", "latest"]
+    name: str = Field(description="Its name.")
+    delivery_order: DeliveryOrder = Field(description="How it gets the messages of a queue.")
+    max_attempts: int = Field(description="Deliveries before a message is a dead letter.")
+    retry: Retry = Field(description="How long a message waits for its next delivery.")
+    start_from: Literal["earliest", "latest"] = Field(
+        description="Where it begins in a topic that it has not read."
+    )
+
+
+class GroupDeletion(Schema):
+    """What deleting a group takes away."""
+
+    dry_run: bool = Field(description="Whether nothing was done.")
+    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    group: Group = Field(description="The group.")
+    topics: list[str] = Field(description="Topics in which its progress is lost.")
+    lag: int = Field(description="Messages that it had not acked there.")
 
 
 class GroupPage(Schema):
     """Some groups, by name; `nextPageToken` asks for those after them."""
 
-    groups: list[Group]
-    next_page_token: str | None = None
+    groups: list[Group] = Field(description="The groups of this page.")
+    next_page_token: str | None = NEXT_PAGE
 
 
 class Progress(Schema):
     """How far a group is: lag is what is stored and not acknowledged, ready or in flight."""
 
-    lag: int
-    ready: int
-    in_flight: int
-    oldest_unacked_at_ms: int | None = None
+    lag: int = Field(description="Ready and in flight.")
+    ready: int = Field(description="Messages that can be popped now.")
+    in_flight: int = Field(description="Messages that were popped and not acked yet.")
+    oldest_unacked_at_ms: int | None = Field(
+        None, description="When the oldest of them was stored (Unix, ms); missing: there is none."
+    )
 
 
 class TopicProgress(Progress):
     """How far a group is in one topic, its retries included."""
 
-    topic: str
+    topic: str = Field(description="Name of the topic.")
 
 
 class GroupProgress(Schema):
     """How far a group is."""
 
-    group: str
-    total: Progress
-    topics: list[TopicProgress]
+    group: str = Field(description="Name of the group.")
+    total: Progress = Field(description="In all topics together.")
+    topics: list[TopicProgress] = Field(description="In each topic that it has begun to read.")
 
 
 class OffsetReset(Schema):
-    """Where a group goes on: exactly one of `timestampMs`, `to`, `offset`."""
+    """Where a group goes on: exactly one of `timestampMs`, `timestamp`, `to`, `offset`."""
 
-    topic: Text = Field(min_length=1)
-    timestamp_ms: int | None = Field(None, ge=0, le=2**62)
-    to: Literal["earliest", "latest"] | None = None
-    offset: int | None = Field(None, ge=0, le=2**62)
+    topic: Text = Field(min_length=1, description="Topic in which the group goes on elsewhere.")
+    timestamp_ms: int | None = Field(
+        None, ge=0, le=2**62,
+        description="The first message stored at or after this time (Unix, ms).",
+    )  # fmt: skip
+    timestamp: IsoTime | None = Field(None, description="The same, as a time with its zone.")
+    to: Literal["earliest", "latest"] | None = Field(None, description="An end of the topic.")
+    offset: int | None = Field(
+        None, ge=0, le=2**62,
+        description="This offset in every queue, bounded by what each holds.",
+    )  # fmt: skip
+    dry_run: bool = Field(False, description="Check and answer as if it were done; do nothing.")
 
     @model_validator(mode="after")
     def one_target(self) -> Self:
         """Accept exactly one target."""
-        if sum(target is not None for target in (self.timestamp_ms, self.to, self.offset)) != 1:
-            raise ValueError("give exactly one of timestampMs, to and offset")
+        targets = (self.timestamp_ms, self.timestamp, self.to, self.offset)
+        if sum(target is not None for target in targets) != 1:
+            raise ValueError("give exactly one of timestampMs, timestamp, to and offset")
         return self
+
+
+class QueueReset(Queue):
+    """A queue as the group will find it: `maxOffset` is where it goes on."""
+
+    from_offset: int | None = Field(
+        None, description="First offset that was not acked; missing: the group had read nothing."
+    )
+    to_offset: int = Field(description="Where the group goes on.")
 
 
 class OffsetResetDone(Schema):
     """The queues as the group will find them."""
 
-    group: str
-    topic: str
-    queues: list[Queue]
+    dry_run: bool = Field(description="Whether nothing was done.")
+    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    group: str = Field(description="Name of the group.")
+    topic: str = Field(description="Name of the topic.")
+    queues: list[QueueReset] = Field(description="Each queue of the topic.")
 
 
 class NewMessage(Schema):
@@ -199,14 +326,15 @@ class NewMessage(Schema):
 
     body: Text | None = Field(None, description="The body as text, stored as UTF-8.")
     body_base64: str | None = Field(None, description="The body as bytes.")
-    tag: Text | None = None
-    keys: list[Text] = Field([], max_length=1000)
-    properties: dict[Text, Text] = {}
+    tag: Text | None = Field(None, description="Tag, by which consumers filter.")
+    keys: list[Text] = Field([], max_length=1000, description="Keys, by which it is found.")
+    properties: dict[Text, Text] = Field({}, description="Properties, which consumers get.")
     message_group: Text | None = Field(None, description="Messages of one group stay in order.")
     deliver_at_ms: int | None = Field(
         None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True,
         description="Deliver not before this time (Unix, ms).",
     )  # fmt: skip
+    deliver_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
     delay_ms: int | None = Field(
         None, ge=0, le=EXACT_MAX, strict=True,
         description="Deliver so long after the broker has it.",
@@ -221,20 +349,25 @@ class NewMessage(Schema):
         """Accept exactly one body and at most one time."""
         if (self.body is None) == (self.body_base64 is None):
             raise ValueError("give either body or bodyBase64")
-        times = (self.deliver_at_ms, self.delay_ms, self.delay_level)
+        times = (self.deliver_at_ms, self.deliver_at, self.delay_ms, self.delay_level)
         if sum(time is not None for time in times) > 1:
-            raise ValueError("give at most one of deliverAtMs, delayMs and delayLevel")
+            raise ValueError("give at most one of deliverAtMs, deliverAt, delayMs and delayLevel")
         return self
+
+    @property
+    def due_at_ms(self) -> int | None:
+        """When it is to be delivered, however that was written; None: it does not say."""
+        return millis_of(self.deliver_at) if self.deliver_at else self.deliver_at_ms
 
 
 class SentMessage(Schema):
     """Where a message went: into a queue, or to the timers until it is due."""
 
-    message_id: str
-    queue_id: int
-    queue_offset: int | None = None
-    timer_id: int | None = None
-    deliver_at_ms: int | None = None
+    message_id: str = Field(description="Its id, by which it is found.")
+    queue_id: int = Field(description="The queue that has it, or will have.")
+    queue_offset: int | None = Field(None, description="Where it is there; missing: it waits.")
+    timer_id: int | None = Field(None, description="Number of the timer with which it waits.")
+    deliver_at_ms: int | None = Field(None, description="When it will be delivered (Unix, ms).")
     recall_handle: str | None = Field(
         None, description="What a producer's client recalls the message with."
     )
@@ -253,152 +386,95 @@ class TimerState(StrEnum):
 class Timer(Schema):
     """A delayed message; what it says of itself is missing when its record is gone."""
 
-    timer_id: int
-    state: TimerState
-    topic: str | None = None
-    queue_id: int
-    due_at_ms: int
-    scheduled_at_ms: int
-    size: int
-    message_id: str | None = None
-    tag: str | None = None
-    keys: list[str] = []
-    born_at_ms: int | None = None
-    born_host: str | None = None
+    timer_id: int = Field(description="Its number.")
+    state: TimerState = Field(description="What became of it.")
+    topic: str | None = Field(None, description="Where it is due; missing: that is deleted.")
+    queue_id: int = Field(description="The queue in which it will be.")
+    due_at_ms: int = Field(description="When it is delivered (Unix, ms).")
+    scheduled_at_ms: int = Field(description="When it was stored (Unix, ms).")
+    size: int = Field(description="Bytes that it takes in the log.")
+    message_id: str | None = Field(None, description="Id of the message.")
+    tag: str | None = Field(None, description="Tag of the message.")
+    keys: list[str] = Field([], description="Keys of the message.")
+    born_at_ms: int | None = Field(None, description="When its producer made it (Unix, ms).")
+    born_host: str | None = Field(None, description="Host of its producer.")
 
 
 class TimerPage(Schema):
     """Some pending timers, those due first first; `nextPageToken` asks for those after them."""
 
-    timers: list[Timer]
-    next_page_token: str | None = None
+    timers: list[Timer] = Field(description="The timers of this page.")
+    next_page_token: str | None = NEXT_PAGE
 
 
 class Reschedule(Schema):
-    """When a timer is to be due instead: exactly one of `dueAtMs` and `delayMs` (from now)."""
+    """When a timer is to be due instead: exactly one of `dueAtMs`, `dueAt` and `delayMs`."""
 
-    due_at_ms: int | None = Field(None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True)
-    delay_ms: int | None = Field(None, ge=0, le=EXACT_MAX, strict=True)
+    due_at_ms: int | None = Field(
+        None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True, description="At this time (Unix, ms)."
+    )
+    due_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
+    delay_ms: int | None = Field(
+        None, ge=0, le=EXACT_MAX, strict=True, description="So long from now."
+    )
     expected_due_at_ms: int | None = Field(
         None,
         ge=-EXACT_MAX,
         le=EXACT_MAX,
-        description="Refuse with a conflict when it is due at another time by now.",
+        description="Refuse with a conflict when it is due at another time by now (Unix, ms).",
     )
+    expected_due_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
 
     @model_validator(mode="after")
     def one_time(self) -> Self:
         """Accept exactly one time."""
-        if (self.due_at_ms is None) == (self.delay_ms is None):
-            raise ValueError("give either dueAtMs or delayMs")
+        times = (self.due_at_ms, self.due_at, self.delay_ms)
+        if sum(time is not None for time in times) != 1:
+            raise ValueError("give either dueAtMs (or dueAt) or delayMs")
+        if self.expected_due_at_ms is not None and self.expected_due_at is not None:
+            raise ValueError("give at most one of expectedDueAtMs and expectedDueAt")
         return self
 
 
 class Message(Schema):
     """One stored copy of a message: the original, a retry, or a dead letter."""
 
-    message_id: str
-    topic: str
-    stored_topic: str
-    queue_id: int
-    queue_offset: int
-    log_offset: int
-    message_type: str
-    tag: str | None = None
-    keys: list[str]
-    message_group: str | None = None
-    born_at_ms: int
-    born_host: str
-    stored_at_ms: int
-    deliver_at_ms: int | None = None
-    delivery_attempt: int
-    consumer_group: str | None = None
-    origin_topic: str | None = None
-    reason: str | None = None
-    properties: dict[str, str]
-    body_encoding: str
-    body_size: int
-    body_base64: str
+    message_id: str = Field(description="Its id.")
+    topic: str = Field(description="The topic that was asked for.")
+    stored_topic: str = Field(description="Where this copy is: there, or a topic of the broker.")
+    queue_id: int = Field(description="Its queue.")
+    queue_offset: int = Field(description="Its offset in the queue.")
+    log_offset: int = Field(description="Where its record begins in the log.")
+    message_type: str = Field(description="NORMAL, FIFO or DELAY.")
+    tag: str | None = Field(None, description="Its tag.")
+    keys: list[str] = Field(description="Its keys.")
+    message_group: str | None = Field(None, description="Group within which it stays in order.")
+    born_at_ms: int = Field(description="When its producer made it (Unix, ms).")
+    born_host: str = Field(description="Host of its producer.")
+    stored_at_ms: int = Field(description="When this copy was stored (Unix, ms).")
+    deliver_at_ms: int | None = Field(None, description="When it was to be delivered (Unix, ms).")
+    delivery_attempt: int = Field(description="1 for the first delivery.")
+    consumer_group: str | None = Field(None, description="Group that this copy was made for.")
+    origin_topic: str | None = Field(None, description="Topic that this copy came from.")
+    reason: str | None = Field(None, description="Why the copy was made.")
+    properties: dict[str, str] = Field(description="Its properties.")
+    body_encoding: str = Field(description="IDENTITY or GZIP.")
+    body_size: int = Field(description="Bytes of the body.")
+    body_base64: str = Field(description="The body as bytes.")
     body_text: str | None = Field(None, description="The body, when it is UTF-8 text.")
 
 
 class MessageList(Schema):
     """Messages that were found."""
 
-    messages: list[Message]
+    messages: list[Message] = Field(description="The copies that were found.")
 
 
 class Problem(BaseModel):
     """An error, as in RFC 9457."""
 
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
+    type: str = Field("about:blank", description="Kind of problem, as RFC 9457 has it.")
+    title: str = Field(description="Name of the error.")
+    status: int = Field(description="The status of the response.")
+    detail: str = Field(description="What is wrong, and what to do.")
     code: int = Field(description="Code of apache.rocketmq.v2 for the same error.")
-
-
-def topic_of(config: pb.TopicConfig) -> Topic:
-    """Render a topic."""
-    return Topic(
-        name=config.name,
-        message_type=TopicType(pb.TopicType.Name(config.type)),
-        queues=config.queues,
-        is_system=config.is_system,
-        delivery_spread_ms=config.delivery_spread_ms or None,
-    )
-
-
-def group_of(config: pb.GroupConfig) -> Group:
-    """Render a group."""
-    if config.HasField("exponential"):
-        policy = config.exponential
-        retry = Retry(
-            exponential=Exponential(
-                initial_ms=policy.initial_ms, max_ms=policy.max_ms, multiplier=policy.multiplier
-            )
-        )
-    else:
-        retry = Retry(customized=Customized(next_ms=list(config.customized.next_ms)))
-    is_ordered = config.delivery_order == pb.ORDERED
-    return Group(
-        name=config.name,
-        delivery_order=DeliveryOrder.FIFO if is_ordered else DeliveryOrder.CONCURRENT,
-        max_attempts=config.max_attempts,
-        retry=retry,
-        start_from="latest" if config.start_from_latest else "earliest",
-    )
-
-
-def queue_of(status: pb.QueueStatus) -> Queue:
-    """Render a queue."""
-    return Queue(
-        queue_id=status.queue_id, min_offset=status.min_offset, max_offset=status.max_offset
-    )
-
-
-def progress_of(progress: pb.GroupProgress) -> GroupProgress:
-    """Add the queues up: by topic, and in total."""
-    by_topic: dict[str, list[pb.QueueProgress]] = {}
-    for queue in progress.queues:
-        by_topic.setdefault(queue.topic, []).append(queue)
-    return GroupProgress(
-        group=progress.group.name,
-        total=Progress.model_validate(_sums(list(progress.queues))),
-        topics=[
-            TopicProgress.model_validate({"topic": topic, **_sums(queues)})
-            for topic, queues in sorted(by_topic.items())
-        ],
-    )
-
-
-def _sums(queues: list[pb.QueueProgress]) -> dict[str, int | None]:
-    ready = sum(queue.ready_count for queue in queues)
-    in_flight = sum(queue.in_flight_count for queue in queues)
-    oldest = [queue.oldest_unacked_at_ms for queue in queues if queue.oldest_unacked_at_ms]
-    return {
-        "lag": ready + in_flight,
-        "ready": ready,
-        "in_flight": in_flight,
-        "oldest_unacked_at_ms": min(oldest, default=None),
-    }

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Address, Port, ProcessSettings
+from tidemill.common.settings import Address, AdminFrontSettings, ClusterTlsSettings, Port
 
 
-class AdminSettings(ProcessSettings):
+class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
     """Serve the REST API for topics, consumer groups and messages."""
 
     command: ClassVar[str] = "admin"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tidemill.cli import groups, messages, store, timers, topics
 from tidemill.cli.processes import PROCESSES
-from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url
+from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url, read_token
 from tidemill.common.metrics import version
 
 app = typer.Typer(
@@ -39,7 +40,7 @@ app.add_typer(store.app, name="store")
 
 
 # Options of the root that may also stand behind a command, where most people write them.
-_SHARED = ("-o", "--output", "--admin")
+_SHARED = ("-o", "--output", "--admin", "--token", "--token-file", "--admin-ca-file")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -50,7 +51,7 @@ def run(arguments: Sequence[str]) -> None:
     for argument in remaining:
         if argument in _SHARED:
             first.extend((argument, next(remaining, "")))
-        elif argument.startswith(("--output=", "--admin=")):
+        elif argument.startswith(tuple(f"{option}=" for option in _SHARED[1:])):
             first.append(argument)
         else:
             rest.append(argument)
@@ -70,6 +71,26 @@ def root(
     admin: Annotated[
         str, typer.Option(envvar="TIDEMILL_ADMIN", help="Address of the admin API.")
     ] = ADMIN_URL,
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="TIDEMILL_ADMIN_TOKEN",
+            show_envvar=True,
+            help="Token of the admin API; others on this machine can see it in a command line.",
+        ),
+    ] = "",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(envvar="TIDEMILL_ADMIN_TOKEN_FILE", help="File with that token."),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--admin-ca-file",
+            envvar="TIDEMILL_ADMIN_CA_FILE",
+            help="Authorities, PEM, of which one has signed the certificate of the admin API.",
+        ),
+    ] = None,
     output: Annotated[
         OutputFormat, typer.Option("--output", "-o", help="How answers are shown.")
     ] = OutputFormat.TABLE,
@@ -79,7 +100,12 @@ def root(
     ] = False,
 ) -> None:
     """Keep what the commands share."""
-    context.obj = Options(admin=admin_url(admin), output=output)
+    context.obj = Options(
+        admin=admin_url(admin),
+        output=output,
+        token=read_token(token, token_file),
+        ca_file=ca_file,
+    )
 
 
 def _add_process(name: str) -> None:

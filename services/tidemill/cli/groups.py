@@ -7,12 +7,25 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import Json, call, call_pages, say, segment, show
-from tidemill.cli.times import age
+from tidemill.cli.rest import (
+    Json,
+    call,
+    call_pages,
+    check_is_sure,
+    confirm,
+    say,
+    segment,
+    show,
+)
+from tidemill.cli.times import INSTANT, age, instant_ms
 from tidemill.common.clock import SystemClock
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, reset and delete groups.")
 
+QUEUES_SHOWN_MAX = 8  # before a reset: enough to see what it does
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Name = Annotated[str, typer.Argument(help="Name of the consumer group.")]
 
 
@@ -115,41 +128,79 @@ def reset_group(
     name: Name,
     topic: Annotated[str, typer.Option(help="Topic in which the group goes on elsewhere.")],
     to: Annotated[Place | None, typer.Option(help="An end of the topic.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar=INSTANT, help="The first message stored at this time or later."),
+    ] = None,
     timestamp_ms: Annotated[
-        int | None, typer.Option(help="The first message stored at or after this time.")
+        int | None, typer.Option(help="The same, as Unix time in milliseconds.")
     ] = None,
     offset: Annotated[int | None, typer.Option(help="The same offset in every queue.")] = None,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Let a group go on from another place of a topic.
 
-    Example: tidemill group reset billing --topic orders --to earliest
+    Examples:
+    * `tidemill group reset billing --topic orders --to earliest --dry-run`
+    * `tidemill group reset billing --topic orders --at 2027-01-01T08:00:00Z`
     """
+    if sum(target is not None for target in (to, at, timestamp_ms, offset)) != 1:
+        raise typer.BadParameter("give exactly one of --to, --at, --timestamp-ms and --offset")
     body: dict[str, Json] = {"topic": topic}
     if to is not None:
         body["to"] = to.value
     if timestamp_ms is not None:
         body["timestampMs"] = timestamp_ms
+    if at is not None:
+        body["timestampMs"] = instant_ms(at)
     if offset is not None:
         body["offset"] = offset
-    done = call(context, "POST", f"/groups/{segment(name)}:resetOffset", body=body)
-    rows = [(q["queueId"], q["maxOffset"]) for q in done["queues"]]
-    show(context, done, ("QUEUE", "GOES ON AT"), rows)
+    path = f"/groups/{segment(name)}:resetOffset"
+    if not is_dry:
+        check_is_sure("group reset", is_sure=is_sure)
+    if not is_dry and not is_sure:
+        planned = call(context, "POST", path, body=body | {"dryRun": True})
+        _say_plan(planned["queues"])
+        confirm(f"Let group {name} go on there in topic {topic}?")
+    done = call(context, "POST", path, body=body | {"dryRun": is_dry})
+    rows = [(q["queueId"], q.get("fromOffset"), q["toOffset"]) for q in done["queues"]]
+    show(context, done, ("QUEUE", "FROM", "WOULD GO ON AT" if is_dry else "GOES ON AT"), rows)
 
 
 @app.command("delete")
 def delete_group(
     context: typer.Context,
     name: Name,
-    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Delete a consumer group with its progress; its dead letters stay.
 
     Example: tidemill group delete billing --yes
     """
-    if not is_sure:
-        typer.confirm(f"Delete group {name} and its progress?", abort=True, err=True)
-    call(context, "DELETE", f"/groups/{segment(name)}")
+    path = f"/groups/{segment(name)}"
+    if not is_dry:
+        check_is_sure("group delete", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = call(context, "DELETE", path, query={"dryRun": "true"})
+        loss = (
+            f"its progress in {len(planned['topics'])} topics ({planned['lag']} messages unacked)"
+        )
+        if is_dry:
+            say(context, planned, f"group {name} would be deleted, with {loss}")
+            return
+        confirm(f"Delete group {name} and {loss}?")
+    call(context, "DELETE", path)
     say(context, {}, f"group {name} is deleted")
+
+
+def _say_plan(queues: list[Json]) -> None:
+    for queue in queues[:QUEUES_SHOWN_MAX]:
+        begin = queue.get("fromOffset", "the beginning of its reading")
+        typer.echo(f"queue {queue['queueId']}: from {begin} to {queue['toOffset']}", err=True)
+    if len(queues) > QUEUES_SHOWN_MAX:
+        typer.echo(f"and {len(queues) - QUEUES_SHOWN_MAX} queues more", err=True)
 
 
 def _retry(retry: Json) -> str:

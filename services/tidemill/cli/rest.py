@@ -5,11 +5,16 @@ Exit status: 0 done, 1 refused by the API, 2 wrong usage, 3 the API cannot be re
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
+import ssl
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
@@ -20,6 +25,7 @@ from rich.table import Table
 
 ADMIN_URL = "http://127.0.0.1:8080"
 EXIT_REFUSED = 1
+EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
 PAGE_SIZE = 1000  # the largest that the API allows
@@ -41,6 +47,8 @@ class Options:
 
     admin: str
     output: OutputFormat
+    token: str = ""
+    ca_file: Path | None = None  # who has signed the certificate of the API
 
 
 def call(
@@ -63,6 +71,8 @@ def call(
             f"{options.admin}/api/v1{path}",
             json=body,
             params=query,
+            headers=_headers(options),
+            verify=_trust(options),
             timeout=TIMEOUT_S,
             # The API runs beside the broker; a proxy for the web does not know the way.
             trust_env=False,
@@ -80,6 +90,51 @@ def call(
             return None
         fail(_reason(response), EXIT_REFUSED)
     return response.json() if response.content else None
+
+
+def _headers(options: Options) -> dict[str, str]:
+    """Return who asks, for the log of the broker, and the token that admits."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "?"  # A container need not have a name for its user.
+    headers = {
+        "Tidemill-User": f"{user}@{socket.gethostname()}".encode("ascii", "replace").decode()
+    }
+    return headers | ({"Authorization": f"Bearer {options.token}"} if options.token else {})
+
+
+def _trust(options: Options) -> ssl.SSLContext | bool:
+    if options.ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=options.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise typer.BadParameter(f"{options.ca_file} holds no certificates: {error}") from error
+
+
+def read_token(token: str, file: Path | None) -> str:
+    """Return the token as it is given, or as its file has it; end the command where that fails."""
+    if token or file is None:
+        return token
+    try:
+        return file.read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read the token: {error}") from error
+
+
+def check_is_sure(command: str, *, is_sure: bool) -> None:
+    """End a command that takes something away where nobody can be asked, and --yes is missing."""
+    if not is_sure and not sys.stdin.isatty():
+        fail(
+            f"{command} asks before it does so, and standard input is no terminal: add --yes (-y)",
+            EXIT_USAGE,
+        )
+
+
+def confirm(question: str) -> None:
+    """Ask; end the command for any other answer than yes."""
+    typer.confirm(question, abort=True, err=True)
 
 
 def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> list[Json]:

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import Json, call, call_pages, say, segment, show, warn
+from tidemill.cli.rest import (
+    Json,
+    call,
+    call_pages,
+    check_is_sure,
+    confirm,
+    say,
+    segment,
+    show,
+    warn,
+)
 from tidemill.cli.times import DURATION, duration_ms
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
@@ -72,6 +82,9 @@ def create_topic(
             help="How much later a delayed message may come where its second is full; 0s: never.",
         ),
     ] = None,
+    is_forced: Annotated[
+        bool, typer.Option("--force", help="Change the type even of a topic that is in use.")
+    ] = False,
 ) -> None:
     """Create a topic, or change one.
 
@@ -84,10 +97,13 @@ def create_topic(
         "queues": queues,
         "deliverySpreadMs": None if delivery_spread is None else duration_ms(delivery_spread),
     }
-    given = {key: value for key, value in body.items() if value is not None}
+    given: dict[str, Json] = {key: value for key, value in body.items() if value is not None}
+    if is_forced:
+        given["force"] = True
     path = f"/topics/{segment(name)}"
-    before = call(context, "GET", path, may_miss=True)
+    is_known = call(context, "GET", path, may_miss=True) is not None
     topic = call(context, "PUT", path, body=given)
+    before = topic.get("before", topic) if is_known else None
     say(context, topic, f"topic {name}: {_change(before, topic)}")
     if topic["messageType"] in UNSERVED:
         warn(f"{topic['messageType']} messages are not served yet; sending them is refused")
@@ -111,19 +127,27 @@ def show_topic(context: typer.Context, name: Name) -> None:
 def delete_topic(
     context: typer.Context,
     name: Name,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")
+    ] = False,
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a topic with its messages.
 
     Example: tidemill topic delete orders --yes
     """
-    if not is_sure:
-        typer.confirm(
-            f"Delete topic {name} and all its messages? Those that are delayed go to %DLQ%TIMER.",
-            abort=True,
-            err=True,
-        )
-    call(context, "DELETE", f"/topics/{segment(name)}")
+    path = f"/topics/{segment(name)}"
+    if not is_dry:
+        check_is_sure("topic delete", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = call(context, "DELETE", path, query={"dryRun": "true"})
+        groups = ", ".join(planned["groups"]) or "nobody"
+        loss = f"{planned['messages']} messages, read by {groups}"
+        if is_dry:
+            say(context, planned, f"topic {name} would be deleted, with {loss}")
+            return
+        confirm(f"Delete topic {name} with {loss}? Delayed messages go to %DLQ%TIMER.")
+    call(context, "DELETE", path)
     say(context, {}, f"topic {name} is deleted")
 
 

@@ -41,6 +41,7 @@ _OBJECTS_A_COLLECTION = 3_000
 _YOUNG_BEFORE_MIDDLE = 0
 # All objects, which takes longest, only after some million new ones that stay: cycles are few.
 _MIDDLE_BEFORE_ALL = 1_000
+_STDIN = 0  # the descriptor
 _SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
 
 
@@ -136,12 +137,18 @@ def _log_end(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def stop_on_signal(
-    *, supervisor_fd: int | None = None, before_exit: Callable[[], None] = lambda: None
+    *,
+    supervisor_fd: int | None = None,
+    before_exit: Callable[[], None] = lambda: None,
+    on_hangup: Callable[[], None] = lambda: None,
 ) -> Iterator[asyncio.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets; a second signal exits at once.
 
-    The loss of the supervisor counts as a signal. Needs a running event loop.
+    The loss of the supervisor counts as a signal, and so does that of the terminal, which comes as
+    SIGHUP. Otherwise SIGHUP calls `on_hangup`: files that were renewed are to be read again. Needs
+    a running event loop.
     """
+    has_terminal = os.isatty(_STDIN)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -152,6 +159,13 @@ def stop_on_signal(
             os._exit(_SECOND_SIGNAL_STATUS)
         stop.set()
 
+    def on_sighup() -> None:
+        if has_terminal and not os.isatty(_STDIN):
+            on_signal()  # A terminal that is gone is one no more.
+        else:
+            structlog.get_logger().info("reload asked for")
+            on_hangup()
+
     def on_supervisor() -> None:
         # The supervisor never writes, so a readable socket is its end.
         assert supervisor_fd is not None
@@ -160,6 +174,7 @@ def stop_on_signal(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, on_sighup)
     if supervisor_fd is not None:
         loop.add_reader(supervisor_fd, on_supervisor)
     try:
@@ -167,7 +182,7 @@ def stop_on_signal(
     finally:
         if supervisor_fd is not None:
             loop.remove_reader(supervisor_fd)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 

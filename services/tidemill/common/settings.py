@@ -63,8 +63,13 @@ Addresses = Annotated[list[Address], NoDecode, BeforeValidator(_split)]
 # do not import each other, so they stand here; a test holds them against the models.
 KNOWN_KEYS = frozenset(
     [
+        "admin_body_bytes_max",
         "admin_host",
+        "admin_hosts",
         "admin_port",
+        "admin_tls_certificate_file",
+        "admin_tls_key_file",
+        "admin_token_file",
         "advertised_address",
         "auto_create",
         "auto_create_per_s",
@@ -73,6 +78,9 @@ KNOWN_KEYS = frozenset(
         "checkpoint_log_bytes",
         "clients_max",
         "cluster",
+        "cluster_tls_ca_file",
+        "cluster_tls_certificate_file",
+        "cluster_tls_key_file",
         "config",
         "connection_max_age_ms",
         "connections_max",
@@ -132,7 +140,7 @@ KNOWN_KEYS = frozenset(
 )
 # Variables of ours that are no settings, and those that Kubernetes makes for a service of our name.
 _OTHER_VARIABLES = re.compile(
-    r"ADMIN|COMMIT|TEST_.*|.*_SERVICE_HOST|.*_SERVICE_PORT(_.*)?|.*_PORT_\d+_.*"
+    r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|COMMIT|TEST_.*|.*_SERVICE_HOST|.*_SERVICE_PORT(_.*)?|.*_PORT_\d+_.*"
 )
 
 EXIT_USAGE = 2  # exit status of a process that was given settings it cannot use
@@ -239,6 +247,70 @@ class FrontSettings(ProcessSettings):
             )
         if self.tls != "off" and not (self.tls_certificate_file and self.tls_key_file):
             raise ValueError("TLS needs tls_certificate_file and tls_key_file")
+        return self
+
+
+class AdminFrontSettings(ProcessSettings):
+    """Who may use the REST API: settings of the admin process, which the standalone hands on."""
+
+    admin_hosts: Names = Field(
+        [],
+        description="Names by which the REST API may be called, beside loopback names, its host and"
+        " the address that was connected to; others are refused with 421.",
+    )
+    admin_token_file: str = Field(
+        "",
+        description="File with the bearer token that callers of the REST API show; read again when"
+        " it changes. Empty: nobody needs one.",
+    )
+    admin_body_bytes_max: int = Field(
+        8 << 20,
+        ge=1 << 10,
+        le=1 << 30,
+        description="Largest request of the REST API in bytes; beyond it 413. The largest message"
+        " takes 6 MiB as base64.",
+    )
+    admin_tls_certificate_file: str = Field(
+        "", description="Certificate chain of the REST API, PEM; empty: it is served without TLS."
+    )
+    admin_tls_key_file: str = Field("", description="Private key to it, PEM.")
+
+    @model_validator(mode="after")
+    def check_admin_tls(self) -> Self:
+        """Refuse one of the files without the other."""
+        if bool(self.admin_tls_certificate_file) != bool(self.admin_tls_key_file):
+            raise ValueError(
+                "TLS of the REST API needs admin_tls_certificate_file and admin_tls_key_file"
+            )
+        return self
+
+
+class ClusterTlsSettings(ProcessSettings):
+    """TLS between the processes: the same three files in each of them."""
+
+    cluster_tls_ca_file: str = Field(
+        "",
+        description="Authorities, PEM, of which one has signed the certificate of every process of"
+        " this cluster. Set it with the two below, in all processes: they use TLS with each other.",
+    )
+    cluster_tls_certificate_file: str = Field(
+        "",
+        description="Certificate chain of this process, PEM, for both ends of a connection; a"
+        " broker's names the address at which the others reach it.",
+    )
+    cluster_tls_key_file: str = Field("", description="Private key to it, PEM.")
+
+    @model_validator(mode="after")
+    def check_cluster_tls(self) -> Self:
+        """Refuse some of the files without the others."""
+        files = (
+            self.cluster_tls_ca_file, self.cluster_tls_certificate_file, self.cluster_tls_key_file,
+        )  # fmt: skip
+        if any(files) and not all(files):
+            raise ValueError(
+                "TLS between the processes needs cluster_tls_ca_file, cluster_tls_certificate_file"
+                " and cluster_tls_key_file"
+            )
         return self
 
 

@@ -43,7 +43,13 @@ async def serve(settings: StandaloneSettings) -> int:
             for child in children:
                 child.kill()
 
-        with stop_on_signal(supervisor_fd=settings.supervisor_fd, before_exit=kill_all) as stop:
+        def reload_all() -> None:
+            for child in children:
+                child.reload()
+
+        with stop_on_signal(
+            supervisor_fd=settings.supervisor_fd, before_exit=kill_all, on_hangup=reload_all
+        ) as stop:
             runs = {child: asyncio.create_task(child.run(), name=child.name) for child in children}
             status = await supervise(children, list(runs.values()), stop)
             log.info("standalone stops")
@@ -181,6 +187,11 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 "--drain-delay-ms=0",
                 f"--host={settings.admin_host}",
                 f"--port={port_of(addresses.get('admin'), settings.admin_port)}",
+                *(f"--admin-hosts={host}" for host in settings.admin_hosts),
+                f"--admin-token-file={settings.admin_token_file}",
+                f"--admin-body-bytes-max={settings.admin_body_bytes_max}",
+                f"--admin-tls-certificate-file={settings.admin_tls_certificate_file}",
+                f"--admin-tls-key-file={settings.admin_tls_key_file}",
             ]
 
         proxies = [
@@ -198,4 +209,5 @@ def port_of(address: str | None, otherwise: int) -> int:
     """Return the port in an address like host:port or http://host:port/path."""
     if address is None:
         return otherwise
-    return int(address.removeprefix("http://").partition("/")[0].rpartition(":")[2])
+    place = address.partition("://")[2] or address
+    return int(place.partition("/")[0].rpartition(":")[2])

@@ -112,6 +112,11 @@ class Child:
         self._is_stopping = True
         self._signal(signal.SIGTERM)
 
+    def reload(self) -> None:
+        """Let the process read its certificates again."""
+        if self.is_ready.is_set():  # One that starts may not know the signal yet, and reads anyway.
+            self._signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """End the process at once."""
         self._is_stopping = True

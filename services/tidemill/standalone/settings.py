@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Flag, Folder, FrontSettings, Port
+from tidemill.common.settings import AdminFrontSettings, Flag, Folder, FrontSettings, Port
 
 
-class StandaloneSettings(FrontSettings):
+class StandaloneSettings(FrontSettings, AdminFrontSettings):
     """Run a broker, proxies and the admin process on this machine, data in one folder.
 
     When all serve, one line of JSON on standard output says where. SIGTERM stops them all.

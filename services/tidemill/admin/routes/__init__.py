@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Query, Request
+from fastapi.responses import JSONResponse
 
 from tidemill.admin.broker_client import BrokerClient
 from tidemill.admin.compose import Composer
+from tidemill.admin.schemas import Schema
 from tidemill.common.clock import SystemClock
 from tidemill.common.errors import Forbidden
+
+USER_CHARS_MAX = 128  # of who somebody says to be, in a line of the log
+_UNPRINTABLE = re.compile(r"[^ -~]")
 
 
 def broker_of(request: Request) -> BrokerClient:
@@ -34,6 +40,11 @@ def now_ms_of(request: Request) -> int:
     return clock.wall_ms()
 
 
+def json_of(answer: Schema) -> JSONResponse:
+    """Render an answer of a route that usually has none."""
+    return JSONResponse(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
 def refuse_foreign_pages(request: Request) -> None:
     """Raise Forbidden for what a web page of another origin sends through its reader's browser."""
     origin = request.headers.get("origin")
@@ -41,6 +52,31 @@ def refuse_foreign_pages(request: Request) -> None:
         raise Forbidden(f"a page of {origin} may not do this")
 
 
+def caller_of(
+    request: Request,
+    user: Annotated[
+        str,
+        Header(
+            alias="Tidemill-User",
+            description="Who asks, for the log of the broker. Nobody checks it: the address that it"
+            " came from is written beside it.",
+        ),
+    ] = "",
+) -> str:
+    """Return who asks: what it says of itself, and where it is."""
+    address = request.client.host if request.client else "an unknown address"
+    name = _UNPRINTABLE.sub("?", user)[:USER_CHARS_MAX]
+    return f"{name} at {address}" if name else address
+
+
 Broker = Annotated[BrokerClient, Depends(broker_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 NowMs = Annotated[int, Depends(now_ms_of)]
+Caller = Annotated[str, Depends(caller_of)]
+DryRun = Annotated[
+    bool,
+    Query(
+        alias="dryRun",
+        description="Check everything, do nothing, and answer 200 with what would be lost.",
+    ),
+]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path, Response
 
-from tidemill.admin import schemas
+from tidemill.admin import render, schemas
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
-from tidemill.admin.routes import Broker
+from tidemill.admin.routes import Broker, Caller, DryRun, json_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
+
+Name = Annotated[str, Path(description="Name of the consumer group.")]
 
 
 @router.get("/groups", response_model_exclude_none=True)
@@ -22,17 +25,20 @@ async def list_groups(
     config = await broker.config()
     page, token = page_of(config.groups, page_size, page_token)
     return schemas.GroupPage(
-        groups=[schemas.group_of(group) for group in page], next_page_token=token
+        groups=[render.group_of(group) for group in page], next_page_token=token
     )
 
 
 @router.put("/groups/{group}", response_model_exclude_none=True)
-async def put_group(group: str, settings: schemas.GroupSettings, broker: Broker) -> schemas.Group:
+async def put_group(
+    group: Name, settings: schemas.GroupSettings, broker: Broker, caller: Caller
+) -> schemas.Group:
     """Create a consumer group, or change one."""
     request = pb.PutGroupRequest(
         name=group,
         max_attempts=settings.max_attempts or 0,
         start_from_latest=settings.start_from == "latest",
+        requested_by=caller,
     )
     if settings.delivery_order is not None:
         is_fifo = settings.delivery_order is schemas.DeliveryOrder.FIFO
@@ -43,29 +49,36 @@ async def put_group(group: str, settings: schemas.GroupSettings, broker: Broker)
         request.exponential.multiplier = policy.multiplier
     if settings.retry is not None and settings.retry.customized is not None:
         request.customized.next_ms.extend(settings.retry.customized.next_ms)
-    return schemas.group_of(await broker.put_group(request))
+    return render.group_of(await broker.put_group(request))
 
 
 # Before /groups/{group}, whose pattern would not match the second segment but reads the same.
 @router.get("/groups/{group}/progress", response_model_exclude_none=True)
-async def get_progress(group: str, broker: Broker) -> schemas.GroupProgress:
+async def get_progress(group: Name, broker: Broker) -> schemas.GroupProgress:
     """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total."""
-    return schemas.progress_of(await broker.group_progress(group))
+    return render.progress_of(await broker.group_progress(group))
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
-async def get_group(group: str, broker: Broker) -> schemas.Group:
+async def get_group(group: Name, broker: Broker) -> schemas.Group:
     """Show a consumer group."""
-    return schemas.group_of((await broker.group_progress(group)).group)
+    return render.group_of((await broker.group_progress(group)).group)
 
 
 @router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
 async def reset_offset(
-    group: str, reset: schemas.OffsetReset, broker: Broker
+    group: Name, reset: schemas.OffsetReset, broker: Broker, caller: Caller
 ) -> schemas.OffsetResetDone:
-    """Let a group go on from another place of a topic."""
-    request = pb.ResetOffsetRequest(group=group, topic=reset.topic)
-    if reset.timestamp_ms is not None:
+    """Let a group go on from another place of a topic.
+
+    The broker writes one line to its log: from where, to where, and who asked.
+    """
+    request = pb.ResetOffsetRequest(
+        group=group, topic=reset.topic, dry_run=reset.dry_run, requested_by=caller
+    )
+    if reset.timestamp is not None:
+        request.timestamp_ms = schemas.millis_of(reset.timestamp)
+    elif reset.timestamp_ms is not None:
         request.timestamp_ms = reset.timestamp_ms
     elif reset.offset is not None:
         request.offset = reset.offset
@@ -74,11 +87,37 @@ async def reset_offset(
     else:
         request.latest = True
     reply = await broker.reset_offset(request)
-    queues = [schemas.queue_of(queue) for queue in reply.queues]
-    return schemas.OffsetResetDone(group=group, topic=reset.topic, queues=queues)
+    return schemas.OffsetResetDone(
+        dry_run=reset.dry_run,
+        by=caller,
+        group=group,
+        topic=reset.topic,
+        queues=[
+            render.queue_reset_of(queue, from_offset)
+            for queue, from_offset in zip(reply.queues, reply.from_offsets, strict=True)
+        ],
+    )
 
 
-@router.delete("/groups/{group}", status_code=HTTPStatus.NO_CONTENT)
-async def delete_group(group: str, broker: Broker) -> None:
-    """Delete a consumer group with its progress."""
-    await broker.delete_group(group)
+@router.delete(
+    "/groups/{group}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_model=None,
+    responses={200: {"description": "The dry run.", "model": schemas.GroupDeletion}},
+)
+async def delete_group(
+    group: Name, broker: Broker, caller: Caller, dry_run: DryRun = False
+) -> Response | None:
+    """Delete a consumer group with its progress; its dead letters stay."""
+    request = pb.DeleteRequest(name=group, dry_run=dry_run, requested_by=caller)
+    reply = await broker.delete_group(request)
+    if not dry_run:
+        return None
+    deletion = schemas.GroupDeletion(
+        dry_run=True,
+        by=caller,
+        group=render.group_of(reply.group),
+        topics=list(reply.topics),
+        lag=reply.lag,
+    )
+    return json_of(deletion)

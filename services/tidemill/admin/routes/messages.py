@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from tidemill.admin import schemas
 from tidemill.admin.peek import message_of
@@ -17,12 +17,14 @@ router = APIRouter(tags=["messages"])
 
 COPIES_MAX = 64  # of one message id: the original, its retries, its dead letter
 Key = Annotated[str, Query(min_length=1, description="One of the keys set by the producer.")]
-Limit = Annotated[int, Query(ge=1, le=256)]
+Limit = Annotated[int, Query(ge=1, le=256, description="At most so many of them.")]
+Topic = Annotated[str, Path(description="Name of the topic.")]
+MessageId = Annotated[str, Path(description="Id that its producer got.")]
 
 
 @router.post("/topics/{topic}/messages", response_model_exclude_none=True)
 async def send_message(
-    topic: str, message: schemas.NewMessage, broker: Broker, composer: MessageComposer
+    topic: Topic, message: schemas.NewMessage, broker: Broker, composer: MessageComposer
 ) -> schemas.SentMessage:
     """Send a message, at once or for a later time.
 
@@ -43,7 +45,7 @@ async def send_message(
 
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)
 async def find_messages(
-    topic: str, key: Key, broker: Broker, limit: Limit = 32
+    topic: Topic, key: Key, broker: Broker, limit: Limit = 32
 ) -> schemas.MessageList:
     """Find messages by key, the newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
@@ -52,7 +54,7 @@ async def find_messages(
 
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
-async def peek_message(topic: str, message_id: str, broker: Broker) -> schemas.MessageList:
+async def peek_message(topic: Topic, message_id: MessageId, broker: Broker) -> schemas.MessageList:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
     reply = await broker.find_messages(request)

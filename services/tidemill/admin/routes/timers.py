@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -18,15 +19,23 @@ router = APIRouter(tags=["timers"])
 BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
 
 PLACE_CHARS_MAX = 64  # of a token; two numbers of 64 bits have fewer
-TimerId = Annotated[int, Path(ge=0, le=2**63 - 1)]
+TimerId = Annotated[int, Path(ge=0, le=2**63 - 1, description="Number of the timer.")]
 Topic = Annotated[str, Query(description="Only of this topic.")]
 Key = Annotated[str, Query(description="Only messages with this key.")]
 DueFrom = Annotated[
-    int, Query(alias="dueFrom", ge=0, le=schemas.EXACT_MAX, description="Due not before, in ms.")
-]
+    schemas.Instant,
+    Query(
+        alias="dueFrom", ge=0, le=schemas.EXACT_MAX,
+        description="Due not before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
+    ),
+]  # fmt: skip
 DueTo = Annotated[
-    int, Query(alias="dueTo", ge=0, le=schemas.EXACT_MAX, description="Due before, in ms.")
-]
+    schemas.Instant,
+    Query(
+        alias="dueTo", ge=0, le=schemas.EXACT_MAX,
+        description="Due before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
+    ),
+]  # fmt: skip
 
 
 @router.get("/timers", response_model_exclude_none=True)
@@ -73,9 +82,9 @@ async def reschedule_timer(
     """Let a timer be due at another time, earlier or later."""
     request = pb.RescheduleTimerRequest(
         timer_id=timer_id,
-        due_at_ms=change.due_at_ms or 0,
+        due_at_ms=_millis(change.due_at_ms, change.due_at) or 0,
         delay_ms=change.delay_ms,
-        expected_due_at_ms=change.expected_due_at_ms,
+        expected_due_at_ms=_millis(change.expected_due_at_ms, change.expected_due_at),
     )
     return timer_of(await broker.reschedule_timer(request))
 
@@ -84,6 +93,10 @@ async def reschedule_timer(
 async def fire_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
     """Deliver a timer's message now."""
     return timer_of(await broker.fire_timer(timer_id))
+
+
+def _millis(at_ms: int | None, at: datetime | None) -> int | None:
+    return schemas.millis_of(at) if at else at_ms
 
 
 def _place_of(token: str) -> tuple[int, int]:

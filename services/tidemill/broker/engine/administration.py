@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.fold import Fold
-from tidemill.broker.engine.inspection import QueueStatus
+from tidemill.broker.engine.inspection import Inspection, QueueStatus
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
@@ -64,6 +64,7 @@ class Administration:
         check_room: Callable[[], None],
         default_queues: int,
         quota: Quota,
+        inspection: Inspection,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -73,6 +74,7 @@ class Administration:
         self._check_room = check_room  # raises DiskFull
         self._default_queues = default_queues
         self._quota = quota
+        self._inspection = inspection
 
     def ensure(self, topic: str, group: str, now_ms: int) -> None:
         """Create what is missing of a topic and a group, each possibly "", by their first use.
@@ -109,11 +111,13 @@ class Administration:
         type_: TopicType | None,
         queues: int,
         delivery_spread_ms: int | None = None,
+        is_forced: bool = False,
         now_ms: int,
     ) -> Topic:
         """Create or change a topic; None and 0 queues keep what is, or take the defaults.
 
-        Raises Conflict, BadRequest.
+        The type of a topic that is in use changes only when `is_forced`. Raises Conflict,
+        BadRequest.
         """
         if not 0 <= (delivery_spread_ms or 0) <= SPREAD_MS_MAX:
             raise BadRequest(
@@ -155,8 +159,19 @@ class Administration:
                 )
             if replace(topic, version=old.version) == old:
                 return old
+            if topic.type is not old.type and not is_forced:
+                self._check_unused(old, topic.type)
         self._put(topic_item(topic), now_ms)
         return topic
+
+    def _check_unused(self, topic: Topic, type_: TopicType) -> None:
+        # What it holds, and what its producers send next, may not fit the other type.
+        use = self._inspection.use_of(topic)
+        if use:
+            raise Conflict(
+                f"topic {topic.name!r} is in use ({use}): its type changes from {topic.type.name} "
+                f"to {type_.name} only with force"
+            )
 
     def _put(self, item: dict[str, Any], now_ms: int) -> None:
         # Acks of before a deletion or a reset come before it in the log.
@@ -164,7 +179,16 @@ class Administration:
         self._fold.append(Config(item), now_ms)
 
     def delete_topic(self, name: str, now_ms: int) -> None:
-        """Delete a topic, its messages, and all groups' progress in it. Raises TopicNotFound."""
+        """Delete a topic, its messages, and all groups' progress in it.
+
+        Raises TopicNotFound, Conflict.
+        """
+        topic = self.find_deletable(name)
+        self._keep_next_id(now_ms)
+        self._put({"op": "deleteTopic", "id": topic.id}, now_ms)
+
+    def find_deletable(self, name: str) -> Topic:
+        """Return the topic that would be deleted. Raises TopicNotFound, Conflict."""
         topic = self._catalog.find_topic(name)
         if topic is None:
             raise TopicNotFound(f"there is no topic {name!r}")
@@ -172,8 +196,7 @@ class Administration:
             raise Conflict("a retry topic lives as long as its group and topic")
         if topic.name == TIMER_TOPIC:
             raise Conflict("delayed messages wait on this topic; cancel them one by one")
-        self._keep_next_id(now_ms)
-        self._put({"op": "deleteTopic", "id": topic.id}, now_ms)
+        return topic
 
     def _keep_next_id(self, now_ms: int) -> None:
         # The record that states the highest id may be the one that is deleted.
@@ -236,24 +259,30 @@ class Administration:
         Raises TopicNotFound, GroupNotFound, IllegalOffset. Returns the new offsets as
         max_offset.
         """
-        group = self._catalog.find_group(group_name)
-        topic = self._catalog.find_topic(topic_name)
-        if group is None:
-            raise GroupNotFound(f"there is no consumer group {group_name!r}")
-        if topic is None:
-            raise TopicNotFound(f"there is no topic {topic_name!r}")
-        queues = self._catalog.queues_of(topic)
-        offsets = [[topic.id, queue.queue_id, self._resolve(queue, target)] for queue in queues]
-        answer = [
-            QueueStatus(queue.queue_id, queue.min_offset, offset)
-            for queue, (_, _, offset) in zip(queues, offsets, strict=True)
-        ]
+        group, topic, answer = self.plan_reset(group_name, topic_name, target)
+        offsets = [[topic.id, status.queue_id, status.max_offset] for status in answer]
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
         if retry_id is not None:
             offsets.append([retry_id, 0, self._catalog.queue(retry_id, QueueId(0)).max_offset])
         config = {"op": "reset", "group_id": group.id, "offsets": offsets}
         self._put(config, now_ms)
         return answer
+
+    def plan_reset(
+        self, group_name: str, topic_name: str, target: ResetTarget
+    ) -> tuple[Group, Topic, list[QueueStatus]]:
+        """Return what a reset would do, and raise what it would raise."""
+        group = self._catalog.find_group(group_name)
+        topic = self._catalog.find_topic(topic_name)
+        if group is None:
+            raise GroupNotFound(f"there is no consumer group {group_name!r}")
+        if topic is None:
+            raise TopicNotFound(f"there is no topic {topic_name!r}")
+        answer = [
+            QueueStatus(queue.queue_id, queue.min_offset, self._resolve(queue, target))
+            for queue in self._catalog.queues_of(topic)
+        ]
+        return group, topic, answer
 
     def _resolve(self, queue: ConsumeQueue, target: ResetTarget) -> int:
         if target.earliest:

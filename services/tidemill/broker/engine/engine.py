@@ -154,16 +154,19 @@ class Engine:
             self._quiet,
             may_prepare=lambda: self.free_bytes >= config.disk_reserve_bytes + config.segment_bytes,
         )
+        self.inspection = Inspection(
+            self.catalog, self.store, self.state, self.tally,
+            timer_count_of=lambda topic_id: self.timers.index.counts.pending[topic_id],
+        )  # fmt: skip
         self.administration = Administration(
             self.catalog, self.store, self.fold, self._acks,
             auto_create=config.auto_create, default_queues=config.default_queues,
-            check_room=self._check_room,
+            check_room=self._check_room, inspection=self.inspection,
             quota=Quota(
                 topics_max=config.topics_max, groups_max=config.groups_max,
                 auto_create_per_s=config.auto_create_per_s,
             ),
         )  # fmt: skip
-        self.inspection = Inspection(self.catalog, self.store, self.state, self.tally)
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
         self._log_end_at_look = LogOffset(0)
         # Its copy for a retry must fit too, or nobody could ever revive it.

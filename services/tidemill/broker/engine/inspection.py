@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
@@ -48,6 +48,23 @@ class QueueProgress(NamedTuple):
     oldest_ready_at_ms: int  # 0: nothing is ready
 
 
+class TopicUse(NamedTuple):
+    """What depends on a topic being as it is."""
+
+    message_count: int  # that its queues hold, acked or not
+    timer_count: int  # that are due there later
+    groups: list[str]  # that read it, by name
+
+    def __bool__(self) -> bool:
+        return bool(self.message_count or self.timer_count or self.groups)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.message_count} messages, {self.timer_count} delayed ones and "
+            f"{len(self.groups)} groups"
+        )
+
+
 class FoundMessage(NamedTuple):
     """A message found by id or key, or a copy of it."""
 
@@ -75,8 +92,17 @@ FOUND_BYTES_MAX = 16 << 20  # of all that a look-up finds, which ends with the m
 class Inspection:
     """What is known, for people and metrics."""
 
-    def __init__(self, catalog: Catalog, store: MessageStore, pops: PopState, tally: Tally) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: MessageStore,
+        pops: PopState,
+        tally: Tally,
+        *,
+        timer_count_of: Callable[[TopicId], int],
+    ) -> None:
         self._catalog = catalog
+        self._timer_count_of = timer_count_of
         self._store = store
         self._pops = pops
         self._tally = tally
@@ -87,6 +113,24 @@ class Inspection:
             QueueStatus(queue.queue_id, queue.min_offset, queue.max_offset)
             for queue in self._catalog.queues_of(topic)
         ]
+
+    def consumer_offsets(self, group: Group, topic: Topic) -> list[int]:
+        """Return where a group stands in each queue of a topic; -1: it has not read that one."""
+        found = [
+            self._pops.progress.get((group.id, topic.id, queue.queue_id))
+            for queue in self._catalog.queues_of(topic)
+        ]
+        return [-1 if each is None else self._pops.consumer_offset(each) for each in found]
+
+    def use_of(self, topic: Topic) -> TopicUse:
+        """Return what depends on a topic."""
+        queues = self._catalog.queues_of(topic)
+        group_ids = self._pops.group_ids_of(topic.id)
+        return TopicUse(
+            sum(queue.max_offset - queue.min_offset for queue in queues),
+            self._timer_count_of(topic.id),
+            sorted(self._catalog.groups[group_id].name for group_id in group_ids),
+        )
 
     def log_bytes(self, queue: ConsumeQueue) -> int:
         """Return how many bytes of the log a queue's messages take.

@@ -38,10 +38,10 @@ class BrokerAdminService:
         self._rounds = rounds
         self._auto_create = auto_create
 
-    async def PutTopic(self, request: pb.PutTopicRequest) -> pb.TopicConfig:
+    async def PutTopic(self, request: pb.PutTopicRequest) -> pb.PutTopicReply:
         """Create or change a topic."""
 
-        def put(engine: Engine, turn: Turn) -> pb.TopicConfig:
+        def put(engine: Engine, turn: Turn) -> pb.PutTopicReply:
             check_own_topic(request.name)
             before = engine.catalog.find_topic(request.name)
             topic = engine.administration.put_topic(
@@ -49,21 +49,32 @@ class BrokerAdminService:
                 type_=config_frames.topic_type(request.type),
                 queues=request.queues,
                 delivery_spread_ms=config_frames.delivery_spread_ms(request),
+                is_forced=request.force,
                 now_ms=turn.now_ms,
             )
-            config_log.topic_put(before, topic, auto_create=False)
-            return config_frames.topic_config(topic)
+            config_log.topic_put(before, topic, auto_create=False, by=request.requested_by)
+            return pb.PutTopicReply(
+                topic=config_frames.topic_config(topic),
+                before=config_frames.topic_config(before) if before else None,
+            )
 
         return await self._call(put)
 
-    async def DeleteTopic(self, request: pb.NamedRequest) -> pb.Empty:
-        """Delete a topic with its messages."""
+    async def DeleteTopic(self, request: pb.DeleteRequest) -> pb.DeleteTopicReply:
+        """Delete a topic with its messages, or say what that would take."""
 
-        def delete(engine: Engine, turn: Turn) -> pb.Empty:
+        def delete(engine: Engine, turn: Turn) -> pb.DeleteTopicReply:
             find_topic(engine, request.name)
-            engine.administration.delete_topic(request.name, turn.now_ms)
-            config_log.topic_deleted(request.name)
-            return pb.Empty()
+            topic = engine.administration.find_deletable(request.name)
+            use = engine.inspection.use_of(topic)
+            if not request.dry_run:
+                engine.administration.delete_topic(request.name, turn.now_ms)
+                config_log.topic_deleted(topic, use, by=request.requested_by)
+            return pb.DeleteTopicReply(
+                topic=config_frames.topic_config(topic),
+                messages=use.message_count,
+                groups=use.groups,
+            )
 
         return await self._call(delete)
 
@@ -76,18 +87,25 @@ class BrokerAdminService:
             group = engine.administration.put_group(
                 request.name, **config_frames.group_fields(request), now_ms=turn.now_ms
             )
-            config_log.group_put(before, group, auto_create=False)
+            config_log.group_put(before, group, auto_create=False, by=request.requested_by)
             return config_frames.group_config(group)
 
         return await self._call(put)
 
-    async def DeleteGroup(self, request: pb.NamedRequest) -> pb.Empty:
-        """Delete a consumer group with its progress."""
+    async def DeleteGroup(self, request: pb.DeleteRequest) -> pb.DeleteGroupReply:
+        """Delete a consumer group with its progress, or say what that would take."""
+        progress = await self.GetGroupProgress(pb.NamedRequest(name=request.name))
+        topics = sorted({queue.topic for queue in progress.queues})
+        lag = sum(queue.ready_count + queue.in_flight_count for queue in progress.queues)
 
-        def delete(engine: Engine, turn: Turn) -> pb.Empty:
-            engine.administration.delete_group(request.name, turn.now_ms)
-            config_log.group_deleted(request.name)
-            return pb.Empty()
+        def delete(engine: Engine, turn: Turn) -> pb.DeleteGroupReply:
+            group = find_group(engine, request.name)
+            if not request.dry_run:
+                engine.administration.delete_group(request.name, turn.now_ms)
+                config_log.group_deleted(group, topics, lag, by=request.requested_by)
+            return pb.DeleteGroupReply(
+                group=config_frames.group_config(group), topics=topics, lag=lag
+            )
 
         return await self._call(delete)
 
@@ -145,11 +163,22 @@ class BrokerAdminService:
             else:
                 target = ResetTarget(offsets=offsets)
             find_topic(engine, request.topic)
-            statuses = engine.administration.reset_offset(
-                request.group, request.topic, target, turn.now_ms
+            group, topic, statuses = engine.administration.plan_reset(
+                request.group, request.topic, target
             )
-            config_log.offsets_reset(request.group, request.topic)
-            return pb.ResetOffsetReply(queues=[config_frames.queue_status(q) for q in statuses])
+            before = engine.inspection.consumer_offsets(group, topic)
+            if not request.dry_run:
+                engine.administration.reset_offset(
+                    request.group, request.topic, target, turn.now_ms
+                )
+                after = [status.max_offset for status in statuses]
+                config_log.offsets_reset(
+                    request.group, request.topic,
+                    from_offsets=before, to_offsets=after, by=request.requested_by,
+                )  # fmt: skip
+            return pb.ResetOffsetReply(
+                queues=[config_frames.queue_status(q) for q in statuses], from_offsets=before
+            )
 
         return await self._call(reset)
 

@@ -11,28 +11,34 @@ from typing import TYPE_CHECKING
 import structlog
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.inspection import TopicUse
     from tidemill.broker.engine.metadata.catalog import Group, Topic
 
 log = structlog.get_logger()
 
+NAMED_MAX = 64  # items of a list in one line; how many there are is said beside it
 
-def topic_put(before: Topic | None, topic: Topic, *, auto_create: bool) -> None:
+
+def topic_put(before: Topic | None, topic: Topic, *, auto_create: bool, by: str = "") -> None:
     """Tell of a topic that was created, or changed from `before`."""
     if before == topic:
         return
-    fields = {"topic": topic.name, "type": topic.type.name, "queues": topic.queues}
+    fields = {
+        "topic": topic.name, "type": topic.type.name, "queues": topic.queues, **_asked_by(by),
+    }  # fmt: skip
     if before is None:
         log.info("topic created", **fields, auto_create=auto_create)
     else:
         log.info("topic changed", **fields, old_type=before.type.name, old_queues=before.queues)
 
 
-def group_put(before: Group | None, group: Group, *, auto_create: bool) -> None:
+def group_put(before: Group | None, group: Group, *, auto_create: bool, by: str = "") -> None:
     """Tell of a group that was created, or changed from `before`."""
     if before == group:
         return
     fields = {
         "group": group.name, "is_ordered": group.is_ordered, "max_attempts": group.max_attempts,
+        **_asked_by(by),
     }  # fmt: skip
     if before is None:
         log.info("group created", **fields, auto_create=auto_create)
@@ -40,16 +46,33 @@ def group_put(before: Group | None, group: Group, *, auto_create: bool) -> None:
         log.info("group changed", **fields)
 
 
-def topic_deleted(name: str) -> None:
-    """Tell of a topic that is gone."""
-    log.info("topic deleted", topic=name)
+def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
+    """Tell of a topic that is gone, and of what went with it."""
+    log.info(
+        "topic deleted", topic=topic.name, type=topic.type.name, queues=topic.queues,
+        messages=use.message_count, timers=use.timer_count, groups=use.groups[:NAMED_MAX],
+        group_count=len(use.groups), **_asked_by(by),
+    )  # fmt: skip
 
 
-def group_deleted(name: str) -> None:
-    """Tell of a group that is gone."""
-    log.info("group deleted", group=name)
+def group_deleted(group: Group, topics: list[str], lag: int, *, by: str) -> None:
+    """Tell of a group that is gone, and of how far it was."""
+    log.info(
+        "group deleted", group=group.name, is_ordered=group.is_ordered,
+        max_attempts=group.max_attempts, topics=topics[:NAMED_MAX], topic_count=len(topics),
+        lag=lag, **_asked_by(by),
+    )  # fmt: skip
 
 
-def offsets_reset(group: str, topic: str) -> None:
-    """Tell of a group that goes on elsewhere."""
-    log.info("offsets reset", group=group, topic=topic)
+def offsets_reset(
+    group: str, topic: str, *, from_offsets: list[int], to_offsets: list[int], by: str
+) -> None:
+    """Tell of a group that goes on elsewhere: by queue from where, and to where."""
+    log.info(
+        "offsets reset", group=group, topic=topic, from_offsets=from_offsets[:NAMED_MAX],
+        to_offsets=to_offsets[:NAMED_MAX], queues=len(to_offsets), **_asked_by(by),
+    )  # fmt: skip
+
+
+def _asked_by(by: str) -> dict[str, str]:
+    return {"by": by} if by else {}

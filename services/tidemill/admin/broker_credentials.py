@@ -1,0 +1,35 @@
+"""What the admin process shows the broker, and trusts it by: files that may be renewed."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import grpc
+
+from tidemill.admin.settings import AdminSettings
+from tidemill.common.lifecycle import StartRefused
+from tidemill.transport.aio.tls import Reloading, TlsFiles, client_context, cluster_files
+
+
+def broker_credentials(settings: AdminSettings) -> Reloading[grpc.ChannelCredentials] | None:
+    """Return the credentials for a channel, None where there is no TLS; raise StartRefused."""
+    files = cluster_files(
+        ca=settings.cluster_tls_ca_file,
+        certificate=settings.cluster_tls_certificate_file,
+        key=settings.cluster_tls_key_file,
+    )
+    if files is None:
+        return None
+    return Reloading("cluster", files, functools.partial(_read, files))
+
+
+def _read(files: TlsFiles) -> grpc.ChannelCredentials:
+    client_context(files)  # gRPC takes anything, and fails at every connection.
+    try:
+        authorities, key, certificate = [
+            Path(file).read_bytes() for file in (files.authorities, files.key, files.certificate)
+        ]
+    except OSError as error:
+        raise StartRefused(f"the files of TLS between the processes: {error}") from error
+    return grpc.ssl_channel_credentials(authorities, key, certificate)

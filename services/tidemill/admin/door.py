@@ -1,0 +1,208 @@
+"""Who may come in: the names this API answers to, the token, and how large a body may be.
+
+One ASGI application around the other, so that nothing is parsed, routed or read for whom it refuses
+(ADR 0019). A refusal is a problem document as any other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Callable, Collection
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, final
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from tidemill.admin.problems import problem
+from tidemill.common.errors import CODES, Overloaded
+from tidemill.common.file_changes import FileChanges
+from tidemill.common.lifecycle import StartRefused
+
+if TYPE_CHECKING:
+    from fastapi.responses import JSONResponse
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = structlog.get_logger()
+
+GUARDED: Final = "/api/"  # paths that need the token; the pages beside them hold no secret
+# Of all requests that are being read: some of the largest, or hundreds of ordinary ones.
+BODIES_BYTES_MAX: Final = 64 << 20
+TOKEN_BYTES_MAX: Final = 4_096  # a file with more is another file
+# The rest of a refused body is not read, so the connection has no further request.
+CLOSE: Final = {"Connection": "close"}
+_AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:\d*)?")
+
+
+@final
+class TokenFile:
+    """A bearer token, read again when its file has changed."""
+
+    def __init__(self, file: str) -> None:
+        """Read the file; raise StartRefused when it holds no token."""
+        self._file = file
+        self._changes = FileChanges([file])
+        try:
+            self._token = _read_token(file)
+        except (OSError, ValueError) as error:
+            raise StartRefused(
+                f"admin_token_file {file!r} holds no token: {error}; write one line into it,"
+                " such as `openssl rand -hex 32` makes"
+            ) from error
+
+    def admits(self, authorization: str) -> bool:
+        """Whether the header shows the token. Takes as long for a wrong one that begins rightly."""
+        if self._changes.have_come():
+            self._read_again()
+        scheme, _, shown = authorization.partition(" ")
+        is_token = hmac.compare_digest(shown.strip().encode(), self._token)
+        return is_token and scheme.lower() == "bearer"
+
+    def _read_again(self) -> None:
+        try:
+            self._token = _read_token(self._file)
+        except (OSError, ValueError) as error:
+            log.error(  # noqa: TRY400  # The reason says it all.
+                "token not read again, the old one stays", file=self._file, reason=str(error)
+            )
+        else:
+            log.info("token read again", file=self._file)
+
+
+def _read_token(file: str) -> bytes:
+    with Path(file).open("rb") as opened:
+        content = opened.read(TOKEN_BYTES_MAX + 1)
+    token = content.strip()
+    if len(content) > TOKEN_BYTES_MAX:
+        raise ValueError(f"it is longer than {TOKEN_BYTES_MAX} bytes")
+    if not token:
+        raise ValueError("it is empty")
+    if not all(0x21 <= byte <= 0x7E for byte in token):  # What a header can carry (RFC 6750).
+        raise ValueError("a token is one word of ASCII characters")
+    return token
+
+
+@final
+class Door:
+    """Lets requests through to `app`, or answers them itself."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str] = (),
+        token: TokenFile | None = None,
+        body_bytes_max: int,
+    ) -> None:
+        self._app = app
+        self._hosts = {host.lower().strip("[]").rstrip(".") for host in hosts} - {""}
+        self._token = token
+        self._body_bytes_max = body_bytes_max
+        self._held_bytes = 0  # of the bodies of all requests under way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refused = self._find_refusal(scope, headers)
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        body = _Body(receive, self._body_bytes_max, self._hold)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            self._held_bytes -= body.size_bytes
+
+    def _find_refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        names = headers.getlist("host")
+        if len(names) != 1 or not self._is_known(names[0], scope):
+            return _refusal(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"this API does not answer to the name {', '.join(names)!r}; call it by its"
+                " address, or add the name to admin_hosts",
+            )
+        is_guarded = self._token is not None and scope["path"].startswith(GUARDED)
+        if is_guarded and not self._shows_token(headers):
+            refused = _refusal(
+                HTTPStatus.UNAUTHORIZED,
+                "send the token of this API as Authorization: Bearer TOKEN",
+            )
+            refused.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
+            return refused
+        # What is no number, or there twice, the server has refused before.
+        if int(headers.get("content-length", 0)) > self._body_bytes_max:
+            refused = _refusal(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(self._body_bytes_max)
+            )
+            refused.headers.update(CLOSE)
+            return refused
+        return None
+
+    def _is_known(self, authority: str, scope: Scope) -> bool:
+        host = _host_of(authority)
+        if host in self._hosts or host == "localhost":
+            return True
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        # An address cannot be bound again, but the one that was called may not be ours to answer.
+        arrived_at = (scope.get("server") or ("", 0))[0]
+        return address.is_loopback or host == arrived_at
+
+    def _shows_token(self, headers: Headers) -> bool:
+        shown = headers.getlist("authorization")
+        return len(shown) == 1 and self._token is not None and self._token.admits(shown[0])
+
+    def _hold(self, size_bytes: int) -> None:
+        """Count bytes of a body; raise Overloaded when too many are being read at once."""
+        if self._held_bytes + size_bytes > BODIES_BYTES_MAX:
+            raise Overloaded("the requests that are being read fill the room for them; try again")
+        self._held_bytes += size_bytes
+
+
+@final
+class _Body:
+    """What a request brings, counted as it comes."""
+
+    def __init__(self, receive: Receive, bytes_max: int, hold: Callable[[int], None]) -> None:
+        self._receive = receive
+        self._bytes_max = bytes_max
+        self._hold = hold
+        self.size_bytes = 0
+
+    async def receive(self) -> Message:
+        """Receive the next part; raise HTTPException beyond the limit, which the app answers."""
+        message = await self._receive()
+        size_bytes = len(message.get("body", b""))
+        if self.size_bytes + size_bytes > self._bytes_max:
+            detail = _too_large(self._bytes_max)
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, CLOSE)
+        try:
+            self._hold(size_bytes)
+        except Overloaded as error:
+            status = CODES[Overloaded].http
+            raise HTTPException(status, error.message, CLOSE) from error
+        self.size_bytes += size_bytes
+        return message
+
+
+def _host_of(authority: str) -> str:
+    """Return the host in `host:port` or `[address]:port` as names are compared; "": neither."""
+    found = _AUTHORITY.fullmatch(authority.strip().lower())
+    return found[1].strip("[]").rstrip(".") if found else ""
+
+
+def _refusal(status: HTTPStatus, detail: str) -> JSONResponse:
+    return problem(status, status.phrase, detail, status * 100)
+
+
+def _too_large(bytes_max: int) -> str:
+    return f"a request has at most {bytes_max} bytes (admin_body_bytes_max)"

@@ -1,0 +1,87 @@
+"""What the admin process counts: requests by the route that served them, and how long they took."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, final
+
+from prometheus_client.core import CounterMetricFamily
+
+from tidemill.common.histogram import Histogram
+from tidemill.common.metrics import histogram_family
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from tidemill.admin.paths import Paths
+
+NO_ROUTE: Final = "(none)"  # for pages, and for paths that are none
+# Clients may send any word for a method; series are made for these.
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER: Final = "OTHER"
+UNANSWERED: Final = 499  # the caller had gone before there was an answer
+MS_PER_S: Final = 1_000
+
+
+@final
+class AdminMetrics:
+    """The counters of one admin process. Routes, methods and statuses are few."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, int]] = Counter()  # by route, method, status
+        self.durations_ms: Histogram[tuple[str, str]] = Histogram()  # by route, method
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counters."""
+        requests = CounterMetricFamily(
+            "rocketmq_admin_requests_total",
+            "Requests of the REST API, by the template of the route that served them.",
+            labels=("route", "method", "status"),
+        )
+        for (route, method, status), count in self.requests.items():
+            requests.add_metric((route, method, str(status)), count)
+        yield requests
+        yield histogram_family(
+            "rocketmq_admin_request_duration_seconds",
+            "Seconds from a request's head to the end of its answer.",
+            ("route", "method"),
+            self.durations_ms,
+            lambda labels: labels,
+            divisor=MS_PER_S,
+        )
+
+
+@final
+class Measured:
+    """An ASGI application whose requests are counted."""
+
+    def __init__(self, app: ASGIApp, metrics: AdminMetrics, paths: Paths) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, began_at_s = UNANSWERED, time.monotonic()
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            template = self._paths.find(scope["path"])
+            route = template.path if template else NO_ROUTE
+            method = scope["method"] if scope["method"] in METHODS else OTHER
+            self._metrics.requests[route, method, status] += 1
+            duration_ms = (time.monotonic() - began_at_s) * MS_PER_S
+            self._metrics.durations_ms.observe((route, method), duration_ms)

@@ -1,0 +1,42 @@
+"""The pages that show the API to a browser: Swagger UI, from files that were installed with us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fastapi_offline
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.staticfiles import StaticFiles
+
+FILES = Path(fastapi_offline.__file__).parent / "static"
+FILES_PATH = "/docs/files"
+PAGE = "/docs"
+# Nothing from elsewhere, even if a later version of the page asked for it; and no other page may
+# show this one in a frame, where its buttons could be pressed for the reader.
+POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+def add_pages(app: FastAPI) -> None:
+    """Serve the pages; `/` leads to them."""
+    app.mount(FILES_PATH, StaticFiles(directory=FILES), name="files of the pages")
+
+    @app.get("/", include_in_schema=False)
+    async def lead_to_docs() -> RedirectResponse:
+        return RedirectResponse(PAGE)
+
+    @app.get(PAGE, include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        page = get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title=app.title,
+            swagger_js_url=f"{FILES_PATH}/swagger-ui-bundle.js",
+            swagger_css_url=f"{FILES_PATH}/swagger-ui.css",
+            swagger_favicon_url=f"{FILES_PATH}/favicon.png",
+        )
+        page.headers["Content-Security-Policy"] = POLICY
+        return page

@@ -1,0 +1,96 @@
+"""What the broker answers as the JSON of the REST API."""
+
+from __future__ import annotations
+
+from tidemill.admin.schemas import (
+    Customized,
+    DeliveryOrder,
+    Exponential,
+    Group,
+    GroupProgress,
+    Progress,
+    Queue,
+    QueueReset,
+    Retry,
+    Topic,
+    TopicProgress,
+    TopicType,
+)
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+def topic_of(config: pb.TopicConfig) -> Topic:
+    """Render a topic."""
+    return Topic(
+        name=config.name,
+        message_type=TopicType(pb.TopicType.Name(config.type)),
+        queues=config.queues,
+        is_system=config.is_system,
+        delivery_spread_ms=config.delivery_spread_ms or None,
+    )
+
+
+def group_of(config: pb.GroupConfig) -> Group:
+    """Render a group."""
+    if config.HasField("exponential"):
+        policy = config.exponential
+        retry = Retry(
+            exponential=Exponential(
+                initial_ms=policy.initial_ms, max_ms=policy.max_ms, multiplier=policy.multiplier
+            )
+        )
+    else:
+        retry = Retry(customized=Customized(next_ms=list(config.customized.next_ms)))
+    is_ordered = config.delivery_order == pb.ORDERED
+    return Group(
+        name=config.name,
+        delivery_order=DeliveryOrder.FIFO if is_ordered else DeliveryOrder.CONCURRENT,
+        max_attempts=config.max_attempts,
+        retry=retry,
+        start_from="latest" if config.start_from_latest else "earliest",
+    )
+
+
+def queue_of(status: pb.QueueStatus) -> Queue:
+    """Render a queue."""
+    return Queue(
+        queue_id=status.queue_id, min_offset=status.min_offset, max_offset=status.max_offset
+    )
+
+
+def queue_reset_of(status: pb.QueueStatus, from_offset: int) -> QueueReset:
+    """Render a queue as a reset leaves it; -1: the group had not read it."""
+    return QueueReset(
+        queue_id=status.queue_id,
+        min_offset=status.min_offset,
+        max_offset=status.max_offset,
+        from_offset=from_offset if from_offset >= 0 else None,
+        to_offset=status.max_offset,
+    )
+
+
+def progress_of(progress: pb.GroupProgress) -> GroupProgress:
+    """Add the queues up: by topic, and in total."""
+    by_topic: dict[str, list[pb.QueueProgress]] = {}
+    for queue in progress.queues:
+        by_topic.setdefault(queue.topic, []).append(queue)
+    return GroupProgress(
+        group=progress.group.name,
+        total=Progress.model_validate(_sums(list(progress.queues))),
+        topics=[
+            TopicProgress.model_validate({"topic": topic, **_sums(queues)})
+            for topic, queues in sorted(by_topic.items())
+        ],
+    )
+
+
+def _sums(queues: list[pb.QueueProgress]) -> dict[str, int | None]:
+    ready = sum(queue.ready_count for queue in queues)
+    in_flight = sum(queue.in_flight_count for queue in queues)
+    oldest = [queue.oldest_unacked_at_ms for queue in queues if queue.oldest_unacked_at_ms]
+    return {
+        "lag": ready + in_flight,
+        "ready": ready,
+        "in_flight": in_flight,
+        "oldest_unacked_at_ms": min(oldest, default=None),
+    }

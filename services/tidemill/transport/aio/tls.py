@@ -1,0 +1,280 @@
+"""Certificates from files, read again when the files change (ADR 0019).
+
+    tls = Reloading("clients", files, functools.partial(server_context, files))
+    certificates = Certificates([tls])
+    async with certificates.watching(): ...     # and certificates.reload at SIGHUP
+    await loop.create_server(..., ssl=newest_of(tls))
+
+What cannot be used keeps the old ones in place, and is told by the log and a metric. Connections
+that are open keep what they were opened with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from tidemill.common.file_changes import FileChanges
+from tidemill.common.lifecycle import StartRefused
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+log = structlog.get_logger()
+
+CHECK_PERIOD_S: Final = 5.0  # between two looks at the files; a look is three calls of stat
+HANDSHAKE_TURNS_MAX: Final = 8  # of both ends; TLS 1.2 takes three
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the library has no name for: an expired certificate is
+# asked for its date as well.
+_NO_CHECK_TIME: Final = 0x200000
+_PEM: Final = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Files of one end of connections, and the settings that name them."""
+
+    certificate: str
+    key: str
+    authorities: str = ""  # who has signed the certificates of the other end; empty: nobody need
+    certificate_setting: str = "tls_certificate_file"
+    key_setting: str = "tls_key_file"
+    authorities_setting: str = "tls_client_ca_file"
+
+    @property
+    def all(self) -> list[str]:
+        """The names of the files."""
+        return [file for file in (self.certificate, self.key, self.authorities) if file]
+
+
+def cluster_files(*, ca: str, certificate: str, key: str) -> TlsFiles | None:
+    """Return the files for connections between the processes, None where there are none."""
+    if not ca:
+        return None
+    return TlsFiles(
+        certificate=certificate,
+        key=key,
+        authorities=ca,
+        certificate_setting="cluster_tls_certificate_file",
+        key_setting="cluster_tls_key_file",
+        authorities_setting="cluster_tls_ca_file",
+    )
+
+
+@final
+class Reloading(Generic[T]):
+    """What was made of some files, and is made again of the new ones."""
+
+    def __init__(self, use: str, files: TlsFiles, make: Callable[[], T]) -> None:
+        """Make it; raise StartRefused. `use` says what it is for, in logs and metrics."""
+        self.use = use
+        self._files = files
+        self._make = make
+        self._changes = FileChanges(files.all)
+        self.newest = make()
+        self.expires_at_s = _expiry(files)  # Unix time; None: nobody can tell
+        self.results: Counter[str] = Counter()
+        # Called after each reload that has worked.
+        self.on_reload: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        """Reload if a file has changed since the last look."""
+        if self._changes.have_come():
+            self.reload()
+
+    def reload(self) -> None:
+        """Make it of the files as they are now, or keep what there is."""
+        try:
+            newest, expires_at_s = self._make(), _expiry(self._files)
+        except StartRefused as refusal:
+            self.results["failed"] += 1
+            log.error(  # noqa: TRY400  # The reason says it all.
+                "certificates not reloaded, the old ones stay",
+                use=self.use, reason=str(refusal), expires_at_s=self.expires_at_s,
+            )  # fmt: skip
+            return
+        self.newest, self.expires_at_s = newest, expires_at_s
+        self.results["done"] += 1
+        log.info("certificates reloaded", use=self.use, expires_at_s=expires_at_s)
+        self.on_reload()
+
+
+@final
+class Certificates:
+    """All certificates of a process."""
+
+    def __init__(self, reloading: Sequence[Reloading[Any]]) -> None:
+        self._all = reloading
+
+    def reload(self) -> None:
+        """Read all files again."""
+        for each in self._all:
+            each.reload()
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Look at the files until the block ends."""
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._watch(), name="certificates") if self._all else None
+            try:
+                yield
+            finally:
+                if watch is not None:
+                    watch.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_PERIOD_S)
+            for each in self._all:
+                each.check()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield how long the certificates are good for, and what became of reloads."""
+        expiry = GaugeMetricFamily(
+            "rocketmq_tls_certificate_expires_at_seconds",
+            "When the certificate in use expires, Unix time.",
+            labels=("use",),
+        )
+        reloads = CounterMetricFamily(
+            "rocketmq_tls_reloads_total",
+            "Certificates read again; of those that failed the old one is in use.",
+            labels=("use", "result"),
+        )
+        for each in self._all:
+            if each.expires_at_s is not None:
+                expiry.add_metric((each.use,), each.expires_at_s)
+            for result in ("done", "failed"):
+                reloads.add_metric((each.use, result), each.results[result])
+        yield expiry
+        yield reloads
+
+
+@final
+class _Newest(ssl.SSLContext):
+    """A context that makes each connection from the newest one.
+
+    Event loops ask a context for nothing but `wrap_bio`.
+    """
+
+    source: Reloading[ssl.SSLContext]
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,  # As the library has it.
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Begin a connection."""
+        return self.source.newest.wrap_bio(
+            incoming, outgoing, server_side, server_hostname, session
+        )
+
+
+def newest_of(reloading: Reloading[ssl.SSLContext]) -> ssl.SSLContext:
+    """Return a context for whoever keeps one: its connections are made from the newest."""
+    context = _Newest(reloading.newest.protocol)
+    context.source = reloading
+    return context
+
+
+def server_context(files: TlsFiles, *, protocols: Sequence[str] = ("h2",)) -> ssl.SSLContext:
+    """Return what a server serves TLS with; raise StartRefused."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # forbidden there
+    context.set_alpn_protocols(list(protocols))
+    _load(context, files)
+    if files.authorities:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return what a client of our own servers connects with; raise StartRefused."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    _load(context, files)
+    return context
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    names = [(files.certificate_setting, files.certificate), (files.key_setting, files.key)]
+    if files.authorities:
+        names.append((files.authorities_setting, files.authorities))
+    for name, file in names:
+        if not Path(file).is_file():
+            raise StartRefused(f"{name} must name a file, not {file!r}")
+
+    def no_password() -> str:
+        # The library would ask for one at the terminal.
+        raise StartRefused(
+            f"{files.key_setting} {files.key} is encrypted; give one without a passphrase"
+        )
+
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=no_password)
+    except (OSError, ssl.SSLError) as error:
+        raise StartRefused(
+            f"{files.certificate_setting} {files.certificate} and {files.key_setting} {files.key}"
+            f" are no certificate with its key: {error}"
+        ) from error
+    if files.authorities:
+        try:
+            context.load_verify_locations(files.authorities)
+        except (OSError, ssl.SSLError) as error:
+            raise StartRefused(
+                f"{files.authorities_setting} {files.authorities} holds no certificates: {error}"
+            ) from error
+
+
+def _expiry(files: TlsFiles) -> float | None:
+    """Return when the certificate expires, as a client learns it in a handshake.
+
+    The library tells the date of nothing but a peer's certificate that it has verified.
+    """
+    try:
+        certificate = _PEM.search(Path(files.certificate).read_text("latin-1"))
+        if certificate is None:
+            return None
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(files.certificate, files.key)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        client.load_verify_locations(cadata=certificate[0])
+        client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        client.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
+        told = _handshake(client, server).getpeercert()
+    except (OSError, ssl.SSLError, ValueError):
+        return None  # It may do for clients that look at less.
+    return ssl.cert_time_to_seconds(str(told["notAfter"])) if told else None
+
+
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
+    """Let the two shake hands in memory; return the client's end."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(HANDSHAKE_TURNS_MAX):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                if end is ends[0]:
+                    return end
+    raise ssl.SSLError("the handshake does not end")

@@ -1,0 +1,161 @@
+"""Who is let in to the REST API, without a server: the names, the token, the size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from tidemill.admin import door
+from tidemill.admin.door import Door, TokenFile
+from tidemill.admin.problems import add_problem_handlers
+from tidemill.common.lifecycle import StartRefused
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+BODY_BYTES_MAX = 1_000
+
+
+def app() -> ASGIApp:
+    """Return an application that reads what it is sent."""
+    inner = FastAPI()
+    add_problem_handlers(inner)
+
+    @inner.post("/api/v1/read")
+    async def read(request: Request) -> int:
+        return len(await request.body())
+
+    @inner.get("/docs-of-ours")
+    async def page() -> str:
+        return "page"
+
+    return inner
+
+
+def ask(
+    served: ASGIApp, method: str = "POST", path: str = "/api/v1/read", **arguments: object
+) -> httpx.Response:
+    async def request() -> httpx.Response:
+        transport = httpx.ASGITransport(served)
+        async with httpx.AsyncClient(transport=transport, base_url="http://10.1.2.3:80") as client:
+            return await client.request(method, path, **arguments)  # type: ignore[arg-type]
+
+    return asyncio.run(request())
+
+
+def guarded(**options: object) -> Door:
+    return Door(app(), **{"body_bytes_max": BODY_BYTES_MAX, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "LocalHost.:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "10.1.2.3:80",
+        "broker.example", "BROKER.example:443",
+    ],
+)  # fmt: skip
+def test_a_known_name_is_answered(host: str) -> None:
+    answer = ask(guarded(hosts=["0.0.0.0", "Broker.Example", ""]), headers={"Host": host})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:8080", "localhost.evil.example", "10.1.2.4", "a@localhost",
+        "localhost:80:80", "localhost/x", "[localhost", "", "127.0.0.1.evil.example", "localhost x",
+    ],
+)  # fmt: skip
+def test_a_foreign_name_is_refused(host: str) -> None:
+    answer = ask(guarded(hosts=["broker.example", ""]), headers={"Host": host})
+    assert answer.status_code == 421
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "admin_hosts" in answer.json()["detail"]
+
+
+def test_two_names_are_refused() -> None:
+    headers = [("Host", "localhost"), ("Host", "evil.example")]
+    assert ask(guarded(), headers=headers).status_code == 421
+
+
+def test_the_token_guards_the_api_and_not_the_pages(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("a-secret\n")
+    served = guarded(token=TokenFile(str(file)))
+    assert ask(served, "GET", "/docs-of-ours").status_code == 200
+    for shown in ("", "a-secret", "Bearer", "Bearer b-secret", "Basic a-secret", "Bearer \u00e9"):
+        headers = {"Authorization": shown.encode()} if shown else {}
+        refused = ask(served, headers=headers)
+        assert refused.status_code == 401, shown
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+        assert refused.headers["content-type"] == "application/problem+json"
+    assert ask(served, headers={"Authorization": "bearer a-secret"}).status_code == 200
+
+
+def test_a_changed_token_is_read_and_a_broken_one_keeps_the_old(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    token = TokenFile(str(file))
+    new = tmp_path / "new"
+    new.write_text("second-one")
+    new.replace(file)
+    assert not token.admits("Bearer first")
+    assert token.admits("Bearer second-one")
+    for broken in ("", "two words", "x" * 5_000):
+        file.write_text(broken)
+        assert token.admits("Bearer second-one")
+        assert not token.admits(f"Bearer {broken}")
+    file.unlink()
+    assert token.admits("Bearer second-one")
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", "two words"])
+def test_a_file_without_a_token_stops_the_start(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(StartRefused, match="admin_token_file"):
+        TokenFile(str(file))
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    was_read = False
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal was_read
+        was_read = True
+        yield bytes(BODY_BYTES_MAX + 1)
+
+    answer = ask(guarded(), content=body(), headers={"Content-Length": str(BODY_BYTES_MAX + 1)})
+    assert (answer.status_code, was_read) == (413, False)
+    assert answer.headers["connection"] == "close"
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert ask(guarded(), content=bytes(BODY_BYTES_MAX)).json() == BODY_BYTES_MAX
+
+
+def test_a_body_of_no_declared_size_is_read_up_to_the_limit() -> None:
+    parts = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal parts
+        for _ in range(100):
+            parts += 1
+            yield bytes(BODY_BYTES_MAX // 2)
+
+    answer = ask(guarded(), content=body())
+    assert (answer.status_code, parts) == (413, 3)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_bodies_that_are_read_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "BODIES_BYTES_MAX", 10)
+    served = guarded()
+    assert ask(served, content=bytes(11)).status_code == 429
+    for _ in range(3):  # What was read is given back.
+        assert ask(served, content=bytes(10)).status_code == 200
