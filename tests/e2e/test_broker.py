@@ -172,7 +172,13 @@ def test_many_large_messages_are_received_over_one_connection(
         assert received == count
 
     async def main(address: str) -> None:
-        link = BrokerLink(address, ProxyMetrics(), pending_max=1_000, pending_bytes_max=1 << 30)
+        link = BrokerLink(
+            address,
+            ProxyMetrics(),
+            pending_max=1_000,
+            pending_bytes_max=1 << 30,
+            patience_ms=10_000,
+        )
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(link.run())
             await scenario(link)

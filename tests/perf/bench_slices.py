@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -114,6 +114,14 @@ class Watch:
         }
 
 
+def value_of_next(slices: Generator[None, None, T]) -> T | None:
+    """Do a slice; None: it was not the last one."""
+    try:
+        return next(slices)
+    except StopIteration as ended:
+        return cast("T", ended.value)
+
+
 class Owner:
     """An engine, and the loop that owns it, on virtual time."""
 
@@ -132,6 +140,13 @@ class Owner:
     def commit(self) -> None:
         """End a round, as if what is written were synced at once."""
         self.engine.write(self.now_ms)
+        self.engine.synced(self.engine.begin_sync()[0])
+
+    def write(self) -> None:
+        """End a round, measured: in slices, as the broker writes it."""
+        slices = self.engine.write_slices(self.now_ms)
+        while self.watch.slice("write", lambda: next(slices, self) is not self):
+            pass
         self.engine.synced(self.engine.begin_sync()[0])
 
     def advance(self, duration_ms: int) -> None:
@@ -186,19 +201,27 @@ class Owner:
 
     # ------------------------------------------------------------ what is measured
 
+    def measured_pop(self, group_id: GroupId, topic_id: TopicId) -> list[Delivery]:
+        """Pop as a link does: what a first one needs is made in slices before it."""
+        prepare = self.engine.prepare_pop
+        while self.watch.slice("pop", lambda: prepare(group_id, topic_id)):
+            pass
+        return self.command("pop", lambda: self.pop(group_id, topic_id))
+
     def command(self, kind: str, work: Callable[[], T]) -> T:
         """Do what a command does in one slice."""
         result = self.watch.slice(kind, work)
-        self.watch.slice("write", self.commit)
+        self.write()
         return result
 
     def turn(self) -> bool:
-        has_more = self.watch.slice(
-            "run_due", lambda: self.engine.run_due(self.now_ms, firing_ms=self.now_ms)
-        )
+        slices = self.engine.due_slices(self.now_ms, firing_ms=self.now_ms)
+        has_more: bool | None = None
+        while has_more is None:
+            has_more = self.watch.slice("run_due", partial(value_of_next, slices))
         self.engine.take_ready()
         self.engine.take_config_changes()
-        self.watch.slice("write", self.commit)
+        self.write()
         return has_more
 
     def run_due(self, turns: int = 1_000_000) -> None:
@@ -254,6 +277,7 @@ class Owner:
         for first in range(0, len(queues), QUEUES_A_ROUND):
             part = queues[first : first + QUEUES_A_ROUND]
             self.command("scrape sizes", partial(list, map(inspection.log_bytes, part)))
+        sizes.log_bytes.update(dict.fromkeys(engine.catalog.topics, 1))
         for topic_id in engine.catalog.topics:
             traffic.appended(topic_id, PLAIN)
         for group_id, topic_id, queue_id in keys:
@@ -295,8 +319,9 @@ def large(folder: Path) -> Figures:
     owner = Owner(folder, **NEVER)
     topic_id, group_id = owner.topic("t"), owner.group("g")
     data = blob("m", size=4 << 20)
+    crc = crc32(data)  # The proxy computes it.
     for _ in range(64):
-        owner.command("send", lambda: owner.send(topic_id, 0, data, crc32(data)))
+        owner.command("send", lambda: owner.send(topic_id, 0, data, crc))
     for _ in range(64):
         owner.command("pop", lambda: owner.pop(group_id, topic_id, 1))
     owner.advance(30_001)
@@ -328,7 +353,7 @@ def ordered(folder: Path) -> Figures:
     for first in range(0, 10_000, 1_000):
         topic_id = owner.topic(f"t{first}", queues=1_000, type_=TopicType.FIFO)
         owner.send_many(2_000, topic_id, queues=1_000)
-        while owner.command("pop", partial(owner.pop, group_id, topic_id)):
+        while owner.measured_pop(group_id, topic_id):
             pass
     owner.checkpoint()
     owner.retire()
@@ -365,7 +390,7 @@ def in_flight(folder: Path, count: int = 1_000_000) -> Figures:
         part = deliveries[first : first + SLICE_REQUESTS]
         owner.watch.slice("ack", partial(ack, part))
         if first // SLICE_REQUESTS % 64 == 0:  # A busy round: 4,096 acks.
-            owner.watch.slice("write", owner.commit)
+            owner.write()
     owner.commit()
     owner.advance(HOUR_MS - 60_000)
     owner.run_due()
@@ -428,7 +453,7 @@ def deletion(folder: Path) -> Figures:
     group_id = owner.group("wide")
     for n in range(64):
         topic_id = owner.topic(f"wide-{n}", queues=QUEUES_MAX)
-        owner.command("pop", partial(owner.pop, group_id, topic_id))
+        owner.measured_pop(group_id, topic_id)
     for n in range(10_000):
         topic_id = owner.topic(f"narrow-{n}")
         name = f"{RETRY_TOPIC_PREFIX}wide+narrow-{n}"

@@ -201,7 +201,12 @@ class Proxy(Process):
         settings = ProxySettings(brokers=[f"{name}:1" for name in self._brokers])
         metrics = ProxyMetrics()
         self.cluster = cluster_of(settings, metrics, connect=self._connect)
-        self.methods = wire(settings, self.cluster, Clients(clients_max=1_000), self._clock)
+        self.methods = wire(
+            settings,
+            self.cluster,
+            Clients(clients_max=1_000, monotonic_ms=self._clock.monotonic_ms),
+            self._clock,
+        )
         self.boundary = Boundary(metrics, self._clock)
         self.begin(self._run())
 

@@ -62,11 +62,17 @@ class Meter:
 
 
 def each_turn(engine: Engine, now_ms: int, after: Callable[[], None]) -> Iterator[Spent]:
-    """Yield what each turn of `run_due` touches, until nothing is due; `after` ends a round."""
+    """Yield what each slice of `due_slices` touches, until nothing is due; `after` ends a round."""
     meter = Meter(engine)
-    has_more = True
+    has_more: bool | None = True
     while has_more:
-        has_more = engine.run_due(now_ms, firing_ms=now_ms)
-        yield meter.take()
+        slices = engine.due_slices(now_ms, firing_ms=now_ms)
+        has_more = None
+        while has_more is None:
+            try:
+                next(slices)
+            except StopIteration as ended:
+                has_more = ended.value
+            yield meter.take()
         after()
         meter.take()

@@ -162,6 +162,8 @@ class MemoryBroker:
         self.holds: set[str] = set()  # names of commands that are never answered
         self.is_reading = asyncio.Event()  # clear: frames stay unanswered
         self.is_reading.set()
+        self.is_there = asyncio.Event()  # clear: who connects waits for a configuration
+        self.is_there.set()
         self.arrived = asyncio.Condition()
         self.address = ""
         self._rounds = MemoryRounds(self.engine)
@@ -191,6 +193,7 @@ class MemoryBroker:
     async def _exchange(
         self, requests: AsyncIterator[bytes], _context: object
     ) -> AsyncIterator[bytes]:
+        await self.is_there.wait()
         stream = Stream(self, requests)
         self._streams.append(stream)
         async with asyncio.TaskGroup() as tasks:
@@ -227,6 +230,11 @@ class MemoryBroker:
         self.engine.deliver_timer(timer_id)
         self._rounds.do()
 
+    def go(self) -> None:
+        """Break every stream, and take no other until `is_there` is set."""
+        self.is_there.clear()
+        self.drop_links()
+
     def drop_links(self) -> None:
         """Break every stream."""
         for stream in self._streams:
@@ -237,6 +245,10 @@ class MemoryBroker:
         for link in self._rounds.links:
             frame = pb.RequestFrame(pops=[pop])
             self._rounds.do(lambda turn, link=link, frame=frame: link.apply(frame, 0.0, turn))  # type: ignore[misc]  # a stand-in
+
+    def count_of(self, field_name: str) -> int:
+        """Return how many requests of one kind have come."""
+        return sum(len(request_ids(getattr(frame, field_name))) for frame in self.frames)
 
     async def wait_for_frame(self, field_name: str) -> pb.RequestFrame:
         """Return the first frame that carries something in `field_name`."""

@@ -22,6 +22,7 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
+from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
@@ -106,6 +107,7 @@ class MemoryEngine:
         self.administration = self  # of commands only `ensure` asks for it
         self.catalog = MemoryCatalog()
         self.timers = MemoryTimers()
+        self.tally = Tally()
         self.log: list[Message] = []
         self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
         self._changes = ConfigChanges()
@@ -114,6 +116,9 @@ class MemoryEngine:
         self._ids = 0
 
     # ------------------------------------------------------------ topics and groups
+
+    def prepare_pop(self, _group_id: GroupId, _topic_id: TopicId) -> bool:
+        return False
 
     def put_topic(self, name: str, *, kind: int = MIXED, queues: int = 8) -> Topic:
         topic = self.catalog.topics[name] = Topic(

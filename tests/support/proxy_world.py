@@ -51,10 +51,10 @@ class ProxyWorld:
     def __init__(self, broker: MemoryBroker, settings: ProxySettings) -> None:
         self.broker = broker
         self.metrics = ProxyMetrics()
-        self.clients = Clients(clients_max=settings.clients_max)
+        clock = SystemClock()
+        self.clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
         self.cluster = cluster_of(settings, self.metrics)
         self.link = self.cluster.brokers[0].link
-        clock = SystemClock()
         self.methods = wire(settings, self.cluster, self.clients, clock)
         self.boundary = Boundary(self.metrics, clock)
 

@@ -33,7 +33,7 @@ class BrokerClient:
     """The admin calls of one broker."""
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_ms: int) -> None:
-        self._channel = channel
+        self.channel = channel
         self._stub: broker_pb2_grpc.BrokerAdminAsyncStub = broker_pb2_grpc.BrokerAdminStub(channel)
         self._timeout_s = timeout_ms / 1000
         self._recall_signer: RecallSigner | None = None
@@ -115,7 +115,7 @@ class BrokerClient:
         # Between two attempts to connect gRPC refuses at once, even when the broker is back.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONNECT_PATIENCE_S):
-                await self._channel.channel_ready()
+                await self.channel.channel_ready()
         try:
             return await method(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:

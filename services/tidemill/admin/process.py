@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from tidemill.admin.app import create_app
 from tidemill.admin.broker_client import broker_client
+from tidemill.admin.broker_watch import BrokerWatch
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
     announce_ready,
@@ -24,6 +25,7 @@ from tidemill.common.lifecycle import (
 )
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.readiness import Readiness
 
 BACKLOG = 128  # connections that wait to be accepted
 
@@ -49,21 +51,28 @@ async def serve(settings: AdminSettings) -> None:
         stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop,
         listening(settings.host, settings.port) as listener,
     ):
-        async with (
-            broker_client(settings.broker, timeout_ms=timeout_ms) as broker,
-            MetricsServer(registry).serving(
-                settings.metrics_host, settings.metrics_port
-            ) as metrics,
-            serving(create_app(broker), listener, settings.drain_timeout_ms),
-        ):
+        async with contextlib.AsyncExitStack() as running:
+            enter = running.enter_async_context
+            broker = await enter(broker_client(settings.broker, timeout_ms=timeout_ms))
+            watch = BrokerWatch(broker.channel, settings.broker)
+            await enter(watch.running())
+            readiness = Readiness(watch.peers, unready_after_ms=settings.unready_after_ms)
+            metrics = await enter(
+                MetricsServer(registry, readiness).serving(
+                    settings.metrics_host, settings.metrics_port
+                )
+            )
+            await enter(serving(create_app(broker), listener, settings.drain_timeout_ms))
             gc.collect()
             gc.freeze()
-            metrics.is_ready = True
+            readiness.phase = "serving"
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url)
             log.info("admin serves", admin=address, metrics=metrics.url)
             await stop.wait()
-            metrics.is_ready = False
+            readiness.phase = "draining"
+            # Balancers hear of it before the port is closed.
+            await asyncio.sleep(settings.drain_delay_ms / 1000)
     log.info("admin stopped")
 
 

@@ -20,6 +20,19 @@ class AdminSettings(ProcessSettings):
     request_timeout_ms: int = Field(
         5_000, ge=1, description="How long a request waits for the broker."
     )
+    unready_after_ms: int = Field(
+        10_000,
+        ge=0,
+        le=600_000,
+        description="How long the broker may be unreachable until this process is unready.",
+    )
+    drain_delay_ms: int = Field(
+        3_000,
+        ge=0,
+        le=600_000,
+        description="How long a process that is to stop serves on as unready, so that balancers"
+        " send it no more requests, before it closes its port.",
+    )
     drain_timeout_ms: int = Field(
         5_000, ge=0, description="How long a stop waits for requests that are in flight."
     )

@@ -54,6 +54,7 @@ async def serve(
     from tidemill.broker.timer_metrics import TimerMetrics
     from tidemill.common.clock import SystemClock
     from tidemill.common.metrics import MetricsServer, Registry
+    from tidemill.common.readiness import Readiness
 
     clock = SystemClock()
     registry = Registry(cluster=settings.cluster, node_type="broker", node_id=settings.name)
@@ -62,6 +63,7 @@ async def serve(
         locked_data_dir(settings.data_dir),
         open_engine(settings, now_ms=clock.wall_ms()) as engine,
     ):
+        readiness = Readiness()
         traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
         rounds = Rounds(
             engine,
@@ -80,18 +82,18 @@ async def serve(
             watched(log_syncs, background_syncs),
             running(rounds),
             MetricsServer(
-                registry, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
+                registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
             ).serving(settings.metrics_host, settings.metrics_port) as metrics,
             broker_server(rounds, traffic, settings) as server,
         ):
             registry.register(server.collect)
             settle_memory()
-            metrics.is_ready = True
+            readiness.phase = "serving"
             announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)
             log.info("broker serves", grpc=server.address, metrics=metrics.url)
             await stop.wait()
             log.info("broker drains")
-            metrics.is_ready = False
+            readiness.phase = "draining"
             rounds.drain()
             await server.drain(settings.drain_timeout_ms)
     log.info("broker stopped")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 KIB = 1024
 SIZE_BUCKETS = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 512 * KIB, 1 << 20, 2 << 20, 4 << 20)  # bytes
 _MESSAGE_TYPES = ("normal", "normal", "fifo", "delay", "transaction", "lite", "priority")
+_KINDS = range(len(_MESSAGE_TYPES))
+_KIND_MAX = len(_MESSAGE_TYPES) - 1  # others are counted as those without a type
 _TYPES_OF_MIXED = (1, 2, 3, 4)  # what clients send to any topic; others appear when they come
 _MIXED = 7
 PERMISSION_READ = 4
@@ -67,13 +69,19 @@ class Traffic:
 
     def appended(self, topic_id: TopicId, blob: bytes) -> None:
         """Count a message that was stored."""
-        self.received.observe((topic_id, blob[MESSAGE_TYPE_AT]), len(blob))
+        kind = blob[MESSAGE_TYPE_AT]
+        self.received.observe((topic_id, kind if kind <= _KIND_MAX else 0), len(blob))
 
     def polled(self, topic_id: TopicId, group_id: GroupId) -> None:
         """Know that a group consumes a topic, so that its series start at zero."""
         if (topic_id, group_id) not in self.sent:
             self.sent[topic_id, group_id] = [0, 0, 0, 0]
             self.acks[topic_id, group_id] = [0, 0, 0, 0]
+
+    def forget(self, topic_id: TopicId, group_id: GroupId) -> None:
+        """Drop the counts of a topic or group that was deleted."""
+        self.sent.pop((topic_id, group_id), None)
+        self.acks.pop((topic_id, group_id), None)
 
     def delivered(
         self, topic_id: TopicId, group_id: GroupId, attempts: Sequence[int], size: int
@@ -121,6 +129,7 @@ class Lag:
     def __init__(self) -> None:
         # By group, the topic that it names, and whether it is about that one's retry topic.
         self.of_topics: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
+        self.in_flight_count = 0  # of all of them
         self.now_ms = 0
 
 
@@ -236,15 +245,20 @@ class BrokerMetrics:
             "estimated from the sizes of 256 of them.",
             labels=SIZE_LABELS,
         )
-        sums: Counter[Labels] = Counter()
-        for topic_id, log_bytes in self._sizes.log_bytes.items():
+        overflows: Counter[Labels] = Counter()
+        for topic_id, log_bytes in list(self._sizes.log_bytes.items()):
             topic = topics.get(topic_id)
-            if topic is not None:
-                labels = (*STORAGE, topic.name, _flag(topic.is_system))
-                sums[self._size_sets.admit(labels)] += log_bytes
-        for admitted, log_bytes in sums.items():
+            if topic is None:
+                continue
+            labels = (*STORAGE, topic.name, _flag(topic.is_system))
+            admitted = self._size_sets.admit(labels)
+            if admitted == labels:
+                gauge.add_metric(labels, log_bytes)
+                yield from full_parts(gauge)
+            else:
+                overflows[admitted] += log_bytes
+        for admitted, log_bytes in overflows.items():
             gauge.add_metric(admitted, log_bytes)
-            yield from full_parts(gauge)
         yield gauge
 
     def _collect_repairs(self) -> Iterator[Metric]:
@@ -272,7 +286,7 @@ class BrokerMetrics:
         yield GaugeMetricFamily(
             "rocketmq_pop_offset_buffer_size",
             "Messages in flight.",
-            value=sum(progress.in_flight for progress in engine.state.progress.values()),
+            value=self._lag.in_flight_count,
         )
         lag = GaugeMetricFamily(
             "rocketmq_pop_revive_lag", "Checkpoints due and not revived.", labels=("queue_id",)
@@ -313,21 +327,16 @@ class BrokerMetrics:
         )
         size = CounterMetricFamily("rocketmq_throughput_in_total", "Bytes.", labels=IN_LABELS)
         received = self._traffic.received
-        for key in received.labels:
-            if key[0] not in topics:
-                received.drop(key)
-        kinds_of: dict[TopicId, set[int]] = {}
-        for topic_id, kind in received.labels:
-            kinds_of.setdefault(topic_id, set()).add(kind)
         for topic in list(topics.values()):
             if topic.is_system:
                 continue  # As in RocketMQ, copies for retry are no messages in.
-            types = set(_TYPES_OF_MIXED if topic.type == _MIXED else (int(topic.type),))
-            known = kinds_of.get(topic.id, set())
-            for kind in sorted(types | known):
-                counts, total_bytes = (
-                    received.buckets((topic.id, kind)) if kind in known else ([], 0)
-                )
+            shown = _TYPES_OF_MIXED if topic.type == _MIXED else (int(topic.type),)
+            # Looked up one by one: to sort the counts by topic would be a slice of all of them.
+            for kind in _KINDS:
+                is_known = (topic.id, kind) in received
+                if not is_known and kind not in shown:
+                    continue
+                counts, total_bytes = received.buckets((topic.id, kind)) if is_known else ([], 0)
                 labels = self._in_sets.admit((topic.name, _type_name(kind), "false"))
                 messages.add_metric(labels, sum(counts))
                 size.add_metric(labels, total_bytes)
@@ -336,6 +345,8 @@ class BrokerMetrics:
 
         def labels_of(key: tuple[TopicId, int]) -> Labels | None:
             topic = topics.get(key[0])
+            if topic is None:
+                received.drop(key)
             if topic is None or topic.is_system:
                 return None
             return self._in_sets.admit((topic.name, _type_name(key[1]), "false"))
@@ -357,13 +368,11 @@ class BrokerMetrics:
             "How acks were matched.",
             labels=("topic", "consumer_group", "path", "result"),
         )
-        for counted in (self._traffic.sent, self._traffic.acks):
-            _drop_deleted(counted, topics)
-            _drop_deleted_groups(counted, groups)
         for (topic_id, group_id), counts in list(self._traffic.sent.items()):
             topic, group = topics.get(topic_id), groups.get(group_id)
             if topic is None or group is None:
-                continue  # Deleted since the scrape began.
+                self._traffic.forget(topic_id, group_id)
+                continue
             for at, is_retry in ((0, "false"), (2, "true")):
                 labels = self._out_sets.admit(
                     (topic.name, group.name, is_retry, _flag(topic.is_system))
@@ -450,22 +459,8 @@ class BrokerMetrics:
         return max(0, self._lag.now_ms - at_ms) if at_ms else 0
 
 
-def _drop_deleted(
-    counts: dict[tuple[TopicId, Any], list[int]], topics: dict[TopicId, Topic]
-) -> None:
-    for key in [key for key in counts if key[0] not in topics]:
-        del counts[key]
-
-
-def _drop_deleted_groups(
-    counts: dict[tuple[TopicId, GroupId], list[int]], groups: dict[GroupId, Group]
-) -> None:
-    for key in [key for key in counts if key[1] not in groups]:
-        del counts[key]
-
-
 def _type_name(kind: int) -> str:
-    return _MESSAGE_TYPES[kind] if kind < len(_MESSAGE_TYPES) else "normal"
+    return _MESSAGE_TYPES[kind]
 
 
 def _flag(value: bool) -> str:

@@ -36,6 +36,21 @@ class BrokerSettings(ProcessSettings):
         _ENGINE.auto_create,
         description="Create topics and groups when they are used for the first time.",
     )
+    topics_max: int = Field(
+        _ENGINE.topics_max,
+        ge=1,
+        description="Topics that there may be, retry and dead-letter topics among them; no more is"
+        " created beyond it.",
+    )
+    groups_max: int = Field(
+        _ENGINE.groups_max, ge=1, description="Consumer groups that there may be."
+    )
+    auto_create_per_s: int = Field(
+        _ENGINE.auto_create_per_s,
+        ge=1,
+        description="Topics and groups that their first use may create in a second, behind a burst"
+        " of 1,000; beyond it that use is refused with TOO_MANY_REQUESTS.",
+    )
     default_queues: int = Field(
         _ENGINE.default_queues,
         ge=1,

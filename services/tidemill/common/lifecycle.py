@@ -35,11 +35,12 @@ import structlog
 
 _PR_SET_PDEATHSIG = 1  # prctl option: the signal this process gets when its parent ends (Linux)
 # A collection of the youngest looks through that many objects, and every second one through twice
-# as many, at 0.1 us each. With the usual eleven times as many everybody would wait for 20 ms.
-_OBJECTS_A_COLLECTION = 10_000
+# as many, at 0.1 to 0.45 us each. With the usual eleven times as many everybody would wait for
+# 20 ms.
+_OBJECTS_A_COLLECTION = 3_000
 _YOUNG_BEFORE_MIDDLE = 0
 # All objects, which takes longest, only after some million new ones that stay: cycles are few.
-_MIDDLE_BEFORE_ALL = 120
+_MIDDLE_BEFORE_ALL = 1_000
 _SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
 
 

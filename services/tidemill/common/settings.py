@@ -67,12 +67,14 @@ KNOWN_KEYS = frozenset(
         "admin_port",
         "advertised_address",
         "auto_create",
+        "auto_create_per_s",
         "broker",
         "brokers",
         "checkpoint_log_bytes",
         "clients_max",
         "cluster",
         "config",
+        "connection_max_age_ms",
         "connections_max",
         "connections_per_address_max",
         "data_dir",
@@ -80,7 +82,9 @@ KNOWN_KEYS = frozenset(
         "default_queues",
         "deliveries_max",
         "disk_reserve_bytes",
+        "drain_delay_ms",
         "drain_timeout_ms",
+        "groups_max",
         "grpc_host",
         "grpc_port",
         "grpc_reuse_port",
@@ -122,6 +126,8 @@ KNOWN_KEYS = frozenset(
         "tls_certificate_file",
         "tls_client_ca_file",
         "tls_key_file",
+        "topics_max",
+        "unready_after_ms",
     ]
 )
 # Variables of ours that are no settings, and those that Kubernetes makes for a service of our name.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
 
 import structlog
 
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
 from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.readiness import Readiness
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
@@ -37,7 +39,8 @@ async def serve(settings: ProxySettings) -> None:
     Nothing is served before a broker has told its configuration.
     """
     metrics = ProxyMetrics()
-    clients = Clients(clients_max=settings.clients_max)
+    clock = SystemClock()
+    clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
     registry = Registry(
         cluster=settings.cluster,
         node_type="proxy",
@@ -48,29 +51,41 @@ async def serve(settings: ProxySettings) -> None:
     registry.register(clients.collect)
 
     cluster = cluster_of(settings, metrics)
-    clock = SystemClock()
     server = GrpcServer(wire(settings, cluster, clients, clock), Boundary(metrics, clock))
     server.check(settings)  # Now: waiting for the broker should not hide it.
     registry.register(server.collect)
+    readiness = Readiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
     with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
         async with (
-            MetricsServer(registry).serving(
+            MetricsServer(registry, readiness).serving(
                 settings.metrics_host, settings.metrics_port
             ) as endpoint,
             cluster.running(),
         ):
             if await first_of(cluster.configured(), stop):
-                async with server.serving(settings):
-                    metrics.is_serving = endpoint.is_ready = True
+                async with server.serving(settings), watched(readiness, server):
+                    metrics.is_serving, readiness.phase = True, "serving"
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
                     log.info("proxy serving", tls=settings.tls, **addresses)
                     settle_memory()
                     announce_ready(settings.supervisor_fd, **addresses)
                     await stop.wait()
-                    metrics.is_serving = endpoint.is_ready = False
+                    metrics.is_serving, readiness.phase = False, "draining"
+                    server.tell_health(False)
+                    # Balancers hear of it before clients are told to leave.
+                    await asyncio.sleep(settings.drain_delay_ms / 1000)
                     cluster.release_polls()
                     await server.drain(settings.drain_timeout_ms)
     log.info("proxy stopped")
+
+
+@contextlib.asynccontextmanager
+async def watched(readiness: Readiness, server: GrpcServer) -> AsyncIterator[None]:
+    """Tell gRPC health of each change of readiness until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(readiness.watch(server.tell_health), name="readiness")
+        yield
+        watch.cancel()
 
 
 def cluster_of(
@@ -83,6 +98,7 @@ def cluster_of(
             metrics,
             pending_max=settings.link_pending_max,
             pending_bytes_max=settings.link_pending_bytes_max,
+            patience_ms=settings.unready_after_ms,
             connect=connect,
         )
         for address in settings.brokers

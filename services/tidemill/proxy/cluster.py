@@ -20,6 +20,7 @@ from tidemill.common.errors import (
     InvalidReceiptHandle,
     TopicNotFound,
 )
+from tidemill.common.readiness import Peer
 from tidemill.message.queue_choice import RoundRobin, queue_of_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
@@ -114,6 +115,14 @@ class Cluster:
         """Wait until every broker group has told its configuration; nothing is served before."""
         for broker in self.brokers:
             await broker.link.configured.wait()
+
+    def peers(self) -> list[Peer]:
+        """Return each broker group, and whether it can be reached."""
+        found = []
+        for broker in self.brokers:
+            word, since_s, reason = broker.link.state()
+            found.append(Peer(broker.name, broker.link.address, word, since_s, reason))
+        return found
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""

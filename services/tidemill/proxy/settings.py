@@ -59,6 +59,13 @@ class ProxySettings(FrontSettings):
     long_polling_max_ms: int = Field(
         20_000, ge=1_000, le=60_000, description="Longest long poll; longer requests are cut."
     )
+    unready_after_ms: int = Field(
+        10_000,
+        ge=0,
+        le=600_000,
+        description="How long every broker may be unreachable until this proxy is unready. Until"
+        " then calls wait within their deadlines; behind it they are refused at once.",
+    )
     link_pending_max: int = Field(
         200_000,
         ge=1,
@@ -76,6 +83,19 @@ class ProxySettings(FrontSettings):
         ge=1,
         description="Clients whose settings and last sign of life are remembered; beyond it the"
         " one that has been silent longest is forgotten.",
+    )
+    drain_delay_ms: int = Field(
+        3_000,
+        ge=0,
+        le=600_000,
+        description="How long a process that is to stop serves on as unready, so that balancers"
+        " send it no more clients, before it tells its clients to leave.",
+    )
+    connection_max_age_ms: int = Field(
+        1_800_000,
+        ge=0,
+        description="Age, give or take a tenth, at which a client is told to leave its connection"
+        " for another, which may lead to another proxy; 0 lets it stay.",
     )
     drain_timeout_ms: int = Field(
         5_000,

@@ -165,6 +165,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 f"--brokers=127.0.0.1:{broker_port}",
                 f"--grpc-host={settings.grpc_host}",
                 f"--grpc-port={port_of(addresses.get('grpc'), grpc_port)}",
+                "--drain-delay-ms=0",  # Nobody is in front who would have to hear of it.
                 "--reuse-port" if is_shared else "--no-reuse-port",
                 f"--tls={settings.tls}",
                 f"--tls-certificate-file={settings.tls_certificate_file}",
@@ -177,6 +178,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 "admin",
                 *common("admin", addresses),
                 f"--broker=127.0.0.1:{broker_port}",
+                "--drain-delay-ms=0",
                 f"--host={settings.admin_host}",
                 f"--port={port_of(addresses.get('admin'), settings.admin_port)}",
             ]

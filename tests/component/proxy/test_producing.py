@@ -205,8 +205,9 @@ def test_a_send_whose_connection_breaks_is_not_answered_with_ok() -> None:
         await world.send(message())
         world.broker.holds.add("append")
         async with asyncio.TaskGroup() as tasks:
-            send = tasks.create_task(world.send(message(), message(), deadline_s=None))
-            await eventually(lambda: len(world.link.pending) > 0)
+            bound = [message(message_group="one"), message(message_group="one")]
+            send = tasks.create_task(world.send(*bound, deadline_s=None))
+            await eventually(lambda: world.broker.count_of("appends") == 3)
             world.broker.drop_links()
         assert codes(send.result()) == [v2.INTERNAL_SERVER_ERROR] * 3
         assert "unknown" in send.result().status.message
@@ -219,7 +220,6 @@ def test_the_link_comes_back_by_itself() -> None:
         await world.send(message())
         world.broker.drop_links()
         await eventually(lambda: not world.link.is_connected)
-        assert (await world.send(message())).status.code == v2.INTERNAL_SERVER_ERROR
         await eventually(lambda: world.link.is_connected)
         assert (await world.send(message())).status.code == v2.OK
 

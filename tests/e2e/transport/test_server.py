@@ -36,6 +36,7 @@ from tidemill.transport.aio import reflection
 from tidemill.transport.aio.health import Health
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
+from tidemill.transport.http2.limits import Limit, Limits
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -284,6 +285,38 @@ def test_a_client_of_grpcio_outlives_a_drain_with_its_calls_answered() -> None:
         await asyncio.to_thread(draining.result, WAIT_S)
 
     with rpc_server() as running:
+        with_client(running, use)
+
+
+def test_a_connection_that_is_old_is_told_to_leave_and_its_calls_end() -> None:
+    limits = Limits(age_max_s=0.01, age_grace_s=WAIT_S)
+    with rpc_server(limits) as running, RawClient(running.port) as client:
+        client.send(peer.request(1, b"held", request_to("Hold")))
+        client.send(peer.headers(3, request_to("Exchange")))
+        told = client.until(lambda one: one.kind == frames.GOAWAY)
+        assert int.from_bytes(told.payload[4:8], "big") == ErrorCode.NO_ERROR
+        client.until(lambda one: one.stream_id == 3 and one.is_last)
+        running.run(running.calls.released.set)
+        last = client.until(lambda one: one.stream_id == 1 and one.is_last)
+        assert peer.fields_of(last.payload)["grpc-status"] == "0"
+        client.to_the_end()
+        assert running.hits(Limit.AGE) == 1
+
+
+def test_a_connection_that_is_old_has_its_calls_ended_after_a_grace() -> None:
+    limits = Limits(age_max_s=0.01, age_grace_s=0.01)
+    with rpc_server(limits) as running, RawClient(running.port) as client:
+        client.send(peer.request(1, b"forever", request_to("Hang")))
+        client.to_the_end()
+        eventually(lambda: running.calls.cancelled == ["forever"])
+
+
+def test_a_client_of_grpcio_sees_nothing_of_the_age_of_its_connections() -> None:
+    async def use(client: Client) -> None:
+        while running.server.accepted_count < 3:
+            assert await client.unary("Echo")(b"hello", timeout=WAIT_S) == b"hello"
+
+    with rpc_server(Limits(age_max_s=0.01)) as running:
         with_client(running, use)
 
 

@@ -21,6 +21,7 @@ from tidemill.common.metrics import (
     full_parts,
     histogram_parts,
 )
+from tidemill.common.readiness import Readiness
 
 
 def registry() -> Registry:
@@ -49,7 +50,7 @@ def test_names_and_labels_appear_as_declared() -> None:
     metrics.register(collect)
 
     async def scenario() -> None:
-        async with MetricsServer(metrics).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(metrics, Readiness()).serving("127.0.0.1", 0) as server:
             head, body = await fetch(server, "/metrics")
             assert "text/plain" in head
             labels = 'cluster="c",node_id="b-0",node_type="broker",topic="t"'
@@ -65,11 +66,17 @@ def test_names_and_labels_appear_as_declared() -> None:
 
 def test_readiness_is_what_the_process_says() -> None:
     async def scenario() -> None:
-        async with MetricsServer(registry()).serving("127.0.0.1", 0) as server:
+        readiness = Readiness()
+        async with MetricsServer(registry(), readiness).serving("127.0.0.1", 0) as server:
             assert (await fetch(server, "/livez"))[0].startswith("HTTP/1.1 200 ")
-            assert (await fetch(server, "/readyz"))[0].startswith("HTTP/1.1 503 ")
-            server.is_ready = True
-            assert (await fetch(server, "/readyz"))[0].startswith("HTTP/1.1 200 ")
+            head, body = await fetch(server, "/readyz")
+            assert (head[:13], body) == ("HTTP/1.1 503 ", "not ready: starting\n")
+            readiness.phase = "serving"
+            head, body = await fetch(server, "/readyz")
+            assert (head[:13], body) == ("HTTP/1.1 200 ", "ready\n")
+            readiness.phase = "draining"
+            head, body = await fetch(server, "/readyz")
+            assert (head[:13], body) == ("HTTP/1.1 503 ", "not ready: draining\n")
             assert (await fetch(server, "/other"))[0].startswith("HTTP/1.1 404 ")
 
     asyncio.run(scenario())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.counted_work import Meter
+from tests.support.counted_work import Meter, each_turn
 from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.engine import AckResult, Delivery, Engine
 from tidemill.broker.engine.layout.numbers import GroupId
@@ -93,11 +93,10 @@ def test_a_group_with_sixty_five_thousand_queues_is_forgotten_in_slices() -> Non
     meter, state = Meter(world.engine), world.engine.state
     world.engine.administration.delete_group(GROUP, world.now_ms)
     assert meter.take().items <= FORGOTTEN_A_SLICE
-    turns = [FORGOTTEN_A_SLICE]
-    while world.engine.run_due(world.now_ms, firing_ms=world.now_ms):
-        turns.append(meter.take().items)
-    assert max(turns) <= FORGOTTEN_A_SLICE
-    assert sum(turns) == 64 * QUEUES_MAX + 1
+    slices = [FORGOTTEN_A_SLICE]
+    slices += [one.items for one in each_turn(world.engine, world.now_ms, lambda: None)]
+    assert max(slices) <= FORGOTTEN_A_SLICE
+    assert sum(slices) == 64 * QUEUES_MAX + 1
     assert not state.progress
     assert not state.subscriptions
     assert world.ack(popped) == [AckResult.GONE]
@@ -152,10 +151,8 @@ def test_retry_topics_of_what_was_deleted_are_forgotten_in_slices(what: str) -> 
     assert meter.take().items <= FORGOTTEN_A_SLICE
     assert len(catalog.retry_topic_ids) == RETRY_TOPICS - FORGOTTEN_A_SLICE
     assert not any(map(catalog.is_alive, catalog.retry_topic_ids.values()))
-    turns = []
-    while world.engine.run_due(world.now_ms, firing_ms=world.now_ms):
-        turns.append(meter.take().items)
-    assert max(turns) <= FORGOTTEN_A_SLICE
+    slices = [one.items for one in each_turn(world.engine, world.now_ms, lambda: None)]
+    assert max(slices) <= FORGOTTEN_A_SLICE
     world.commit()
     assert_no_retry_topic(world.engine)
     assert_no_retry_topic(let_follower_forget(world))

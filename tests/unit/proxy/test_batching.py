@@ -24,6 +24,7 @@ class World:
         self.frames: list[list[int]] = []
         self.under_way: list[int] = []
         self.batching = Batching(self.under_way, self._write)
+        self.batching.open()
 
     def _write(self, frame: pb.RequestFrame) -> None:
         self.frames.append(list(frame.appends.request_ids))

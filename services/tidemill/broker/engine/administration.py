@@ -20,6 +20,7 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
     topic_item,
 )
+from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
@@ -62,6 +63,7 @@ class Administration:
         auto_create: bool,
         check_room: Callable[[], None],
         default_queues: int,
+        quota: Quota,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -70,11 +72,12 @@ class Administration:
         self._auto_create = auto_create
         self._check_room = check_room  # raises DiskFull
         self._default_queues = default_queues
+        self._quota = quota
 
     def ensure(self, topic: str, group: str, now_ms: int) -> None:
         """Create what is missing of a topic and a group, each possibly "", by their first use.
 
-        Raises TopicNotFound, GroupNotFound where that is not allowed, DiskFull.
+        Raises TopicNotFound, GroupNotFound where that is not allowed, DiskFull, Overloaded.
         """
         if topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # A group's dead-letter topic may be watched before the first message gets there.
@@ -90,11 +93,13 @@ class Administration:
         if is_missing and not self._auto_create:
             raise TopicNotFound(f"there is no topic {topic!r}; create it first")
         if is_missing:
+            self._quota.take(now_ms)
             self.put_topic(topic, type_=None, queues=0, now_ms=now_ms)
         is_missing = bool(group) and self._catalog.find_group(group) is None
         if is_missing and not self._auto_create:
             raise GroupNotFound(f"there is no consumer group {group!r}; create it first")
         if is_missing:
+            self._quota.take(now_ms)
             self.put_group(group, now_ms=now_ms)
 
     def put_topic(
@@ -118,6 +123,7 @@ class Administration:
             raise BadRequest(f"a topic has 1 to {QUEUES_MAX} queues, not {queues}")
         old = self._catalog.find_topic(name)
         if old is None:
+            self._quota.check_topics(len(self._catalog.topics))
             topic = Topic(
                 id=TopicId(self._catalog.next_id),
                 version=1,
@@ -194,6 +200,8 @@ class Administration:
             raise Conflict(
                 f"group {name!r} has its delivery order for life; delete it and create it again"
             )
+        if old is None:
+            self._quota.check_groups(len(self._catalog.groups))
         group = old or Group(
             id=GroupId(self._catalog.next_id),
             version=0,

@@ -12,6 +12,7 @@ before the last step leaves files that the next start deletes (ADR 0003).
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, TypeAlias, final
@@ -139,7 +140,7 @@ class Checkpoints:
         self._records_then = self._log.record_count
         if begin == derived:
             return
-        queues = list(self._catalog.queues.values())
+        queues = deque(self._catalog.queues.values())
         pair_count = len(self._store.index.offsets)
 
         extents = yield from self._find_extents(queues, begin)
@@ -154,14 +155,16 @@ class Checkpoints:
             yield from self._snapshots_folder.drop(name)
 
     def _find_extents(
-        self, queues: list[ConsumeQueue], begin: LogOffset
+        self, queues: deque[ConsumeQueue], begin: LogOffset
     ) -> Generator[list[File], None, _Extents]:
         """Return how far the queues reached when the log ended at `begin`; they go on meanwhile."""
         extents = _Extents()
-        for first in range(0, len(queues), QUEUES_A_SLICE):
-            for queue in queues[first : first + QUEUES_A_SLICE]:
-                extents.add(queue, begin)
-            self._tally.add(len(extents.ends) - first)
+        # What many items are kept in is given up with them: in one go that is a long slice itself.
+        while queues:
+            count = min(QUEUES_A_SLICE, len(queues))
+            for _ in range(count):
+                extents.add(queues.popleft(), begin)
+            self._tally.add(count)
             yield []
         return extents
 
@@ -200,6 +203,7 @@ class Checkpoints:
         progresses = list(pops.progress.values())
         # The table may grow while its slices are written: at most to its bound, changes included.
         slices_max = len(list(pops.slices())) + 2 * self._deliveries_max // SLOTS_A_SLICE + 2
+        yield []
 
         def slices() -> Iterator[list[Block]]:
             yield from self._catalog_sections(items, covered)
@@ -236,7 +240,8 @@ class Checkpoints:
     ) -> Iterator[list[Block]]:
         """Yield the ends of the queues: of the moment at which the queue files were begun."""
         for first in range(0, len(ends) or 1, ENDS_A_SECTION):
-            chunk = ends[first : first + ENDS_A_SECTION]
+            chunk = ends[:ENDS_A_SECTION]
+            del ends[:ENDS_A_SECTION]
             self._tally.add(len(chunk))
             data = snapshot.encode_ends(chunk)
             yield [Block(Section.QUEUES, first, begin, len(data), data)]
@@ -245,7 +250,8 @@ class Checkpoints:
         """Yield how far groups are, each slice as of a moment at which no round is pending."""
         for first in range(0, len(progresses), PROGRESS_A_SECTION):
             yield from self._when_quiet()
-            chunk = progresses[first : first + PROGRESS_A_SECTION]
+            chunk = progresses[:PROGRESS_A_SECTION]
+            del progresses[:PROGRESS_A_SECTION]
             self._tally.add(len(chunk))
             blocks = []
             rows = [one.as_row() for one in chunk if one.ordered is None]

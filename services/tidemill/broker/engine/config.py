@@ -23,6 +23,9 @@ class EngineConfig:
     disk_reserve_bytes: int = 512 << 20  # with less free space sends are refused
     deliveries_max: int = 4_000_000  # live pop checkpoints: 280 MB of memory
     auto_create: bool = False
+    topics_max: int = 50_000  # retry and dead-letter topics count; those are made beyond it too
+    groups_max: int = 20_000
+    auto_create_per_s: int = 10  # topics and groups; a burst is free
     default_queues: int = 8
     broker_name: str = "broker-0"  # only used when the store is new
     timer: TimerConfig = field(default_factory=TimerConfig)

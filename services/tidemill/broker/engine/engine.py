@@ -7,9 +7,9 @@ nothing that follows from it may leave the process before `committed_offset` has
 
 A round of the owner:
 
-    1. the commands of everything that queued up, and `run_due`; polls that `take_ready` names are
-       popped again
-    2. `write`: one writev
+    1. the commands of everything that queued up, and `due_slices`; polls that `take_ready` names
+       are popped again
+    2. `write_slices`: one writev, or several where a round is large
     3. fdatasync of the files that `begin_sync` names, elsewhere; rounds go on meanwhile
     4. `synced`
     5. the answers of all rounds up to there
@@ -17,6 +17,7 @@ A round of the owner:
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from typing import TypeAlias, final
 from zlib import crc32
 
@@ -38,6 +39,7 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.merge import Merges
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
+from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.repair import Repairs
@@ -66,6 +68,7 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 # Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
 COPY_RESERVE_PART = 4
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
+REVIVES_A_TURN = 2  # slices: what a busy broker does of it in a round
 STATED_A_COMMIT = 16  # records of up to 184 KiB that a start writes together
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
 # What became of a message that was sent: its queue offset and 0; or, when it waits for its time,
@@ -155,6 +158,10 @@ class Engine:
             self.catalog, self.store, self.fold, self._acks,
             auto_create=config.auto_create, default_queues=config.default_queues,
             check_room=self._check_room,
+            quota=Quota(
+                topics_max=config.topics_max, groups_max=config.groups_max,
+                auto_create_per_s=config.auto_create_per_s,
+            ),
         )  # fmt: skip
         self.inspection = Inspection(self.catalog, self.store, self.state, self.tally)
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
@@ -287,6 +294,10 @@ class Engine:
             now_ms=now_ms,
         )
 
+    def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
+        """Do a part of what a first pop would do in one slice; True: call again before it."""
+        return self.consumption.prepare_pop(group_id, topic_id)
+
     def read_batch(self, batch: Batch) -> list[MessageRecord]:
         """Return the messages of a batch. Raises MessageDamaged, and LookupError, for any of them.
 
@@ -340,10 +351,18 @@ class Engine:
         """Whether memory is ahead of what is durable."""
         return not self._quiet.is_now
 
-    def write(self, now_ms: int) -> None:
-        """Hand the pending round to the disk. Raises DiskFailed, which is final."""
+    def write_slices(self, now_ms: int) -> Iterator[None]:
+        """Hand the pending round to the disk, and yield between slices of it.
+
+        No command may come before its end. Raises DiskFailed, which is final.
+        """
         self._acks.record(now_ms)
-        self.log.write()
+        return self.log.write_slices()
+
+    def write(self, now_ms: int) -> None:
+        """Hand the pending round to the disk in one go. Raises DiskFailed, which is final."""
+        for _ in self.write_slices(now_ms):
+            pass
 
     def begin_sync(self) -> tuple[LogOffset, list[File]]:
         """Return up to which log offset a sync of the files beside it makes all durable."""
@@ -375,19 +394,36 @@ class Engine:
     # ------------------------------------------------------------ time and wake-ups
 
     def run_due(self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None) -> bool:
-        """Revive, and deliver, one bounded slice of what is due; True: call again soon.
+        """Do what `due_slices` does in one go; True: call again soon."""
+        slices = self.due_slices(now_ms, firing_ms=firing_ms, expiry_ms=expiry_ms)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as ended:
+                return bool(ended.value)
 
-        Deliveries of popped messages run out by `expiry_ms` (`now_ms` where that is not given),
-        delayed messages are due by `firing_ms`: clocks that wait out a jump of wall time.
+    def due_slices(
+        self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None
+    ) -> Generator[None, None, bool]:
+        """Revive, and deliver, a bounded part of what is due; returns whether more is.
+
+        Yields between slices, and no command may come between them. Deliveries of popped messages
+        run out by `expiry_ms` (`now_ms` where that is not given), delayed messages are due by
+        `firing_ms`: clocks that wait out a jump of wall time.
         """
         self._acks.record(now_ms)
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
         has_more = False
+        # Copies wait for room: they would take what acks and retention need to make some.
         if self.may_copy:
-            # Copies wait for room: they would take what acks and retention need to make some.
             self.consumption.damaged.settle(now_ms)
-            has_more = self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
-        return self.timers.run_due(now_ms, firing_ms=firing_ms) or has_more
+            for _ in range(REVIVES_A_TURN):
+                has_more = self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
+                yield
+                if not has_more:
+                    break
+        has_timers = yield from self.timers.due_slices(now_ms, firing_ms=firing_ms)
+        return has_timers or has_more
 
     def next_due_ms(
         self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None

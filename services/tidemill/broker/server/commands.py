@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, Slot, TimerId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
+from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.server import config_log
 from tidemill.broker.server.long_polling import Pop
 from tidemill.common.errors import ServiceError
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tidemill.common.metrics import Labels
 
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
+# A message of this size ends a slice: so it has at most 1 MiB, and one message.
+LARGE_BYTES = SLICE_BYTES // SLICE_REQUESTS
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 _OK = "20000"  # as clients will see it, so that dashboards join the two histograms
 
@@ -88,7 +91,8 @@ def _one_by_one(
     """
 
     def apply(link: Link, results: list[Result], requests: Any, turn: Turn) -> Iterator[None]:
-        failures = link.replies.failures
+        failures, tally = link.replies.failures, turn.engine.tally
+        allowance = Allowance(tally, items=SLICE_REQUESTS)
         for n, request in enumerate(requests, 1):
             try:
                 result = call(request, turn)
@@ -96,8 +100,10 @@ def _one_by_one(
                 failures.append((request.request_id, error))
             else:
                 results.append((request.request_id, result))
-            if n % SLICE_REQUESTS == 0:
+            # Dead letters are copied, and may be large.
+            if n % SLICE_REQUESTS == 0 or allowance.is_spent:
                 yield
+                allowance = Allowance(tally, items=SLICE_REQUESTS)
 
     def reply(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
         for request_id, result in results:
@@ -134,7 +140,7 @@ def _apply_appends(
         else:
             results.append((request_id, queue_offset, due_at_ms))
             count(topic_id, blob)
-        if n % SLICE_REQUESTS == 0:
+        if n % SLICE_REQUESTS == 0 or len(blob) >= LARGE_BYTES:
             yield
 
 
@@ -202,6 +208,8 @@ def _apply_pops(
             attempt_id=request.attempt_id,
             arrived_s=link.arrived_s,
         )
+        while turn.engine.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
+            yield
         if not link.pop_again(pop):
             _park(link, pop, request.poll_duration_ms, turn)
         yield

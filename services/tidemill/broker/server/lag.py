@@ -31,6 +31,7 @@ class LagReader:
         self._unseen: list[Key] = []
         self._seen_topics: set[tuple[GroupId, TopicId]] = set()
         self._found: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
+        self._in_flight_count = 0
 
     async def __call__(self) -> None:
         """Read the progress of all groups, unless it was read a moment ago."""
@@ -43,12 +44,13 @@ class LagReader:
             async with asyncio.timeout(LAG_WAIT_S):
                 if not self._unseen:
                     self._unseen, self._found = await self._rounds.call(_queues), {}
-                    self._seen_topics = set()
+                    self._seen_topics, self._in_flight_count = set(), 0
                 while self._unseen:
                     await self._rounds.call(self._look_at_some)
         except (UnavailableError, TimeoutError):
             return  # Draining, a disk that stalls, or many queues: the last numbers stay.
         self._lag.of_topics = self._found
+        self._lag.in_flight_count = self._in_flight_count
         self._lag.now_ms = self._clock.wall_ms()
 
     def _look_at_some(self, engine: Engine, _turn: Turn) -> None:
@@ -70,6 +72,7 @@ class LagReader:
             named_id = engine.state.progress[key].named_topic_id
             place = group_id, named_id, queue.is_retry
             self._found.setdefault(place, TopicLag()).add(queue)
+            self._in_flight_count += queue.in_flight_count
 
 
 def _queues(engine: Engine, _turn: Turn) -> list[Key]:

@@ -1,7 +1,8 @@
 """The round loop: the one caller of the engine.
 
     1. take what has queued up and apply it; revive what is due; pop again for those who wait
-    2. write all records with one writev
+    2. write all records with one writev; where they are large with several, and others get their
+       turn in between
     3. hand what the round has for others to the release point (`durability.py`): an answer is a
        promise of durability, and leaves when the round is synced; the next may be written by then
     4. one slice of the engine's background work
@@ -121,6 +122,7 @@ class Rounds:
         self._has_room.set()
         self._calls = 0
         self._is_round_due = False
+        self._has_more = False  # of what is due, when the last round had done its part
         self._wake = asyncio.Event()  # a round is due, or something was committed
         self._is_draining = False
         self._is_stopped = False
@@ -259,7 +261,7 @@ class Rounds:
         turn.expiry_ms = min(expiry_ms, turn.now_ms)
         await in_turns(_apply(work, turn))
         begin_s = time.monotonic()
-        has_more = engine.run_due(turn.now_ms, firing_ms=turn.firing_ms, expiry_ms=turn.expiry_ms)
+        await in_turns(self._do_due(turn))
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
@@ -270,9 +272,14 @@ class Rounds:
         if turn.is_draining:
             polls.release()
 
-        engine.write(turn.now_ms)
+        await in_turns(engine.write_slices(turn.now_ms))
         self._durability.add(list(turn.effects.values()))
-        return has_more
+        return self._has_more
+
+    def _do_due(self, turn: Turn) -> Iterator[None]:
+        self._has_more = yield from self._engine.due_slices(
+            turn.now_ms, firing_ms=turn.firing_ms, expiry_ms=turn.expiry_ms
+        )
 
     async def _spread(self, changes: ConfigChanges) -> None:
         """Tell every link, and wake who waits at what was deleted, so that it learns of it."""

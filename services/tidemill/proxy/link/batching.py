@@ -1,11 +1,11 @@
 """What has gathered for the broker, and when it leaves.
 
-A request joins the frame that is being gathered; when the broker has answered the last frame, or
-enough has come together, the next one leaves; three are under way at most. An idle link so sends at
-once and a busy one in batches, and nobody waits for a timer. A frame costs both sides as much as
-many requests do, so it passes no task: it leaves by a plain call from the loop. One that is full
-leaves in the middle of a turn: the broker is at it while the rest of the turn's calls are read,
-else the two would take turns and each wait for the other.
+A request joins the frame that is being gathered, and waits in it while there is no stream. When the
+broker has answered the last frame, or enough has come together, the next one leaves; three are
+under way at most. An idle link so sends at once and a busy one in batches, and nobody waits for a
+timer. A frame costs both sides as much as many requests do, so it passes no task: it leaves by a
+plain call from the loop. One that is full leaves in the middle of a turn: the broker is at it while
+the rest of the turn's calls are read, else the two would take turns and each wait for the other.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Batching:
         self._weight = 0  # of all that has gathered
         self._sequence = 0  # of the frame sent last on this stream
         self._answered_sequence = 0  # of the last frame that is answered
+        self._is_open = False  # whether there is a stream
         self._is_gathering = False
         self._turns_left = 0  # of the event loop until the gathered frame leaves
 
@@ -95,10 +96,27 @@ class Batching:
                 self._keep(command, [row for row in rows if row[0] not in unsent])
         return unsent
 
-    def reset(self) -> None:
-        """Begin anew, on a new stream."""
-        self._rows, self._cancelled_pops = {}, []
-        self._weight = self._sequence = self._answered_sequence = 0
+    def rows_of(self, command: Command[Any, Any]) -> Sequence[Row]:
+        """Return the requests of one kind that have gathered."""
+        return self._rows.get(command, ())
+
+    def open(self) -> None:
+        """Let what has gathered leave: there is a stream."""
+        self._is_open = True
+        if self._has_work and not self._is_gathering:
+            self._wake()
+
+    def clear(self) -> None:
+        """Forget what has gathered."""
+        self._rows, self._weight = {}, 0
+
+    def lose(self) -> set[int]:
+        """Keep what has gathered for the next stream; return the ids of those requests."""
+        self._is_open = False
+        # The broker has forgotten the polls of the stream by itself.
+        self._cancelled_pops = []
+        self._sequence = self._answered_sequence = 0
+        return {row[0] for rows in self._rows.values() for row in rows}
 
     def _wake(self) -> None:
         """See to it that a frame leaves soon: there is something to ask.
@@ -116,6 +134,8 @@ class Batching:
     @property
     def _may_send(self) -> bool:
         """Whether a frame may leave: all are answered, or some are not and much has gathered."""
+        if not self._is_open:
+            return False
         unanswered = self.unanswered
         if unanswered:
             return unanswered < FRAMES_MAX and self._weight >= NEXT_FRAME_REQUESTS

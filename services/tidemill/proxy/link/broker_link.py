@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import structlog
 
@@ -33,10 +33,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+# A ping leaves after one second of silence, at the next look of each second: what answers was heard
+# less than this ago.
+SILENT_S = 2.5
 ACK_BYTES = 200  # about what an ack that waits takes in memory
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
 _NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
 _BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
+
+
+class LinkState(NamedTuple):
+    """Whether a broker can be reached."""
+
+    word: Literal["up", "silent", "down"]
+    since_s: float  # for how long it cannot be
+    reason: str
 
 
 @final
@@ -50,6 +61,7 @@ class BrokerLink:
         *,
         pending_max: int,
         pending_bytes_max: int,
+        patience_ms: int,
         connect: Connect = connected,
     ) -> None:
         self.address = address
@@ -62,6 +74,7 @@ class BrokerLink:
             metrics,
             count_max=pending_max,
             bytes_max=pending_bytes_max,
+            patience_ms=patience_ms,
             on_expired=self._expire,
         )
         self.batching = Batching(self.pending, self._stream.write)
@@ -72,8 +85,17 @@ class BrokerLink:
         """Whether the broker can be asked: its configuration has come on this stream."""
         return self.pending.is_open
 
+    def state(self) -> LinkState:
+        """Say whether the broker can be reached at this moment."""
+        if not self.pending.is_open:
+            return LinkState("down", self.pending.closed_for_s(), self._stream.reason)
+        silent_s = self._stream.silent_s()
+        if silent_s > SILENT_S:
+            return LinkState("silent", silent_s, "connected, and it does not answer")
+        return LinkState("up", 0.0, "")
+
     async def run(self) -> None:
-        """Keep the stream open until cancelled; while there is none, requests are refused."""
+        """Keep the stream open until cancelled; while there is none, requests wait for it."""
         await self._stream.run()
 
     # ------------------------------------------------------------ requests
@@ -84,16 +106,31 @@ class BrokerLink:
         """Ask for one thing, and return what the broker's reply resolves to."""
         future: asyncio.Future[Result]
         request.request_id, future = self.pending.begin(command, timeout_ms)
-        self.batching.add(command, (request.request_id, request))
+        row = request.request_id, request
+        if command.may_repeat:
+            self.pending.repeatable[request.request_id] = (row,)
+        self.batching.add(command, row)
         return await future
 
     def append(
-        self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int
+        self,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        *,
+        timeout_ms: int,
+        may_repeat: bool = False,
     ) -> asyncio.Future[Appended]:
-        """Store or schedule a message; the future says where, once it is durable."""
+        """Store or schedule a message; the future says where, once it is durable.
+
+        `may_repeat`: whether it may be stored twice, when the first answer is lost.
+        """
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
-        self.batching.add(APPEND, (request_id, topic_id, queue_id, zlib.crc32(blob), blob))
+        row = request_id, topic_id, queue_id, zlib.crc32(blob), blob
+        if may_repeat:
+            self.pending.repeatable[request_id] = (row,)
+        self.batching.add(APPEND, row)
         return future
 
     def ack(
@@ -112,6 +149,7 @@ class BrokerLink:
             (request_id, group_id, topic_id, slot, delivery_id, index, visible_at_ms)
             for slot, delivery_id, visible_at_ms, index in deliveries
         ]
+        self.pending.repeatable[request_id] = rows
         self.batching.add_all(ACK, rows)
         return future
 
@@ -122,7 +160,9 @@ class BrokerLink:
         request.request_id = request_id
         if self._polls.are_released:
             request.poll_duration_ms = 0
-        self.batching.add(POP, (request_id, request))
+        row = request_id, request
+        self.pending.repeatable[request_id] = (row,)
+        self.batching.add(POP, row)
         self._polls.began(request_id, request)
         try:
             return await future
@@ -130,7 +170,7 @@ class BrokerLink:
             if future.done() and not future.cancelled() and not future.exception():
                 # The reply came in the turn in which the caller went.
                 self.give_back(request.group_id, request.topic_id, future.result().batches)
-            elif self.is_connected:
+            else:
                 self._polls.abandon(request_id)
             raise
         finally:
@@ -156,7 +196,8 @@ class BrokerLink:
     def _expire(self, request_ids: Collection[int]) -> None:
         unsent = self.batching.withdraw(set(request_ids))
         for request_id in request_ids:
-            outcome = _NOT_SENT if request_id in unsent else _UNKNOWN
+            never_left = request_id in unsent and not self.pending.has_left(request_id)
+            outcome = _NOT_SENT if never_left else _UNKNOWN
             self.pending.fail(request_id, BrokerTimeout(outcome), result="timeout")
 
     # ------------------------------------------------------------ replies
@@ -179,9 +220,15 @@ class BrokerLink:
             self.pending.fail(failure.request_id, _error_of(failure))
 
     def _configure(self, config: link_pb2.ConfigUpdate) -> None:
+        known_secret = self.configuration.handle_secret
         self.configuration.apply(config)
         if config.is_complete:
-            self.pending.is_open = True
+            if known_secret not in {b"", self.configuration.handle_secret}:
+                self.pending.fail_all("another store has taken the broker's place")
+                self.batching.clear()
+            self._polls.shorten()
+            self.pending.open()
+            self.batching.open()
             self.configured.set()
             log.info(
                 "broker connected",
@@ -192,15 +239,15 @@ class BrokerLink:
             )
 
     def _lose(self, reason: str) -> bool:
-        """Fail all that is under way, and say whether there had been a connection."""
+        """Keep what can wait, fail the rest, and say whether there had been a connection."""
         was_connected = self.is_connected
         if was_connected:
             log.warning(
                 "broker lost", address=self.address, reason=reason, pending=len(self.pending)
             )
-        self.batching.reset()
         self._polls.lose()
-        self.pending.lose()
+        for command, rows in self.pending.lose(self.batching.lose()):
+            self.batching.add_all(command, rows)
         return was_connected
 
 

@@ -59,6 +59,8 @@ class Command(Generic[Request, Result]):
     cut: Callable[[Sequence[Row]], int] = len
     # What one row counts of those that are worth a frame before the last one is answered.
     weight: int = 0
+    # Whether asking again does no harm, when nobody knows what became of the first time.
+    may_repeat: bool = False
 
 
 def _asked(
@@ -69,6 +71,7 @@ def _asked(
     unpack: Callable[[Any], Iterable[tuple[int, Result]]],
     *,
     when_lost: str,
+    may_repeat: bool = False,
 ) -> Command[Request, Result]:
     """Return a command whose requests are messages of their own."""
 
@@ -82,6 +85,7 @@ def _asked(
         when_lost=when_lost,
         pack=pack,
         unpack=unpack,
+        may_repeat=may_repeat,
     )
 
 
@@ -155,7 +159,7 @@ def _cut_acks(rows: Sequence[Row]) -> int:
 # ---------------------------------------------------------------- the table
 
 _UNKNOWN: Final = "the outcome is unknown"
-_REPEATABLE: Final = f"{_UNKNOWN}, and asking again does no harm"
+_HARMLESS: Final = f"{_UNKNOWN}, and asking again does no harm"
 
 APPEND: Final[Command[Any, Appended]] = Command(
     name="append",
@@ -171,15 +175,17 @@ ACK: Final[Command[Any, list[int]]] = Command(
     name="ack",
     request_field="acks",
     reply_field="acks",
-    when_lost=_REPEATABLE,
+    when_lost=_HARMLESS,
     pack=_pack_acks,
     unpack=_unpack_acks,
     cut=_cut_acks,
     weight=1,
+    may_repeat=True,
 )
 POP: Final = _asked(
     "pop", "pops", "pops", pb.PopRequest, _messages(pb.PopReply),
     when_lost=f"{_UNKNOWN}: what was taken comes back when its invisible duration ends",
+    may_repeat=True,
 )  # fmt: skip
 CHANGE_INVISIBLE: Final = _asked(
     "change_invisible", "changes", "changes",
@@ -193,11 +199,11 @@ DEAD_LETTER: Final = _asked(
 )  # fmt: skip
 ENSURE: Final = _asked(
     "ensure", "ensures", "ensures", pb.EnsureRequest, _messages(pb.EnsureReply),
-    when_lost=_REPEATABLE,
+    when_lost=_HARMLESS, may_repeat=True,
 )  # fmt: skip
 CANCEL_TIMER: Final = _asked(
     "cancel_timer", "timer_cancels", "cancelled_timers", pb.CancelTimerRequest, _ids,
-    when_lost=_REPEATABLE,
+    when_lost=_HARMLESS, may_repeat=True,
 )  # fmt: skip
 
 COMMANDS: Final[Collection[Command[Any, Any]]] = (

@@ -15,6 +15,7 @@ class Configuration:
         self.groups: dict[str, link_pb2.GroupConfig] = {}
         self.broker_name = ""
         self.auto_create = False
+        self.handle_secret = b""  # made once in a store's life
         self._signer: HandleSigner | None = None
         self._recall_signer: RecallSigner | None = None
 
@@ -36,6 +37,7 @@ class Configuration:
             self.topics, self.groups = {}, {}
             self.broker_name = update.broker_name
             self.auto_create = update.auto_create
+            self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
             self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)
         # What was deleted goes first: the same update may carry the next incarnation of its name.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from tidemill.common.deadlines import Deadlines
@@ -12,7 +13,7 @@ from tidemill.common.errors import BrokerUnreachable, Overloaded
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
-    from tidemill.proxy.link.commands import Command
+    from tidemill.proxy.link.commands import Command, Row
     from tidemill.proxy.metrics import ProxyMetrics
 
 
@@ -23,15 +24,17 @@ class Waiting(NamedTuple):
     future: asyncio.Future[Any]
     started_s: float  # time.monotonic(), since the loop's own clock counts whole milliseconds
     size_bytes: int
+    has_left: bool = False  # on a stream that is lost, and is asked again
 
 
 @final
 class Pending:
     """Requests under way on one link, bounded in number and in bytes.
 
-    Nothing is taken before it `open`s, and after it is lost.
+    They are taken while there is no stream as well, and leave when there is one: a broker that
+    restarts is back soon. Who has waited for one for `patience_ms` already takes no more.
 
-    Each ends once: with its reply, refused, or because its time is up or its link is lost.
+    Each ends once: with its reply, refused, or because its time is up or its stream is lost.
     """
 
     def __init__(
@@ -41,13 +44,18 @@ class Pending:
         *,
         count_max: int,
         bytes_max: int,
+        patience_ms: int,
         on_expired: Callable[[Collection[int]], None],
     ) -> None:
         """Call `on_expired` with requests whose time is up; it is to `fail` each of them."""
         self.count_max = count_max
         self.bytes_max = bytes_max
         self.bytes = 0  # of messages and acks
-        self.is_open = False
+        self.is_open = False  # whether there is a stream, and the broker's configuration
+        self.closed_at_s = time.monotonic()
+        # Of requests that may be asked again, what they ask: one row, or those of one request.
+        self.repeatable: dict[int, Sequence[Row]] = {}
+        self._patience_s = patience_ms / 1000
         self._address = address
         self._metrics = metrics
         self._on_expired = on_expired
@@ -71,9 +79,10 @@ class Pending:
     ) -> tuple[int, asyncio.Future[Any]]:
         """Return the id of a request, and what its reply will be put into.
 
-        Raises Overloaded beyond the limits: what waits here is memory of the proxy.
+        Raises Overloaded beyond the limits: what waits here is memory of the proxy; and
+        BrokerUnreachable when there has been no stream for too long.
         """
-        if not self.is_open:
+        if not self.is_open and self.closed_for_s() > self._patience_s:
             raise BrokerUnreachable(f"there is no connection to the broker at {self._address}")
         waiting = self._waiting
         if len(waiting) >= self.count_max or self.bytes + size_bytes > self.bytes_max:
@@ -89,15 +98,29 @@ class Pending:
         self.bytes += size_bytes
         return request_id, future
 
+    def closed_for_s(self) -> float:
+        """Return for how long there has been no stream."""
+        return 0.0 if self.is_open else time.monotonic() - self.closed_at_s
+
+    def has_left(self, request_id: int) -> bool:
+        """Whether a request has left once, on a stream that was lost."""
+        return self._waiting[request_id].has_left
+
+    def waited_ms(self, request_id: int) -> int:
+        """Return how long a request has been under way."""
+        return int((time.monotonic() - self._waiting[request_id].started_s) * 1000)
+
     def resolve(
         self, command: Command[Any, Any], results: Iterable[tuple[int, Any]]
     ) -> list[tuple[int, Any]]:
         """Hand results to who waits for them; return those of requests that nobody waits for."""
         waiting, now_s = self._waiting, time.monotonic()
+        repeatable = self.repeatable
         name, observe = command.name, self._metrics.observe_backend
         unclaimed = []
         for request_id, result in results:
             request = waiting.pop(request_id, None)
+            repeatable.pop(request_id, None)
             if request is None:
                 unclaimed.append((request_id, result))
                 continue
@@ -121,15 +144,39 @@ class Pending:
     def forget(self, request_id: int) -> Waiting | None:
         """Let a request go without a result; return it if it was under way."""
         request = self._waiting.pop(request_id, None)
+        self.repeatable.pop(request_id, None)
         if request is not None:
             self.bytes -= request.size_bytes
         return request
 
-    def lose(self) -> None:
-        """Fail every request: the link is lost."""
-        self.is_open = False
+    def open(self) -> None:
+        """Know that there is a stream."""
+        self.is_open = True
+
+    def lose(self, unsent: AbstractSet[int]) -> list[tuple[Command[Any, Any], Sequence[Row]]]:
+        """Know that the stream is lost; return what is to be asked again on the next one.
+
+        All that had left fails, but for what may be asked again; what is `unsent` waits on.
+        """
+        if self.is_open:
+            self.is_open, self.closed_at_s = False, time.monotonic()
+        again = []
         for request_id, request in list(self._waiting.items()):
-            reason = f"the connection to the broker was lost; {request.command.when_lost}"
+            if request_id in unsent:
+                continue
+            if request.future.cancelled():
+                self.forget(request_id)
+            elif request_id in self.repeatable:
+                self._waiting[request_id] = request._replace(has_left=True)
+                again.append((request.command, self.repeatable[request_id]))
+            else:
+                reason = f"the connection to the broker was lost; {request.command.when_lost}"
+                self.fail(request_id, BrokerUnreachable(reason))
+        return again
+
+    def fail_all(self, reason: str) -> None:
+        """End every request: who could answer is gone for good."""
+        for request_id in list(self._waiting):
             self.fail(request_id, BrokerUnreachable(reason))
 
     def _expire(self, request_ids: Iterable[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from tidemill.proxy.link.commands import CHANGE_INVISIBLE
+from tidemill.proxy.link.commands import CHANGE_INVISIBLE, POP
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ ABANDONED_MAX = 10_000
 
 
 class Poll(NamedTuple):
-    """Whose messages a pop takes."""
+    """Whose messages a pop takes, and how long it may wait for them."""
 
     group_id: int
     topic_id: int
+    duration_ms: int = 0
 
 
 @final
@@ -43,7 +44,9 @@ class Polls:
 
     def began(self, request_id: int, request: link_pb2.PopRequest) -> None:
         """Know of a pop, should its caller go."""
-        self._under_way[request_id] = Poll(request.group_id, request.topic_id)
+        self._under_way[request_id] = Poll(
+            request.group_id, request.topic_id, request.poll_duration_ms
+        )
 
     def ended(self, request_id: int) -> None:
         """Forget a pop whose caller has what it brought, or has left it."""
@@ -52,8 +55,14 @@ class Polls:
     def abandon(self, request_id: int) -> None:
         """Cancel a pop whose caller goes, as far as that is possible."""
         self._pending.forget(request_id)
-        if not self._batching.withdraw({request_id}):
+        if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._cancel(request_id)
+
+    def shorten(self) -> None:
+        """Let the pops that leave late wait for as much less: their callers' time has gone on."""
+        for request_id, request in self._batching.rows_of(POP):
+            left_ms = self._under_way[request_id].duration_ms - self._pending.waited_ms(request_id)
+            request.poll_duration_ms = max(left_ms, 0)
 
     def release(self) -> None:
         """Answer every pop that waits empty; those that come may not wait."""

@@ -33,9 +33,10 @@ EXCHANGE: Final = "/tidemill.broker.v1.BrokerLink/Exchange"
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
     frame_bytes=1 << 20,
-    # A broker whose machine vanished is noticed within the sum of these.
-    keepalive_period_s=10.0,
-    keepalive_timeout_s=10.0,
+    # After a second of silence the broker is asked for a sign of life, which shows one that hangs;
+    # only one that stays silent for this long is given up, with all that is under way to it.
+    keepalive_period_s=1.0,
+    keepalive_timeout_s=15.0,
 )
 
 
@@ -57,6 +58,10 @@ class OpenStream(Protocol):
 
 class OpenChannel(Protocol):
     """A connection to a broker; `Channel` is one."""
+
+    @property
+    def heard_at_s(self) -> float:
+        """When the broker gave its last sign of life, in monotonic seconds."""
 
     def open(self, path: str, on_message: Callable[[bytes], None], /) -> OpenStream:
         """Begin a bidirectional call. Raises RpcError."""
@@ -91,7 +96,13 @@ class LinkStream:
         self._receive = receive
         self._lose = lose
         self._connect_to = connect
+        self._channel: OpenChannel | None = None
         self._stream: OpenStream | None = None
+        self.reason = "no connection was tried yet"  # why there is no stream
+
+    def silent_s(self) -> float:
+        """Return for how long nothing was heard of the broker that is connected."""
+        return time.monotonic() - self._channel.heard_at_s if self._channel is not None else 0.0
 
     def write(self, frame: link_pb2.RequestFrame) -> None:
         """Send a frame; what is written to a stream that breaks is lost with it."""
@@ -103,7 +114,7 @@ class LinkStream:
         attempt = 0
         warn_at_s = time.monotonic() + WAITING_WARN_FIRST_S
         while True:
-            reason = await self._connect()
+            reason = self.reason = await self._connect()
             now_s = time.monotonic()
             if self._lose(reason):
                 attempt, warn_at_s = 0, now_s + WAITING_WARN_FIRST_S
@@ -129,10 +140,11 @@ class LinkStream:
 
     async def _exchange(self, channel: OpenChannel) -> None:
         stream = self._stream = channel.open(EXCHANGE, self._on_message)
+        self._channel = channel
         try:
             await stream.ended()
         finally:
-            self._stream = None
+            self._stream = self._channel = None
             stream.cancel()
 
     def _on_message(self, encoded: bytes) -> None:

@@ -53,10 +53,15 @@ class GrpcServer:
             **self._health.methods(),
             **reflection_methods((SERVICE, health.SERVICE)),
         }
-        self._server = RpcServer(table, Limits(), _listen_settings(settings))
+        limits = Limits(age_max_s=settings.connection_max_age_ms / 1000)
+        self._server = RpcServer(table, limits, _listen_settings(settings))
         async with self._server.serving():
             self.address = self._server.address
             yield self
+
+    def tell_health(self, is_serving: bool) -> None:
+        """Tell who asks by gRPC whether this proxy is ready."""
+        self._health.tell(is_serving=is_serving)
 
     async def drain(self, timeout_ms: int) -> None:
         """Refuse new calls, let those under way end, and end the telemetry streams with OK."""

@@ -107,10 +107,12 @@ class Producer:
             if topic is None or topic.is_system:
                 topic = await self._use_topic(name, call)
             blob = _encode(message, topic, self._clock.wall_ms())
-            broker, queue_id = cluster.place(topic, message.system_properties.message_group)
+            properties = message.system_properties
+            broker, queue_id = cluster.place(topic, properties.message_group)
             appended = await broker.link.append(
-                topic.id, queue_id, blob, timeout_ms=cluster.timeout_ms(call)
-            )
+                topic.id, queue_id, blob,
+                timeout_ms=cluster.timeout_ms(call), may_repeat=_may_repeat(properties),
+            )  # fmt: skip
         except ServiceError as error:
             return _refusal(call, messages, status_of(error))
         message_id = message.system_properties.message_id
@@ -145,7 +147,7 @@ class Producer:
                 # Nothing of a message group may overtake what was refused of it.
                 append = _refused(Overloaded("the message before it was refused"))
             else:
-                append = _append(broker, topic.id, queue_id, blob, timeout_ms)
+                append = _append(broker, topic.id, queue_id, blob, timeout_ms, message)
                 if message_group and append.done():
                     refused_groups.add(message_group)
             appends.append((broker, append))
@@ -153,11 +155,19 @@ class Producer:
 
 
 def _append(
-    broker: BrokerGroup, topic_id: int, queue_id: int, blob: bytes, timeout_ms: int
+    broker: BrokerGroup,
+    topic_id: int,
+    queue_id: int,
+    blob: bytes,
+    timeout_ms: int,
+    message: v2.Message,
 ) -> asyncio.Future[Appended]:
     """Begin to store one message; a link that is full refuses it, not those before it."""
+    may_repeat = _may_repeat(message.system_properties)
     try:
-        return broker.link.append(topic_id, queue_id, blob, timeout_ms=timeout_ms)
+        return broker.link.append(
+            topic_id, queue_id, blob, timeout_ms=timeout_ms, may_repeat=may_repeat
+        )
     except ServiceError as error:
         return _refused(error)
 
@@ -186,6 +196,15 @@ def _outcome(
 def _recall_handle(message: v2.Message, broker: BrokerGroup, scheduled: Appended) -> str:
     recall = Recall(*scheduled, message.system_properties.message_id)
     return broker.recall_signer.sign(message.topic.name, recall)
+
+
+def _may_repeat(properties: v2.SystemProperties) -> bool:
+    """Whether a message may be sent again to a broker that may have stored it.
+
+    Of others a second one would break an order, or be a timer that no handle cancels.
+    """
+    is_bound = properties.HasField("delivery_timestamp") or properties.HasField("message_group")
+    return not is_bound and properties.message_type != v2.TRANSACTION
 
 
 def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:

@@ -75,6 +75,11 @@ class Channel:
     def __init__(self, protocol: ClientProtocol) -> None:
         self._protocol = protocol
 
+    @property
+    def heard_at_s(self) -> float:
+        """When the server gave its last sign of life, in monotonic seconds."""
+        return self._protocol.heard_at_s
+
     def open(self, path: str, on_message: Callable[[bytes], None]) -> ClientStream:
         """Begin a bidirectional call; raise RpcError(UNAVAILABLE) when the server takes no more."""
         return self._protocol.open(path, on_message)
@@ -197,6 +202,11 @@ class ClientProtocol(asyncio.Protocol):
         self._handle(self._connection.check(time.monotonic()))
 
     # ------------------------------------------------------------ for the channel
+
+    @property
+    def heard_at_s(self) -> float:
+        """When anything came last."""
+        return self._connection.http.heard_at_s
 
     def open(self, path: str, on_message: Callable[[bytes], None]) -> ClientStream:
         """Begin a call."""

@@ -27,7 +27,8 @@ class Health:
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset(("", *services))
         self._is_serving = True
-        self._changed = asyncio.Event()
+        self._is_ending = False
+        self._changed = asyncio.Event()  # set by the next change
 
     def methods(self) -> Mapping[str, Method]:
         """Return the service's methods by path."""
@@ -36,10 +37,20 @@ class Health:
             f"/{SERVICE}/Watch": server_streaming(self._watch),
         }
 
+    def tell(self, *, is_serving: bool) -> None:
+        """Tell everybody whether the services are served from now on."""
+        if is_serving != self._is_serving:
+            self._is_serving = is_serving
+            self._change()
+
     def drain(self) -> None:
-        """Tell everybody that nothing is served any more."""
-        self._is_serving = False
+        """Tell everybody that nothing is served any more, and end the watches."""
+        self._is_serving, self._is_ending = False, True
+        self._change()
+
+    def _change(self) -> None:
         self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _check(self, _call: RpcCall, request: bytes) -> bytes:
         name = _parse(request)
@@ -48,12 +59,18 @@ class Health:
         return self._answer()
 
     async def _watch(self, call: RpcCall, request: bytes) -> None:
-        """Send the status, and then each change; the first change is the last, when we stop."""
+        """Send the status, and then each change, until the client goes or `drain`."""
         is_known = _parse(request) in self._services
-        await call.send(self._answer() if is_known else _UNKNOWN_SERVICE)
-        await self._changed.wait()
-        if is_known:
-            await call.send(self._answer())
+        told = b""
+        while True:
+            changed = self._changed
+            answer = self._answer() if is_known else _UNKNOWN_SERVICE
+            if answer != told:
+                told = answer
+                await call.send(answer)
+            if self._is_ending:
+                return
+            await changed.wait()
 
     def _answer(self) -> bytes:
         return _SERVING if self._is_serving else _NOT_SERVING

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import random
 import time
 from collections.abc import (
     AsyncIterator,
@@ -129,9 +131,9 @@ class RpcServer:
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new, end streams of requests, and wait for the calls under way."""
         self.is_draining = True
-        self.listener.close()
         for connection in self.connections:
             connection.drain()
+        self.listener.close()
         await self._until(lambda: not (self.call_count or self.ending), timeout_s)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -218,6 +220,9 @@ class ServerProtocol(Accepted):
         self._unread_bytes = 0  # while paused: what the transport held at the last look
         self._moved_at_s = 0.0  # and when that had changed
         self._closed_at_s: float | None = None
+        self._is_told_to_leave = False
+        age_s = server.limits.age_max_s * random.uniform(0.9, 1.1)
+        self._leaves_at_s = time.monotonic() + (age_s or math.inf)
 
     # ------------------------------------------------------------ the transport calls
 
@@ -466,8 +471,20 @@ class ServerProtocol(Accepted):
             return
         for event in self._connection.check(now_s):
             self._on_event(event)
+        self._check_age(now_s)
         if self._connection.http.has_output:
             self._writer.flush_soon()
+
+    def _check_age(self, now_s: float) -> None:
+        if now_s < self._leaves_at_s:
+            return
+        if not self._is_told_to_leave:
+            self._is_told_to_leave = True
+            self._server.notices.hits[Limit.AGE] += 1
+            self.drain()
+        # Not before the next look: a call may be on its way.
+        elif not self.calls or now_s > self._leaves_at_s + self._server.limits.age_grace_s:
+            self.close("the connection is old; open another")
 
     def drain(self) -> None:
         """Let the client know that this server stops, and end its streams of requests."""

@@ -425,6 +425,11 @@ class Connection:
 
     # ------------------------------------------------------------ the end of the connection
 
+    @property
+    def heard_at_s(self) -> float:
+        """When anything came from the peer last, in monotonic seconds."""
+        return self._liveness.heard_at_s
+
     def start_drain(self) -> None:
         """Tell the peer to open no more streams, first without refusing those on their way."""
         # A client that goes away for its part may still open streams until it is told.

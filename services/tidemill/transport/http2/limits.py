@@ -23,6 +23,7 @@ class Limit(StrEnum):
     REQUEST = "request"
     IDLE = "idle"
     KEEPALIVE = "keepalive"
+    AGE = "age"
     CONNECTIONS = "connections"
     CONNECTIONS_PER_ADDRESS = "connections_per_address"
     MESSAGE_BYTES = "message_bytes"
@@ -66,5 +67,8 @@ class Limits:
     # Without any progress: a header block, a request that is not complete, a window not opened.
     stall_timeout_s: float = 60.0
     idle_timeout_s: float = 120.0  # without a stream
+    # Give or take a tenth; then a client is told to leave. 0: never.
+    age_max_s: float = 0.0
+    age_grace_s: float = 60.0  # for its calls to end; the longest long poll, and twice that
     keepalive_period_s: float = 60.0  # nothing heard that long: ask
     keepalive_timeout_s: float = 20.0  # for the answer

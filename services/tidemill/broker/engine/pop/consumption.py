@@ -15,6 +15,7 @@ a revive or dead letter settles in the copy itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
@@ -40,6 +41,7 @@ from tidemill.common.errors import GroupNotFound, Overloaded, TopicNotFound
 __all__ = ["AckResult", "Batch", "Consumption", "Delivery"]
 
 RETRY_SHARE = 5  # every fifth pop looks at the retry topic first, as in the reference (20 %)
+QUEUES_A_SLICE = 256  # of which a group's progress is made at once: over a millisecond
 RETRY_WAIT_MAX_MS = 1_000  # a retry message that has waited this long goes first in any case
 
 
@@ -62,6 +64,7 @@ class Consumption:
         self._store = store
         self._catalog = catalog
         self._recorder = recorder
+        self._tally = tally
         self._deliveries_max = deliveries_max
         self._reader = QueueReader(state, store, tally)
         self._deliveries = Deliveries(state, recorder)
@@ -107,18 +110,24 @@ class Consumption:
         visible_at_ms = now_ms + invisible_duration_ms
         want, taken_bytes = max_messages, 0
         batches: list[Batch] = []
-        if group.is_ordered:
+        is_ordered = group.is_ordered
+        if is_ordered:
             sources = _rotated(subscription.queues, subscription.turn)
+            self._ordered.begin_pop(now_ms)
         else:
             sources = self._sources(subscription, now_ms)
         if tags:
             self._reader.begin_scan()
         for progress in sources:
-            if progress.position >= progress.queue.max_offset and not group.is_ordered:
+            # A thousand queues may be of no use to this pop: each is passed over at a look.
+            if is_ordered:
+                if self._ordered.has_nothing(progress, attempt_id, now_ms):
+                    continue
+            elif progress.position >= progress.queue.max_offset:
                 continue
             budget = PopBudget(want, taken_bytes=taken_bytes, is_untouched=not batches)
             try:
-                if group.is_ordered:
+                if is_ordered:
                     batch = self._ordered.pop(
                         progress, group, budget, visible_at_ms, tags, attempt_id, now_ms
                     )
@@ -133,6 +142,28 @@ class Consumption:
                 if want <= 0:
                     break
         return batches
+
+    def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
+        """Make a part of what the first pop of a wide topic needs; True: call again before it.
+
+        Nothing is decided: a pop that was not prepared makes all of it, in one slice.
+        """
+        topic, group = self._catalog.topics.get(topic_id), self._catalog.groups.get(group_id)
+        if topic is None or group is None or topic.queues <= QUEUES_A_SLICE:
+            return False
+        subscription = self._state.subscriptions.get((group_id, topic_id))
+        if subscription is not None and subscription.version == topic.version:
+            return False
+        # Not the first queue: that one says whether the group has ever popped here.
+        missing = (
+            QueueId(number)
+            for number in range(1, topic.queues)
+            if (group_id, topic_id, number) not in self._state.progress
+        )
+        for queue_id in islice(missing, QUEUES_A_SLICE):
+            self._tally.add(1)
+            self._state.progress_of(group_id, topic_id, queue_id)
+        return next(missing, None) is not None
 
     def resume(self) -> None:
         """Go on with what lay in a damaged queue file, which has been derived again."""

@@ -16,6 +16,7 @@ from tidemill.broker.engine.metadata.catalog import Group
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.deliveries import Batch, Deliveries
+from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.queue_reader import QueueReader, Taken
 from tidemill.broker.engine.pop.redelivery import Redelivery
@@ -42,6 +43,25 @@ class OrderedPop:
         self._acks = acks
         self._redelivery = redelivery
         self._tally = tally
+        self._allowance = Allowance(tally, items=0)  # of the pop under way, for dead letters
+
+    def begin_pop(self, now_ms: int) -> None:
+        """Begin a pop: its queues share what it may dead-letter, and what is acked blocks none."""
+        self._allowance = Allowance(self._tally, items=MESSAGES_MAX)
+        self._acks.record(now_ms)
+
+    def has_nothing(self, progress: Progress, attempt_id: str, now_ms: int) -> bool:
+        """Whether a look is enough to say that `pop` would take nothing from a queue, or settle."""
+        ordered = progress.ordered
+        assert ordered is not None, "the progress of an ordered group knows its order"
+        pending, queue = ordered.pending, progress.queue
+        if progress.head == NIL:
+            return not pending and progress.position >= queue.max_offset
+        return (
+            self._state.table.visible_at_ms[progress.head] > now_ms
+            and not (attempt_id and attempt_id == ordered.attempt_id)
+            and (not queue.min_offset or min(pending, default=0) >= queue.min_offset)
+        )
 
     def pop(
         self,
@@ -63,8 +83,7 @@ class OrderedPop:
         out = self._state.deliveries_of(progress)
         if any(self._state.table.visible_at_ms[slot] > now_ms for slot in out):
             return self._same_batch(progress, out, budget) if is_repeat else None
-        allowance = Allowance(self._tally, items=MESSAGES_MAX)
-        if not self.dead_letter_exhausted(out, progress, group, allowance, now_ms):
+        if not self.dead_letter_exhausted(out, progress, group, self._allowance, now_ms):
             # What is left of them blocks the queue until the next turn.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
             return None

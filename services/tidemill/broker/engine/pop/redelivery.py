@@ -14,7 +14,14 @@ from zlib import crc32
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Cause, Message, Place, Reason
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import (
+    GroupId,
+    LogOffset,
+    QueueId,
+    QueueOffset,
+    Slot,
+    TopicId,
+)
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
@@ -203,9 +210,7 @@ class Redelivery:
         attempts: int,
     ) -> None:
         group = self._catalog.groups[progress.group_id]
-        target = ensure_system_topic(
-            self._catalog, self._recorder, DEAD_LETTER_TOPIC_PREFIX + group.name, now_ms
-        )
+        target = self._ensure_topic(DEAD_LETTER_TOPIC_PREFIX + group.name, now_ms)
         self._copy(slot, index, progress, target, original, reason, now_ms, attempts)
         self._state.ready_topics.add(target.id)
         self._state.count("dead_lettered", progress, 1)
@@ -250,7 +255,16 @@ class Redelivery:
         if known is not None:
             return self._catalog.topics[known]
         name = f"{RETRY_TOPIC_PREFIX}{group.name}+{self._catalog.topics[topic_id].name}"
-        return ensure_system_topic(self._catalog, self._recorder, name, now_ms, retry_of=retry_of)
+        return self._ensure_topic(name, now_ms, retry_of=retry_of)
+
+    def _ensure_topic(
+        self, name: str, now_ms: int, retry_of: tuple[GroupId, TopicId] | None = None
+    ) -> Topic:
+        next_id = self._catalog.next_id
+        topic = ensure_system_topic(self._catalog, self._recorder, name, now_ms, retry_of=retry_of)
+        # One that is new costs as much as a copy.
+        self._tally.add(topic.id == next_id)
+        return topic
 
     def _copy(
         self,

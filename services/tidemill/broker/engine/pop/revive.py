@@ -20,8 +20,8 @@ from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Allowance, Tally
 
-REVIVE_MESSAGES_A_TURN = 64  # about a millisecond of copying
-DUE_SLOTS_A_TURN = 256  # taken out of their deadline's list, half a millisecond
+REVIVE_MESSAGES_A_TURN = 32  # copies, and topics for them: about a millisecond
+DUE_SLOTS_A_TURN = 128  # taken out of their deadline's list, half a millisecond
 # Fairness and a bound: copies a group may cost in one window; 50,000 a second.
 REVIVE_WINDOW_MS = 100
 REVIVE_MESSAGES_A_WINDOW = 5_000

@@ -3,9 +3,10 @@
 Owned by the engine's one owner. What must stay true:
 
 - A record's bytes are at its log offset, in one segment; `log_end` only grows.
-- `append` puts records into the pending round; `write` hands them to the disk in one writev a
-  segment; `begin_sync` names the files that a sync must cover, and `synced` says that it has:
-  then `committed_offset` moves. Between the two, later rounds may be appended and written.
+- `append` puts records into the pending round; `write` hands them to the disk, in one writev a
+  segment where they are not many; `begin_sync` names the files that a sync must cover, and
+  `synced` says that it has: then `committed_offset` moves. Between the two, later rounds may be
+  appended and written.
 - A failed write or sync is final (DiskFailed): the process ends and recovers from what is durable.
 
 After a crash `recover` walks the log from the checkpoint file's offset, cuts a torn tail, and
@@ -35,6 +36,7 @@ from tidemill.broker.engine.layout.record import (
 )
 from tidemill.broker.engine.store.disk import DROPPED, Disk, File, drop_file
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
+from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.common.errors import MessageBodyTooLarge
 
 # By their own names, since every record of every message passes here.
@@ -54,6 +56,7 @@ WARM_BYTES = 256 << 20
 GAP_BYTES_MAX = 64 << 10
 READ_BYTES_MAX = 1 << 20
 NEVER_MS = 1 << 62
+SLICE_BUFFERS = 4096  # handed to the disk at once: a quarter of a microsecond each
 TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
 
 
@@ -246,14 +249,32 @@ class CommitLog:
     # ------------------------------------------------------------ the round
 
     def write(self) -> None:
-        """Hand the pending round to the disk."""
+        """Hand the pending round to the disk in one go."""
+        for _ in self.write_slices():
+            pass
+
+    def write_slices(self) -> Iterator[None]:
+        """Hand the pending round to the disk, and yield between slices of it.
+
+        Until it has ended nothing may be appended. What a sync that begins meanwhile covers of it
+        counts for nothing: only the end moves what is written.
+        """
         if self._segments:
             self._close_chunk(self._segments[-1])
+        is_first = True
         for segment, begin, buffers in self._pending:
             assert segment.file is not None, "it is not synced yet"
-            segment.file.write_at(begin - segment.start, buffers)
-            self._unsynced[segment.name] = segment.file
-            self.written_bytes += sum(map(len, buffers))
+            at = begin - segment.start
+            for piece in _pieces(buffers):
+                if not is_first:
+                    yield
+                is_first = False
+                segment.file.write_at(at, piece)
+                # Again with each piece: a sync may have begun since the last one.
+                self._unsynced[segment.name] = segment.file
+                size = sum(map(len, piece))
+                self.written_bytes += size
+                at += size
         self._pending.clear()
         self._pending_records.clear()
         self._written_offset = self._chunk_from = self.log_end
@@ -796,6 +817,29 @@ def _intact_at(view: memoryview, at: int, log_offset: LogOffset) -> Record | Non
         record.find_damage(view, at, log_offset=log_offset)
     body = view[at + HEADER_SIZE : tail_at]
     return _tuple(Record, (_tuple(Header, fields), body, tail))
+
+
+def _pieces(buffers: list[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    """Yield the same bytes in lists of which each is written in one slice."""
+    if len(buffers) <= SLICE_BUFFERS and sum(map(len, buffers)) <= SLICE_BYTES:
+        yield buffers
+        return
+    piece: list[bytes | memoryview] = []
+    room = SLICE_BYTES
+    for buffer in buffers:
+        rest = buffer
+        while len(rest) > room:
+            view = memoryview(rest)
+            piece.append(view[:room])
+            yield piece
+            rest, piece, room = view[room:], [], SLICE_BYTES
+        piece.append(rest)
+        room -= len(rest)
+        if len(piece) == SLICE_BUFFERS:
+            yield piece
+            piece, room = [], SLICE_BYTES
+    if piece:
+        yield piece
 
 
 def _close(segment: Segment) -> None:

@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerState
 
@@ -23,8 +24,9 @@ TIMERS_A_PERIOD = 1_000_000  # with more of them it is made less often: 40 ms of
 class Census:
     """The last complete count, and the one under way."""
 
-    def __init__(self, index: TimerIndex) -> None:
+    def __init__(self, index: TimerIndex, tally: Tally) -> None:
         self._index = index
+        self._tally = tally
         self._begun_at_ms = 0
         self.due_within = [0] * len(BOUNDS_S)  # by bucket, not cumulative
         self.peaks = [0] * len(PEAK_WINDOWS_S)  # the fullest second of each window
@@ -43,6 +45,7 @@ class Census:
         counts = np.zeros(len(BOUNDS_S) + 1, dtype=np.int64)
         for number in index.table.live_page_numbers(dict(index.counts.file_live)):
             rows = index.table.rows(number)
+            self._tally.add(len(rows))
             due = rows["due"][rows["state"] == TimerState.PENDING].astype(np.int64)
             places = np.searchsorted(edges, due, side="left")
             counts += np.bincount(places, minlength=len(counts))
@@ -54,6 +57,7 @@ class Census:
         slots_used = 0
         for first_s in range(index.hand_s + 1, index.ring_end_s, SLOTS_A_SLICE):
             end_s = min(first_s + SLOTS_A_SLICE, index.ring_end_s)
+            self._tally.add(end_s - first_s)
             slots_used += index.wheel.filled_count(first_s, end_s)
             yield []
         self.slots_used = slots_used

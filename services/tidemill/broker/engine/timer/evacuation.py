@@ -33,6 +33,7 @@ from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Segment
+from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import (
@@ -63,6 +64,7 @@ class Evacuation:
         catalog: Catalog,
         recorder: Recorder,
         bodies: Bodies,
+        tally: Tally,
         *,
         quarantined: dict[int, int],
         rate_bytes: int,
@@ -75,6 +77,7 @@ class Evacuation:
         self._catalog = catalog
         self._recorder = recorder
         self._bodies = bodies
+        self._tally = tally
         self._rate_bytes = rate_bytes
         self._may_copy = may_copy
         self._is_due = is_due  # whether the oldest segment will have to go soon, by now_ms
@@ -100,15 +103,15 @@ class Evacuation:
         self._tokens = min(self._tokens + elapsed_ms * self._rate_bytes / 1000, self._rate_bytes)
         segment = self._segment
         assert segment is not None, "a segment was chosen"
-        moves_left = MOVES_A_SLICE
+        allowance = Allowance(self._tally, items=MOVES_A_SLICE)
         for n, timer_id in enumerate(self._timers, 1):
             if timer_id != NOTHING:
+                self._tally.add(1)
                 self._move(TimerId(timer_id), segment, now_ms)
-                moves_left -= 1
             if self._tokens <= 0:
                 self._not_before_ms = now_ms + PAUSE_MS
                 return False
-            if n == RECORDS_A_SLICE or not moves_left:
+            if n == RECORDS_A_SLICE or allowance.is_spent:
                 return True
         self._segment = None
         is_left = self._index.counts.pins[segment.start] > 0
@@ -174,6 +177,7 @@ class Evacuation:
         target = Target(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
         self._append(COPY_QUEUE, FLAG_SCHEDULE, target, body.blob, body.crc, now_ms)
         self.evacuated[entry.topic_id] += 1
+        self._tally.add(0, size_bytes=entry.size)
         self._tokens -= entry.size
 
     def _leave_remains(self, timer_id: TimerId, entry: TimerEntry, now_ms: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import final
 
 from tidemill.broker.engine.layout.entry import Recorder
@@ -111,7 +111,7 @@ class Timers:
             rate_max=config.max_rate, expire_after_ms=config.expire_backlog_after_ms,
         )  # fmt: skip
         self.evacuation = Evacuation(
-            index, log, store, catalog, recorder, self.bodies,
+            index, log, store, catalog, recorder, self.bodies, tally,
             quarantined=set_aside.quarantined,
             rate_bytes=config.evacuation_rate_bytes,
             may_copy=may_copy,
@@ -123,7 +123,7 @@ class Timers:
             index, self.flusher, config,
             audit=Audit(index, log, tally, quarantined=lambda: self.quarantined),
         )  # fmt: skip
-        self.census = Census(index)
+        self.census = Census(index, tally)
         self.delays: Histogram[TopicId] = Histogram(DELAY_BUCKETS_S)  # asked for
         self.recalled: Counter[tuple[int, str]] = Counter()  # by topic id and result
         self.rescheduled: Counter[tuple[int, str]] = Counter()
@@ -293,23 +293,32 @@ class Timers:
 
     # ------------------------------------------------------------ time
 
-    def run_due(self, now_ms: int, *, firing_ms: int) -> bool:
-        """Do one slice of each stage; True when there is more to do at once."""
+    def due_slices(self, now_ms: int, *, firing_ms: int) -> Generator[None, None, bool]:
+        """Do one slice of each stage, and yield between them.
+
+        Returns whether there is more to do at once.
+        """
         index = self.index
         if not index.next_id:
             return False
         gathered_due_ms = index.gathered_due_ms
         if gathered_due_ms is not None and gathered_due_ms < firing_ms + self._gathered_ahead_ms:
             index.link_gathered()
+            yield
         is_rebuilding = self.opening.is_rebuilding
         self.deliverer.take_due(firing_ms)
+        yield
         has_more = self.deliverer.step(now_ms, firing_ms=firing_ms)
+        yield
         # Delivering and loading take turns, so that one call stays short.
         self._is_loaders_turn = not (has_more and self._is_loaders_turn)
         if self._is_loaders_turn and not is_rebuilding:
             has_more |= self.loader.step(firing_ms)
+            yield
             has_more |= self.bodies.read_ahead()
+            yield
         has_more |= self.evacuation.step(now_ms)
+        yield
         is_whole = not (is_rebuilding or index.is_damaged)
         # A clock that jumped by more than a revolution: the ring must move on to load the rest.
         is_behind = not has_more and self.loader.is_behind(firing_ms)

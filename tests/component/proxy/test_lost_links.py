@@ -1,0 +1,237 @@
+"""A broker that goes and comes back: what waits for it, what is asked again, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.support.proxy_world import (
+    ProxyWorld,
+    ack_request,
+    eventually,
+    message,
+    receive_request,
+    run,
+)
+from tidemill.common.errors import BrokerUnreachable, Overloaded
+from tidemill.proxy.link import broker_link
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+SOON_S = 0.1
+
+
+async def lose(world: ProxyWorld) -> None:
+    """Let the broker go, and the proxy notice."""
+    world.broker.go()
+    await eventually(lambda: not world.link.is_connected)
+
+
+def test_calls_wait_for_a_broker_that_is_away() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(b"first"))
+        [first] = await world.receive_messages()
+        handle = first.system_properties.receipt_handle
+        await lose(world)
+        async with asyncio.TaskGroup() as tasks:
+            sends = [
+                tasks.create_task(world.send(message(b"second"))),
+                tasks.create_task(world.send(message(b"third", message_group="one"))),
+            ]
+            ack = tasks.create_task(
+                world.call("AckMessage", ack_request(handle), service.AckMessageResponse)
+            )
+            new = tasks.create_task(world.send(message(topic="made-by-use")))
+            poll = tasks.create_task(world.receive(receive_request(poll_ms=10_000)))
+            await eventually(lambda: len(world.link.pending) == 5)
+            world.broker.is_there.set()
+        assert {send.result().status.code for send in (*sends, new)} == {v2.OK}
+        assert ack.result().status.code == v2.OK
+        assert poll.result()[0].status.code == v2.OK
+        assert len(world.link.pending) == world.link.pending.bytes == 0
+
+    run(scenario)
+
+
+def test_what_waits_for_a_broker_ends_at_its_deadline_and_never_leaves() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        await lose(world)
+        late = await world.send(message(b"late"), deadline_s=SOON_S)
+        assert late.status.code == v2.PROXY_TIMEOUT
+        assert "not sent" in late.status.message
+        assert world.link.pending.bytes == 0
+        world.broker.is_there.set()
+        assert (await world.send(message(b"next"))).status.code == v2.OK
+        assert not any(b"late" in stored.blob for stored in world.broker.engine.log)
+
+    run(scenario)
+
+
+def test_what_waits_for_a_broker_is_bounded() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        await lose(world)
+        world.link.pending.bytes_max = 1_000
+        waiting = world.link.append(1, 0, bytes(900), timeout_ms=10_000)
+        with pytest.raises(Overloaded):
+            world.link.append(1, 0, bytes(900), timeout_ms=10_000)
+        world.link.pending.fail_all("the test is over")
+        with pytest.raises(BrokerUnreachable):
+            await waiting
+
+    run(scenario)
+
+
+def test_a_broker_that_is_away_for_too_long_is_waited_for_no_more() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        await lose(world)
+        world.link.pending.closed_at_s -= 10.0
+        began_s = time.monotonic()
+        refused = await world.send(message(), deadline_s=15)
+        assert refused.status.code == v2.INTERNAL_SERVER_ERROR
+        assert "no connection" in refused.status.message
+        assert time.monotonic() - began_s < 10, "at once"
+        world.broker.is_there.set()
+        await eventually(lambda: world.link.is_connected)
+        assert (await world.send(message())).status.code == v2.OK
+
+    run(scenario)
+
+
+def test_what_may_be_asked_again_is_when_its_stream_is_lost() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.send(message(b"first"))
+        [first] = await world.receive_messages()
+        handle = first.system_properties.receipt_handle
+        world.broker.holds.update({"append", "ack"})
+        async with asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(world.send(message(b"again")))
+            ack = tasks.create_task(
+                world.call("AckMessage", ack_request(handle), service.AckMessageResponse)
+            )
+            poll = tasks.create_task(world.receive(receive_request(poll_ms=10_000)))
+            counts = {"appends": 2, "acks": 1, "pops": 2}
+            await eventually(
+                lambda: all(world.broker.count_of(name) == n for name, n in counts.items())
+            )
+            world.broker.holds.clear()
+            world.broker.drop_links()
+        assert send.result().status.code == ack.result().status.code == v2.OK
+        assert [item.message.body for item in poll.result() if item.HasField("message")] == [
+            b"again"
+        ]
+        assert not world.link.pending.repeatable
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("bound", ["message_group", "delivery_timestamp"])
+def test_a_send_that_may_not_be_repeated_is_not(bound: str) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        world.broker.holds.add("append")
+        one = message(b"once", message_group="one")
+        if bound == "delivery_timestamp":
+            one = message(b"once")
+            one.system_properties.delivery_timestamp.FromSeconds(int(time.time()) + 3_600)
+        async with asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(world.send(one))
+            await eventually(lambda: world.broker.count_of("appends") == 2)
+            world.broker.holds.clear()
+            world.broker.drop_links()
+        assert send.result().status.code == v2.INTERNAL_SERVER_ERROR
+        assert "unknown" in send.result().status.message
+        await eventually(lambda: world.link.is_connected)
+        assert (await world.send(message(b"next"))).status.code == v2.OK
+        assert world.broker.count_of("appends") == 3, "the one that was lost came once"
+
+    run(scenario)
+
+
+def test_a_send_that_left_once_has_an_unknown_outcome_at_its_deadline() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        world.broker.holds.add("append")
+        async with asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(world.send(message(), deadline_s=2))
+            await eventually(lambda: world.broker.count_of("appends") == 2)
+            await lose(world)
+        assert send.result().status.code == v2.PROXY_TIMEOUT
+        assert "unknown" in send.result().status.message
+
+    run(scenario)
+
+
+def test_a_poll_that_is_asked_again_waits_for_as_much_less() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.put_topic()
+        poll = asyncio.ensure_future(world.receive(receive_request(poll_ms=20_000)))
+        await world.broker.wait_for_frame("pops")
+        waiting = world.link.pending._waiting
+        [request_id] = waiting
+        waiting[request_id] = waiting[request_id]._replace(started_s=time.monotonic() - 15)
+        world.broker.drop_links()
+        await eventually(lambda: world.broker.count_of("pops") == 2)
+        first, second = (pop for frame in world.broker.frames for pop in frame.pops)
+        assert first.poll_duration_ms == 20_000
+        assert second.poll_duration_ms <= 5_000
+        assert second.request_id == first.request_id
+        poll.cancel()
+        await asyncio.wait([poll])
+
+    run(scenario)
+
+
+def test_a_poll_whose_caller_goes_while_the_broker_is_away_never_leaves() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.put_topic()
+        await lose(world)
+        poll = asyncio.ensure_future(world.receive(receive_request(poll_ms=20_000)))
+        await eventually(lambda: len(world.link.pending) == 1)
+        poll.cancel()
+        await asyncio.wait([poll])
+        assert len(world.link.pending) == 0
+        world.broker.is_there.set()
+        assert (await world.send(message())).status.code == v2.OK
+        assert world.broker.count_of("pops") == 0
+        assert not any(frame.cancelled_pops for frame in world.broker.frames)
+
+    run(scenario)
+
+
+def test_nothing_that_waited_is_handed_to_another_store() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message())
+        await lose(world)
+        async with asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(world.send(message(b"of another store")))
+            await eventually(lambda: len(world.link.pending) == 1)
+            world.broker.engine.catalog.handle_secret = bytes(32)
+            world.broker.is_there.set()
+        assert send.result().status.code == v2.INTERNAL_SERVER_ERROR
+        assert (await world.send(message(b"next"))).status.code == v2.OK
+        assert not any(b"another store" in stored.blob for stored in world.broker.engine.log)
+
+    run(scenario)
+
+
+def test_a_link_says_whether_its_broker_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        assert world.link.state().word == "up"
+        monkeypatch.setattr(broker_link, "SILENT_S", -1.0)
+        assert world.link.state().word == "silent"
+        monkeypatch.undo()
+        await lose(world)
+        state = world.link.state()
+        assert state.word == "down"
+        assert state.since_s > 0
+        assert state.reason
+
+    run(scenario)

@@ -1,0 +1,79 @@
+"""When a process is ready, and what it says of those it needs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidemill.common import readiness
+from tidemill.common.readiness import Peer, Readiness
+
+UP = Peer("broker-0", "host:1", "up", 0.0, "")
+SILENT = Peer("broker-1", "host:2", "silent", 11.0, "it hangs")
+RESTARTS = Peer("broker-2", "host:3", "down", 2.0, "refused")
+
+
+def serving(*peers: Peer) -> Readiness:
+    found = Readiness(lambda: peers, unready_after_ms=10_000)
+    found.phase = "serving"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("peers", "is_ready"),
+    [
+        ((), True),
+        ((UP,), True),
+        ((SILENT,), False),
+        ((SILENT, UP), True),
+        ((SILENT, RESTARTS), True),
+        ((SILENT, SILENT), False),
+    ],
+)
+def test_one_peer_that_was_there_a_short_while_ago_is_enough(
+    peers: tuple[Peer, ...], is_ready: bool
+) -> None:
+    assert serving(*peers).report().is_ready == is_ready
+
+
+def test_each_peer_is_named_with_what_is_wrong() -> None:
+    assert serving(UP, SILENT).report().lines == [
+        "ready",
+        "[+] broker-0 at host:1: up",
+        "[-] broker-1 at host:2: silent for 11.0 s (it hangs)",
+    ]
+
+
+def test_metrics_tell_of_each_peer_at_once() -> None:
+    ready, reachable = serving(UP, RESTARTS).collect()
+    assert [sample.value for sample in ready.samples] == [1]
+    assert [(sample.labels["broker"], sample.value) for sample in reachable.samples] == [
+        ("broker-0", 1),
+        ("broker-2", 0),
+    ]
+
+
+def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "WATCH_PERIOD_S", 0)
+    peers = [UP]
+    found = Readiness(lambda: peers)
+    told: list[bool] = []
+
+    async def scenario() -> None:
+        async def until(count: int) -> None:
+            while len(told) < count:  # noqa: ASYNC110 - who watches has no event to wait for
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(found.watch(told.append))
+            found.phase = "serving"
+            await until(1)
+            peers[:] = [SILENT]
+            await until(2)
+            peers[:] = [UP]
+            await until(3)
+            watch.cancel()
+
+    asyncio.run(scenario())
+    assert told == [True, False, True]
