@@ -45,19 +45,27 @@ class Certificates:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Make certificates for localhost."""
     folder = tmp_path_factory.mktemp("certificates")
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(
-            ["openssl", "req", "-x509", *key, *arguments], cwd=folder, check=True,
-            capture_output=True,
-        )  # fmt: skip
-
-    openssl("-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt")
+    make_certificate(folder, "ca", is_authority=True)
     for name in ("server", "client"):
-        openssl(
-            "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-            "-addext", "basicConstraints=critical,CA:FALSE", "-CA", "ca.crt", "-CAkey", "ca.key",
-            "-keyout", f"{name}.key", "-out", f"{name}.crt",
-        )  # fmt: skip
+        make_certificate(folder, name)
     return Certificates(folder=folder)
+
+
+def make_certificate(folder: Path, name: str, *, days: int = 2, is_authority: bool = False) -> None:
+    """Make the files of a certificate for localhost, or of an authority; `ca` signs the others."""
+    arguments = ["-subj", f"/CN={name}"]
+    if not is_authority:
+        arguments = [
+            "-subj", "/CN=localhost",
+            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-addext", "basicConstraints=critical,CA:FALSE",
+            "-CA", "ca.crt", "-CAkey", "ca.key",
+        ]  # fmt: skip
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+            "-nodes", "-days", str(days), *arguments,
+            "-keyout", f"{name}.key", "-out", f"{name}.crt",
+        ],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from tidemill.common.log import configure_logging
 
 if TYPE_CHECKING:
     from tidemill.broker.server.rounds import Rounds
+    from tidemill.transport.aio.tls import Reloading
 
 log = structlog.get_logger()
 
@@ -55,11 +58,14 @@ async def serve(
     from tidemill.common.clock import SystemClock
     from tidemill.common.metrics import MetricsServer, Registry
     from tidemill.common.readiness import Readiness
+    from tidemill.transport.aio.tls import Certificates, newest_of
 
+    cluster = cluster_tls(settings)
+    certificates = Certificates([cluster] if cluster else [])
     clock = SystemClock()
     registry = Registry(cluster=settings.cluster, node_type="broker", node_id=settings.name)
     with (
-        stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop,
+        stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
         locked_data_dir(settings.data_dir),
         open_engine(settings, now_ms=clock.wall_ms()) as engine,
     ):
@@ -76,15 +82,19 @@ async def serve(
         )
         BrokerMetrics(registry, traffic, lag, sizes, rounds)
         TimerMetrics(registry, rounds)
+        registry.register(certificates.collect)
         async with (
             log_syncs.attached(),
             background_syncs.attached(),
             watched(log_syncs, background_syncs),
             running(rounds),
+            certificates.watching(),
             MetricsServer(
                 registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
             ).serving(settings.metrics_host, settings.metrics_port) as metrics,
-            broker_server(rounds, traffic, settings) as server,
+            broker_server(
+                rounds, traffic, settings, newest_of(cluster) if cluster else None
+            ) as server,
         ):
             registry.register(server.collect)
             settle_memory()
@@ -97,6 +107,20 @@ async def serve(
             rounds.drain()
             await server.drain(settings.drain_timeout_ms)
     log.info("broker stopped")
+
+
+def cluster_tls(settings: BrokerSettings) -> Reloading[ssl.SSLContext] | None:
+    """Return what proxies and admins are served with, None without TLS; raise StartRefused."""
+    from tidemill.transport.aio.tls import Reloading, cluster_files, server_context
+
+    files = cluster_files(
+        ca=settings.cluster_tls_ca_file,
+        certificate=settings.cluster_tls_certificate_file,
+        key=settings.cluster_tls_key_file,
+    )
+    if files is None:
+        return None
+    return Reloading("cluster", files, functools.partial(server_context, files))
 
 
 @contextlib.asynccontextmanager

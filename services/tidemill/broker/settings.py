@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
-from tidemill.common.settings import Flag, Folder, Port, ProcessSettings
+from tidemill.common.settings import ClusterTlsSettings, Flag, Folder, Port, is_loopback
 
 MIB = 1 << 20
 _ENGINE = EngineConfig()  # Defaults stand there: these are what a user sees of them.
 _TIMER = _ENGINE.timer
 
 
-class BrokerSettings(ProcessSettings):
+class BrokerSettings(ClusterTlsSettings):
     """Store messages, and hand them to consumers through the proxies."""
 
     command: ClassVar[str] = "broker"
@@ -27,6 +27,11 @@ class BrokerSettings(ProcessSettings):
     grpc_port: Port = Field(10911, description="Port on which proxies are served; 0: a free one.")
     grpc_reuse_port: Flag = Field(
         False, description="Share the port with whoever reserved it (SO_REUSEPORT)."
+    )
+    plain_links: Flag = Field(
+        False,
+        description="Serve proxies and admins of other machines without TLS: whoever reaches the"
+        " port may then read, send and delete everything.",
     )
     drain_timeout_ms: int = Field(
         10_000, ge=0, description="How long a stop waits for requests that are in flight."
@@ -159,3 +164,15 @@ class BrokerSettings(ProcessSettings):
     parked_max: int = Field(
         100_000, ge=0, description="Long polls that wait at once; beyond it they are refused."
     )
+
+    @model_validator(mode="after")
+    def check_neighbours(self) -> Self:
+        """Refuse to hand out the secret of receipt handles to a network."""
+        if not (is_loopback(self.grpc_host) or self.cluster_tls_ca_file or self.plain_links):
+            raise ValueError(
+                f"grpc_host {self.grpc_host} is no loopback address, and whoever reaches this port"
+                " may do everything: set cluster_tls_ca_file, cluster_tls_certificate_file and"
+                " cluster_tls_key_file here, in the proxies and in the admin process, or set"
+                " plain_links where nobody else is on the network"
+            )
+        return self

@@ -12,6 +12,7 @@ starts, and handed on as parameters. Nothing else reads the environment.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import sys
@@ -56,8 +57,30 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 Flag = CliImplicitFlag[bool]  # --thing and --no-thing
 Address = Annotated[str, AfterValidator(_checked_address)]  # host:port, or [IPv6]:port
 Folder = Annotated[Path, BeforeValidator(_checked_folder)]
+
+
+def _checked_network(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; write 10.1.2.3 or 10.1.0.0/16") from None
+    return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server on `host` is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]  # a,b or repeated flags
 Addresses = Annotated[list[Address], NoDecode, BeforeValidator(_split)]
+# Addresses of machines, or networks of them.
+Networks = Annotated[
+    list[Annotated[str, AfterValidator(_checked_network)]], NoDecode, BeforeValidator(_split)
+]
 
 # The settings of all processes, which share one file: whatever else is in it is a slip. Processes
 # do not import each other, so they stand here; a test holds them against the models.
@@ -107,8 +130,10 @@ KNOWN_KEYS = frozenset(
         "name",
         "parked_max",
         "pending_bytes_max",
+        "plain_links",
         "port",
         "proxies",
+        "proxy_protocol_from",
         "request_timeout_ms",
         "retention_bytes",
         "retention_ms",
@@ -231,6 +256,12 @@ class FrontSettings(ProcessSettings):
         "",
         description="Authorities, PEM; when set, clients with TLS must show a certificate that one"
         " of them has signed.",
+    )
+
+    proxy_protocol_from: Networks = Field(
+        [],
+        description="Addresses or networks of load balancers: they must begin each connection with"
+        " a header of PROXY protocol 2, and the client's address in it counts.",
     )
 
     @model_validator(mode="after")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import ssl
 from collections.abc import AsyncIterator, Coroutine
 
 import structlog
@@ -29,6 +31,15 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.tls import (
+    Certificates,
+    Reloading,
+    TlsFiles,
+    client_context,
+    cluster_files,
+    newest_of,
+    server_context,
+)
 
 log = structlog.get_logger()
 
@@ -50,20 +61,29 @@ async def serve(settings: ProxySettings) -> None:
     metrics.register(registry)
     registry.register(clients.collect)
 
-    cluster = cluster_of(settings, metrics)
+    # Now: waiting for the broker should not hide that files cannot be used.
+    front, link = front_tls(settings), link_tls(settings)
+    certificates = Certificates([each for each in (front, link) if each is not None])
+    registry.register(certificates.collect)
+    cluster = cluster_of(settings, metrics, connect=connect_of(link))
     server = GrpcServer(wire(settings, cluster, clients, clock), Boundary(metrics, clock))
-    server.check(settings)  # Now: waiting for the broker should not hide it.
     registry.register(server.collect)
     readiness = Readiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
-    with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
+    with stop_on_signal(
+        supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload
+    ) as stop:
         async with (
+            certificates.watching(),
             MetricsServer(registry, readiness).serving(
                 settings.metrics_host, settings.metrics_port
             ) as endpoint,
             cluster.running(),
         ):
             if await first_of(cluster.configured(), stop):
-                async with server.serving(settings), watched(readiness, server):
+                async with (
+                    server.serving(settings, newest_of(front) if front else None),
+                    watched(readiness, server),
+                ):
                     metrics.is_serving, readiness.phase = True, "serving"
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
                     log.info("proxy serving", tls=settings.tls, **addresses)
@@ -86,6 +106,35 @@ async def watched(readiness: Readiness, server: GrpcServer) -> AsyncIterator[Non
         watch = tasks.create_task(readiness.watch(server.tell_health), name="readiness")
         yield
         watch.cancel()
+
+
+def front_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
+    """Return what clients are served with, None without TLS; raise StartRefused."""
+    if settings.tls == "off":
+        return None
+    files = TlsFiles(
+        certificate=settings.tls_certificate_file,
+        key=settings.tls_key_file,
+        authorities=settings.tls_client_ca_file,
+    )
+    return Reloading("clients", files, functools.partial(server_context, files))
+
+
+def link_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
+    """Return what the links to brokers use, None without TLS; raise StartRefused."""
+    files = cluster_files(
+        ca=settings.cluster_tls_ca_file,
+        certificate=settings.cluster_tls_certificate_file,
+        key=settings.cluster_tls_key_file,
+    )
+    if files is None:
+        return None
+    return Reloading("cluster", files, functools.partial(client_context, files))
+
+
+def connect_of(link: Reloading[ssl.SSLContext] | None) -> Connect:
+    """Return how to get at a broker."""
+    return connected if link is None else functools.partial(connected, tls=newest_of(link))
 
 
 def cluster_of(

@@ -6,10 +6,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tidemill.common.settings import Address, Addresses, Flag, FrontSettings, Port
+from tidemill.common.settings import (
+    Address,
+    Addresses,
+    ClusterTlsSettings,
+    Flag,
+    FrontSettings,
+    Port,
+)
 
 
-class ProxySettings(FrontSettings):
+class ProxySettings(FrontSettings, ClusterTlsSettings):
     """Settings of the proxy: where it listens, whom it serves, and its limits."""
 
     command: ClassVar[str] = "proxy"

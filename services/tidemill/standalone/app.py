@@ -177,6 +177,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 f"--tls-certificate-file={settings.tls_certificate_file}",
                 f"--tls-key-file={settings.tls_key_file}",
                 f"--tls-client-ca-file={settings.tls_client_ca_file}",
+                *(f"--proxy-protocol-from={network}" for network in settings.proxy_protocol_from),
             ]
 
         def admin(addresses: Addresses) -> list[str]:

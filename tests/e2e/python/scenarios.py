@@ -32,6 +32,7 @@ from rocketmq import (
 AWAIT_S = 3  # a poll's least time, with the request timeout of 3 s on top
 INVISIBLE_S = 30  # longer than any scenario
 DELAY_S = 4  # of a message that is scheduled
+TLS_MESSAGES = 100  # enough for several renewals beside them
 WAIT_S = 40.0  # for anything, on the slowest machine
 
 _out = threading.Lock()
@@ -169,6 +170,29 @@ def round_trip(endpoints: list[str], topic: str, group: str) -> None:
             tell_received(received)
             consumer.ack(received)
         tell("left", count=len(consumer.receive(32, INVISIBLE_S) or []))
+
+
+def tls_round_trip(endpoints: list[str], topic: str, group: str, authority: str) -> None:
+    """Send, receive and ack with TLS, one message after the other."""
+    # The client trusts what gRPC does, and tells no other authority.
+    os.environ["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = authority
+    [endpoint] = endpoints
+    producer = Producer(configuration(endpoint), [topic], tls_enable=True)
+    producer.startup()
+    consumer = SimpleConsumer(
+        configuration(endpoint), group, await_duration=AWAIT_S, tls_enable=True
+    )
+    consumer.startup()
+    consumer.subscribe(topic, FilterExpression("*"))
+    for number in range(TLS_MESSAGES):
+        body = str(number).encode()
+        receipt = producer.send(message(topic, body))
+        tell("sent", id=receipt.message_id, sha=hashlib.sha256(body).hexdigest())
+        for received in receive(consumer, 1):
+            tell_received(received)
+            consumer.ack(received)
+    consumer.shutdown()
+    producer.shutdown()
 
 
 def redelivery(endpoints: list[str], topic: str, group: str) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
+
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.settings import ProcessSettings
 
 OF_THE_SHELL = {
+    "cluster_tls_ca_file",
+    "cluster_tls_certificate_file",
+    "cluster_tls_key_file",
     "data_dir",
     "drain_timeout_ms",
     "grpc_host",
@@ -17,6 +22,7 @@ OF_THE_SHELL = {
     "grpc_reuse_port",
     "parked_max",
     "pending_bytes_max",
+    "plain_links",
     "timer_clock_hold_ms",
 }
 
@@ -26,3 +32,34 @@ def test_every_setting_is_the_engines_or_the_shells() -> None:
     of_the_engine |= {f"timer_{one.name}" for one in fields(TimerConfig)}
     own = set(BrokerSettings.model_fields) - set(ProcessSettings.model_fields)
     assert own - of_the_engine == OF_THE_SHELL
+
+
+FILES = ["--cluster-tls-ca-file=a", "--cluster-tls-certificate-file=b", "--cluster-tls-key-file=c"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "broker.example", ""])
+def test_a_broker_without_tls_serves_this_machine_only(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        BrokerSettings.load([f"--grpc-host={host}"])
+    assert refused.value.code == 2
+    told = capsys.readouterr().err
+    for remedy in ("cluster_tls_ca_file", "plain_links"):
+        assert remedy in told
+    assert BrokerSettings.load([f"--grpc-host={host}", "--plain-links"]).plain_links
+    assert BrokerSettings.load([f"--grpc-host={host}", *FILES]).cluster_tls_ca_file == "a"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]", "localhost"])
+def test_a_broker_on_loopback_needs_no_tls(host: str) -> None:
+    assert BrokerSettings.load([f"--grpc-host={host}"]).grpc_host == host
+
+
+@pytest.mark.parametrize("missing", FILES)
+def test_tls_between_the_processes_needs_all_three_files(
+    missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        BrokerSettings.load([file for file in FILES if file != missing])
+    assert "cluster_tls_key_file" in capsys.readouterr().err

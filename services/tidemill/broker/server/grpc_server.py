@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -70,7 +71,10 @@ class BrokerServer:
 
 @contextlib.asynccontextmanager
 async def broker_server(
-    rounds: Rounds, traffic: Traffic, settings: BrokerSettings
+    rounds: Rounds,
+    traffic: Traffic,
+    settings: BrokerSettings,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[BrokerServer]:
     """Serve until the block ends; raise StartRefused when the port is taken."""
     links = BrokerLinkService(rounds, traffic, auto_create=settings.auto_create)
@@ -84,7 +88,11 @@ async def broker_server(
         **reflection_methods((*SERVICES, health.SERVICE)),
     }
     listen = ListenSettings(
-        host=settings.grpc_host, port=settings.grpc_port, reuse_port=settings.grpc_reuse_port
+        host=settings.grpc_host,
+        port=settings.grpc_port,
+        reuse_port=settings.grpc_reuse_port,
+        tls="required" if tls else "off",
+        tls_context=tls,
     )
     server = RpcServer(methods, LIMITS, listen, message_bytes_max=REQUEST_BYTES_MAX)
     async with server.serving():

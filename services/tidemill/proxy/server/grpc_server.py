@@ -6,6 +6,8 @@ Bytes go in and out; the methods parse and encode.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -21,7 +23,7 @@ from tidemill.proxy.server.methods import (
 )
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
-from tidemill.transport.aio.listener import ListenSettings, tls_context
+from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
 from tidemill.transport.grpc.server_connection import Terms
@@ -50,12 +52,10 @@ class GrpcServer:
         self._server: RpcServer | None = None
         self._health = health.Health((SERVICE,))
 
-    def check(self, settings: ProxySettings) -> None:
-        """Raise StartRefused for files that TLS cannot be served with."""
-        tls_context(_listen_settings(settings))
-
     @contextlib.asynccontextmanager
-    async def serving(self, settings: ProxySettings) -> AsyncIterator[GrpcServer]:
+    async def serving(
+        self, settings: ProxySettings, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[GrpcServer]:
         """Accept calls until the block ends; raise StartRefused when the port is taken."""
         table = {
             **self._table(),
@@ -65,7 +65,7 @@ class GrpcServer:
         self._server = RpcServer(
             table,
             Limits(age_max_s=settings.connection_max_age_ms / 1000),
-            _listen_settings(settings),
+            _listen_settings(settings, tls),
             held_bytes_max=settings.memory_bytes_max,
         )
         async with self._server.serving():
@@ -135,7 +135,7 @@ def _terms(name: str) -> Terms:
     return Terms(most, status_of(error).encode(), _OVERLOAD)
 
 
-def _listen_settings(settings: ProxySettings) -> ListenSettings:
+def _listen_settings(settings: ProxySettings, tls: ssl.SSLContext | None) -> ListenSettings:
     return ListenSettings(
         host=settings.grpc_host,
         port=settings.grpc_port,
@@ -144,6 +144,8 @@ def _listen_settings(settings: ProxySettings) -> ListenSettings:
         tls_certificate_file=settings.tls_certificate_file,
         tls_key_file=settings.tls_key_file,
         tls_client_ca_file=settings.tls_client_ca_file,
+        tls_context=tls,
+        proxy_protocol_from=tuple(map(ipaddress.ip_network, settings.proxy_protocol_from)),
         connections_max=settings.connections_max,
         connections_per_address_max=settings.connections_per_address_max,
     )

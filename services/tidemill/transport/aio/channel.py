@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final, cast, final
@@ -87,9 +88,17 @@ class Channel:
 
 @contextlib.asynccontextmanager
 async def connected(
-    address: str, limits: Limits, *, message_bytes_max: int, timeout_s: float
+    address: str,
+    limits: Limits,
+    *,
+    message_bytes_max: int,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Channel]:
-    """Connect to `address` (host:port) for the block; raise RpcError(UNAVAILABLE)."""
+    """Connect to `address` (host:port) for the block; raise RpcError(UNAVAILABLE).
+
+    With `tls` the server must show a certificate for the host of the address.
+    """
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     try:
@@ -98,6 +107,8 @@ async def connected(
                 lambda: ClientProtocol(address, limits, message_bytes_max),
                 host.strip("[]"),
                 int(port),
+                ssl=tls,
+                server_hostname=host.strip("[]") if tls else None,
             )
     except TimeoutError:
         raise RpcError(RpcCode.UNAVAILABLE, f"{address} does not answer") from None

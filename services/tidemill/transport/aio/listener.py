@@ -15,13 +15,15 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, Literal, final
 
 import structlog
 
-from tidemill.common.lifecycle import StartRefused, cannot_listen
+from tidemill.common.lifecycle import cannot_listen
 from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.proxy_protocol import BadProxyHeader, read_source
+from tidemill.transport.aio.tls import TlsFiles, server_context
 from tidemill.transport.http2.limits import Limit
 
 log = structlog.get_logger()
@@ -49,6 +51,10 @@ class ListenSettings:
     tls_certificate_file: str = ""
     tls_key_file: str = ""
     tls_client_ca_file: str = ""  # clients must show a certificate signed by one of these
+    # What TLS is served with; None: it is made of the files above.
+    tls_context: ssl.SSLContext | None = None
+    # Load balancers, which say by PROXY protocol for whom they connect.
+    proxy_protocol_from: tuple[IPv4Network | IPv6Network, ...] = ()
     # A connection costs some 10 KiB, and what its calls hold.
     connections_max: int = 10_000
     connections_per_address_max: int = 1_000  # clients behind one address translation share it
@@ -61,6 +67,18 @@ class Accepted(asyncio.Protocol):
     """What serves a connection. Once it is open, its end is told by `Listener.closed`."""
 
     is_open = False
+
+
+@final
+class _Newcomer:
+    """A connection that was accepted and is not served yet."""
+
+    def __init__(self, accepted: socket.socket, host: str, port: int) -> None:
+        self.socket = accepted
+        self.host, self.port = host, port  # of the client, once its balancer has told
+        self.is_balancer = False
+        self.is_counted = False  # by its address
+        self.protocol: Accepted | None = None
 
 
 @final
@@ -91,7 +109,7 @@ class Listener:
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[Listener]:
         """Accept connections until the block ends or `close`; raise StartRefused."""
-        self._tls = tls_context(self._settings)
+        self._tls = self._settings.tls_context or tls_context(self._settings)
         self._connections_max = _affordable(self._settings.connections_max)
         sockets = _bind(self._settings)
         port = sockets[0].getsockname()[1]
@@ -117,9 +135,7 @@ class Listener:
     def closed(self, peer_host: str) -> None:
         """Make room: a connection of this client has ended."""
         self._open_count -= 1
-        self._open[peer_host] -= 1
-        if not self._open[peer_host]:
-            del self._open[peer_host]
+        self._uncount(peer_host)
 
     async def _accept(self, listening: socket.socket) -> None:
         """Accept connections until cancelled; then the socket is closed."""
@@ -162,52 +178,87 @@ class Listener:
 
     def _admit(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
         settings = self._settings
-        over = None
-        if self._open_count >= self._connections_max:
-            over = Limit.CONNECTIONS
-        elif self._open[peer_host] >= settings.connections_per_address_max:
-            over = Limit.CONNECTIONS_PER_ADDRESS
-        if over is not None:
-            reason = f"{self._open_count} connections, {self._open[peer_host]} of this address"
-            self._notices.refuse(over, peer=peer_host, reason=reason)
+        newcomer = _Newcomer(accepted, peer_host, peer_port)
+        newcomer.is_balancer = _is_within(peer_host, settings.proxy_protocol_from)
+        is_full = self._open_count >= self._connections_max
+        if is_full:
+            self._refuse(newcomer, Limit.CONNECTIONS)
+        # A balancer's address is not the client's, which it is about to tell.
+        if is_full or not (newcomer.is_balancer or self._count(newcomer)):
             accepted.close()
             return
         accepted.setblocking(False)
         self._open_count += 1
-        self._open[peer_host] += 1
         assert self._tasks is not None, "who accepts has a group for the tasks"
-        protocol = self._make_protocol(peer_host, peer_port)
-        task = self._tasks.create_task(self._connect(accepted, protocol, peer_host), name="connect")
+        task = self._tasks.create_task(self._connect(newcomer), name="connect")
         self._connecting.add(task)
 
         def connected(_task: asyncio.Task[None]) -> None:
             self._connecting.discard(task)
             # However it has ended, and if it never began: who is not open is counted no more.
-            if not protocol.is_open:
+            if newcomer.protocol is None or not newcomer.protocol.is_open:
                 accepted.close()
-                self.closed(peer_host)
+                self._open_count -= 1
+                if newcomer.is_counted:
+                    self._uncount(newcomer.host)
 
         task.add_done_callback(connected)
 
-    async def _connect(self, accepted: socket.socket, protocol: Accepted, peer_host: str) -> None:
-        """Find out what the client speaks, and hand it over."""
+    def _count(self, newcomer: _Newcomer) -> bool:
+        """Count a connection of an address; False: it has too many, and was refused."""
+        if self._open[newcomer.host] >= self._settings.connections_per_address_max:
+            self._refuse(newcomer, Limit.CONNECTIONS_PER_ADDRESS)
+            return False
+        self._open[newcomer.host] += 1
+        newcomer.is_counted = True
+        return True
+
+    def _uncount(self, peer_host: str) -> None:
+        self._open[peer_host] -= 1
+        if not self._open[peer_host]:
+            del self._open[peer_host]
+
+    def _refuse(self, newcomer: _Newcomer, limit: Limit) -> None:
+        count = self._open[newcomer.host]
+        reason = f"{self._open_count} connections, {count} of this address"
+        self._notices.refuse(limit, peer=newcomer.host, reason=reason)
+
+    async def _connect(self, newcomer: _Newcomer) -> None:
+        """Find out who the client is and what it speaks, and hand it over."""
         loop = asyncio.get_running_loop()
-        settings, tls = self._settings, self._tls
+        settings, tls, accepted = self._settings, self._tls, newcomer.socket
         try:
             async with asyncio.timeout(settings.handshake_timeout_s):
+                if newcomer.is_balancer:
+                    source = await read_source(accepted)
+                    if source is not None:
+                        newcomer.host, newcomer.port = source
+                    if not self._count(newcomer):
+                        return
+                protocol = newcomer.protocol = self._make_protocol(newcomer.host, newcomer.port)
                 if settings.tls == "optional" and not await _begins_tls(accepted):
                     tls = None
                 await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls)
         except TimeoutError:
             reason = f"no handshake within {settings.handshake_timeout_s:g} s"
-            self._notices.refuse(Limit.HANDSHAKE, peer=peer_host, reason=reason)
+            self._notices.refuse(Limit.HANDSHAKE, peer=newcomer.host, reason=reason)
         except ssl.SSLError as error:
-            self._notices.fail("tls_handshake", peer=peer_host, reason=str(error))
+            self._notices.fail("tls_handshake", peer=newcomer.host, reason=str(error))
+        except BadProxyHeader as error:
+            self._notices.fail("proxy_protocol", peer=newcomer.host, reason=str(error))
         except OSError as error:
-            log.debug("no handshake", peer=peer_host, reason=str(error))
+            log.debug("no handshake", peer=newcomer.host, reason=str(error))
         except Exception:
             # One client does not end the server.
-            log.exception("connection failed in its handshake", peer=peer_host)
+            log.exception("connection failed in its handshake", peer=newcomer.host)
+
+
+def _is_within(host: str, networks: tuple[IPv4Network | IPv6Network, ...]) -> bool:
+    if not networks:
+        return False
+    # The zone of a link-local address is no part of a network.
+    address = ip_address(host.partition("%")[0])
+    return any(address in network for network in networks)
 
 
 async def _begins_tls(accepted: socket.socket) -> bool:
@@ -276,41 +327,10 @@ def tls_context(settings: ListenSettings) -> ssl.SSLContext | None:
     """Return what TLS is served with, None where it is off; raise StartRefused."""
     if settings.tls == "off":
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
-    context.options |= ssl.OP_NO_RENEGOTIATION  # forbidden there
-    context.set_alpn_protocols(["h2"])
-    files = [
-        ("tls_certificate_file", settings.tls_certificate_file),
-        ("tls_key_file", settings.tls_key_file),
-    ]
-    if settings.tls_client_ca_file:
-        files.append(("tls_client_ca_file", settings.tls_client_ca_file))
-    for name, file in files:
-        if not Path(file).is_file():
-            raise StartRefused(f"TLS is {settings.tls}: {name} must name a file, not {file!r}")
-
-    def no_password() -> str:
-        # The library would ask for one at the terminal.
-        raise StartRefused(
-            f"tls_key_file {settings.tls_key_file} is encrypted; give one without a passphrase"
+    return server_context(
+        TlsFiles(
+            certificate=settings.tls_certificate_file,
+            key=settings.tls_key_file,
+            authorities=settings.tls_client_ca_file,
         )
-
-    try:
-        context.load_cert_chain(
-            settings.tls_certificate_file, settings.tls_key_file, password=no_password
-        )
-    except (OSError, ssl.SSLError) as error:
-        raise StartRefused(
-            f"tls_certificate_file {settings.tls_certificate_file} and tls_key_file"
-            f" {settings.tls_key_file} are no certificate with its key: {error}"
-        ) from error
-    if settings.tls_client_ca_file:
-        try:
-            context.load_verify_locations(settings.tls_client_ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise StartRefused(
-                f"tls_client_ca_file {settings.tls_client_ca_file} holds no certificates: {error}"
-            ) from error
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    )

@@ -1,0 +1,168 @@
+"""A standalone whose every connection has TLS, and whose certificates are renewed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from tests.e2e.conftest import Certificates, make_certificate
+from tests.support.client_process import run_python_client
+from tests.support.eventually import eventually
+from tests.support.processes import Standalone, command, environment, standalone
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
+
+TOKEN = "correct-horse"  # of this test's own
+CALL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secured:
+    """A running standalone, and the folder of its certificates."""
+
+    standalone: Standalone
+    folder: Path
+
+    @property
+    def authority(self) -> str:
+        return str(self.folder / "ca.crt")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: each.pid for name, each in self.standalone.processes.items()}
+
+    def lines(self, event: str) -> list[dict[str, object]]:
+        """Return what the log says of an event."""
+        lines = map(json.loads, self.standalone.log.read_text().splitlines())
+        return [line for line in lines if line["event"] == event]
+
+
+@pytest.fixture(scope="module")
+def secured(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
+        shutil.copy(certificates.folder / name, folder)
+    chain, key = folder / "server.crt", folder / "server.key"
+    (folder / "token").write_text(TOKEN + "\n")
+    (folder / "tidemill.yaml").write_text(
+        f"cluster_tls_ca_file: {folder / 'ca.crt'}\n"
+        f"cluster_tls_certificate_file: {chain}\ncluster_tls_key_file: {key}\n"
+    )
+    with standalone(
+        folder / "data", f"--config={folder / 'tidemill.yaml'}", "--tls=required",
+        f"--tls-certificate-file={chain}", f"--tls-key-file={key}",
+        f"--admin-tls-certificate-file={chain}", f"--admin-tls-key-file={key}",
+        f"--admin-token-file={folder / 'token'}",
+    ) as started:  # fmt: skip
+        yield Secured(standalone=started, folder=folder)
+
+
+def test_certificates_are_renewed_without_losing_a_call(secured: Secured, tmp_path: Path) -> None:
+    before, is_over = secured.pids, threading.Event()
+
+    def renew() -> None:
+        while True:
+            make_certificate(secured.folder, "server")
+            secured.standalone.process.send_signal(signal.SIGHUP)
+            if is_over.wait(0.5):  # Some renewals are enough.
+                return
+
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    try:
+        facts = run_python_client(
+            tmp_path, "tls_round_trip", secured.standalone.grpc, topic="tls", group="tls",
+            authority=secured.authority,
+        )  # fmt: skip
+    finally:
+        is_over.set()
+        renewing.join()
+    sent = {fact["id"]: fact["sha"] for fact in facts.of("sent")}
+    assert len(sent) == 100
+    assert {fact["id"]: fact["sha"] for fact in facts.of("received")} == sent
+
+    def uses() -> bool:
+        reloaded = {
+            (line["process"], line["use"]) for line in secured.lines("certificates reloaded")
+        }
+        return reloaded >= {
+            ("broker-0", "cluster"), ("proxy-0", "clients"), ("proxy-0", "cluster"),
+            ("admin", "admin"), ("admin", "cluster"),
+        }  # fmt: skip
+
+    eventually(uses)
+    assert secured.pids == before
+    assert not secured.lines("child died")
+
+
+def test_the_admin_api_asks_for_tls_and_the_token(secured: Secured) -> None:
+    context = ssl.create_default_context(cafile=secured.authority)
+    url = secured.standalone.admin
+    assert url.startswith("https://")
+    with httpx.Client(base_url=url, verify=context, trust_env=False, timeout=CALL_S) as client:
+        assert client.get("/api/v1/topics").status_code == 401
+        shown = {"Authorization": f"Bearer {TOKEN}"}
+        assert client.get("/api/v1/topics", headers=shown).status_code == 200
+        assert client.get("/openapi.json").status_code == 200
+
+
+def test_the_command_line_shows_the_token(secured: Secured) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        options = ("--admin", secured.standalone.admin, "--admin-ca-file", secured.authority)
+        return subprocess.run(
+            command("topic", "list", *options, *arguments), env=environment(),
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+
+    assert run("--token-file", str(secured.folder / "token")).returncode == 0
+    refused = run("--token=wrong")
+    assert (refused.returncode, "Unauthorized" in refused.stderr) == (1, True)
+
+
+def test_the_broker_serves_nobody_without_a_certificate(
+    secured: Secured, certificates: Certificates
+) -> None:
+    address = str(secured.lines("broker serves")[0]["grpc"])
+    authority = Path(secured.authority).read_bytes()
+    chain, key = (Path(file).read_bytes() for file in certificates.client)
+
+    async def config(credentials: grpc.ChannelCredentials | None) -> pb.ConfigUpdate:
+        channel = (
+            grpc.aio.secure_channel(address, credentials)
+            if credentials
+            else grpc.aio.insecure_channel(address)
+        )
+        async with channel:
+            stub: broker_pb2_grpc.BrokerAdminAsyncStub = broker_pb2_grpc.BrokerAdminStub(channel)
+            return await stub.GetConfig(pb.Empty(), timeout=CALL_S)
+
+    member = grpc.ssl_channel_credentials(authority, key, chain)
+    assert asyncio.run(config(member)).broker_name
+    for stranger in (None, grpc.ssl_channel_credentials(authority)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            asyncio.run(config(stranger))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_every_process_tells_when_its_certificates_expire(secured: Secured) -> None:
+    for name, uses in {
+        "broker-0": ["cluster"], "proxy-0": ["clients", "cluster"], "admin": ["admin", "cluster"],
+    }.items():  # fmt: skip
+        text = httpx.get(secured.standalone.processes[name].metrics, trust_env=False).text
+        told = [line for line in text.splitlines() if line.startswith("rocketmq_tls_certificate_")]
+        for use in uses:
+            assert [line for line in told if f'use="{use}"' in line], (name, use)

@@ -1,0 +1,140 @@
+"""Certificates that are renewed while clients are served with them."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.e2e.conftest import Certificates, make_certificate
+from tests.support.eventually import eventually
+from tests.support.http2_peer import grpc_message
+from tests.support.rpc_server import RawClient, rpc_server
+from tidemill.common.lifecycle import StartRefused
+from tidemill.transport.aio.tls import (
+    Certificates as All,
+)
+from tidemill.transport.aio.tls import (
+    Reloading,
+    TlsFiles,
+    newest_of,
+    server_context,
+)
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def files(tmp_path: Path, certificates: Certificates) -> TlsFiles:
+    """Files of a server that may be overwritten."""
+    for name in ("server.crt", "server.key", "ca.crt", "ca.key"):
+        shutil.copy(certificates.folder / name, tmp_path)
+    return TlsFiles(certificate=str(tmp_path / "server.crt"), key=str(tmp_path / "server.key"))
+
+
+def reloading(files: TlsFiles) -> Reloading[ssl.SSLContext]:
+    return Reloading("clients", files, functools.partial(server_context, files))
+
+
+def served_certificate(client: RawClient) -> bytes | None:
+    assert isinstance(client.socket, ssl.SSLSocket)
+    return client.socket.getpeercert(binary_form=True)
+
+
+def test_a_renewed_certificate_serves_new_connections(
+    tmp_path: Path, files: TlsFiles, certificates: Certificates
+) -> None:
+    trust = ssl.create_default_context(cafile=certificates.authority)
+    tls = reloading(files)
+    with (
+        rpc_server(tls="required", tls_context=newest_of(tls)) as running,
+        RawClient(running.port, tls=trust) as before,
+    ):
+        assert before.call(1) == grpc_message(b"hello")
+        tls.check()
+        assert not tls.results  # Nothing has changed.
+        make_certificate(tmp_path, "server", days=30)
+        tls.check()
+        with RawClient(running.port, tls=trust) as after:
+            assert after.call(1) == grpc_message(b"hello")
+            assert served_certificate(after) != served_certificate(before)
+        # Who is connected stays so.
+        assert before.call(3) == grpc_message(b"hello")
+    assert tls.results == {"done": 1}
+    assert tls.expires_at_s is not None
+    assert 29 * DAY_S < tls.expires_at_s - time.time() < 31 * DAY_S
+
+
+def test_a_broken_certificate_keeps_the_old_one_and_says_so(
+    tmp_path: Path, files: TlsFiles, certificates: Certificates
+) -> None:
+    trust = ssl.create_default_context(cafile=certificates.authority)
+    tls = reloading(files)
+    expires_at_s = tls.expires_at_s
+    with rpc_server(tls="required", tls_context=newest_of(tls)) as running:
+        for breaking in (
+            lambda: Path(files.certificate).write_text("no certificate"),
+            lambda: Path(files.key).unlink(),
+            # A certificate whose key has not come yet.
+            lambda: shutil.copy(certificates.folder / "client.key", files.key),
+        ):
+            breaking()
+            with capture_logs() as logs:
+                tls.check()
+            [told] = [line for line in logs if line["log_level"] == "error"]
+            assert "tls_" in told["reason"]
+            with RawClient(running.port, tls=trust) as client:
+                assert client.call(1) == grpc_message(b"hello")
+    assert tls.results == {"failed": 3}
+    assert tls.expires_at_s == expires_at_s
+    samples = {
+        (sample.name, sample.labels.get("result")): sample.value
+        for metric in All([tls]).collect()
+        for sample in metric.samples
+    }
+    assert samples["rocketmq_tls_reloads_total", "failed"] == 3
+    assert samples["rocketmq_tls_certificate_expires_at_seconds", None] == expires_at_s
+
+
+def test_authorities_that_were_taken_away_are_trusted_no_more(
+    tmp_path: Path, files: TlsFiles, certificates: Certificates
+) -> None:
+    asked = TlsFiles(
+        certificate=files.certificate, key=files.key, authorities=str(tmp_path / "ca.crt")
+    )
+    tls = reloading(asked)
+    trust = ssl.create_default_context(cafile=certificates.authority)
+    trust.load_cert_chain(*certificates.client)
+    with rpc_server(tls="required", tls_context=newest_of(tls)) as running:
+        with RawClient(running.port, tls=trust) as client:
+            assert client.call(1) == grpc_message(b"hello")
+        make_certificate(tmp_path, "other", days=2, is_authority=True)
+        shutil.copy(tmp_path / "other.crt", asked.authorities)
+        tls.reload()
+        with RawClient(running.port, greeting=b"", tls=trust) as refused:
+            refused.to_the_end()
+        eventually(lambda: running.server.notices.failures["tls_handshake"] == 1)
+
+
+def test_an_expired_certificate_is_asked_for_its_date(tmp_path: Path, files: TlsFiles) -> None:
+    for command in (
+        ["req", "-new", "-key", "server.key", "-subj", "/CN=localhost", "-out", "late.csr"],
+        ["x509", "-req", "-in", "late.csr", "-signkey", "server.key", "-days", "-1",
+         "-out", "server.crt"],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True)
+    expires_at_s = reloading(files).expires_at_s
+    assert expires_at_s is not None
+    assert expires_at_s < time.time()
+
+
+def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
+    files = TlsFiles(certificate=str(tmp_path / "none"), key=str(tmp_path / "none"))
+    with pytest.raises(StartRefused, match="tls_certificate_file must name a file"):
+        reloading(files)
