@@ -91,14 +91,34 @@ class BrokerLink:
             # An error keeps its frames: the future that keeps the error may not be in one.
             del future
 
+    async def store(
+        self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int
+    ) -> Appended:
+        """Store or schedule a message; one whose caller goes before it has left never leaves."""
+        request_id, future = self._append(topic_id, queue_id, blob, timeout_ms)
+        del blob
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.pending.forget(request_id)
+            self.batching.withdraw({request_id})
+            raise
+        finally:
+            del future  # See `ask`.
+
     def append(
         self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int
     ) -> asyncio.Future[Appended]:
         """Store or schedule a message; the future says where, once it is durable."""
+        return self._append(topic_id, queue_id, blob, timeout_ms)[1]
+
+    def _append(
+        self, topic_id: int, queue_id: int, blob: bytes, timeout_ms: int
+    ) -> tuple[int, asyncio.Future[Appended]]:
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
         self.batching.add(APPEND, (request_id, topic_id, queue_id, zlib.crc32(blob), blob))
-        return future
+        return request_id, future
 
     def ack(
         self,

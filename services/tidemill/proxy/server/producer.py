@@ -116,16 +116,12 @@ class Producer:
                 topic = await self._use_topic(name, call)
             blob = _encode(message, topic, self._clock.wall_ms())
             broker, queue_id = cluster.place(topic, message.system_properties.message_group)
-            appending = broker.link.append(
+            storing = broker.link.store(
                 topic.id, queue_id, blob, timeout_ms=cluster.timeout_ms(call)
             )
             # The link's from here on: nothing of the message is kept while it is stored.
             del message, blob
-            try:
-                appended = await appending
-            finally:
-                # An error keeps its frames: the future that keeps the error may not be in one.
-                del appending
+            appended = await storing
         except ServiceError as error:
             return _refusal(call, (message_id,), status_of(error))
         queue_offset, due_at_ms = appended
