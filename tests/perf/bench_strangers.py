@@ -10,6 +10,7 @@ sends a message every 10 ms, timed from when it meant to send it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from tests.support.strangers import (
     Stranger,
     fields_of,
     honest,
+    memory_mib,
     message,
     path_of,
     poll,
@@ -310,19 +312,34 @@ def bad_header(server: Standalone) -> Told:
 # ---------------------------------------------------------------- crowds
 
 
+def burst_of_polls(server: Standalone) -> Told:
+    """Park 20,000 polls of twenty connections, on twenty topics, all at once."""
+    with contextlib.ExitStack() as opened:
+        return told(_park(server, opened, HOLD_S)[0])
+
+
 def parked_polls(server: Standalone) -> Told:
-    """Park 20,000 polls of twenty connections, on twenty topics."""
-    strangers = [Stranger(server.grpc) for _ in range(20)]
+    """Look at an honest client beside 20,000 polls that are parked."""
+    with contextlib.ExitStack() as opened:
+        before = {name: memory_mib(child.pid) for name, child in server.processes.items()}
+        strangers = _park(server, opened, 10.0)
+        with honest(server.grpc) as beside:
+            strangers[0].read_for(3.0)
+            calm = beside.stop()
+        after = {name: memory_mib(child.pid) for name, child in server.processes.items()}
+        added = {name: round(after[name] - before[name], 1) for name in before}
+        return {**told(strangers[0]), "added_mib": added, "honest_beside": calm}
+
+
+def _park(server: Standalone, opened: contextlib.ExitStack, hold_s: float) -> list[Stranger]:
+    strangers = [opened.enter_context(Stranger(server.grpc)) for _ in range(20)]
     for number, stranger in enumerate(strangers):
         request = poll(wait_s=20)
         request.message_queue.topic.name = f"topic{number}"
-        stranger.begin(b"".join(stranger.call_of("ReceiveMessage", request) for _ in range(1_000)))
+        stranger.begin(*(stranger.call_of("ReceiveMessage", request) for _ in range(1_000)))
     for stranger in strangers:
-        stranger.read_for(HOLD_S / 20)
-    result = told(strangers[0])
-    for stranger in strangers:
-        stranger.__exit__()
-    return result
+        stranger.read_for(hold_s / 20)
+    return strangers
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -331,7 +348,7 @@ SCENARIOS: dict[str, Scenario] = {
         gzip_polls, gzip_telemetry, gzip_sends, closed_windows, cancelled_sends, cancelled_polls,
         attempt_ids, messages_a_send, message_keys, route_endpoints, route_namespace, tag_filters,
         heartbeat_groups, client_ids, born_hosts, flood_of_calls, flood_of_frames, bad_header,
-        parked_polls,
+        burst_of_polls, parked_polls,
     )
 }  # fmt: skip
 

@@ -203,28 +203,41 @@ def _be_honest(address: str) -> None:
     client = Stranger(address)
     client.socket.settimeout(STALL_S_MAX)
     request = send_of(message(b"h" * 100, HONEST_TOPIC))
+    for _ in range(10):  # The topic is there then, and caches are filled.
+        client.send(client.call_of("SendMessage", request, client_id="honest"))
+        client.until_end_of(client._next_id - 2)
+    client.frames.clear()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     took_ms: list[float] = []
     refused = 0
-    meant_s, stop_s = 0.0, None
-    for number in range(1_000_000):
-        call = client.call_of("SendMessage", request, client_id="honest")
-        stream_id = 2 * number + 1
-        if number == 10:  # The topic is there, caches are filled.
-            sys.stdout.write("ready\n")
-            sys.stdout.flush()
-            meant_s = time.monotonic()
-        client.send(call)
-        client.until_end_of(stream_id)
-        if number >= 10:
-            took_ms.append((time.monotonic() - meant_s) * 1000)
-            refused += client.codes() != Counter({v2.OK: 1})
-            meant_s += HONEST_PERIOD_S
-            # Told to stop, it makes all calls yet that it had meant to make until then.
-            left_s = max(meant_s - time.monotonic(), 0)
-            if stop_s is None and select.select([sys.stdin], [], [], left_s)[0]:
-                stop_s = time.monotonic()
-            if stop_s is not None and meant_s > stop_s:
-                break
+    # When each was meant to leave. One does not wait for another.
+    meant_s: dict[int, float] = {}
+    next_s = time.monotonic()
+    is_stopped = False
+    while meant_s or not is_stopped:
+        now_s = time.monotonic()
+        while not is_stopped and next_s <= now_s:
+            meant_s[client._next_id] = next_s
+            client.send(client.call_of("SendMessage", request, client_id="honest"))
+            next_s += HONEST_PERIOD_S
+        wait_s = STALL_S_MAX if is_stopped else max(next_s - time.monotonic(), 0)
+        readable = select.select(
+            [client.socket, *([] if is_stopped else [sys.stdin])], [], [], wait_s
+        )
+        is_stopped |= sys.stdin in readable[0]
+        if client.socket not in readable[0]:
+            continue
+        client.read()
+        assert not client.is_ended, "the honest client was closed"
+        now_s = time.monotonic()
+        took_ms += [
+            (now_s - meant_s.pop(one.stream_id)) * 1000
+            for one in client.frames
+            if one.is_last and one.stream_id in meant_s
+        ]
+        codes = client.codes()
+        refused += codes.total() - codes[v2.OK]
         client.frames.clear()
     took_ms.sort()
     sys.stdout.write(

@@ -101,6 +101,24 @@ def test_a_pop_whose_caller_goes_before_it_left_never_leaves() -> None:
     run(scenario)
 
 
+def test_a_send_whose_caller_goes_before_it_left_never_leaves_and_is_freed() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await stall(world)
+        calls = [asyncio.ensure_future(world.send(message(b"gone" * 1_000))) for _ in range(5)]
+        await eventually(lambda: len(world.link.pending) == 6)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        assert world.link.pending.bytes == len(FIRST)
+        frames = len(world.broker.frames)
+        world.broker.is_reading.set()
+        assert (await world.send(message(b"next"))).status.code == v2.OK
+        sent = [blob for frame in world.broker.frames[frames:] for blob in frame.appends.blobs]
+        assert [b"gone" in blob for blob in sent] == [False, False], "the first, and the next"
+
+    run(scenario)
+
+
 def test_acks_that_wait_count_as_bytes() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)

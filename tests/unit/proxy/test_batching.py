@@ -11,7 +11,7 @@ from tidemill.proxy.link.batching import (
     NEXT_FRAME_REQUESTS,
     Batching,
 )
-from tidemill.proxy.link.commands import APPEND
+from tidemill.proxy.link.commands import APPEND, FRAME_BYTES, POP
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TURNS = 10  # of the loop: more than a busy link waits
@@ -101,3 +101,27 @@ def test_a_few_wait_for_the_answer_and_many_do_not() -> None:
         assert world.sizes == [1, NEXT_FRAME_REQUESTS]
 
     run(scenario)
+
+
+def test_a_frame_is_bounded_in_bytes_over_all_commands() -> None:
+    """Twenty polls with an attempt id of 8 MB once made a frame that broke the link."""
+
+    async def main() -> None:
+        frames: list[pb.RequestFrame] = []
+        batching = Batching(range(0), frames.append)
+        for n in range(40):
+            batching.add(POP, (n, pb.PopRequest(request_id=n, attempt_id="a" * 1_000_000)))
+            batching.add(APPEND, (100 + n, 1, 0, 0, bytes(1_000_000)))
+        for sequence in range(1, 30):
+            await turns()
+            batching.answered(sequence)
+        assert max(frame.ByteSize() for frame in frames) <= FRAME_BYTES
+        assert len(frames) == 10
+        assert [pop.request_id for frame in frames for pop in frame.pops] == list(range(40))
+        appended = [one for frame in frames for one in frame.appends.request_ids]
+        assert appended == list(range(100, 140))
+        # What was kept comes first: neither command waits until the other has nothing left.
+        assert all(frame.pops or frame.appends.request_ids for frame in frames)
+        assert frames[1].appends.request_ids, "the appends had no room in the first frame"
+
+    asyncio.run(main())

@@ -167,15 +167,20 @@ class Batching:
             self._cancelled_pops = []
         gathered, self._rows, self._weight = self._rows, {}, 0
         room_bytes = FRAME_BYTES
+        partly: list[tuple[Command[Any, Any], list[Row]]] = []
         for command, rows in gathered.items():
             count, taken_bytes = command.cut(rows, room_bytes)
             room_bytes -= taken_bytes
-            # What is kept comes first in the next frame, whatever gathers until then.
+            if count == 0:
+                self._keep(command, rows)
+                continue
             if count < len(rows):
-                self._keep(command, rows[count:])
+                partly.append((command, rows[count:]))
                 del rows[count:]
-            if rows:
-                command.pack(frame, rows)
+            command.pack(frame, rows)
+        # First in the next frame are commands that had no room in this one, then those with more.
+        for command, rows in partly:
+            self._keep(command, rows)
         return frame
 
     def _keep(self, command: Command[Any, Any], rows: list[Row]) -> None:

@@ -116,6 +116,23 @@ class BrokerLink:
             # An error keeps its frames: the future that keeps the error may not be in one.
             del future
 
+    async def store(
+        self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int, may_repeat: bool
+    ) -> Appended:
+        """Do as `append`; what its caller leaves before it has left never leaves."""
+        request_id, future = self._append(
+            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat
+        )
+        del blob
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.pending.forget(request_id)
+            self.batching.withdraw({request_id})
+            raise
+        finally:
+            del future  # See `ask`.
+
     def append(
         self,
         topic_id: int,
@@ -129,13 +146,18 @@ class BrokerLink:
 
         `may_repeat`: whether it may be stored twice, when the first answer is lost.
         """
+        return self._append(topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat)[1]
+
+    def _append(
+        self, topic_id: int, queue_id: int, blob: bytes, timeout_ms: int, *, may_repeat: bool
+    ) -> tuple[int, asyncio.Future[Appended]]:
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
         row = request_id, topic_id, queue_id, zlib.crc32(blob), blob
         if may_repeat:
             self.pending.repeatable[request_id] = (row,)
         self.batching.add(APPEND, row)
-        return future
+        return request_id, future
 
     def ack(
         self,

@@ -117,17 +117,13 @@ class Producer:
             blob = _encode(message, topic, self._clock.wall_ms())
             properties = message.system_properties
             broker, queue_id = cluster.place(topic, properties.message_group)
-            appending = broker.link.append(
+            storing = broker.link.store(
                 topic.id, queue_id, blob,
                 timeout_ms=cluster.timeout_ms(call), may_repeat=_may_repeat(properties),
             )  # fmt: skip
             # The link's from here on: nothing of the message is kept while it is stored.
             del message, properties, blob
-            try:
-                appended = await appending
-            finally:
-                # An error keeps its frames: the future that keeps the error may not be in one.
-                del appending
+            appended = await storing
         except ServiceError as error:
             return _refusal(call, (message_id,), status_of(error))
         queue_offset, due_at_ms = appended

@@ -14,6 +14,7 @@ import contextlib
 import math
 import random
 import time
+from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -41,6 +42,7 @@ from tidemill.transport.aio.offenders import FLOODS, Offenders
 from tidemill.transport.aio.writer import Writer
 from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
+    CALLS_A_TURN,
     CallEnded,
     CallStarted,
     CallWritable,
@@ -68,7 +70,7 @@ HELD_BYTES_MAX: Final = 1 << 30
 # What one connection is read in a turn of the loop, in one piece of the transport: a fraction of a
 # millisecond. One that fills it is read on when everybody else has had a turn.
 READ_BYTES_A_TURN: Final = 256 << 10
-FRAMES_A_TURN: Final = 512  # of one connection: they take a millisecond
+FRAMES_A_TURN: Final = 128  # of one connection: they take a millisecond
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 # Of a connection, queued behind the windows of its streams, before other streams wait too.
 QUEUED_BYTES_MAX: Final = 16 << 20
@@ -108,6 +110,9 @@ class RpcServer:
         self.ending: set[asyncio.Task[None]] = set()  # of calls that were cancelled
         self.is_draining = False
         self.listener = Listener(listen, self._new_connection, self.notices)
+        # Connections that have more than a turn's worth, in the order of their next turns.
+        self._rest: deque[ServerProtocol] = deque()
+        self._is_going_on = False
         self._sweeping: asyncio.TimerHandle | None = None
         self._unswept: list[ServerProtocol] = []  # of the sweep under way
         self._quiet = asyncio.Event()  # set when a connection ends, and while draining a call
@@ -171,6 +176,27 @@ class RpcServer:
         self.connections.discard(connection)
         self.listener.closed(connection.peer_host)
         self._quiet.set()
+
+    def go_on_later(self, connection: ServerProtocol) -> None:
+        """Let a connection go on with what it has when others have had their turn."""
+        self._rest.append(connection)
+        if not self._is_going_on:
+            self._is_going_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Let some go on that have more than a turn's worth: together they begin what one may.
+
+        Whoever comes with little is served beside them, however many they are.
+        """
+        left = CALLS_A_TURN
+        for _ in range(len(self._rest)):
+            left -= 1 + self._rest.popleft().go_on()
+            if left <= 0:
+                break
+        self._is_going_on = bool(self._rest)
+        if self._rest:
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     def call_ended(self) -> None:
         """Let those look again who wait for calls to end."""
@@ -264,21 +290,24 @@ class ServerProtocol(Accepted):
         if is_much and not self._has_rest and not self._transport.is_closing():
             self._has_rest = True
             self._transport.pause_reading()
-            self.loop.call_soon(self._go_on)
+            self._server.go_on_later(self)
         if self.crowd and not self.is_congested:
             crowd, self.crowd = self.crowd, set()
             for call in crowd:
                 call.wake_writers()
 
-    def _go_on(self) -> None:
-        """Take the rest of what has come, and read on."""
+    def go_on(self) -> int:
+        """Take more of what has come, and read on; return how many calls have begun."""
         self._has_rest = False
         if self._transport.is_closing():
-            return
+            return 0
+        begun = 0
         if self._connection.has_more:
             self.data_received(b"")
+            begun = self._connection.begun_count
         if not (self._has_rest or self._writer.is_paused or self._transport.is_closing()):
             self._transport.resume_reading()
+        return begun
 
     def eof_received(self) -> bool:
         """Close: HTTP/2 knows no half of a connection."""

@@ -53,7 +53,7 @@ from tidemill.transport.http2.stream import Stream
 # What a call takes by itself, with its stream, its task, and what the link knows of it.
 CALL_BYTES: Final = 4 << 10
 # Begun in a turn of the loop by one connection, at some 100 us each with what answers them.
-CALLS_A_TURN: Final = 64
+CALLS_A_TURN: Final = 32
 # Inflated in a turn of the loop for one connection, and the last message: some milliseconds.
 INFLATED_BYTES_A_TURN: Final = 256 << 10
 _NO_ROOM: Final = "this server holds as much for you as it can; repeat after a pause"
@@ -202,6 +202,11 @@ class ServerConnection:
             self._translate(self._waiting.popleft(), events)
         self._count_windows()
         return events
+
+    @property
+    def begun_count(self) -> int:
+        """How many calls the last `receive` has begun."""
+        return CALLS_A_TURN - self._calls_left
 
     @property
     def has_more(self) -> bool:

@@ -1,0 +1,61 @@
+"""What a request may hold: each limit refuses one more, with its code; and before it is parsed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.common.errors import CODES, BadRequest, PropertiesTooLarge
+from tidemill.message import limits
+from tidemill.message.limits import FieldLimit
+from tidemill.message.outline import SMALL_BYTES, check_send
+from tidemill.message.wire import bytes_field
+
+
+@pytest.mark.parametrize("limit", limits.FIELDS, ids=lambda limit: limit.where)
+def test_a_limit_takes_what_it_says_and_no_more(limit: FieldLimit) -> None:
+    limit.check_count(limit.most)
+    with pytest.raises(limit.error, match=f"at most {limit.most} {limit.unit}"):
+        limit.check_count(limit.most + 1)
+    assert 40_000 <= CODES[limit.error].rocketmq < 50_000
+
+
+def test_a_text_is_counted_in_bytes() -> None:
+    limits.ATTEMPT_ID.check_text("淘" * 85)
+    with pytest.raises(BadRequest, match="not 258"):
+        limits.ATTEMPT_ID.check_text("淘" * 86)
+
+
+def many(part: bytes, count: int) -> bytes:
+    return part * count
+
+
+@pytest.mark.parametrize(
+    ("request_wire", "error"),
+    [
+        pytest.param(many(b"\x0a\x00", 40_000), BadRequest, id="messages"),
+        pytest.param(many(b"\x10\x01", 40_000), BadRequest, id="fields that nobody knows"),
+        pytest.param(
+            bytes_field(1, many(b"\x12\x00", 40_000)), PropertiesTooLarge, id="user properties"
+        ),
+        pytest.param(
+            bytes_field(1, many(bytes_field(3, b"\x12\x00" * 300_000), 2)),
+            PropertiesTooLarge, id="keys",
+        ),
+        pytest.param(bytes_field(1, many(b"\x20\x01", 40_000)), BadRequest, id="fields"),
+    ],
+)  # fmt: skip
+def test_counts_of_a_large_send_are_refused_before_it_is_parsed(
+    request_wire: bytes, error: type[Exception]
+) -> None:
+    assert len(request_wire) > SMALL_BYTES
+    with pytest.raises(error):
+        check_send(request_wire)
+
+
+def test_an_ordinary_large_send_passes_and_what_makes_no_sense_is_the_parsers() -> None:
+    body = bytes_field(4, bytes(4 << 20))
+    message = bytes_field(1, b"topic") + bytes_field(3, b"x" * 500) + body
+    check_send(bytes_field(1, message) * 3)
+    for cut in (1, 2, 3, 4, 1_000):
+        check_send(bytes_field(1, message)[:-cut])
+    check_send(b"\xff" * (SMALL_BYTES + 1))
