@@ -109,6 +109,7 @@ def test_a_frame_is_bounded_in_bytes_over_all_commands() -> None:
     async def main() -> None:
         frames: list[pb.RequestFrame] = []
         batching = Batching(range(0), frames.append)
+        batching.open()
         for n in range(40):
             batching.add(POP, (n, pb.PopRequest(request_id=n, attempt_id="a" * 1_000_000)))
             batching.add(APPEND, (100 + n, 1, 0, 0, bytes(1_000_000)))
