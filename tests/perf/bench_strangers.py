@@ -10,11 +10,13 @@ sends a message every 10 ms, timed from when it meant to send it.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -342,13 +344,59 @@ def _park(server: Standalone, opened: contextlib.ExitStack, hold_s: float) -> li
     return strangers
 
 
+def overload(server: Standalone) -> Told:
+    """Send messages of 4 MB from 64 honest clients: one in flight each, then five, then twenty."""
+    return {
+        f"{in_flight * CLIENTS}_in_flight": asyncio.run(_send_large(server.grpc, in_flight))
+        for in_flight in (1, 5, 20)
+    }
+
+
+CLIENTS = 64
+LARGE_BYTES = 4_000_000
+OVERLOAD_S = 6.0
+RETRY_S = 0.05  # after a refusal; official clients wait for 10 ms and more, and then longer
+
+
+async def _send_large(address: str, in_flight: int) -> Told:
+    request = send_of(message(bytes(LARGE_BYTES))).SerializeToString()
+    outcomes: Counter[str] = Counter()
+    end_s = time.monotonic() + OVERLOAD_S
+
+    async def send(call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]) -> None:
+        while time.monotonic() < end_s:
+            try:
+                answer = await call(request, metadata=(("x-mq-client-id", "honest"),), timeout=10)
+            except grpc.aio.AioRpcError as error:
+                outcomes[error.code().name] += 1
+                await asyncio.sleep(RETRY_S)
+                continue
+            code = service.SendMessageResponse.FromString(answer).status.code
+            outcomes[v2.Code.Name(code)] += 1
+            if code != v2.OK:
+                await asyncio.sleep(RETRY_S)
+
+    async with contextlib.AsyncExitStack() as channels:
+        calls: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = []
+        for number in range(CLIENTS):
+            options = (("grpc.use_local_subchannel_pool", 1), ("tidemill.client", number))
+            channel = grpc.aio.insecure_channel(address, options=options)
+            await channels.enter_async_context(channel)
+            calls.append(channel.unary_unary(path_of("SendMessage")))
+        begun_s = time.monotonic()
+        await asyncio.gather(*(send(call) for call in calls for _ in range(in_flight)))
+        took_s = time.monotonic() - begun_s
+    rate = outcomes["OK"] * LARGE_BYTES / took_s / 1e6
+    return {"mb_per_second": round(rate, 1), "outcomes": dict(outcomes)}
+
+
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
         gzip_polls, gzip_telemetry, gzip_sends, closed_windows, cancelled_sends, cancelled_polls,
         attempt_ids, messages_a_send, message_keys, route_endpoints, route_namespace, tag_filters,
         heartbeat_groups, client_ids, born_hosts, flood_of_calls, flood_of_frames, bad_header,
-        burst_of_polls, parked_polls,
+        burst_of_polls, parked_polls, overload,
     )
 }  # fmt: skip
 

@@ -81,7 +81,7 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     )
     memory_bytes_max: int = Field(
         256 << 20,
-        ge=64 << 20,
+        ge=128 << 20,
         description="Bytes held for clients: requests on their way to a broker, polls that wait,"
         " replies that are not read. Beyond it calls are refused with TOO_MANY_REQUESTS, those"
         " first whose connection holds most.",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded
 from tidemill.message import limits
+from tidemill.proxy.link.batching import FRAMES_MAX
+from tidemill.proxy.link.commands import FRAME_BYTES
 from tidemill.proxy.server.call import Boundary, Call, status_of
 from tidemill.proxy.server.methods import (
     SERVICE,
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
     from tidemill.proxy.settings import ProxySettings
 
+
+# Of the proxy's memory, for what is under way on the link: frames, three at most, as they are built
+# and as they are sent, and a reply of the largest.
+LINK_BYTES: Final = 2 * FRAMES_MAX * FRAME_BYTES
 
 # Field 1 of every response is its status.
 _OVERLOAD: Final = status_of(
@@ -66,7 +72,7 @@ class GrpcServer:
             table,
             Limits(age_max_s=settings.connection_max_age_ms / 1000),
             _listen_settings(settings, tls),
-            held_bytes_max=settings.memory_bytes_max,
+            held_bytes_max=settings.memory_bytes_max - LINK_BYTES,
         )
         async with self._server.serving():
             self.address = self._server.address

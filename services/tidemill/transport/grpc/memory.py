@@ -48,10 +48,12 @@ class MemoryShare:
 
     def take(self, count: int) -> bool:
         """Take room for `count` bytes; False, and nothing is taken, where there is none."""
-        if not self.has_room(count):
+        # As `has_room`, written out: every call comes this way.
+        account, held = self._account, self.bytes + count
+        if held - self._granted_bytes > self.bytes_max or held > account.bytes_max - account.bytes:
             return False
-        self.bytes += count
-        self._account.bytes += count
+        self.bytes = held
+        account.bytes += count
         return True
 
     def is_fair(self, count: int) -> bool:

@@ -52,6 +52,7 @@ from tidemill.transport.http2.stream import Stream
 
 # What a call takes by itself, with its stream, its task, and what the link knows of it.
 CALL_BYTES: Final = 4 << 10
+SMALL_MESSAGE_BYTES: Final = 2 << 10  # of these
 # Begun in a turn of the loop by one connection, at some 100 us each with what answers them.
 CALLS_A_TURN: Final = 32
 # Inflated in a turn of the loop for one connection, and the last message: some milliseconds.
@@ -193,13 +194,19 @@ class ServerConnection:
 
         Where `has_more` holds afterwards, that is a turn's worth; go on with no bytes.
         """
-        self._waiting += self.http.receive(data, now_s, frames_max=frames_max)
+        waiting = self._waiting
+        waiting += self.http.receive(data, now_s, frames_max=frames_max)
         self._calls_left, self._inflated_left = CALLS_A_TURN, INFLATED_BYTES_A_TURN
         events: list[ServerEvent] = []
         if self.http.is_closed:
             self._drop_waiting()
-        while self._waiting and self._calls_left > 0 and self._inflated_left > 0:
-            self._translate(self._waiting.popleft(), events)
+        while waiting and self._calls_left > 0 and self._inflated_left > 0:
+            event = waiting.popleft()
+            # What nearly every event is, written out.
+            if type(event) is DataReceived:
+                self._on_data(event, events)
+            else:
+                self._translate(event, events)
         self._count_windows()
         return events
 
@@ -216,7 +223,8 @@ class ServerConnection:
     def _drop_waiting(self) -> None:
         """Leave of what waits only the ends of calls: nobody is there to be answered."""
         kept = [event for event in self._waiting if isinstance(event, StreamReset | Failed)]
-        self._waiting = deque(kept)
+        self._waiting.clear()
+        self._waiting += kept
 
     def _translate_all(self, http_events: Sequence[HttpEvent]) -> list[ServerEvent]:
         """Translate events that no request is among: they need not wait for what does."""
@@ -285,9 +293,11 @@ class ServerConnection:
                 self._refuse(stream)
             return
         call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
-        if not self.hold(call, CALL_BYTES + stream.header_bytes):
+        held_bytes = CALL_BYTES + stream.header_bytes
+        if not self.share.take(held_bytes):
             self._refuse_for_room(call)
             return
+        call.held_bytes = held_bytes
         encoding = fields.get("grpc-encoding", "identity")
         try:
             if encoding not in _ENCODINGS:
@@ -321,7 +331,10 @@ class ServerConnection:
             return  # Nobody waits for an answer; the end of the call comes as well.
         if call.reader is None:
             message = messages.whole_message(data)
-            if message is not None and self.hold(call, len(message)):
+            # A small one is part of what a call takes.
+            if message is not None and (
+                len(message) <= SMALL_MESSAGE_BYTES or self.hold(call, len(message))
+            ):
                 events.append(MessageReceived(call, message, len(data), is_last))
                 return
             call.reader = MessageReader(
@@ -424,14 +437,17 @@ class ServerConnection:
         if call.is_ended:
             return
         self._end(call)
+        stream = call.stream
+        has_windows = stream.large_bytes or stream.wanted_bytes
         if call.has_started:
-            self.http.send_data(call.stream, messages.encode(message))
-            self.http.send_headers(call.stream, status.OK_TRAILERS, is_last=True)
+            self.http.send_data(stream, messages.encode(message))
+            self.http.send_headers(stream, status.OK_TRAILERS, is_last=True)
         else:
             self.http.send_response(
-                call.stream, RESPONSE_BLOCK, messages.encode(message), status.OK_TRAILERS
+                stream, RESPONSE_BLOCK, messages.encode(message), status.OK_TRAILERS
             )
-        self._count_windows()
+        if has_windows or stream.queue is not None:
+            self._count_windows()
 
     def start(self, call: ServerCall) -> None:
         """Send the response's headers before there is a message; some clients wait for them."""
