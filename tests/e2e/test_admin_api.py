@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,31 @@ def test_requests_are_counted_by_route(running: Standalone, api: Client) -> None
         labels = (f'route="{route}"', f'method="{method}"', f'status="{status}"')
         assert [line for line in samples if all(label in line for label in labels)], labels
     assert [line for line in samples if "_duration_seconds_bucket" in line]
+
+
+def raw_answer(running: Standalone, head: str) -> bytes:
+    """Send a head that no library would, and nothing behind it; return what comes back."""
+    host, _, port = running.admin.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(head.encode() + b"\r\n\r\n")
+        return b"".join(iter(lambda: client.recv(65_536), b""))
+
+
+def test_a_large_body_is_refused_before_it_is_sent(running: Standalone) -> None:
+    answer = raw_answer(
+        running,
+        "POST /api/v1/topics/t/messages HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/json\r\nContent-Length: 209715200",
+    )
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"application/problem+json" in answer
+
+
+def test_a_name_that_was_bound_again_deletes_nothing(running: Standalone, api: Client) -> None:
+    api.put("/topics/rebound", json={})
+    answer = raw_answer(
+        running,
+        "DELETE /api/v1/topics/rebound HTTP/1.1\r\nHost: evil.example:8080\r\nConnection: close",
+    )
+    assert answer.startswith(b"HTTP/1.1 421 ")
+    assert api.get("/topics/rebound").status_code == 200

@@ -106,17 +106,17 @@ class BrokerClient:
         """Return a timer in any state."""
         return await self._call(self._stub.GetTimer, pb.TimerRequest(timer_id=timer_id))
 
-    async def cancel_timer(self, timer_id: int) -> pb.Timer:
+    async def cancel_timer(self, request: pb.TimerRequest) -> pb.Timer:
         """Cancel a pending timer."""
-        return await self._call(self._stub.CancelTimer, pb.TimerRequest(timer_id=timer_id))
+        return await self._call(self._stub.CancelTimer, request)
 
     async def reschedule_timer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
         """Let a pending timer be due at another time."""
         return await self._call(self._stub.RescheduleTimer, request)
 
-    async def fire_timer(self, timer_id: int) -> pb.Timer:
+    async def fire_timer(self, request: pb.TimerRequest) -> pb.Timer:
         """Deliver the message of a pending timer now."""
-        return await self._call(self._stub.FireTimer, pb.TimerRequest(timer_id=timer_id))
+        return await self._call(self._stub.FireTimer, request)
 
     async def recall_signer(self) -> RecallSigner:
         """Return what signs recall handles; asked for once a connection."""

@@ -288,6 +288,8 @@ def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
             timer_id=sent.queue_offset, due_at_ms=due_at_ms + 1, expected_due_at_ms=due_at_ms + 1
         )
         assert await refusal(timers.RescheduleTimer(move)) == "Conflict"
+        look = pb.TimerRequest(timer_id=sent.queue_offset, dry_run=True)
+        assert (await timers.CancelTimer(look)).state == pb.PENDING
         move.expected_due_at_ms = due_at_ms
         assert (await timers.RescheduleTimer(move)).due_at_ms == due_at_ms + 1
         await timers.FireTimer(timer)
@@ -298,5 +300,6 @@ def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
         assert len((await proxy.reply()).pops[0].batches) == 1
         assert (await timers.GetTimer(timer)).state == pb.DELIVERED
         assert await refusal(timers.CancelTimer(timer)) == "MessageNotFound"
+        assert await refusal(timers.CancelTimer(look)) == "MessageNotFound"
 
     in_world(scenario)

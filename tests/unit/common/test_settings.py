@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
-from tidemill.common.settings import Addresses, Flag, Names, ProcessSettings
+from tidemill.common.settings import Addresses, Flag, FrontSettings, Names, ProcessSettings
 
 
 class Settings(ProcessSettings):
@@ -149,3 +149,18 @@ def test_names_that_no_process_knows_are_warned_of(
         f"tidemill test: warning: no process has the setting retention_mss in {file}",
         "tidemill test: warning: no process has the setting TIDEMILL_DATADIR in the environment",
     ]
+
+
+class Behind(FrontSettings):
+    """A process behind a balancer, for tests."""
+
+    command: ClassVar[str] = "behind"
+
+
+def test_balancers_are_addresses_or_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Behind.load(["--proxy-protocol-from=10.0.0.0/8,192.0.2.1,2001:db8::/32"])
+    assert settings.proxy_protocol_from == ["10.0.0.0/8", "192.0.2.1", "2001:db8::/32"]
+    for wrong in ("10.1.2.3/8", "balancer.example", "10.0.0.0/40"):
+        with pytest.raises(SystemExit):
+            Behind.load([f"--proxy-protocol-from={wrong}"])
+        assert "proxy_protocol_from" in capsys.readouterr().err

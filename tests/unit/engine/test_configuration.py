@@ -68,3 +68,20 @@ def test_a_put_that_changes_nothing_leaves_the_version() -> None:
     world.group(max_attempts=5)
     group = world.engine.administration.put_group(GROUP, max_attempts=5, now_ms=world.now_ms)
     assert group.version == 1
+
+
+def test_the_type_of_a_topic_in_use_changes_only_when_it_is_forced() -> None:
+    world = World()
+    put = world.engine.administration.put_topic
+    put("unused", type_=TopicType.NORMAL, queues=1, now_ms=world.now_ms)
+    assert put("unused", type_=TopicType.FIFO, queues=0, now_ms=world.now_ms).queues == 1
+    world.send("m0")
+    world.group()
+    assert world.pop(1)
+    [topic] = [each for each in world.engine.catalog.topics.values() if not each.is_system][1:]
+    use = world.engine.inspection.use_of(topic)
+    assert (use.message_count, use.groups) == (1, [GROUP])
+    with pytest.raises(Conflict, match="from NORMAL to FIFO only with force"):
+        put(topic.name, type_=TopicType.FIFO, queues=0, now_ms=world.now_ms)
+    forced = put(topic.name, type_=TopicType.FIFO, queues=0, is_forced=True, now_ms=world.now_ms)
+    assert forced.type is TopicType.FIFO

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from tidemill.admin import schemas
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
 from tidemill.admin.peek import timer_of
-from tidemill.admin.routes import Broker, refuse_foreign_pages
+from tidemill.admin.routes import Broker, Caller, DryRun, refuse_foreign_pages
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -70,14 +70,17 @@ async def get_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
 
 
 @router.post("/timers/{timer_id}:cancel", response_model_exclude_none=True, dependencies=BODILESS)
-async def cancel_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
+async def cancel_timer(
+    timer_id: TimerId, broker: Broker, caller: Caller, dry_run: DryRun = False
+) -> schemas.Timer:
     """Cancel a timer: its message is never delivered. Doing so again is no error."""
-    return timer_of(await broker.cancel_timer(timer_id))
+    request = pb.TimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
+    return timer_of(await broker.cancel_timer(request))
 
 
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
 async def reschedule_timer(
-    timer_id: TimerId, change: schemas.Reschedule, broker: Broker
+    timer_id: TimerId, change: schemas.Reschedule, broker: Broker, caller: Caller
 ) -> schemas.Timer:
     """Let a timer be due at another time, earlier or later."""
     request = pb.RescheduleTimerRequest(
@@ -85,14 +88,16 @@ async def reschedule_timer(
         due_at_ms=_millis(change.due_at_ms, change.due_at) or 0,
         delay_ms=change.delay_ms,
         expected_due_at_ms=_millis(change.expected_due_at_ms, change.expected_due_at),
+        requested_by=caller,
     )
     return timer_of(await broker.reschedule_timer(request))
 
 
 @router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
-async def fire_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
+async def fire_timer(timer_id: TimerId, broker: Broker, caller: Caller) -> schemas.Timer:
     """Deliver a timer's message now."""
-    return timer_of(await broker.fire_timer(timer_id))
+    request = pb.TimerRequest(timer_id=timer_id, requested_by=caller)
+    return timer_of(await broker.fire_timer(request))
 
 
 def _millis(at_ms: int | None, at: datetime | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
@@ -9,7 +10,7 @@ import structlog
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
 from tidemill.broker.server.admin import find_topic, in_round
-from tidemill.common.errors import BadRequest
+from tidemill.common.errors import BadRequest, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -52,21 +53,32 @@ class TimerAdmin:
         )
 
     async def CancelTimer(self, request: pb.TimerRequest) -> pb.Timer:
-        """Cancel a pending timer; cancelling it again is no error."""
+        """Cancel a pending timer, or look whether that can be; doing it again is no error."""
 
         def cancel(engine: Engine, turn: Turn) -> TimerStatus:
-            engine.timers.cancel(TimerId(request.timer_id), now_ms=turn.now_ms)
+            if request.dry_run:
+                engine.timers.check_cancel(TimerId(request.timer_id))
+            else:
+                engine.timers.cancel(TimerId(request.timer_id), now_ms=turn.now_ms)
             return engine.timers.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, cancel)
-        log.info("timer cancelled", timer_id=status.timer_id, topic=status.topic)
+        if not request.dry_run:
+            log.info(
+                "timer cancelled",
+                timer_id=status.timer_id, topic=status.topic, due_at_ms=status.due_at_ms,
+                by=request.requested_by,
+            )  # fmt: skip
         return _timer(status)
 
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
         """Let a pending timer be due at another time."""
         expected = request.expected_due_at_ms if request.HasField("expected_due_at_ms") else None
 
-        def reschedule(engine: Engine, turn: Turn) -> TimerStatus:
+        def reschedule(engine: Engine, turn: Turn) -> tuple[int | None, TimerStatus]:
+            old_due_at_ms = None
+            with contextlib.suppress(MessageNotFound):  # Told, and counted, by what follows.
+                old_due_at_ms = engine.timers.status(TimerId(request.timer_id)).due_at_ms
             due_at_ms = request.due_at_ms
             if request.HasField("delay_ms"):
                 due_at_ms = turn.firing_ms + request.delay_ms
@@ -77,12 +89,13 @@ class TimerAdmin:
                 now_ms=turn.now_ms,
                 firing_ms=turn.firing_ms,
             )
-            return engine.timers.status(TimerId(request.timer_id))
+            return old_due_at_ms, engine.timers.status(TimerId(request.timer_id))
 
-        status = await in_round(self._rounds, reschedule)
+        old_due_at_ms, status = await in_round(self._rounds, reschedule)
         log.info(
             "timer rescheduled",
             timer_id=status.timer_id, topic=status.topic, due_at_ms=status.due_at_ms,
+            old_due_at_ms=old_due_at_ms, by=request.requested_by,
         )  # fmt: skip
         return _timer(status)
 
@@ -96,7 +109,10 @@ class TimerAdmin:
             return engine.timers.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, fire)
-        log.info("timer fired", timer_id=status.timer_id, topic=status.topic)
+        log.info(
+            "timer fired",
+            timer_id=status.timer_id, topic=status.topic, by=request.requested_by,
+        )  # fmt: skip
         return _timer(status)
 
 

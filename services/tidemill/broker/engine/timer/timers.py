@@ -190,6 +190,12 @@ class Timers:
         self.deliverer.quarantined.pop(timer_id, None)
         self.recalled[entry.topic_id, "recalled"] += 1
 
+    def check_cancel(self, timer_id: TimerId) -> None:
+        """Raise what cancelling a timer would raise."""
+        status = self.status(timer_id)
+        if status.state not in {TimerState.PENDING, TimerState.CANCELLED}:
+            raise MessageNotFound(f"the message has been {status.state.name.lower()} already")
+
     def reschedule(
         self,
         timer_id: TimerId,
