@@ -148,10 +148,13 @@ class GroupPage(Schema):
 
 
 class Progress(Schema):
-    """How far a group is: lag is what is stored and not acknowledged, ready or in flight."""
+    """How far a group is: lag is what is not acknowledged: ready, blocked or in flight."""
 
     lag: int
     ready: int
+    blocked: int = Field(
+        description="Stored in queues of a FIFO group that are locked: nobody gets it yet."
+    )
     in_flight: int
     oldest_unacked_at_ms: int | None = None
 
@@ -162,12 +165,45 @@ class TopicProgress(Progress):
     topic: str
 
 
+class QueueLock(Schema):
+    """What keeps a FIFO group from the rest of a queue."""
+
+    topic: str
+    queue: int
+    messages: int = Field(description="How many of the batch are not acknowledged.")
+    offset: int = Field(description="Queue offset of the first of them.")
+    message_id: str | None = Field(None, description="Its id, where it can be read.")
+    client_id: str | None = Field(
+        None, description="Who holds it; missing where the broker has started since."
+    )
+    since_ms: int
+    until_ms: int
+    waiting: int = Field(description="Messages behind it, which nobody gets before.")
+
+
 class GroupProgress(Schema):
     """How far a group is."""
 
     group: str
     total: Progress
     topics: list[TopicProgress]
+    locks: list[QueueLock] = Field(
+        description="Of a FIFO group: locked queues, those with most behind them first."
+    )
+
+
+class LockRelease(Schema):
+    """A queue of a topic whose lock is to go."""
+
+    topic: Text = Field(min_length=1)
+    queue: int = Field(ge=0, le=2**31)
+
+
+class LockReleaseDone(Schema):
+    """What was locked, and is visible again."""
+
+    group: str
+    released: QueueLock
 
 
 class OffsetReset(Schema):
@@ -389,16 +425,41 @@ def progress_of(progress: pb.GroupProgress) -> GroupProgress:
             TopicProgress.model_validate({"topic": topic, **_sums(queues)})
             for topic, queues in sorted(by_topic.items())
         ],
+        locks=sorted(
+            (
+                lock_of(queue.topic, queue.queue_id, queue.lock)
+                for queue in progress.queues
+                if queue.HasField("lock")
+            ),
+            key=lambda lock: -lock.waiting,
+        ),
+    )
+
+
+def lock_of(topic: str, queue_id: int, lock: pb.QueueLock) -> QueueLock:
+    """Render what locks a queue."""
+    return QueueLock(
+        topic=topic,
+        queue=queue_id,
+        messages=lock.message_count,
+        offset=lock.queue_offset,
+        message_id=lock.message_id or None,
+        client_id=lock.client_id or None,
+        since_ms=lock.popped_at_ms,
+        until_ms=lock.until_ms,
+        waiting=lock.waiting_count,
     )
 
 
 def _sums(queues: list[pb.QueueProgress]) -> dict[str, int | None]:
-    ready = sum(queue.ready_count for queue in queues)
+    blocked = sum(queue.lock.waiting_count for queue in queues)
+    ready = sum(queue.ready_count for queue in queues) - blocked
     in_flight = sum(queue.in_flight_count for queue in queues)
     oldest = [queue.oldest_unacked_at_ms for queue in queues if queue.oldest_unacked_at_ms]
     return {
-        "lag": ready + in_flight,
+        "lag": ready + blocked + in_flight,
         "ready": ready,
+        "blocked": blocked,
         "in_flight": in_flight,
         "oldest_unacked_at_ms": min(oldest, default=None),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from tidemill.admin import schemas
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
@@ -49,7 +49,10 @@ async def put_group(group: str, settings: schemas.GroupSettings, broker: Broker)
 # Before /groups/{group}, whose pattern would not match the second segment but reads the same.
 @router.get("/groups/{group}/progress", response_model_exclude_none=True)
 async def get_progress(group: str, broker: Broker) -> schemas.GroupProgress:
-    """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total."""
+    """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total.
+
+    Of a FIFO group also which queues are locked: a batch that is out keeps the rest of its queue.
+    """
     return schemas.progress_of(await broker.group_progress(group))
 
 
@@ -76,6 +79,27 @@ async def reset_offset(
     reply = await broker.reset_offset(request)
     queues = [schemas.queue_of(queue) for queue in reply.queues]
     return schemas.OffsetResetDone(group=group, topic=reset.topic, queues=queues)
+
+
+@router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
+async def release_lock(
+    group: str, release: schemas.LockRelease, broker: Broker, request: Request
+) -> schemas.LockReleaseDone:
+    """Let the next consumer have what locks a queue of a FIFO group, before its time is up.
+
+    The delivery counts as an attempt, as when its time is up. Until the next one its consumer may
+    still ack; then its receipt handles are refused.
+    """
+    lock = await broker.release_lock(
+        pb.ReleaseLockRequest(
+            group=group,
+            topic=release.topic,
+            queue_id=release.queue,
+            asked_by=request.client.host if request.client is not None else "",
+        )
+    )
+    released = schemas.lock_of(release.topic, release.queue, lock)
+    return schemas.LockReleaseDone(group=group, released=released)
 
 
 @router.delete("/groups/{group}", status_code=HTTPStatus.NO_CONTENT)

@@ -155,7 +155,7 @@ class Engine:
             may_prepare=lambda: self.free_bytes >= config.disk_reserve_bytes + config.segment_bytes,
         )
         self.administration = Administration(
-            self.catalog, self.store, self.fold, self._acks,
+            self.catalog, self.store, self.fold, self.consumption,
             auto_create=config.auto_create, default_queues=config.default_queues,
             check_room=self._check_room,
             quota=Quota(
@@ -273,8 +273,11 @@ class Engine:
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
+        client_id: str = "",
     ) -> list[Batch]:
         """Take up to `max_messages` for a group and hide them from it; none is an answer.
+
+        `client_id` is for people who ask who holds an ordered queue.
 
         Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
         """
@@ -291,6 +294,7 @@ class Engine:
             invisible_duration_ms=invisible_duration_ms,
             tags=tags,
             attempt_id=attempt_id,
+            client_id=client_id,
             now_ms=now_ms,
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.inspection import QueueLock
     from tidemill.broker.engine.metadata.catalog import Group, Topic
 
 log = structlog.get_logger()
@@ -53,3 +54,12 @@ def group_deleted(name: str) -> None:
 def offsets_reset(group: str, topic: str) -> None:
     """Tell of a group that goes on elsewhere."""
     log.info("offsets reset", group=group, topic=topic)
+
+
+def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by: str) -> None:
+    """Tell of an ordered queue that an operator has taken from the consumer that held it."""
+    log.info(
+        "queue lock released", group=group, topic=topic, queue_id=queue_id, asked_by=by,
+        holder=lock.client_id, messages=lock.message_count, first_offset=lock.queue_offset,
+        was_until_ms=lock.until_ms,
+    )  # fmt: skip
