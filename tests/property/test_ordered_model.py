@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.support.engine_world import SMALL, TOPIC, Popped, World
 from tests.support.log_checker import judge
 from tidemill.broker.engine.engine import AckResult
-from tidemill.common.errors import InvalidReceiptHandle
+from tidemill.common.errors import Conflict, InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
 
@@ -128,6 +128,22 @@ class OrderedModel(RuleBasedStateMachine):
         self.model.batch[text] = changed, self.world.now_ms + duration
         assert self.world.ack(one) == [AckResult.GONE]
         self.world.run_due()
+        self.settle_exhausted()
+
+    @rule()
+    def release(self) -> None:
+        """An operator ends the wait: all is as if the time of the batch were up."""
+        self.world.run_due()
+        self.settle_exhausted()
+        try:
+            self.world.release_lock()
+        except Conflict:
+            assert not self.model.is_blocked(self.world.now_ms)
+            return
+        assert self.model.is_blocked(self.world.now_ms)
+        self.world.run_due()
+        model = self.model
+        model.batch = {text: (one, self.world.now_ms) for text, (one, _) in model.batch.items()}
         self.settle_exhausted()
 
     @rule(data=st.data())

@@ -66,6 +66,7 @@ class PopOptions(TypedDict, total=False):
     invisible_ms: int
     tags: tuple[str, ...]
     attempt_id: str
+    client_id: str
 
 
 class World:
@@ -187,6 +188,7 @@ class World:
         invisible_ms: int = 30_000,
         tags: tuple[str, ...] = (),
         attempt_id: str = "",
+        client_id: str = "",
     ) -> list[Popped]:
         """Pop, and return the messages with their deliveries, due revives done first."""
         self.run_due()
@@ -197,6 +199,7 @@ class World:
             invisible_duration_ms=invisible_ms,
             tags=frozenset(tags),
             attempt_id=attempt_id,
+            client_id=client_id,
             now_ms=self.now_ms,
         )
         popped = [one for batch in batches for one in self._popped(batch, *ids)]
@@ -257,6 +260,12 @@ class World:
         )
         self.commit()
         return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
+
+    def release_lock(self, *, group: str = GROUP, topic: str = TOPIC, queue_id: int = 0) -> None:
+        """Take what locks an ordered queue from who holds it. Raises Conflict."""
+        key = self.group(group), self.topic(topic), QueueId(queue_id)
+        self.engine.administration.release_lock(key, self.now_ms)
+        self.commit()
 
     def run_due(self) -> None:
         """Revive all that is due."""

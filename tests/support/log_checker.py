@@ -29,15 +29,17 @@ from typing import Any
 
 from tests.support.engine_world import World
 from tests.support.timer_log_fold import TimerFold
-from tidemill.broker.engine.layout import ack, message, pop_checkpoint, record
+from tidemill.broker.engine.layout import ack, delivery_rows, message, pop_checkpoint, record
 from tidemill.broker.engine.layout.config import decode_item
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
+    FLAG_RELEASED,
     FLAG_SUPERSEDES,
     PopCheckpoint,
 )
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, Header, Kind
+from tidemill.broker.engine.layout.state import What
 from tidemill.broker.engine.store.disk import Disk
 
 Queue = tuple[int, int, int]  # group id, topic id, queue id
@@ -58,6 +60,7 @@ class OneDelivery:
     visible_at_ms: int
     is_ordered: bool
     live: set[int] = field(default_factory=set)  # offsets
+    is_released: bool = False  # an operator has let go of it
 
 
 @dataclass
@@ -175,7 +178,8 @@ class LogChecker:
             queue.pop_offset = ck.next_offset
             return
         for offset, out in list(queue.live.items()):
-            _check(out.visible_at_ms <= now_ms, 30, f"a batch is out until {out.visible_at_ms}")
+            is_over = out.is_released or out.visible_at_ms <= now_ms
+            _check(is_over, 30, f"a batch is out until {out.visible_at_ms}")
             out.live.discard(offset)
             del queue.live[offset]
         again = [offset for offset in one.offsets if offset <= queue.first_delivered]
@@ -228,7 +232,11 @@ class LogChecker:
                 self.queues[key] = OneQueue(void_before=1 << 62)
 
     def _state(self, what: int, tail: bytes) -> None:
-        # Of what is stated again only the start of a group at the latest message is news.
+        if what == What.DELIVERIES:
+            rows, _ = delivery_rows.decode(tail)
+            for row in rows[rows["flags"] & FLAG_RELEASED > 0]:
+                self.deliveries[int(row["delivery_id"])].is_released = True
+        # Of what is stated again else only the start of a group at the latest message is news.
         if what != 3:
             return
         for fields in json.loads(tail):

@@ -212,6 +212,7 @@ class MemoryEngine:
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
+        client_id: str = "",  # It locks no queue.
     ) -> list[Batch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")

@@ -86,6 +86,10 @@ class BrokerClient:
         """Return all topics and groups."""
         return await self._call(self._stub.GetConfig, pb.Empty())
 
+    async def release_lock(self, request: pb.ReleaseLockRequest) -> pb.QueueLock:
+        """Let the next consumer have what locks a queue of an ordered group."""
+        return await self._call(self._stub.ReleaseLock, request)
+
     async def reset_offset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""
         return await self._call(self._stub.ResetOffset, request)

@@ -10,6 +10,7 @@ from tidemill.admin.schemas import (
     GroupProgress,
     Progress,
     Queue,
+    QueueLock,
     QueueReset,
     Retry,
     Topic,
@@ -81,16 +82,41 @@ def progress_of(progress: pb.GroupProgress) -> GroupProgress:
             TopicProgress.model_validate({"topic": topic, **_sums(queues)})
             for topic, queues in sorted(by_topic.items())
         ],
+        locks=sorted(
+            (
+                lock_of(queue.topic, queue.queue_id, queue.lock)
+                for queue in progress.queues
+                if queue.HasField("lock")
+            ),
+            key=lambda lock: -lock.waiting,
+        ),
+    )
+
+
+def lock_of(topic: str, queue_id: int, lock: pb.QueueLock) -> QueueLock:
+    """Render what locks a queue."""
+    return QueueLock(
+        topic=topic,
+        queue=queue_id,
+        messages=lock.message_count,
+        offset=lock.queue_offset,
+        message_id=lock.message_id or None,
+        client_id=lock.client_id or None,
+        since_ms=lock.popped_at_ms,
+        until_ms=lock.until_ms,
+        waiting=lock.waiting_count,
     )
 
 
 def _sums(queues: list[pb.QueueProgress]) -> dict[str, int | None]:
-    ready = sum(queue.ready_count for queue in queues)
+    blocked = sum(queue.lock.waiting_count for queue in queues)
+    ready = sum(queue.ready_count for queue in queues) - blocked
     in_flight = sum(queue.in_flight_count for queue in queues)
     oldest = [queue.oldest_unacked_at_ms for queue in queues if queue.oldest_unacked_at_ms]
     return {
-        "lag": ready + in_flight,
+        "lag": ready + blocked + in_flight,
         "ready": ready,
+        "blocked": blocked,
         "in_flight": in_flight,
         "oldest_unacked_at_ms": min(oldest, default=None),
     }

@@ -253,10 +253,13 @@ class GroupPage(Schema):
 
 
 class Progress(Schema):
-    """How far a group is: lag is what is stored and not acknowledged, ready or in flight."""
+    """How far a group is: lag is what is not acknowledged: ready, blocked or in flight."""
 
-    lag: int = Field(description="Ready and in flight.")
+    lag: int = Field(description="Ready, blocked and in flight.")
     ready: int = Field(description="Messages that can be popped now.")
+    blocked: int = Field(
+        description="Stored in queues of a FIFO group that are locked: nobody gets it yet."
+    )
     in_flight: int = Field(description="Messages that were popped and not acked yet.")
     oldest_unacked_at_ms: int | None = Field(
         None, description="When the oldest of them was stored (Unix, ms); missing: there is none."
@@ -269,12 +272,46 @@ class TopicProgress(Progress):
     topic: str = Field(description="Name of the topic.")
 
 
+class QueueLock(Schema):
+    """What keeps a FIFO group from the rest of a queue."""
+
+    topic: str = Field(description="Name of the topic.")
+    queue: int = Field(description="Number of its queue, from 0.")
+    messages: int = Field(description="How many of the batch are not acknowledged.")
+    offset: int = Field(description="Queue offset of the first of them.")
+    message_id: str | None = Field(None, description="Its id, where it can be read.")
+    client_id: str | None = Field(
+        None, description="Who holds it; missing where the broker has started since."
+    )
+    since_ms: int = Field(description="When the batch was popped (Unix, ms).")
+    until_ms: int = Field(description="When it becomes visible by itself (Unix, ms).")
+    waiting: int = Field(description="Messages behind it, which nobody gets before.")
+
+
 class GroupProgress(Schema):
     """How far a group is."""
 
     group: str = Field(description="Name of the group.")
     total: Progress = Field(description="In all topics together.")
     topics: list[TopicProgress] = Field(description="In each topic that it has begun to read.")
+    locks: list[QueueLock] = Field(
+        description="Of a FIFO group: locked queues, those with most behind them first."
+    )
+
+
+class LockRelease(Schema):
+    """A queue of a topic whose lock is to go."""
+
+    topic: Text = Field(min_length=1, description="Name of the topic.")
+    queue: int = Field(ge=0, le=2**31, description="Number of its queue, from 0.")
+
+
+class LockReleaseDone(Schema):
+    """What was locked, and is visible again."""
+
+    by: str = Field(description="Who asked, as the broker's log says it.")
+    group: str = Field(description="Name of the group.")
+    released: QueueLock = Field(description="What locked the queue.")
 
 
 class OffsetReset(Schema):

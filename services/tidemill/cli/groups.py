@@ -7,20 +7,28 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
     Json,
+    OutputFormat,
     call,
     call_pages,
     check_is_sure,
     confirm,
+    options_of,
     say,
     segment,
     show,
+    show_table,
 )
-from tidemill.cli.times import INSTANT, age, instant_ms
+from tidemill.cli.times import INSTANT, age, from_now, instant_ms
 from tidemill.common.clock import SystemClock
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, show, reset and delete groups.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list, show, reset, release and delete groups."
+)
+
+LOCKS_SHOWN = 20  # those with most behind them; --output json has all
 
 QUEUES_SHOWN_MAX = 8  # before a reset: enough to see what it does
 
@@ -110,16 +118,74 @@ def show_group(context: typer.Context, name: Name) -> None:
 def show_progress(context: typer.Context, name: Name) -> None:
     """Show how far a group is: what is ready, in flight, and waiting longest.
 
+    Of a FIFO group also which queues are locked: BLOCKED goes to nobody before the message that
+    locks its queue is acked, runs out, or is released (`tidemill group release`).
+
     Example: tidemill group progress billing
     """
     progress = call(context, "GET", f"/groups/{segment(name)}/progress")
     now_ms = SystemClock().wall_ms()
     parts = [*progress["topics"], {"topic": "(total)", **progress["total"]}]
     rows = [
-        (p["topic"], p["lag"], p["ready"], p["inFlight"], age(p.get("oldestUnackedAtMs"), now_ms))
+        (
+            p["topic"], p["lag"], p["ready"], p["blocked"], p["inFlight"],
+            age(p.get("oldestUnackedAtMs"), now_ms),
+        )
         for p in parts
-    ]
-    show(context, progress, ("TOPIC", "LAG", "READY", "IN FLIGHT", "OLDEST UNACKED"), rows)
+    ]  # fmt: skip
+    columns = "TOPIC", "LAG", "READY", "BLOCKED", "IN FLIGHT", "OLDEST UNACKED"
+    show(context, progress, columns, rows)
+    if progress["locks"] and options_of(context).output is OutputFormat.TABLE:
+        _show_locks(progress["locks"], now_ms)
+
+
+def _show_locks(locks: list[Json], now_ms: int) -> None:
+    typer.echo("\nLocked queues:")
+    rows = [
+        (
+            lock["topic"], lock["queue"], lock["waiting"], lock["messages"], lock["offset"],
+            lock.get("messageId"), printable(lock.get("clientId", "(not known)")),
+            age(lock["sinceMs"], now_ms), from_now(lock["untilMs"], now_ms),
+        )
+        for lock in locks[:LOCKS_SHOWN]
+    ]  # fmt: skip
+    columns = (
+        "TOPIC", "QUEUE", "BEHIND IT", "MESSAGES", "OFFSET", "MESSAGE ID", "HELD BY", "SINCE",
+        "ENDS",
+    )  # fmt: skip
+    show_table(columns, rows)
+    if len(locks) > LOCKS_SHOWN:
+        typer.echo(f"and {len(locks) - LOCKS_SHOWN} more: --output json shows all")
+
+
+@app.command("release")
+def release_lock(
+    context: typer.Context,
+    name: Name,
+    topic: Annotated[str, typer.Option(help="Topic of the locked queue.")],
+    queue: Annotated[int, typer.Option(min=0, help="Number of the locked queue.")],
+    is_sure: Yes = False,
+) -> None:
+    """Take what locks a queue of a FIFO group from its consumer: the next one gets it at once.
+
+    Example: tidemill group release billing --topic orders --queue 3
+    """
+    check_is_sure("group release", is_sure=is_sure)
+    if not is_sure:
+        confirm(
+            f"Let another consumer of {name} have what locks queue {queue} of {topic}? What its "
+            f"consumer still works on is done twice then."
+        )
+    body = {"topic": topic, "queue": queue}
+    done = call(context, "POST", f"/groups/{segment(name)}:releaseLock", body=body)
+    released = done["released"]
+    holder = printable(released.get("clientId", "(not known)"))
+    say(
+        context,
+        done,
+        f"queue {queue} of {topic} is released: {released['messages']} messages from offset "
+        f"{released['offset']}, held by {holder}, and {released['waiting']} behind them",
+    )
 
 
 @app.command("reset")

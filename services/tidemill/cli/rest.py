@@ -165,7 +165,12 @@ def show(
     """Print `answer` as JSON, or `rows` as a table."""
     if options_of(context).output is OutputFormat.JSON:
         typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
-        return
+    else:
+        show_table(columns, rows)
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print `rows` as a table."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -190,6 +190,17 @@ def later_history() -> dict[str, bytes]:
     return {"later_log.bin": b"".join(disk.read(name) or b"" for name in names)}
 
 
+def released_history() -> dict[str, bytes]:
+    """Write a log in which an operator releases a batch of an ordered queue."""
+    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=RELEASED_SEGMENT)
+    world.group(is_ordered=True)
+    world.send("m0", "m1", "m2")
+    world.pop(2, invisible_ms=3_600_000)
+    world.release_lock()
+    return {"released_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
+
+
+RELEASED_SEGMENT = 4_096
 LATER_FIRST, LATER_SEGMENT = 32_768, 8_192
 
 
@@ -344,6 +355,20 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives() -> None:
     assert world.bodies() == ["popped"]
 
 
+def test_todays_encoders_write_the_golden_bytes_of_a_release() -> None:
+    assert released_history() == {"released_log.bin": golden("released_log.bin")}
+
+
+def test_an_engine_of_today_goes_on_with_the_golden_log_of_a_release() -> None:
+    disk = FaultyDisk(Random(0))
+    file = disk.open(f"log/{0:020d}.log", create=True)
+    file.write_at(0, [golden("released_log.bin")])
+    file.sync()
+    disk.sync_folder(".")
+    world = World(disk, segment_bytes=RELEASED_SEGMENT, now_ms=START_MS + 1_000)
+    assert [(one.body, one.attempt) for one in world.pop()] == [("m0", 2), ("m1", 2), ("m2", 1)]
+
+
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
     disk = FaultyDisk(Random(0))
     data = golden("log.bin")
@@ -447,7 +472,7 @@ def test_the_golden_message_and_handles_are_read() -> None:
 def make_missing() -> None:
     """Write the golden files that do not exist."""
     FOLDER.mkdir(exist_ok=True)
-    for name, data in (history() | timer_history() | later_history()).items():
+    for name, data in (history() | timer_history() | later_history() | released_history()).items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)
 

@@ -55,7 +55,10 @@ async def put_group(
 # Before /groups/{group}, whose pattern would not match the second segment but reads the same.
 @router.get("/groups/{group}/progress", response_model_exclude_none=True)
 async def get_progress(group: Name, broker: Broker) -> schemas.GroupProgress:
-    """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total."""
+    """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total.
+
+    Of a FIFO group also which queues are locked: a batch that is out keeps the rest of its queue.
+    """
     return render.progress_of(await broker.group_progress(group))
 
 
@@ -97,6 +100,24 @@ async def reset_offset(
             for queue, from_offset in zip(reply.queues, reply.from_offsets, strict=True)
         ],
     )
+
+
+@router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
+async def release_lock(
+    group: Name, release: schemas.LockRelease, broker: Broker, caller: Caller
+) -> schemas.LockReleaseDone:
+    """Let the next consumer have what locks a queue of a FIFO group, before its time is up.
+
+    The delivery counts as an attempt, as when its time is up. Until the next one its consumer may
+    still ack; then its receipt handles are refused.
+    """
+    lock = await broker.release_lock(
+        pb.ReleaseLockRequest(
+            group=group, topic=release.topic, queue_id=release.queue, asked_by=caller
+        )
+    )
+    released = render.lock_of(release.topic, release.queue, lock)
+    return schemas.LockReleaseDone(by=caller, group=group, released=released)
 
 
 @router.delete(

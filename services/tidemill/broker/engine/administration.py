@@ -22,7 +22,8 @@ from tidemill.broker.engine.metadata.catalog import (
 )
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
-from tidemill.broker.engine.pop.acks import RoundAcks
+from tidemill.broker.engine.pop.consumption import Consumption
+from tidemill.broker.engine.pop.state import Key
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.common.errors import (
@@ -58,7 +59,7 @@ class Administration:
         catalog: Catalog,
         store: MessageStore,
         fold: Fold,
-        acks: RoundAcks,
+        consumption: Consumption,
         *,
         auto_create: bool,
         check_room: Callable[[], None],
@@ -69,7 +70,8 @@ class Administration:
         self._catalog = catalog
         self._store = store
         self._fold = fold
-        self._acks = acks
+        self._consumption = consumption
+        self._acks = consumption.acks
         self._auto_create = auto_create
         self._check_room = check_room  # raises DiskFull
         self._default_queues = default_queues
@@ -267,6 +269,17 @@ class Administration:
         config = {"op": "reset", "group_id": group.id, "offsets": offsets}
         self._put(config, now_ms)
         return answer
+
+    def release_lock(self, key: Key, now_ms: int) -> None:
+        """Let the next pop have what locks an ordered queue, before its time is up.
+
+        Raises Conflict where nothing locks it.
+        """
+        if not self._consumption.release_lock(key, now_ms):
+            raise Conflict(
+                f"queue {key[2]} is not locked: what is ready in it goes to the next consumer that "
+                f"polls"
+            )
 
     def plan_reset(
         self, group_name: str, topic_name: str, target: ResetTarget

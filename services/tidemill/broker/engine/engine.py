@@ -159,7 +159,7 @@ class Engine:
             timer_count_of=lambda topic_id: self.timers.index.counts.pending[topic_id],
         )  # fmt: skip
         self.administration = Administration(
-            self.catalog, self.store, self.fold, self._acks,
+            self.catalog, self.store, self.fold, self.consumption,
             auto_create=config.auto_create, default_queues=config.default_queues,
             check_room=self._check_room, inspection=self.inspection,
             quota=Quota(
@@ -276,8 +276,11 @@ class Engine:
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
+        client_id: str = "",
     ) -> list[Batch]:
         """Take up to `max_messages` for a group and hide them from it; none is an answer.
+
+        `client_id` is for people who ask who holds an ordered queue.
 
         Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
         """
@@ -294,6 +297,7 @@ class Engine:
             invisible_duration_ms=invisible_duration_ms,
             tags=tags,
             attempt_id=attempt_id,
+            client_id=client_id,
             now_ms=now_ms,
         )
 

@@ -65,6 +65,19 @@ class TopicUse(NamedTuple):
         )
 
 
+class QueueLock(NamedTuple):
+    """What keeps an ordered group from the rest of a queue."""
+
+    message_count: int
+    # The first of those messages; its id is "" where it cannot be read.
+    queue_offset: int
+    message_id: str
+    client_id: str  # who has them; "" where a start of the broker lies between
+    popped_at_ms: int
+    until_ms: int
+    waiting_count: int  # what is ready, and goes to nobody before
+
+
 class FoundMessage(NamedTuple):
     """A message found by id or key, or a copy of it."""
 
@@ -202,6 +215,38 @@ class Inspection:
             unacked_at,
             ready_at,
         )
+
+    def find_lock(self, key: Key) -> QueueLock | None:
+        """Return what locks a queue for an ordered group; None: nothing does."""
+        progress = self._pops.progress.get(key)
+        slots = self._pops.locking_slots(progress) if progress is not None else []
+        if progress is None or not slots:
+            return None
+        self._tally.add(len(slots))
+        table = self._pops.table
+        offsets = [
+            table.offset_of(slot, index)
+            for slot in slots
+            for index in table.indexes_of(table.live[slot])
+        ]
+        assert progress.ordered is not None, "only ordered queues are locked"
+        ready = max(progress.ready_count, 0) + self._pops.expired_ordered_count(progress)
+        return QueueLock(
+            len(offsets),
+            min(offsets),
+            self._message_id(progress.queue, min(offsets)),
+            progress.ordered.holder_id,
+            min(table.popped_at_ms[slot] for slot in slots),
+            max(table.visible_at_ms[slot] for slot in slots),
+            ready,
+        )
+
+    def _message_id(self, queue: ConsumeQueue, offset: int) -> str:
+        """Return the id of a message, unverified; "" where it cannot be read."""
+        with suppress(BlockFileDamaged, LookupError, struct.error, ValueError):
+            _, blob = self._store.log.read(queue.entry(offset)[0])
+            return stored_message.message_id_of(blob)
+        return ""
 
     def _entry_stored_at(self, queue: ConsumeQueue, offset: int) -> int:
         if offset < queue.min_offset:

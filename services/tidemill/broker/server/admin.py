@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server import config_frames, config_log
 from tidemill.broker.server.lag import PROGRESS_A_ROUND
 from tidemill.common.errors import (
+    BadRequest,
+    Conflict,
     GroupNotFound,
     RequestError,
     ServiceError,
@@ -20,7 +23,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.inspection import MessageSearch, QueueProgress, TimeSearch
+    from tidemill.broker.engine.inspection import MessageSearch, TimeSearch
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.engine.pop.state import Key
     from tidemill.broker.server.rounds import Rounds, Turn
@@ -145,11 +148,39 @@ class BrokerAdminService:
         for first in range(0, len(keys), PROGRESS_A_ROUND):
             part = keys[first : first + PROGRESS_A_ROUND]
 
-            def read(engine: Engine, _turn: Turn, part: list[Key] = part) -> list[QueueProgress]:
-                return list(filter(None, map(engine.inspection.find_progress, part)))
+            def read(engine: Engine, _turn: Turn, part: list[Key] = part) -> list[pb.QueueProgress]:
+                look = engine.inspection
+                return [
+                    config_frames.queue_progress(progress, look.find_lock(key))
+                    for key in part
+                    if (progress := look.find_progress(key)) is not None
+                ]
 
-            found.queues.extend(map(config_frames.queue_progress, await self._call(read)))
+            found.queues.extend(await self._call(read))
         return found
+
+    async def ReleaseLock(self, request: pb.ReleaseLockRequest) -> pb.QueueLock:
+        """Let the next consumer have what locks a queue of an ordered group."""
+
+        def release(engine: Engine, turn: Turn) -> pb.QueueLock:
+            group, topic = find_group(engine, request.group), find_topic(engine, request.topic)
+            if not group.is_ordered:
+                raise Conflict(f"group {group.name!r} is not FIFO: nothing in it is locked")
+            if request.queue_id >= topic.queues:
+                raise BadRequest(
+                    f"topic {topic.name!r} has the queues 0 to {topic.queues - 1}, "
+                    f"not {request.queue_id}"
+                )
+            key = group.id, topic.id, QueueId(request.queue_id)
+            lock = engine.inspection.find_lock(key)
+            engine.administration.release_lock(key, turn.now_ms)
+            assert lock is not None, "what is not locked cannot be released"
+            config_log.lock_released(
+                group.name, topic.name, request.queue_id, lock, by=request.asked_by
+            )
+            return config_frames.queue_lock(lock)
+
+        return await self._call(release)
 
     async def ResetOffset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""

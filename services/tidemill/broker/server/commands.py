@@ -206,6 +206,7 @@ def _apply_pops(
             invisible_duration_ms=request.invisible_duration_ms,
             tags=frozenset(request.tags),
             attempt_id=request.attempt_id,
+            client_id=request.client_id,
             arrived_s=link.arrived_s,
         )
         while turn.engine.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
@@ -235,6 +236,7 @@ def take(pop: Pop, turn: Turn) -> list[Batch]:
         invisible_duration_ms=pop.invisible_duration_ms,
         tags=pop.tags,
         attempt_id=pop.attempt_id,
+        client_id=pop.client_id,
         now_ms=turn.now_ms,
     )
 

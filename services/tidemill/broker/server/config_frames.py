@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.inspection import FoundMessage, QueueProgress, QueueStatus
+from tidemill.broker.engine.inspection import FoundMessage, QueueLock, QueueProgress, QueueStatus
 from tidemill.broker.engine.metadata.catalog import (
     ConfigChanges,
     ExponentialRetry,
@@ -85,7 +85,7 @@ def queue_status(status: QueueStatus) -> pb.QueueStatus:
     return pb.QueueStatus(**status._asdict())
 
 
-def queue_progress(progress: QueueProgress) -> pb.QueueProgress:
+def queue_progress(progress: QueueProgress, lock: QueueLock | None) -> pb.QueueProgress:
     """Render how far a group is in a queue."""
     return pb.QueueProgress(
         topic=progress.topic,
@@ -98,7 +98,13 @@ def queue_progress(progress: QueueProgress) -> pb.QueueProgress:
         ready_count=progress.ready_count,
         in_flight_count=progress.in_flight_count,
         oldest_unacked_at_ms=progress.oldest_unacked_at_ms,
+        lock=queue_lock(lock) if lock is not None else None,
     )
+
+
+def queue_lock(lock: QueueLock) -> pb.QueueLock:
+    """Render what locks a queue."""
+    return pb.QueueLock(**lock._asdict())
 
 
 def found_message(found: FoundMessage) -> pb.FoundMessage:

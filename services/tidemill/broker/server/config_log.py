@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.inspection import TopicUse
+    from tidemill.broker.engine.inspection import QueueLock, TopicUse
     from tidemill.broker.engine.metadata.catalog import Group, Topic
 
 log = structlog.get_logger()
@@ -71,6 +71,15 @@ def offsets_reset(
     log.info(
         "offsets reset", group=group, topic=topic, from_offsets=from_offsets[:NAMED_MAX],
         to_offsets=to_offsets[:NAMED_MAX], queues=len(to_offsets), **_asked_by(by),
+    )  # fmt: skip
+
+
+def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by: str) -> None:
+    """Tell of an ordered queue that an operator has taken from the consumer that held it."""
+    log.info(
+        "queue lock released", group=group, topic=topic, queue_id=queue_id,
+        holder=lock.client_id, messages=lock.message_count, first_offset=lock.queue_offset,
+        was_until_ms=lock.until_ms, **_asked_by(by),
     )  # fmt: skip
 
 

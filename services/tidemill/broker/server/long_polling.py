@@ -33,6 +33,7 @@ class Pop(NamedTuple):
     invisible_duration_ms: int
     tags: frozenset[str]
     attempt_id: str
+    client_id: str = ""
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
 

@@ -14,7 +14,8 @@
     └────────────────┘  order, n x u32: queue offsets minus start_offset
 
 Big-endian. live: messages neither acked nor revived nor replaced; superseded: messages whose
-delivery was replaced by change-invisible, kept so that the old handle is refused.
+delivery was replaced by change-invisible, kept so that the old handle is refused. flags: those of
+the CK, and RELEASED (16): an operator let go of it, so it blocks its ordered queue no more.
 """
 
 from __future__ import annotations

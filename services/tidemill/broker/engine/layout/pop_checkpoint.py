@@ -32,6 +32,8 @@ FLAG_GAPS = 1
 FLAG_SUPERSEDES = 2
 FLAG_ORDERED = 4
 FLAG_SUSPEND = 8  # this delivery does not count as an attempt
+# Not in a CK: of a delivery whose row says that an operator has released it (`delivery_rows`).
+FLAG_RELEASED = 16
 BODY = struct.Struct(">IIIHBBBqqq")
 BODY_SIZE = 41
 SUPERSEDED = struct.Struct(">IqB")

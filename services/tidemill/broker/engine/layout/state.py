@@ -1,7 +1,8 @@
 """A STATE record: what only an old segment states, said again before that segment goes.
 
 Deliveries are stated by a start too, which brings them back from the future: visible_at_ms and
-popped_at_ms of a row hold from the record on.
+popped_at_ms of a row hold from the record on. So is an ordered delivery that an operator releases:
+its row has the flag RELEASED.
 
 0         1 (the record's tail)
 ┌─────────┬──────────────────────────────────────────────────────────────┐

@@ -18,7 +18,12 @@ import numpy as np
 
 from tidemill.broker.engine.layout import delivery_rows
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED, FLAG_SUPERSEDES
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_GAPS,
+    FLAG_ORDERED,
+    FLAG_RELEASED,
+    FLAG_SUPERSEDES,
+)
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.pop.delivery_table import FREE, NIL
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress
@@ -189,6 +194,11 @@ class CatchUp:
         ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
         below = slots[ids < np.array(floors, dtype=np.int64)[owners]]
         if keeps_replaced:
+            flags = np.frombuffer(table.flags, dtype=np.uint8)[below]
+            released = below[flags & FLAG_RELEASED > 0]
+            live = np.frombuffer(table.live, dtype=np.uint32)[released]
+            # As when a new batch voids them: their handles say that they last.
+            np.frombuffer(table.superseded, dtype=np.uint32)[released] |= live
             is_replaced = np.frombuffer(table.superseded, dtype=np.uint32)[below] != 0
             np.frombuffer(table.live, dtype=np.uint32)[below[is_replaced]] = 0
             below = below[~is_replaced]

@@ -34,7 +34,7 @@ from tidemill.broker.engine.pop.queue_reader import QueueReader
 from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
-from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.state import Key, PopState
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import GroupNotFound, Overloaded, TopicNotFound
 
@@ -71,7 +71,7 @@ class Consumption:
         self.acks = RoundAcks(state, recorder)
         self._redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
         self._ordered = OrderedPop(
-            state, self._reader, self._deliveries, self.acks, self._redelivery, tally
+            state, self._reader, self._deliveries, self.acks, self._redelivery, tally, recorder
         )
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
@@ -90,6 +90,7 @@ class Consumption:
         invisible_duration_ms: int,
         tags: frozenset[str],
         attempt_id: str,
+        client_id: str,
         now_ms: int,
     ) -> list[Batch]:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
@@ -113,7 +114,7 @@ class Consumption:
         is_ordered = group.is_ordered
         if is_ordered:
             sources = _rotated(subscription.queues, subscription.turn)
-            self._ordered.begin_pop(now_ms)
+            self._ordered.begin_pop(client_id, now_ms)
         else:
             sources = self._sources(subscription, now_ms)
         if tags:
@@ -164,6 +165,13 @@ class Consumption:
             self._tally.add(1)
             self._state.progress_of(group_id, topic_id, queue_id)
         return next(missing, None) is not None
+
+    def release_lock(self, key: Key, now_ms: int) -> bool:
+        """Let the next pop have what locks an ordered queue; False: nothing does."""
+        progress = self._state.progress.get(key)
+        slots = self._ordered.release(progress, now_ms) if progress is not None else []
+        self.revive.released(slots)
+        return bool(slots)
 
     def resume(self) -> None:
         """Go on with what lay in a damaged queue file, which has been derived again."""

@@ -26,6 +26,7 @@ from tidemill.broker.engine.layout.numbers import Slot
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_GAPS,
     FLAG_ORDERED,
+    FLAG_RELEASED,
     FLAG_SUPERSEDES,
     FLAG_SUSPEND,
 )
@@ -33,10 +34,10 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 NIL = 0xFFFFFFFF  # end of a list
 FREE = -1  # delivery id of an empty slot
 GROWTH = 4096  # slots added at once: a few hundred KiB
-# In column `flags`, beside those of the CK layout (1 to 8).
+# In column `flags`, beside those of the layout (1 to 16).
 FLAG_DUE = 32  # taken out of its deadline's list
 FLAG_COARSE = 64  # in a coarse bucket
-FLAGS_STORED = FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND
+FLAGS_STORED = FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND | FLAG_RELEASED
 AHEAD_MS = 1_000  # a clock that is corrected by less is not worth a look at every delivery
 NEAR_MS = 65_536  # deadlines up to here are exact; a push consumer's 60 s are
 COARSE_SHIFT = 10  # 1,024 ms a coarse bucket: 12 h are 42,000 of them

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from typing import final
 
+import numpy as np
+
+from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import LogOffset, Slot
-from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, MESSAGES_MAX
+from tidemill.broker.engine.layout.state import StatedDeliveries
 from tidemill.broker.engine.metadata.catalog import Group
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
@@ -36,6 +40,7 @@ class OrderedPop:
         acks: RoundAcks,
         redelivery: Redelivery,
         tally: Tally,
+        recorder: Recorder,
     ) -> None:
         self._state = state
         self._reader = reader
@@ -43,10 +48,13 @@ class OrderedPop:
         self._acks = acks
         self._redelivery = redelivery
         self._tally = tally
+        self._recorder = recorder
         self._allowance = Allowance(tally, items=0)  # of the pop under way, for dead letters
+        self._client_id = ""  # of the pop under way
 
-    def begin_pop(self, now_ms: int) -> None:
+    def begin_pop(self, client_id: str, now_ms: int) -> None:
         """Begin a pop: its queues share what it may dead-letter, and what is acked blocks none."""
+        self._client_id = client_id
         self._allowance = Allowance(self._tally, items=MESSAGES_MAX)
         self._acks.record(now_ms)
 
@@ -58,7 +66,7 @@ class OrderedPop:
         if progress.head == NIL:
             return not pending and progress.position >= queue.max_offset
         return (
-            self._state.table.visible_at_ms[progress.head] > now_ms
+            self._state.locks(progress.head, now_ms)
             and not (attempt_id and attempt_id == ordered.attempt_id)
             and (not queue.min_offset or min(pending, default=0) >= queue.min_offset)
         )
@@ -81,7 +89,9 @@ class OrderedPop:
         self._acks.record(now_ms)
         is_repeat = bool(attempt_id) and attempt_id == ordered.attempt_id
         out = self._state.deliveries_of(progress)
-        if any(self._state.table.visible_at_ms[slot] > now_ms for slot in out):
+        if any(self._state.locks(slot, now_ms) for slot in out):
+            if is_repeat:
+                ordered.holder = ordered.batch_id, self._client_id
             return self._same_batch(progress, out, budget) if is_repeat else None
         if not self.dead_letter_exhausted(out, progress, group, self._allowance, now_ms):
             # What is left of them blocks the queue until the next turn.
@@ -114,7 +124,21 @@ class OrderedPop:
             attempts=attempts,
             attempt_id=attempt_id,
         )
+        ordered.holder = ordered.batch_id, self._client_id
         return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
+
+    def release(self, progress: Progress, now_ms: int) -> list[int]:
+        """Let the next pop have what locks a queue; return the slots, empty where nothing does.
+
+        As when their time is up: their attempts count, and their handles hold until that pop.
+        """
+        self._acks.record(now_ms)
+        slots = self._state.locking_slots(progress)
+        if slots:
+            deliveries = self._state.rows_of(np.array(slots))
+            deliveries.rows["flags"] |= FLAG_RELEASED
+            self._recorder.append(StatedDeliveries(deliveries), now_ms)
+        return slots
 
     def _choose(self, progress: Progress, budget: PopBudget, tags: frozenset[str]) -> Taken:
         """Choose what is pending, the lowest first, and behind all of it what is new.

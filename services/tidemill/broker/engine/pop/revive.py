@@ -113,6 +113,11 @@ class Revive:
             if self._state.is_due(slot) and self._is_to_revive(slot):
                 self._queue(slot)
 
+    def released(self, slots: list[int]) -> None:
+        """Do with deliveries that were released what is done with those that have run out."""
+        for slot in slots:
+            self._queue(slot)
+
     def take_over(self) -> None:
         """Begin to revive: what is due already was only taken out of its list so far."""
         self._inherited.extend(self._state.table.due_slots())

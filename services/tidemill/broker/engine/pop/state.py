@@ -28,6 +28,7 @@ from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
+    FLAG_RELEASED,
     FLAG_SUPERSEDES,
     PopCheckpoint,
 )
@@ -148,6 +149,9 @@ class PopState:
             for slot in self.deliveries_of(progress):
                 live = self.table.live[slot]
                 progress.in_flight -= live.bit_count()
+                if self.table.flags[slot] & FLAG_RELEASED:
+                    # Its handles say that they last: until then they must be refused.
+                    self.table.superseded[slot] |= live
                 self._remove(slot, live, progress)
             ordered.attempt_id, ordered.batch_id = ck.attempt_id, log_offset
             # A batch is of the lowest messages that are left: what else is below its last one,
@@ -453,7 +457,7 @@ class PopState:
     def apply_stated_deliveries(
         self, entry: StatedDeliveries, log_offset: LogOffset, _stored_at_ms: int
     ) -> None:
-        """Note where live deliveries are stated now, and which times those are that they have.
+        """Note where live deliveries are stated now, their times, and which were released.
 
         Takes over, while catching up, those that nothing else states.
         """
@@ -471,6 +475,8 @@ class PopState:
         slots = rows["slot"].astype(np.int64)
         is_same = np.frombuffer(table.ids, dtype=np.int64)[slots] == rows["delivery_id"]
         np.frombuffer(table.stated_at, dtype=np.int64)[slots[is_same]] = log_offset
+        is_released = is_same & is_new & (rows["flags"] & FLAG_RELEASED > 0)
+        np.frombuffer(table.flags, dtype=np.uint8)[slots[is_released]] |= FLAG_RELEASED
         # Other ones than before only where a start has brought them back from the future.
         is_moved = (
             np.frombuffer(table.visible_at_ms, dtype=np.int64)[slots] != rows["visible_at_ms"]
@@ -539,15 +545,32 @@ class PopState:
             return progress.position
         return self.table.starts[progress.oldest]
 
+    def locks(self, slot: int, now_ms: int) -> bool:
+        """Whether a live delivery of an ordered queue keeps the next pop from its messages."""
+        return self.table.visible_at_ms[slot] > now_ms and not (
+            self.table.flags[slot] & FLAG_RELEASED
+        )
+
+    def locking_slots(self, progress: Progress) -> list[int]:
+        """Return the slots whose deliveries lock an ordered queue, in pop order."""
+        if progress.ordered is None:
+            return []
+        flags = self.table.flags
+        return [
+            slot
+            for slot in self.deliveries_of(progress)
+            if not flags[slot] & (FLAG_DUE | FLAG_RELEASED)
+        ]
+
     def expired_ordered_count(self, progress: Progress) -> int:
-        """Count the messages of an ordered queue whose delivery has run out."""
+        """Count the messages of an ordered queue whose delivery has run out, or was released."""
         if progress.ordered is None:
             return 0
         table = self.table
         return sum(
             table.live[slot].bit_count()
             for slot in self.deliveries_of(progress)
-            if table.flags[slot] & FLAG_DUE
+            if table.flags[slot] & (FLAG_DUE | FLAG_RELEASED)
         )
 
 

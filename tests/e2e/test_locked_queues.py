@@ -1,0 +1,105 @@
+"""A FIFO queue that is locked: who holds it is told, and an operator takes it from them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, api, message
+from tests.support.processes import Standalone, command, environment, standalone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+TOPIC, GROUP = "orders", "billing"
+HIDDEN_MS = 3_600_000
+RELEASE = ("group", "release", GROUP, f"--topic={TOPIC}", "--queue=0")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Standalone]:
+    with standalone(tmp_path / "data") as started:
+        yield started
+
+
+def tidemill(
+    running: Standalone, *arguments: str, answer: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin}, input=answer,
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+
+
+def progress(running: Standalone) -> dict[str, Any]:
+    told = tidemill(running, "--output=json", "group", "progress", GROUP).stdout
+    found: dict[str, Any] = json.loads(told)
+    return found
+
+
+def test_a_locked_queue_is_told_and_released(running: Standalone) -> None:
+    tidemill(running, "topic", "create", TOPIC, "--type=fifo", "--queues=1")
+    tidemill(running, "group", "create", GROUP, "--order=fifo")
+    assert "not locked" in tidemill(running, *RELEASE, "--yes").stderr
+
+    async def scenario(client: Api) -> None:
+        for body in (b"a", b"b", b"c"):
+            await client.send(message(TOPIC, body, message_group="one"))
+        [held] = await client.receive(TOPIC, GROUP, batch_size=1, invisible_ms=HIDDEN_MS)
+        check_told(running, held.system_properties.message_id)
+        assert not await client.receive(TOPIC, GROUP)
+        waits = asyncio.create_task(client.receive(TOPIC, GROUP, batch_size=1, poll_ms=20_000))
+        await asyncio.to_thread(check_release, running)
+        [again] = await waits
+        assert (again.body, again.system_properties.delivery_attempt) == (b"a", 2)
+        old = await client.ack(TOPIC, GROUP, [held.system_properties.receipt_handle])
+        assert old.entries[0].status.code == v2.INVALID_RECEIPT_HANDLE
+        await client.ack(TOPIC, GROUP, [again.system_properties.receipt_handle])
+        assert [one.body for one in await client.receive(TOPIC, GROUP)] == [b"b", b"c"]
+
+    async def main() -> None:
+        async with api(running.grpc) as client:
+            await scenario(client)
+
+    asyncio.run(main())
+    [line] = [line for line in running.log.read_text().splitlines() if "lock released" in line]
+    told = json.loads(line)
+    assert (told["holder"], told["asked_by"], told["queue_id"]) == ("tests", "127.0.0.1", 0)
+
+
+def check_told(running: Standalone, message_id: str) -> None:
+    found = progress(running)
+    total = found["total"]
+    assert [total[key] for key in ("lag", "ready", "blocked", "inFlight")] == [3, 0, 2, 1]
+    [lock] = found["locks"]
+    assert lock["untilMs"] - lock["sinceMs"] == HIDDEN_MS
+    del lock["untilMs"], lock["sinceMs"]
+    assert lock == {
+        "topic": TOPIC, "queue": 0, "messages": 1, "offset": 0, "messageId": message_id,
+        "clientId": "tests", "waiting": 2,
+    }  # fmt: skip
+    shown = tidemill(running, "group", "progress", GROUP).stdout.splitlines()
+    assert shown[-1].split()[:7] == [TOPIC, "0", "2", "1", "0", message_id, "tests"]
+
+
+def check_release(running: Standalone) -> None:
+    refused = tidemill(running, *RELEASE, answer="n\n")
+    assert refused.returncode == 1
+    assert progress(running)["locks"]
+    done = tidemill(running, *RELEASE, answer="y\n")
+    assert done.stdout.strip() == (
+        "queue 0 of orders is released: 1 messages from offset 0, held by tests, and 2 behind them"
+    )
+
+
+def test_what_cannot_be_locked_is_said(running: Standalone) -> None:
+    tidemill(running, "topic", "create", TOPIC, "--queues=2")
+    tidemill(running, "group", "create", GROUP)
+    assert "is not FIFO" in tidemill(running, *RELEASE, "--yes").stderr
+    tidemill(running, "group", "create", "fifo", "--order=fifo")
+    wrong = tidemill(running, "group", "release", "fifo", f"--topic={TOPIC}", "--queue=2", "--yes")
+    assert "has the queues 0 to 1, not 2" in wrong.stderr
