@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from tidemill.admin.broker_client import BrokerClient
@@ -37,9 +38,15 @@ def create_app(broker: BrokerClient) -> FastAPI:
     )
     app.state.broker, app.state.clock = broker, clock
     app.state.composer = Composer(clock)
-    for routes in (topics, groups, messages, timers):
-        app.include_router(routes.router, prefix=PREFIX, dependencies=[Depends(BEARER)])
+    routers = [routes.router for routes in (topics, groups, messages, timers)]
+    for router in routers:
+        app.include_router(router, prefix=PREFIX, dependencies=[Depends(BEARER)])
     add_pages(app)
-    app.state.paths = Paths(app)
+    app.state.paths = Paths(
+        (PREFIX + route.path, route.methods or ())
+        for router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute)
+    )
     add_problem_handlers(app)
     return app

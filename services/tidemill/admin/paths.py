@@ -7,12 +7,11 @@ a slash: `/groups/a:resetOffset` is one for GET and one for POST. Here the more 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple, final
 
-from fastapi import FastAPI
 from starlette.routing import compile_path
-
-METHODS = frozenset({"get", "put", "post", "delete", "patch", "head", "options"})
 
 
 class Template(NamedTuple):
@@ -27,11 +26,14 @@ class Template(NamedTuple):
 class Paths:
     """The templates of an application, the most specific first."""
 
-    def __init__(self, app: FastAPI) -> None:
-        documented = app.openapi()["paths"]
+    def __init__(self, routes: Iterable[tuple[str, Iterable[str]]]) -> None:
+        """Take each route's template and methods."""
+        methods: defaultdict[str, set[str]] = defaultdict(set)
+        for path, served in routes:
+            methods[path].update(served)
         templates = [
-            Template(path, compile_path(path)[0], _methods(operations))
-            for path, operations in documented.items()
+            Template(path, compile_path(path)[0], tuple(sorted(served)))
+            for path, served in methods.items()
         ]
         # By what is left of a template without its parameters.
         self._templates = sorted(templates, key=lambda each: -len(re.sub("{.*?}", "", each.path)))
@@ -39,7 +41,3 @@ class Paths:
     def find(self, path: str) -> Template | None:
         """Return the template that a path has."""
         return next((each for each in self._templates if each.pattern.match(path)), None)
-
-
-def _methods(operations: dict[str, object]) -> tuple[str, ...]:
-    return tuple(sorted(name.upper() for name in operations if name in METHODS))
