@@ -35,7 +35,7 @@ UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its 
 # With what rounds in flight have popped; beyond it pops are refused. A frame may ask for hundreds,
 # and messages that arrive may answer as many that are parked, of up to POP_BYTES_MAX each: whatever
 # else the link carries waits behind them, some 100 ms.
-UNSENT_POPS_BYTES_MAX = 24 << 20
+UNSENT_POPS_BYTES_MAX = 16 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 
 

@@ -62,7 +62,7 @@ class Responses(Protocol):
         """How many messages have left so far, also of a send that was broken off."""
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether this much more may be held for the client."""
+        """Whether the client's connection may hold this much more, whatever others hold."""
 
     def hold(self, size_bytes: int) -> bool:
         """Take room for what is going to be sent, until the call ends; False: there is none."""

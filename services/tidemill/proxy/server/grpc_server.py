@@ -72,6 +72,7 @@ class GrpcServer:
             table,
             Limits(age_max_s=settings.connection_max_age_ms / 1000),
             _listen_settings(settings, tls),
+            message_bytes_max=limits.OTHER_REQUESTS_BYTES,
             held_bytes_max=settings.memory_bytes_max - LINK_BYTES,
         )
         async with self._server.serving():

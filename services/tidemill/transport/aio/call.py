@@ -109,7 +109,7 @@ class RpcCall:
         return self._protocol.peer
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether `hold` would find room."""
+        """Whether the connection may hold as much more, as far as that is its own doing."""
         return self._protocol.has_room(size_bytes)
 
     def hold(self, size_bytes: int) -> bool:

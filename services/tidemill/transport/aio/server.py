@@ -514,7 +514,7 @@ class ServerProtocol(Accepted):
         self._writer.flush_now()
 
     def has_room(self, count: int) -> bool:
-        """Whether there is room for `count` bytes more."""
+        """Whether the connection may hold `count` bytes more, as far as that is its own doing."""
         return self._connection.share.has_room(count)
 
     def hold(self, call: ServerCall, count: int) -> bool:

@@ -39,16 +39,11 @@ class MemoryShare:
         self.bytes_max = bytes_max
 
     def has_room(self, count: int) -> bool:
-        """Return whether `count` bytes could be taken."""
-        account, held = self._account, self.bytes + count
-        return (
-            held - self._granted_bytes <= self.bytes_max
-            and held <= account.bytes_max - account.bytes
-        )
+        """Return whether its own bound leaves room for `count` bytes, whatever others hold."""
+        return self.bytes + count - self._granted_bytes <= self.bytes_max
 
     def take(self, count: int) -> bool:
         """Take room for `count` bytes; False, and nothing is taken, where there is none."""
-        # As `has_room`, written out: every call comes this way.
         account, held = self._account, self.bytes + count
         if held - self._granted_bytes > self.bytes_max or held > account.bytes_max - account.bytes:
             return False

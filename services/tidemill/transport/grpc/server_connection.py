@@ -57,6 +57,9 @@ SMALL_MESSAGE_BYTES: Final = 2 << 10  # of these
 CALLS_A_TURN: Final = 32
 # Inflated in a turn of the loop for one connection, and the last message: some milliseconds.
 INFLATED_BYTES_A_TURN: Final = 256 << 10
+# What is inflated for a call is parsed, encoded and put into a frame after that. Its bytes cost the
+# client next to nothing, so it has room for all of them first; others hold one of these at a time.
+INFLATED_COPIES: Final = 4
 _NO_ROOM: Final = "this server holds as much for you as it can; repeat after a pause"
 _ENCODINGS: Final = frozenset({"identity", "gzip"})
 _ACCEPTED: Final = (("grpc-accept-encoding", "identity,gzip"),)
@@ -340,7 +343,9 @@ class ServerConnection:
             call.reader = MessageReader(
                 call.metadata.get("grpc-encoding", ""),
                 self._terms_of(call).request_bytes_max,
-                lambda size: self._admit(call, size),
+                lambda size: self._admit(
+                    call, size if call.is_open_ended else size * INFLATED_COPIES
+                ),
             )
         self._feed(call, call.reader, data, events)
 
