@@ -92,6 +92,7 @@ KNOWN_KEYS = frozenset(
         "host",
         "link_pending_bytes_max",
         "link_pending_max",
+        "log_format",
         "log_level",
         "long_polling_max_ms",
         "long_polling_min_ms",
@@ -166,6 +167,10 @@ class ProcessSettings(BaseSettings):
     cluster: str = Field("tidemill", description="Name of the cluster: the label on every metric.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity of the log lines that are written."
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto",
+        description="How log lines are written; auto: text for people on a terminal, else JSON.",
     )
     allow_unknown_settings: Flag = Field(
         False,

@@ -24,7 +24,9 @@ log = structlog.get_logger()
 def main(arguments: Sequence[str]) -> int:
     """Run everything until SIGTERM; return the exit status."""
     settings = StandaloneSettings.load(arguments)
-    configure_logging(process="standalone", level=settings.log_level)
+    configure_logging(
+        process="standalone", level=settings.log_level, log_format=settings.log_format
+    )
     if settings.supervisor_fd is not None:
         die_with_parent()
     try:
@@ -137,6 +139,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
             flags = [
                 f"--cluster={settings.cluster}",
                 f"--log-level={settings.log_level}",
+                f"--log-format={settings.log_format}",
                 f"--metrics-host={settings.metrics_host}",
                 f"--metrics-port={port}",
             ]

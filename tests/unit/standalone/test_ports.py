@@ -26,9 +26,15 @@ def number_of(taken: socket.socket) -> int:
     return int(taken.getsockname()[1])
 
 
-def refusal(**settings: int) -> str:
+def settings_of(**ports: int) -> StandaloneSettings:
+    return StandaloneSettings.load(
+        [f"--{name.replace('_', '-')}={port}" for name, port in ports.items()]
+    )
+
+
+def refusal(**ports: int) -> str:
     with pytest.raises(StartRefused) as refused:
-        check_free(wanted_ports(StandaloneSettings(**settings)))
+        check_free(wanted_ports(settings_of(**ports)))
     return str(refused.value)
 
 
@@ -70,4 +76,4 @@ def test_metrics_ports_end_where_ports_do() -> None:
 
 
 def test_free_ports_are_of_no_interest() -> None:
-    check_free(wanted_ports(StandaloneSettings(grpc_port=0, admin_port=0, metrics_port=0)))
+    check_free(wanted_ports(settings_of(grpc_port=0, admin_port=0, metrics_port=0)))
