@@ -38,6 +38,10 @@ Each setting is a flag (`--metrics-port 5557`), an environment variable
 (`TIDEMILL_METRICS_PORT=5557`) and a key of the YAML file given by `--config`
 (`metrics_port: 5557`). Flags win over the environment, the environment over the file. One file may
 serve all processes: each takes the keys it knows.
+
+A key, or a variable `TIDEMILL_*`, that no process knows is an error (exit status 2) that names it,
+where it stands, and the nearest known name; with `allow_unknown_settings` the process starts all
+the same. Variables that Kubernetes makes for services are none of ours.
 """
 
 

@@ -134,6 +134,7 @@ def test_a_taken_port_ends_the_start_with_a_sentence(
     assert refused.returncode != 0
     assert refused.stdout == ""
     assert f":{port}" in refused.stderr
+    assert f"or change {flag}" in refused.stderr
 
 
 def test_several_proxies_share_the_port(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ log = structlog.get_logger()
 def main(arguments: Sequence[str]) -> int:
     """Start the admin process with command-line `arguments`; return its exit status."""
     settings = AdminSettings.load(arguments)
-    configure_logging(process=settings.name or "admin", level=settings.log_level)
+    configure_logging(
+        process=settings.name or "admin", level=settings.log_level, log_format=settings.log_format
+    )
     if settings.supervisor_fd is not None:
         die_with_parent()
     return run(lambda: serve(settings))

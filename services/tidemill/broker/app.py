@@ -33,7 +33,9 @@ log = structlog.get_logger()
 def main(arguments: Sequence[str]) -> int:
     """Start the broker with command-line `arguments`; return its exit status."""
     settings = BrokerSettings.load(arguments)
-    configure_logging(process=settings.name, level=settings.log_level)
+    configure_logging(
+        process=settings.name, level=settings.log_level, log_format=settings.log_format
+    )
     if settings.supervisor_fd is not None:
         die_with_parent()
     # Before gRPC, threads and the event loop exist: their locks do not survive a fork. The log has

@@ -20,7 +20,11 @@ def proxy(arguments: Sequence[str]) -> int:
     from tidemill.proxy.settings import ProxySettings
 
     settings = ProxySettings.load(arguments)
-    configure_logging(process=settings.name or settings.command, level=settings.log_level)
+    configure_logging(
+        process=settings.name or settings.command,
+        level=settings.log_level,
+        log_format=settings.log_format,
+    )
     if settings.supervisor_fd is not None:
         die_with_parent()
     return run(lambda: serve(settings))

@@ -3,9 +3,9 @@
     log = structlog.get_logger()
     log.info("store recovered", records=n, took_ms=t)
 
-One JSON line an event, or coloured text when standard error is a terminal. Standard output is never
-written: it belongs to whoever started the process. A line that cannot be written is lost, and the
-process goes on: no log is worth a broker.
+One JSON line an event, or text for people where standard error is a terminal or `log_format` says
+so. Standard output is never written: it belongs to whoever started the process. A line that cannot
+be written is lost, and the process goes on: no log is worth a broker.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ import json
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Final, TextIO, cast
+from typing import TYPE_CHECKING, Final, Literal, TextIO, TypeAlias, cast
 
-if not sys.stderr.isatty():
-    # structlog imports rich for its console where it can: 0.1 s and 8 MiB that JSON does not need.
-    _blocked = "rich" not in sys.modules and sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]  # None blocks an import
-    import structlog
+# structlog imports rich for its console where it can: 0.1 s and 8 MiB that nobody here needs.
+_blocked = "rich" not in sys.modules and sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]  # None blocks an import
+import structlog  # noqa: E402  # Behind what blocks its import of rich.
 
-    if _blocked:
-        del sys.modules["rich"]
-import structlog
+if _blocked:
+    del sys.modules["rich"]
 
 if TYPE_CHECKING:
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, Processor
+
+LogFormat: TypeAlias = Literal["auto", "json", "text"]
+# Columns of a text line: the longest level, the processes of a standalone, and most events.
+LEVEL_WIDTH, PROCESS_WIDTH, EVENT_WIDTH = 8, 10, 28
+_COLORS = {"debug": 2, "warning": 33, "error": 31, "critical": 31}  # of levels: ANSI, 2 is faint
 
 
 class LogStream(io.TextIOBase):
@@ -62,7 +65,40 @@ class LogStream(io.TextIOBase):
         return True
 
 
-def configure_logging(*, process: str, level: str) -> None:
+class TextRenderer:
+    """One aligned line an event: time, level, process, event, fields; a trace stands below it."""
+
+    def __init__(self, *, has_colors: bool) -> None:
+        self._has_colors = has_colors
+
+    def __call__(self, _logger: object, _method: str, event: EventDict) -> str:
+        """Render an event."""
+        trace = event.pop("exception", None)
+        level, process = str(event.pop("level", "")), str(event.pop("process", ""))
+        # Of the time without the date: who watches a terminal knows it.
+        at = str(event.pop("timestamp", "")).partition("T")[2][:12]
+        shown_level = f"{level:<{LEVEL_WIDTH}}"
+        if self._has_colors and level in _COLORS:
+            shown_level = f"\x1b[{_COLORS[level]}m{shown_level}\x1b[0m"
+        what = _plain(str(event.pop("event", "")))
+        fields = " ".join(f"{name}={_shown(value)}" for name, value in event.items())
+        line = f"{at} {shown_level} {process:<{PROCESS_WIDTH}} {what:<{EVENT_WIDTH}} {fields}"
+        return line.rstrip() + (f"\n{trace}" if trace else "")
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    # Quoted where the eye could not tell where it ends.
+    is_clear = text and _plain(text) == text and not set(text) & set(' "=')
+    return text if is_clear or not isinstance(value, str) else json.dumps(value)
+
+
+def _plain(text: str) -> str:
+    """Return `text` without what would move the cursor: it may come from a client."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def configure_logging(*, process: str, level: str, log_format: LogFormat = "auto") -> None:
     """Route structlog, and what libraries log, to standard error as events of `process`."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -71,9 +107,9 @@ def configure_logging(*, process: str, level: str) -> None:
         structlog.processors.format_exc_info,
     ]
     renderer: Processor = structlog.processors.JSONRenderer(default=str)
-    if sys.stderr.isatty():
-        shared.pop()  # The console shows exceptions itself.
-        renderer = structlog.dev.ConsoleRenderer()
+    is_terminal = sys.stderr.isatty()
+    if log_format == "text" or (log_format == "auto" and is_terminal):
+        renderer = TextRenderer(has_colors=is_terminal)
     stream = cast("TextIO", LogStream(sys.stderr.fileno()))
     severity = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(

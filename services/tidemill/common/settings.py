@@ -11,12 +11,12 @@ starts, and handed on as parameters. Nothing else reads the environment.
 
 from __future__ import annotations
 
-import contextlib
+import difflib
 import ipaddress
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
@@ -94,6 +94,7 @@ KNOWN_KEYS = frozenset(
         "admin_tls_key_file",
         "admin_token_file",
         "advertised_address",
+        "allow_unknown_settings",
         "auto_create",
         "auto_create_per_s",
         "broker",
@@ -121,6 +122,7 @@ KNOWN_KEYS = frozenset(
         "grpc_reuse_port",
         "host",
         "link_pending_max",
+        "log_format",
         "log_level",
         "long_polling_max_ms",
         "long_polling_min_ms",
@@ -168,6 +170,8 @@ _OTHER_VARIABLES = re.compile(
     r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|COMMIT|TEST_.*|.*_SERVICE_HOST|.*_SERVICE_PORT(_.*)?|.*_PORT_\d+_.*"
 )
 
+_SERVICE_ADDRESSES = "tcp://", "udp://", "sctp://"  # how the values of the latter begin
+
 EXIT_USAGE = 2  # exit status of a process that was given settings it cannot use
 
 
@@ -197,6 +201,15 @@ class ProcessSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity of the log lines that are written."
     )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto",
+        description="How log lines are written; auto: text for people on a terminal, else JSON.",
+    )
+    allow_unknown_settings: Flag = Field(
+        False,
+        description="Start although the file or a variable has a name that no process knows, as"
+        " when another version reads them.",
+    )
     metrics_host: str = Field(
         "127.0.0.1", description="Address on which /metrics, /livez and /readyz are served."
     )
@@ -215,16 +228,18 @@ class ProcessSettings(BaseSettings):
         with 0.
         """
         config = _config_of(arguments)
+        unknown: list[str] = []
         try:
             flags: CliSettingsSource[Any] = CliSettingsSource(
                 cls, cli_prog_name=f"tidemill {cls.command}", cli_parse_args=list(arguments)
             )
             values: dict[str, Any] = {}
             if config:
-                _check_file(cls, config)
+                unknown += _unknown_in_file(cls, config)
                 values.update(_SharedFile(cls, yaml_file=config)())
             # Each source wins over those before it.
-            values.update(EnvSettingsSource(cls)())
+            values.update(_Variables(cls)())
+            unknown += _unknown_variables(cls)
             values.update(flags())
             settings = cls.model_validate(values)
         except ValidationError as error:
@@ -232,9 +247,16 @@ class ProcessSettings(BaseSettings):
                 f"  {'.'.join(map(str, item['loc'])) or 'settings'}: {_sentence(item['msg'])}"
                 for item in error.errors()
             ]
+            # What is missing may be what is misspelt.
+            reasons += [f"  {each}" for each in unknown]
             _refuse(cls, "\n".join(["these settings cannot be used:", *reasons]))
-        if settings.supervisor_fd is None:  # Otherwise the supervisor has said it already.
-            _warn_of_unknown(cls, config)
+        # Of a child the supervisor has looked at both already.
+        if unknown and settings.supervisor_fd is None and not settings.allow_unknown_settings:
+            told = [
+                "no process has these settings (--allow-unknown-settings starts all the same):",
+                *(f"  {each}" for each in unknown),
+            ]
+            _refuse(cls, "\n".join(told))
         return settings
 
     @classmethod
@@ -353,6 +375,20 @@ class _SharedFile(YamlConfigSettingsSource):
         return {name: value for name, value in super().__call__().items() if name in fields}
 
 
+class _Variables(EnvSettingsSource):
+    """The environment, without what Kubernetes puts there for a service of the name of a setting.
+
+    A service "tidemill-admin" makes TIDEMILL_ADMIN_PORT=tcp://10.0.0.1:8080.
+    """
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {
+            name: value
+            for name, value in super()._load_env_vars().items()
+            if not (value or "").startswith(_SERVICE_ADDRESSES)
+        }
+
+
 def _sentence(message: str) -> str:
     return message.removeprefix("Value error, ")  # Pydantic's, before a reason of ours.
 
@@ -368,8 +404,8 @@ def _config_of(arguments: Sequence[str]) -> str | None:
     return config
 
 
-def _check_file(settings: type[ProcessSettings], config: str) -> None:
-    """Refuse a file that does not hold settings."""
+def _unknown_in_file(settings: type[ProcessSettings], config: str) -> list[str]:
+    """Return what is to be said of keys that no process knows; refuse what holds no settings."""
     path = Path(config)
     if not path.exists():
         _refuse(settings, f"the file given by --config does not exist: {config}")
@@ -381,23 +417,36 @@ def _check_file(settings: type[ProcessSettings], config: str) -> None:
         _refuse(settings, f"the file given by --config is no YAML: {config}: {error}")
     if content is not None and not isinstance(content, dict):
         _refuse(settings, f"the file given by --config holds no `name: value` pairs: {config}")
+    known = _known(settings)
+    return [
+        f"{key} in {config}{_nearest(str(key), known)}" for key in content or {} if key not in known
+    ]
 
 
-def _warn_of_unknown(settings: type[ProcessSettings], config: str | None) -> None:
-    """Tell of names in the file and the environment that no process knows."""
-    known = KNOWN_KEYS | settings.model_fields.keys()
-    content = yaml.safe_load(Path(config).read_bytes()) if config else None
-    unknown = [f"{key} in {config}" for key in content or {} if key not in known]
+def _unknown_variables(settings: type[ProcessSettings]) -> list[str]:
+    """Return what is to be said of variables of ours that no process knows."""
+    known = _known(settings)
+    unknown = []
     for variable, value in os.environ.items():
         name = variable.removeprefix("TIDEMILL_")
-        is_other = _OTHER_VARIABLES.fullmatch(name) or value.startswith(("tcp://", "udp://"))
+        is_other = _OTHER_VARIABLES.fullmatch(name) or value.startswith(_SERVICE_ADDRESSES)
         if name != variable and name.lower() not in known and not is_other:
-            unknown.append(f"{variable} in the environment")
-    for each in unknown:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(
-                f"tidemill {settings.command}: warning: no process has the setting {each}\n"
-            )
+            nearest = _nearest(name.lower(), known, as_variable=True)
+            unknown.append(f"{variable} in the environment{nearest}")
+    return unknown
+
+
+def _known(settings: type[ProcessSettings]) -> frozenset[str]:
+    return KNOWN_KEYS | settings.model_fields.keys()
+
+
+def _nearest(name: str, known: frozenset[str], *, as_variable: bool = False) -> str:
+    """Return the question whether a known name was meant; "" where none is like it."""
+    # Written with hyphens it is meant as it is.
+    found = difflib.get_close_matches(name.replace("-", "_"), sorted(known), n=1)
+    if not found:
+        return ""
+    return f"; did you mean {f'TIDEMILL_{found[0].upper()}' if as_variable else found[0]}?"
 
 
 def _refuse(settings: type[ProcessSettings], reason: str) -> NoReturn:

@@ -15,7 +15,7 @@ import structlog
 from tidemill.common.lifecycle import StartRefused, die_with_parent, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.standalone.child import Addresses, Child, ChildFailed
-from tidemill.standalone.ports import reserve
+from tidemill.standalone.ports import GRPC_FLAGS, Wanted, check_free, reserve
 from tidemill.standalone.settings import StandaloneSettings
 
 log = structlog.get_logger()
@@ -24,7 +24,9 @@ log = structlog.get_logger()
 def main(arguments: Sequence[str]) -> int:
     """Run everything until SIGTERM; return the exit status."""
     settings = StandaloneSettings.load(arguments)
-    configure_logging(process="standalone", level=settings.log_level)
+    configure_logging(
+        process="standalone", level=settings.log_level, log_format=settings.log_format
+    )
     if settings.supervisor_fd is not None:
         die_with_parent()
     try:
@@ -128,6 +130,7 @@ def print_ready(children: Sequence[Child]) -> None:
 @contextlib.contextmanager
 def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
     """Yield the children, the broker first, not started yet; holds reserved ports meanwhile."""
+    check_free(wanted_ports(settings))
     with contextlib.ExitStack() as reserved:
         broker_port = reserved.enter_context(reserve("127.0.0.1", 0)).getsockname()[1]
         grpc_port = settings.grpc_port
@@ -135,16 +138,14 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
             # One alone does not share its port: two standalones would, by accident.
             shared = reserve(settings.grpc_host, grpc_port)
             grpc_port = reserved.enter_context(shared).getsockname()[1]
-        metrics_ports = {
-            name: settings.metrics_port + n if settings.metrics_port else 0
-            for n, name in enumerate(child_names(settings))
-        }
+        metrics_ports = metrics_ports_of(settings)
 
         def common(name: str, addresses: Addresses) -> list[str]:
             port = port_of(addresses.get("metrics"), metrics_ports[name])
             flags = [
                 f"--cluster={settings.cluster}",
                 f"--log-level={settings.log_level}",
+                f"--log-format={settings.log_format}",
                 f"--metrics-host={settings.metrics_host}",
                 f"--metrics-port={port}",
             ]
@@ -204,6 +205,29 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
 def child_names(settings: StandaloneSettings) -> list[str]:
     """Return the names of the children, in the order of their metrics ports."""
     return ["broker-0", *(f"proxy-{n}" for n in range(settings.proxies)), "admin"]
+
+
+def metrics_ports_of(settings: StandaloneSettings) -> dict[str, int]:
+    """Return the metrics port of each child by its name; 0: a free one."""
+    return {
+        name: settings.metrics_port + n if settings.metrics_port else 0
+        for n, name in enumerate(child_names(settings))
+    }
+
+
+def wanted_ports(settings: StandaloneSettings) -> list[Wanted]:
+    """Return the ports of all children, in the order in which a taken one is told."""
+    wanted = [
+        Wanted(settings.grpc_host, settings.grpc_port, GRPC_FLAGS, "clients"),
+        Wanted(
+            settings.admin_host, settings.admin_port, ("--admin-host", "--admin-port"),
+            "the REST API",
+        ),
+    ]  # fmt: skip
+    for name, port in metrics_ports_of(settings).items():
+        flags = "--metrics-host", "--metrics-port"
+        wanted.append(Wanted(settings.metrics_host, port, flags, f"metrics of {name}"))
+    return wanted
 
 
 def port_of(address: str | None, otherwise: int) -> int:

@@ -2,25 +2,59 @@
 
 A port is reserved by a socket that is bound with SO_REUSEPORT and never listens: nobody else gets
 it, the child may bind it too, and a connection is refused until the child listens.
+
+Before any child is started all fixed ports are tried, in one order: otherwise it would be chance
+which child finds its port taken first, and is named.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from tidemill.common.lifecycle import cannot_listen
+from tidemill.common.lifecycle import StartRefused, cannot_listen
+
+PORT_MAX = 65_535  # a u16
+GRPC_FLAGS = "--grpc-host", "--grpc-port"
+
+
+class Wanted(NamedTuple):
+    """A port that a child will listen on, and which flags of the standalone say so."""
+
+    host: str
+    port: int  # 0: a free one
+    flags: tuple[str, str]  # of host and port
+    what: str
+
+
+def check_free(wanted: Sequence[Wanted]) -> None:
+    """Raise StartRefused for the first port that is taken, or wanted twice."""
+    fixed = [one for one in wanted if one.port]
+    seen: dict[int, Wanted] = {}
+    for one in fixed:
+        before = seen.setdefault(one.port, one)
+        if before is not one:
+            raise StartRefused(
+                f"port {one.port} is wanted twice, for {before.what} and for {one.what}; "
+                f"change {before.flags[1]} or {one.flags[1]}"
+            )
+        if one.port > PORT_MAX:
+            raise StartRefused(
+                f"there is no port {one.port} for {one.what}; choose a lower {one.flags[1]}"
+            )
+    for one in fixed:
+        # Without SO_REUSEPORT: a port that another standalone shares among its proxies is taken.
+        with _bound(one.host, one.port, one.flags, is_shared=False):
+            pass
 
 
 def reserve(host: str, port: int) -> socket.socket:
     """Reserve `port` (0: a free one) until the socket is closed; raise StartRefused if taken."""
-    if port:
-        # Without SO_REUSEPORT: a port that another standalone shares among its proxies is taken.
-        with _bound(host, port, is_shared=False):
-            pass
-    return _bound(host, port, is_shared=True)
+    return _bound(host, port, GRPC_FLAGS, is_shared=True)
 
 
-def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
+def _bound(host: str, port: int, flags: tuple[str, str], *, is_shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reserved = socket.socket(family, socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,6 +64,5 @@ def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
         reserved.bind((host, port))
     except OSError as error:
         reserved.close()
-        settings = "grpc_host", "grpc_port"
-        raise cannot_listen(host, port, settings=settings, error=error) from error
+        raise cannot_listen(host, port, settings=flags, error=error) from error
     return reserved

@@ -1,12 +1,17 @@
-"""The stream of the log, which outlives what it writes to."""
+"""The log: its stream, which outlives what it writes to, and its lines for people."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-from tidemill.common.log import LogStream
+import pytest
+import structlog
+
+from tidemill.common.log import LogFormat, LogStream, TextRenderer, configure_logging
 
 
 def test_a_line_to_a_closed_pipe_is_lost_and_counted() -> None:
@@ -34,3 +39,58 @@ def test_the_first_line_after_a_loss_tells_how_many_were_lost(tmp_path: Path) ->
     told, kept = (tmp_path / "log").read_text().splitlines()
     assert json.loads(told) == {"event": "log lines lost", "count": 1}
     assert (kept, stream.lost_count) == ("kept", 0)
+
+
+def line_of(**event: object) -> str:
+    given = {"timestamp": "2027-01-01T08:00:01.123456Z", "level": "info", "process": "broker-0"}
+    return TextRenderer(has_colors=False)(None, "info", {**given, **event})
+
+
+def test_lines_for_people_are_aligned() -> None:
+    first = line_of(event="store recovered", records=3, took_ms=2)
+    assert first == (
+        "08:00:01.123 info     broker-0   store recovered              records=3 took_ms=2"
+    )
+    second = line_of(event="topic created", level="warning", process="admin", topic="a")
+    assert second.index("topic=") == first.index("records=")
+    assert line_of(event="stopped").endswith("stopped")
+
+
+def test_what_a_client_says_cannot_move_the_cursor_or_forge_a_field() -> None:
+    line = line_of(event="client met", client="a\x1b[31m b=c\nnext", empty="", names=["a", "b"])
+    assert line.partition("client=")[2] == ('"a\\u001b[31m b=c\\nnext" empty="" names=["a", "b"]')
+
+
+def test_a_trace_stands_below_its_line() -> None:
+    assert line_of(event="failed", exception="Traceback\n  x").splitlines()[1:] == [
+        "Traceback", "  x",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log_format", "is_json"), [("auto", True), ("json", True), ("text", False)]
+)
+def test_elsewhere_than_on_a_terminal_lines_are_json_unless_text_is_asked_for(
+    log_format: LogFormat, is_json: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(process="broker-0", level="info", log_format=log_format)
+    structlog.get_logger().bind().info("store recovered", records=3)
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("{") == is_json
+    assert "store recovered" in line
+    assert "broker-0" in line
+
+
+def test_on_a_terminal_lines_are_for_people() -> None:
+    ours, terminal = os.openpty()
+    program = (
+        "import structlog\n"
+        "from tidemill.common.log import configure_logging\n"
+        "configure_logging(process='admin', level='info')\n"
+        "structlog.get_logger().warning('it heals', n=1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True, timeout=30)
+    os.close(terminal)
+    told = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert "\x1b[33mwarning \x1b[0m admin      it heals" in told

@@ -134,21 +134,61 @@ def test_an_empty_file_holds_no_settings(tmp_path: Path) -> None:
     assert Settings.load([f"--config={tmp_path / 'tidemill.yaml'}"]).limit == 5
 
 
-def test_names_that_no_process_knows_are_warned_of(
+def test_names_that_no_process_knows_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tidemill.yaml"
-    file.write_text("limit: 2\nretention_mss: 1\nretention_ms: 1\n")
+    file.write_text("limit: 2\nretention_mss: 1\nretention_ms: 1\nzzz: 1\n")
     monkeypatch.setenv("TIDEMILL_DATADIR", "x")
     monkeypatch.setenv("TIDEMILL_DATA_DIR", "x")
-    monkeypatch.setenv("TIDEMILL_BROKER_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("TIDEMILL_BROKER_PORT", "tcp://10.0.0.1:1")
-    assert Settings.load([f"--config={file}"]).limit == 2
-    warned = capsys.readouterr().err.splitlines()
-    assert warned == [
-        f"tidemill test: warning: no process has the setting retention_mss in {file}",
-        "tidemill test: warning: no process has the setting TIDEMILL_DATADIR in the environment",
+    with pytest.raises(SystemExit) as refusal:
+        Settings.load([f"--config={file}"])
+    assert refusal.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        (
+            "tidemill test: no process has these settings (--allow-unknown-settings starts all the "
+            "same):"
+        ),
+        f"  retention_mss in {file}; did you mean retention_ms?",
+        f"  zzz in {file}",
+        "  TIDEMILL_DATADIR in the environment; did you mean TIDEMILL_DATA_DIR?",
     ]
+    assert Settings.load([f"--config={file}", "--allow-unknown-settings"]).limit == 2
+    monkeypatch.setenv("TIDEMILL_ALLOW_UNKNOWN_SETTINGS", "true")
+    assert Settings.load([f"--config={file}"]).limit == 2
+    assert not capsys.readouterr().err
+
+
+def test_the_file_itself_may_allow_unknown_names(tmp_path: Path) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text("zzz: 1\nallow_unknown_settings: true\n")
+    assert Settings.load([f"--config={file}"]).limit == 5
+
+
+def test_a_name_that_is_misspelt_is_told_beside_what_is_wrong_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tidemill.yaml"
+    file.write_text("limit: x\nlimitt: 2\n")
+    with pytest.raises(SystemExit):
+        Settings.load([f"--config={file}"])
+    assert f"  limitt in {file}; did you mean limit?" in capsys.readouterr().err
+
+
+def test_what_kubernetes_makes_for_services_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TIDEMILL_BROKER_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("TIDEMILL_BROKER_SERVICE_PORT_GRPC", "1")
+    monkeypatch.setenv("TIDEMILL_BROKER_PORT", "tcp://10.0.0.1:1")
+    monkeypatch.setenv("TIDEMILL_BROKER_PORT_1_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("TIDEMILL_METRICS_PORT", "tcp://10.0.0.1:1")
+    assert Settings.load([]).metrics_port == 5557
+
+
+def test_a_child_leaves_unknown_names_to_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMILL_DATADIR", "x")
+    assert Settings.load(["--supervisor-fd=3"]).limit == 5
 
 
 class Behind(FrontSettings):

@@ -1,0 +1,79 @@
+"""Which taken port is named, and what to change, is no matter of chance."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tidemill.common.lifecycle import StartRefused
+from tidemill.standalone.app import wanted_ports
+from tidemill.standalone.ports import PORT_MAX, check_free
+from tidemill.standalone.settings import StandaloneSettings
+
+LOOPBACK = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def ports(count: int) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+
+
+def number_of(taken: socket.socket) -> int:
+    return int(taken.getsockname()[1])
+
+
+def settings_of(**ports: int) -> StandaloneSettings:
+    return StandaloneSettings.load(
+        [f"--{name.replace('_', '-')}={port}" for name, port in ports.items()]
+    )
+
+
+def refusal(**ports: int) -> str:
+    with pytest.raises(StartRefused) as refused:
+        check_free(wanted_ports(settings_of(**ports)))
+    return str(refused.value)
+
+
+def test_the_first_taken_port_is_named_in_one_order_with_its_own_flag() -> None:
+    with ports(3) as taken:
+        grpc, admin, metrics = map(number_of, taken)
+        wanted = {"grpc_port": grpc, "admin_port": admin, "metrics_port": metrics}
+        for name, port in wanted.items():
+            flag = f"--{name.replace('_', '-')}"
+            assert refusal(**wanted) == (
+                f"cannot listen on {LOOPBACK}:{port}: the port is in use; stop who uses it, or "
+                f"change {flag}"
+            )
+            wanted[name] = 0
+
+
+def test_a_port_of_a_later_child_is_tried_too() -> None:
+    with ports(1) as (taken,):
+        first = number_of(taken) - 2  # The broker's; of the admin process it is the third.
+        told = refusal(grpc_port=0, admin_port=0, metrics_port=first)
+    assert told.endswith("or change --metrics-port")
+
+
+def test_a_port_that_two_children_would_get_is_told_with_both_flags() -> None:
+    with ports(1) as (free,):
+        port = number_of(free)
+    assert refusal(grpc_port=port, admin_port=0, metrics_port=port - 1) == (
+        f"port {port} is wanted twice, for clients and for metrics of proxy-0; change --grpc-port "
+        f"or --metrics-port"
+    )
+
+
+def test_metrics_ports_end_where_ports_do() -> None:
+    told = refusal(grpc_port=0, admin_port=0, metrics_port=PORT_MAX)
+    assert (
+        told
+        == f"there is no port {PORT_MAX + 1} for metrics of proxy-0; choose a lower --metrics-port"
+    )
+
+
+def test_free_ports_are_of_no_interest() -> None:
+    check_free(wanted_ports(settings_of(grpc_port=0, admin_port=0, metrics_port=0)))
