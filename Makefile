@@ -23,6 +23,11 @@ H2SPEC := tests/e2e/transport/h2spec
 FUZZ := .venv-fuzz
 CLIENTS := $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec
 
+# What a step of `setup` does is told on standard error, one line a step; what goes wrong is shown in
+# full. Nothing is told where nothing is to be done.
+tell = @echo "setup: $(1)" >&2
+PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' requirements.lock | sort -u | wc -l)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup run demo test heavy night sim soak fuzz lint types fmt proto docs bench ci lock clean
@@ -113,22 +118,28 @@ clean: ## Remove what setup made; data stays.
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Tidemill needs Python 3.11 or later; try make PYTHON=python3.11" >&2; exit 1; }
+	$(call tell,making the virtual environment $(VENV))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dependencies: $(STAMPS)/venv requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(call tell,installing $(PACKAGES) packages; most of a minute)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(call tell,compiling the packages)
 	@$(BIN)/python -m compileall -q $(VENV)/lib > /dev/null || true
 	@touch $@
 
 $(STAMPS)/stubs: $(STAMPS)/dependencies tools/generate_stubs.py $(PROTOS)
-	$(BIN)/python tools/generate_stubs.py
+	$(call tell,generating the stubs from proto/)
+	@$(BIN)/python tools/generate_stubs.py
 	@touch $@
 
 # Editable: the program runs what is in services/. Bytecode is compiled ahead, by `setup`, because the
 # time from the command to the first stored message is promised.
 $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(call tell,installing and compiling tidemill)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q services
 	@touch $@
 
 # Each official client is one more witness of the protocol; where the tool of one is missing, its

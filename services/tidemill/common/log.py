@@ -65,6 +65,14 @@ class LogStream(io.TextIOBase):
         return True
 
 
+_severity = logging.INFO  # as configured
+
+
+def is_debug() -> bool:
+    """Whether debug lines are written; asked where something is made, not where it is busy."""
+    return _severity <= logging.DEBUG
+
+
 class TextRenderer:
     """One aligned line an event: time, level, process, event, fields; a trace stands below it."""
 
@@ -111,7 +119,8 @@ def configure_logging(*, process: str, level: str, log_format: LogFormat = "auto
     if log_format == "text" or (log_format == "auto" and is_terminal):
         renderer = TextRenderer(has_colors=is_terminal)
     stream = cast("TextIO", LogStream(sys.stderr.fileno()))
-    severity = logging.getLevelNamesMapping()[level.upper()]
+    global _severity  # A process has one log.
+    severity = _severity = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(severity),

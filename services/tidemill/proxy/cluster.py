@@ -195,6 +195,7 @@ class Cluster:
 
     async def use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
         """Return a topic, created by this first use where the broker permits that."""
+        call.topic = name
         if name not in self._configuration.topics:
             check_topic(name)
             if self._may_be_made(name):
@@ -203,6 +204,7 @@ class Cluster:
 
     async def use_group(self, name: str, call: Call) -> link_pb2.GroupConfig:
         """Return a consumer group, created by this first use where the broker permits that."""
+        call.group = name
         if name not in self._configuration.groups:
             check_group(name)
             if self._configuration.auto_create:

@@ -18,7 +18,9 @@ from tidemill.broker.server import commands
 from tidemill.broker.server.commands import COMMANDS, POP
 from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.replies import Replies
+from tidemill.broker.server.round_log import tell_frame
 from tidemill.common.errors import Overloaded, ServiceError
+from tidemill.common.log import is_debug
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
@@ -66,6 +68,7 @@ class Link:
         self._popped_bytes = 0  # for answers that have not left
         self.arrived_s = 0.0  # of the frame that is being applied
         self.is_closed = False
+        self._is_debug = is_debug()
 
     @property
     def engine(self) -> Engine:
@@ -125,6 +128,8 @@ class Link:
         replies.answered_sequence = frame.sequence
         replies.arrived_s = min(replies.arrived_s, arrived_s)
         requested = {field.name: requests for field, requests in frame.ListFields()}
+        if self._is_debug:
+            tell_frame(frame, requested)
         for command in COMMANDS:
             requests = requested.get(command.request_field)
             if requests is not None:

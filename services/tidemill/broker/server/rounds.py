@@ -27,9 +27,11 @@ import structlog
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.background_work import BackgroundWork
 from tidemill.broker.server.disk_room import DiskRoom
+from tidemill.broker.server.round_log import RoundLog
 from tidemill.broker.server.slices import in_turns
 from tidemill.common.errors import Draining, Overloaded, ServiceError
 from tidemill.common.histogram import Histogram
+from tidemill.common.log import is_debug
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -134,6 +136,7 @@ class Rounds:
         self.turn = Turn(engine, polls, clock)
         self.revive_latencies: Histogram[tuple[()]] = Histogram(REVIVE_BUCKETS_MS)
         self.count = 0
+        self._round_log = RoundLog(engine) if is_debug() else None
 
     @property
     def engine(self) -> Engine:
@@ -274,6 +277,8 @@ class Rounds:
 
         await in_turns(engine.write_slices(turn.now_ms))
         self._durability.add(list(turn.effects.values()))
+        if self._round_log is not None:
+            self._round_log.tell(self.count, work_count=len(work), began_s=begin_s)
         return self._has_more
 
     def _do_due(self, turn: Turn) -> Iterator[None]:

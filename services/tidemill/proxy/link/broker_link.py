@@ -16,6 +16,7 @@ from tidemill.common.errors import (
     ServiceError,
     from_wire,
 )
+from tidemill.common.log import is_debug
 from tidemill.proxy.link.batching import Batching
 from tidemill.proxy.link.commands import ACK, APPEND, COMMANDS, POP
 from tidemill.proxy.link.configuration import Configuration
@@ -36,6 +37,7 @@ log = structlog.get_logger()
 # A ping leaves after one second of silence, at the next look of each second: what answers was heard
 # less than this ago.
 SILENT_S = 2.5
+CHANGES_TOLD_MAX = 20  # names in a debug line: the first configuration has all
 ACK_BYTES = 200  # about what an ack that waits takes in memory
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
 _NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
@@ -65,6 +67,7 @@ class BrokerLink:
         connect: Connect = connected,
     ) -> None:
         self.address = address
+        self._is_debug = is_debug()
         self.configuration = Configuration()
         self.configured = asyncio.Event()  # set once the first configuration has been applied
         self._metrics = metrics
@@ -246,9 +249,22 @@ class BrokerLink:
             self._polls.refused(failure.request_id)
             self.pending.fail(failure.request_id, _error_of(failure))
 
+    def _tell(self, config: link_pb2.ConfigUpdate) -> None:
+        """Write the debug line of a change."""
+        log.debug(
+            "configuration changed",
+            topics=[topic.name for topic in config.topics[:CHANGES_TOLD_MAX]],
+            groups=[group.name for group in config.groups[:CHANGES_TOLD_MAX]],
+            topic_count=len(config.topics), group_count=len(config.groups),
+            deleted_topic_ids=list(config.deleted_topic_ids[:CHANGES_TOLD_MAX]),
+            deleted_group_ids=list(config.deleted_group_ids[:CHANGES_TOLD_MAX]),
+        )  # fmt: skip
+
     def _configure(self, config: link_pb2.ConfigUpdate) -> None:
         known_secret = self.configuration.handle_secret
         self.configuration.apply(config)
+        if self._is_debug:
+            self._tell(config)
         if config.is_complete:
             if known_secret not in {b"", self.configuration.handle_secret}:
                 self.pending.fail_all("another store has taken the broker's place")

@@ -27,6 +27,7 @@ from tidemill.common.errors import (
     ServiceError,
     codes_of,
 )
+from tidemill.common.log import is_debug
 from tidemill.message import limits
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -50,6 +51,7 @@ _CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
 _GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
 
 CLIENT_ID = "x-mq-client-id"
+CLIENT_ID_TOLD_MAX = 256  # characters in a line of the log
 CLIENT_LANGUAGE = "x-mq-language"
 CLIENT_VERSION = "x-mq-client-version"
 
@@ -80,12 +82,14 @@ class Call:
     __slots__ = (
         "_deadline_at",
         "client_id",
+        "group",
         "is_long_polling",
         "is_short_polling_hit",
         "metadata",
         "peer",
         "response_code",
         "started_at",
+        "topic",
     )
 
     def __init__(
@@ -102,6 +106,7 @@ class Call:
         self._deadline_at = None if time_remaining_s is None else self.started_at + time_remaining_s
         # What the metrics tell of this call; the method corrects them.
         self.response_code: int = v2.OK
+        self.topic = self.group = ""  # for the debug log, where the method has them at hand
         self.is_long_polling = ""
         self.is_short_polling_hit = ""
 
@@ -154,6 +159,7 @@ class Boundary:
     def __init__(self, metrics: ProxyMetrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
+        self._is_debug = is_debug()
 
     async def unary(self, name: str, method: UnaryMethod, call: Call, request: bytes) -> bytes:
         """Answer a call that has one response."""
@@ -275,3 +281,13 @@ class Boundary:
             ),
             (time.monotonic() - call.started_at) * 1000,
         )
+        if self._is_debug:
+            self._tell(name, call, result)
+
+    def _tell(self, name: str, call: Call, result: str) -> None:
+        """Write the debug line of a call that has ended."""
+        log.debug(
+            "call", method=name, client=call.client_id[:CLIENT_ID_TOLD_MAX], topic=call.topic,
+            group=call.group, code=call.response_code, result=result,
+            took_ms=round((time.monotonic() - call.started_at) * 1000, 3), peer=call.peer(),
+        )  # fmt: skip

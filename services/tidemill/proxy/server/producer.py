@@ -111,6 +111,7 @@ class Producer:
         message_id = message.system_properties.message_id
         try:
             name = message.topic.name
+            call.topic = name
             topic = cluster.known_topic(name)
             if topic is None or topic.is_system:
                 topic = await self._use_topic(name, call)
@@ -132,6 +133,7 @@ class Producer:
         return _ok_response(message_id, queue_offset)
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
+        call.topic = name
         topic = self._cluster.known_topic(name) or await self._cluster.use_topic(name, call)
         if topic.is_system:
             raise Forbidden(f"messages get to {name} by the broker only")

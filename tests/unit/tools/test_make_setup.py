@@ -1,0 +1,71 @@
+"""`make setup` tells what it does, a line a step, and shows what goes wrong in full.
+
+Python is a script here that makes nothing and says what it is told to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+STEPS = ("making the virtual", "installing 2 packages", "compiling the packages", "generating the")
+LOCK = """\
+a==1 \\
+    --hash=sha256:0
+b[c]==2.0 ; python_full_version < "3.12" \\
+b[c]==3.0 ; python_full_version >= "3.12" \\
+d==1 ; sys_platform == "win32"
+"""
+PYTHON = """#!/bin/sh
+case "$*" in
+    "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    *"-r requirements.lock") test -z "$FAILS" || { printf 'no wheel\\nfor this\\n' >&2; exit 1; } ;;
+esac
+"""
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """A folder like that of a fresh clone."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "requirements.lock").write_text(LOCK)
+    (tmp_path / "proto").mkdir()
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "generate_stubs.py").touch()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "fake-python").write_text(PYTHON)
+    (tmp_path / "fake-python").chmod(0o755)
+    return tmp_path
+
+
+def make(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    # Without what a make around the tests has put there.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", "setup", "PYTHON=./fake-python"], cwd=folder, env={**outside, **variables},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_each_step_is_told_on_standard_error_once(fresh: Path) -> None:
+    first = make(fresh)
+    assert first.returncode == 0, first.stderr
+    told = first.stderr.splitlines()
+    for line, step in zip(told, (*STEPS, "installing and compiling tidemill"), strict=True):
+        assert line.startswith(f"setup: {step}")
+    assert first.stdout == ""
+    again = make(fresh)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+def test_what_goes_wrong_is_shown_in_full_and_the_step_is_done_again(fresh: Path) -> None:
+    failed = make(fresh, FAILS="yes")
+    assert failed.returncode != 0
+    assert "no wheel\nfor this\n" in failed.stderr
+    again = make(fresh)
+    assert again.stderr.startswith(f"setup: {STEPS[1]}")
