@@ -121,7 +121,7 @@ def test_a_store_without_its_log_is_refused_with_a_sentence(tmp_path: Path) -> N
     ("process", "prefix", "shown"),
     [
         ("broker", "grpc-", "grpc_"), ("broker", "metrics-", "metrics_"),
-        ("standalone", "admin-", "standalone: admin_"), ("standalone", "grpc-", "grpc_"),
+        ("standalone", "admin-", "--admin-"), ("standalone", "grpc-", "--grpc-"),
     ],
 )  # fmt: skip
 def test_an_address_that_cannot_be_served_names_its_setting(

@@ -3,7 +3,7 @@
 A port is reserved by a socket that is bound with SO_REUSEPORT and never listens: nobody else gets
 it, the child may bind it too, and a connection is refused until the child listens.
 
-Before any child is started all fixed ports are tried, in one order: otherwise it would be chance
+Before any child is started all addresses are tried, in one order: otherwise it would be chance
 which child finds its port taken first, and is named.
 """
 
@@ -29,10 +29,9 @@ class Wanted(NamedTuple):
 
 
 def check_free(wanted: Sequence[Wanted]) -> None:
-    """Raise StartRefused for the first port that is taken, or wanted twice."""
-    fixed = [one for one in wanted if one.port]
+    """Raise StartRefused for the first port that is taken or wanted twice, or host that is none."""
     seen: dict[int, Wanted] = {}
-    for one in fixed:
+    for one in (one for one in wanted if one.port):
         before = seen.setdefault(one.port, one)
         if before is not one:
             raise StartRefused(
@@ -43,7 +42,7 @@ def check_free(wanted: Sequence[Wanted]) -> None:
             raise StartRefused(
                 f"there is no port {one.port} for {one.what}; choose a lower {one.flags[1]}"
             )
-    for one in fixed:
+    for one in wanted:
         # Without SO_REUSEPORT: a port that another standalone shares among its proxies is taken.
         with _bound(one.host, one.port, one.flags, is_shared=False):
             pass
