@@ -98,7 +98,8 @@ class Stream:
         self._requests = requests
 
     def write(self, message: bytes) -> None:
-        self.replies.put_nowait(message)
+        if not self._broker.is_mute:
+            self.replies.put_nowait(message)
 
     async def drained(self) -> None:
         pass
@@ -162,6 +163,7 @@ class MemoryBroker:
         self.holds: set[str] = set()  # names of commands that are never answered
         self.is_reading = asyncio.Event()  # clear: frames stay unanswered
         self.is_reading.set()
+        self.is_mute = False  # what it answers is lost
         self.is_there = asyncio.Event()  # clear: who connects waits for a configuration
         self.is_there.set()
         self.arrived = asyncio.Condition()

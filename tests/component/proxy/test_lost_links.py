@@ -130,6 +130,26 @@ def test_what_may_be_asked_again_is_when_its_stream_is_lost() -> None:
     run(scenario)
 
 
+def test_a_send_whose_answer_is_lost_is_stored_once() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(b"first"))
+        world.broker.is_mute = True
+        async with asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(world.send(message(b"once")))
+            await eventually(lambda: len(world.broker.engine.log) == 2)
+            world.broker.is_mute = False
+            world.broker.drop_links()
+        assert send.result().status.code == v2.OK
+        assert world.broker.count_of("appends") == 3
+        assert len(world.broker.engine.log) == 2
+        assert send.result().entries[0].offset == world.broker.engine.log[1].queue_offset
+        # The next one of the same bytes is another message.
+        assert (await world.send(message(b"once"))).status.code == v2.OK
+        assert len(world.broker.engine.log) == 3
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("bound", ["message_group", "delivery_timestamp"])
 def test_a_send_that_may_not_be_repeated_is_not(bound: str) -> None:
     async def scenario(world: ProxyWorld) -> None:

@@ -33,7 +33,7 @@ from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import EpochStart
 from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, Message
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.merge import Merges
@@ -68,6 +68,7 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 # Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
 COPY_RESERVE_PART = 4
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
+SENT_AGAIN_MS = 120_000  # twice as long as a send may wait at a proxy
 REVIVES_A_TURN = 2  # slices: what a busy broker does of it in a round
 STATED_A_COMMIT = 16  # records of up to 184 KiB that a start writes together
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
@@ -175,6 +176,15 @@ class Engine:
         self.opened_in_ms = 0  # how long the recovery took; the shell measures it
 
     # ------------------------------------------------------------ commands
+
+    def find_sent(
+        self, topic_id: TopicId, queue_id: QueueId, blob: bytes, now_ms: int
+    ) -> QueueOffset | None:
+        """Return where a message stands that may have been sent a moment ago; None: it was not.
+
+        For sends whose first answer was lost.
+        """
+        return self.store.find_sent(topic_id, queue_id, blob, now_ms - SENT_AGAIN_MS)
 
     def send(
         self,

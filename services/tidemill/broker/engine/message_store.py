@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Record
@@ -127,6 +127,25 @@ class MessageStore:
             )
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
+
+    def find_sent(
+        self, topic_id: TopicId, queue_id: QueueId, blob: bytes, since_ms: int
+    ) -> QueueOffset | None:
+        """Return where a message that was sent before stands in its queue, if it was stored.
+
+        Looks at what was stored since, by its id; to be the same it must be so to the last byte.
+        """
+        begin, _ = self.log.around(since_ms)
+        hash_ = int.from_bytes(blob[_KEYS_AT : _KEYS_AT + stored_message.KEY_HASH_SIZE], "big")
+        for log_offset in self.index.find_since(hash_, begin):
+            try:
+                head, stored = self.log.read(log_offset)
+                *place, queue_offset = _unpack_where(head, record.HEADER_SIZE)
+            except _UNREADABLE:
+                continue
+            if place == [topic_id, queue_id] and stored == blob:
+                return QueueOffset(queue_offset)
+        return None
 
     def _reason(self, log_offset: LogOffset, error: Exception) -> Exception:
         """Return what a reader is told of an error."""

@@ -130,7 +130,14 @@ def _apply_appends(
     failures, count = link.replies.failures, link.traffic.appended
     send, now_ms, firing_ms = turn.engine.send, turn.now_ms, turn.firing_ms
     rows = zip(*_append_columns(appends), strict=True)
+    asked_again = link.asked_again
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
+        if request_id in asked_again:
+            yield  # It is looked for.
+            known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+            if known is not None:
+                results.append((request_id, known, 0))
+                continue
         try:
             queue_offset, due_at_ms = send(
                 topic_id, queue_id, blob, crc, now_ms=now_ms, firing_ms=firing_ms

@@ -67,6 +67,7 @@ class Link:
         self._auto_create = auto_create
         self._popped_bytes = 0  # for answers that have not left
         self.arrived_s = 0.0  # of the frame that is being applied
+        self.asked_again: frozenset[int] = frozenset()  # of its requests
         self.is_closed = False
         self._is_debug = is_debug()
 
@@ -126,6 +127,7 @@ class Link:
             return
         replies, self.arrived_s = self.replies, arrived_s
         replies.answered_sequence = frame.sequence
+        self.asked_again = frozenset(frame.asked_again)
         replies.arrived_s = min(replies.arrived_s, arrived_s)
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:

@@ -42,6 +42,7 @@ class Batching:
         self._weight = 0  # of all that has gathered
         self._sequence = 0  # of the frame sent last on this stream
         self._answered_sequence = 0  # of the last frame that is answered
+        self._again: set[int] = set()  # of those that have gathered, which have left once
         self._is_open = False  # whether there is a stream
         self._is_gathering = False
         self._turns_left = 0  # of the event loop until the gathered frame leaves
@@ -63,6 +64,11 @@ class Batching:
             self._wake()
         elif self._weight >= FULL_FRAME_REQUESTS and self._may_send:
             self._send()
+
+    def add_again(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
+        """Let a request leave that has left once, on a stream that was lost."""
+        self._again.add(rows[0][0])
+        self.add_all(command, rows)
 
     def add_all(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
         """Let the rows of one request leave together."""
@@ -92,6 +98,7 @@ class Batching:
         for rows in self._rows.values():
             unsent.update([row[0] for row in rows if row[0] in request_ids])
         if unsent:
+            self._again -= unsent
             gathered, self._rows, self._weight = self._rows, {}, 0
             for command, rows in gathered.items():
                 self._keep(command, [row for row in rows if row[0] not in unsent])
@@ -109,6 +116,7 @@ class Batching:
 
     def clear(self) -> None:
         """Forget what has gathered."""
+        self._again.clear()
         self._rows, self._weight = {}, 0
 
     def lose(self) -> set[int]:
@@ -178,6 +186,10 @@ class Batching:
                 partly.append((command, rows[count:]))
                 del rows[count:]
             command.pack(frame, rows)
+            if self._again:
+                again = self._again.intersection([row[0] for row in rows])
+                frame.asked_again.extend(again)
+                self._again -= again
         # First in the next frame are commands that had no room in this one, then those with more.
         for command, rows in partly:
             self._keep(command, rows)

@@ -147,7 +147,7 @@ class BrokerLink:
     ) -> asyncio.Future[Appended]:
         """Store or schedule a message; the future says where, once it is durable.
 
-        `may_repeat`: whether it may be stored twice, when the first answer is lost.
+        `may_repeat`: whether to ask again when the answer is lost; the broker then looks for it.
         """
         return self._append(topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat)[1]
 
@@ -290,7 +290,7 @@ class BrokerLink:
             )
         self._polls.lose()
         for command, rows in self.pending.lose(self.batching.lose()):
-            self.batching.add_all(command, rows)
+            self.batching.add_again(command, rows)
         return was_connected
 
 

@@ -1,0 +1,65 @@
+"""A message that may have been sent before is found where it stands, and nothing else is."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from tests.support.engine_world import World, blob
+from tidemill.broker.engine.engine import SENT_AGAIN_MS
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+
+
+def opened(*, segment_bytes: int = 1 << 20) -> tuple[World, TopicId]:
+    world = World(segment_bytes=segment_bytes)
+    topic = world.engine.administration.put_topic("t", type_=None, queues=2, now_ms=world.now_ms)
+    return world, topic.id
+
+
+def found(world: World, topic_id: TopicId, queue_id: int, data: bytes) -> int | None:
+    return world.engine.find_sent(topic_id, QueueId(queue_id), data, world.now_ms)
+
+
+def append(world: World, topic_id: TopicId, queue_id: int, data: bytes) -> None:
+    world.engine.send(
+        topic_id, QueueId(queue_id), data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+    )
+
+
+def test_a_message_is_found_by_all_of_its_bytes_in_its_queue() -> None:
+    world, topic_id = opened()
+    sent, other = blob("m1", keys=("a",)), blob("m1", keys=("b",))
+    assert found(world, topic_id, 0, sent) is None
+    append(world, topic_id, 0, blob("m0"))
+    append(world, topic_id, 0, sent)
+    # Also before it is written, and before it is durable.
+    assert found(world, topic_id, 0, sent) == 1
+    world.commit()
+    assert found(world, topic_id, 0, sent) == 1
+    assert found(world, topic_id, 1, sent) is None
+    assert found(world, topic_id, 0, other) is None
+
+
+def test_a_message_is_found_in_the_next_life_and_behind_checkpoints() -> None:
+    world, topic_id = opened()
+    sent = blob("m1")
+    append(world, topic_id, 0, sent)
+    world.commit()
+    world.checkpoint()
+    assert found(world, topic_id, 0, sent) == 0
+    world.restart(power_cut=True)
+    assert found(world, topic_id, 0, sent) == 0
+
+
+def test_what_was_stored_long_ago_is_another_message() -> None:
+    world, topic_id = opened(segment_bytes=64 << 10)
+    sent = blob("m1")
+    append(world, topic_id, 0, sent)
+    for n in range(40):
+        append(world, topic_id, 0, blob(f"x{n}", size=8_000))
+        world.commit()
+    world.now_ms += SENT_AGAIN_MS
+    for n in range(40):
+        append(world, topic_id, 0, blob(f"y{n}", size=8_000))
+        world.commit()
+    world.now_ms += SENT_AGAIN_MS // 2
+    assert found(world, topic_id, 0, sent) is None
