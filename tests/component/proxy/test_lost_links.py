@@ -16,7 +16,7 @@ from tests.support.proxy_world import (
     run,
 )
 from tidemill.common.errors import BrokerUnreachable, Overloaded
-from tidemill.proxy.link import broker_link
+from tidemill.proxy.link import batching, broker_link, commands
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
@@ -150,15 +150,12 @@ def test_a_send_whose_answer_is_lost_is_stored_once() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("bound", ["message_group", "delivery_timestamp"])
-def test_a_send_that_may_not_be_repeated_is_not(bound: str) -> None:
+def test_a_delayed_send_may_not_be_repeated() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         world.broker.holds.add("append")
-        one = message(b"once", message_group="one")
-        if bound == "delivery_timestamp":
-            one = message(b"once")
-            one.system_properties.delivery_timestamp.FromSeconds(int(time.time()) + 3_600)
+        one = message(b"once")
+        one.system_properties.delivery_timestamp.FromSeconds(int(time.time()) + 3_600)
         async with asyncio.TaskGroup() as tasks:
             send = tasks.create_task(world.send(one))
             await eventually(lambda: world.broker.count_of("appends") == 2)
@@ -169,6 +166,49 @@ def test_a_send_that_may_not_be_repeated_is_not(bound: str) -> None:
         await eventually(lambda: world.link.is_connected)
         assert (await world.send(message(b"next"))).status.code == v2.OK
         assert world.broker.count_of("appends") == 3, "the one that was lost came once"
+
+    run(scenario)
+
+
+def test_messages_of_a_group_keep_their_order_over_a_lost_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "FRAME_BYTES", 2_500)
+
+    async def scenario(world: ProxyWorld) -> None:
+        bodies = [bytes([65 + n]) * 1_000 for n in range(6)]
+        await world.send(message())
+        world.broker.is_reading.clear()
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(
+                world.send(*(message(body, message_group="g") for body in bodies[:5]))
+            )
+            # Some of the request have left, in a frame that is never answered, and others not.
+            await eventually(lambda: world.link.batching.unanswered == 1)
+            assert len(world.link.batching.rows_of(commands.APPEND)) == 3
+            world.broker.go()
+            world.broker.is_reading.set()
+            await eventually(lambda: not world.link.is_connected)
+            last = tasks.create_task(world.send(message(bodies[5], message_group="g")))
+            await eventually(lambda: len(world.link.pending) == 6)
+            world.broker.is_there.set()
+        assert first.result().status.code == last.result().status.code == v2.OK
+        stored = b"".join(one.blob for one in world.broker.engine.log[1:])
+        places = [stored.index(body) for body in bodies]
+        assert places == sorted(places)
+        assert len(world.broker.engine.log) == 7
+
+    run(scenario)
+
+
+def test_a_broker_that_hung_is_away_since_it_was_heard_last() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        world.link.pending.open()
+        heard_at_s = time.monotonic() - 20
+        world.link.pending.lose(set(), silent_since_s=heard_at_s)
+        assert world.link.state().since_s >= 20
+        with pytest.raises(BrokerUnreachable):
+            world.link.append(1, 0, b"", timeout_ms=1_000)
 
     run(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -205,8 +206,10 @@ def test_a_send_whose_connection_breaks_is_not_answered_with_ok() -> None:
         await world.send(message())
         world.broker.holds.add("append")
         async with asyncio.TaskGroup() as tasks:
-            bound = [message(message_group="one"), message(message_group="one")]
-            send = tasks.create_task(world.send(*bound, deadline_s=None))
+            delayed = [message(), message()]
+            for one in delayed:
+                one.system_properties.delivery_timestamp.FromSeconds(int(time.time()) + 3_600)
+            send = tasks.create_task(world.send(*delayed, deadline_s=None))
             await eventually(lambda: world.broker.count_of("appends") == 3)
             world.broker.drop_links()
         assert codes(send.result()) == [v2.INTERNAL_SERVER_ERROR] * 3

@@ -11,7 +11,7 @@ the rest of the turn's calls are read, else the two would take turns and each wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, final
 
@@ -65,10 +65,18 @@ class Batching:
         elif self._weight >= FULL_FRAME_REQUESTS and self._may_send:
             self._send()
 
-    def add_again(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
-        """Let a request leave that has left once, on a stream that was lost."""
-        self._again.add(rows[0][0])
-        self.add_all(command, rows)
+    def add_again(self, requests: Iterable[tuple[Command[Any, Any], Sequence[Row]]]) -> None:
+        """Let requests leave that have left once, on a stream that was lost: before all others.
+
+        They are older than what has gathered meanwhile, and some have an order.
+        """
+        older: dict[Command[Any, Any], list[Row]] = {}
+        for command, rows in requests:
+            older.setdefault(command, []).extend(rows)
+            self._again.add(rows[0][0])
+            self._weight += command.weight * len(rows)
+        for command, again in older.items():
+            self._rows[command] = [*again, *self._rows.get(command, ())]
 
     def add_all(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
         """Let the rows of one request leave together."""

@@ -289,8 +289,8 @@ class BrokerLink:
                 "broker lost", address=self.address, reason=reason, pending=len(self.pending)
             )
         self._polls.lose()
-        for command, rows in self.pending.lose(self.batching.lose()):
-            self.batching.add_again(command, rows)
+        again = self.pending.lose(self.batching.lose(), silent_since_s=self._stream.heard_at_s)
+        self.batching.add_again(again)
         return was_connected
 
 

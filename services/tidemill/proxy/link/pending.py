@@ -52,7 +52,7 @@ class Pending:
         self.bytes_max = bytes_max
         self.bytes = 0  # of messages and acks
         self.is_open = False  # whether there is a stream, and the broker's configuration
-        self.closed_at_s = time.monotonic()
+        self.closed_at_s = time.monotonic()  # when the last stream gave its last sign of life
         # Of requests that may be asked again, what they ask: one row, or those of one request.
         self.repeatable: dict[int, Sequence[Row]] = {}
         self._patience_s = patience_ms / 1000
@@ -153,13 +153,16 @@ class Pending:
         """Know that there is a stream."""
         self.is_open = True
 
-    def lose(self, unsent: AbstractSet[int]) -> list[tuple[Command[Any, Any], Sequence[Row]]]:
+    def lose(
+        self, unsent: AbstractSet[int], *, silent_since_s: float
+    ) -> list[tuple[Command[Any, Any], Sequence[Row]]]:
         """Know that the stream is lost; return what is to be asked again on the next one.
 
         All that had left fails, but for what may be asked again; what is `unsent` waits on.
         """
         if self.is_open:
-            self.is_open, self.closed_at_s = False, time.monotonic()
+            # One that hung was away long before it was given up.
+            self.is_open, self.closed_at_s = False, silent_since_s
         again = []
         for request_id, request in list(self._waiting.items()):
             if request_id in unsent:

@@ -99,6 +99,7 @@ class LinkStream:
         self._connect_to = connect
         self._channel: OpenChannel | None = None
         self._stream: OpenStream | None = None
+        self.heard_at_s = time.monotonic()  # when the last stream that ended was heard
         self.reason = "no connection was tried yet"  # why there is no stream
 
     def silent_s(self) -> float:
@@ -146,6 +147,7 @@ class LinkStream:
             await stream.ended()
         finally:
             self._stream = self._channel = None
+            self.heard_at_s = channel.heard_at_s
             stream.cancel()
 
     def _on_message(self, encoded: bytes) -> None:

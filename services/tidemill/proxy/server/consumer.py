@@ -16,6 +16,7 @@ from tidemill.common.errors import (
     ServiceError,
 )
 from tidemill.message import limits
+from tidemill.proxy.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER
 from tidemill.proxy.message_codec import (
@@ -290,7 +291,7 @@ class Consumer:
             return poll_ms + _POLL_GRACE_MS
         # Half of the reserve is the broker's and the link's, the other half the client's.
         reserve_ms = min(self._reserve_ms // 2, remaining_ms // 4)
-        return max(min(remaining_ms - reserve_ms, poll_ms + _POLL_GRACE_MS), 0)
+        return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
 
 
 def _without_messages(batch: link_pb2.Batch) -> link_pb2.Batch:

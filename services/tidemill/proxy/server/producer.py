@@ -215,12 +215,12 @@ def _recall_handle(
 
 
 def _may_repeat(properties: v2.SystemProperties) -> bool:
-    """Whether a message may be sent again to a broker that may have stored it.
+    """Whether a message may be sent again to a broker that may have stored it: it looks first.
 
-    Of others a second one would break an order, or be a timer that no handle cancels.
+    It does not among the timers, and a second one would be a timer that no handle cancels.
     """
-    is_bound = properties.HasField("delivery_timestamp") or properties.HasField("message_group")
-    return not is_bound and properties.message_type != v2.TRANSACTION
+    is_delayed = properties.HasField("delivery_timestamp")
+    return not is_delayed and properties.message_type != v2.TRANSACTION
 
 
 def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:
