@@ -71,6 +71,7 @@ class NetworkLink:
         self._end = ServerEnd(self)
         self._serving: asyncio.Task[None] | None = None
         self._arrives_at_s = {"up": 0.0, "down": 0.0}
+        self.heard_at_s = self._loop.time()  # of the broker, by the proxy
         self.is_closed = False
 
     # ------------------------------------------------------------ the proxy's side
@@ -124,6 +125,7 @@ class NetworkLink:
             to(message)
 
     def _deliver(self, message: bytes) -> None:
+        self.heard_at_s = self._loop.time()
         assert self._on_message is not None, "the call is open"
         self._on_message(message)
 
