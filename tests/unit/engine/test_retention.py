@@ -158,6 +158,23 @@ def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
     assert "m1" in world.drain(), "revive goes on"
 
 
+def test_a_deleted_topic_makes_room_on_a_full_disk_without_more_log() -> None:
+    world = World(
+        FaultyDisk(Random(0), capacity_bytes=10 << 20), disk_reserve_bytes=4 << 20,
+        checkpoint_log_bytes=64 << 20,
+    )  # fmt: skip
+    while world.engine.free_bytes >= 4 << 20:
+        world.send(f"big{world.disk.written_bytes}", size=100_000)
+        world.engine.refresh()
+    world.background()
+    segments = len(world.engine.log.segments)
+    world.engine.administration.delete_topic(TOPIC, world.now_ms)
+    world.commit()
+    world.background()
+    assert len(world.engine.log.segments) < segments - 2
+    assert world.engine.log.min_offset > 0
+
+
 @pytest.mark.parametrize("position", [0, 8, 27, 28, 40])
 @pytest.mark.parametrize("bits", [1, 32, 128])
 def test_a_damaged_record_does_not_make_its_segment_look_older_or_younger(

@@ -124,6 +124,8 @@ class Background:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
         if steps is None and self._retention.is_due(now_ms, self._timers):
             return self._retention.retire_oldest(now_ms)
+        if steps is None and self._retention.wants_checkpoint(now_ms, self._timers):
+            return self._checkpoints.write()
         if steps is None and self._merges.is_due:
             return self._merges.merge()
         return steps

@@ -118,8 +118,22 @@ class Retention:
         segments = self._log.segments
         if len(segments) < 2 or segments[0].end > self._store.derived_offset:
             return False
-        is_over = self._has_served(now_ms) or self._is_unneeded(segments[0].end)
-        return is_over and timers.may_drop(segments[0])
+        return self._is_over(now_ms, timers)
+
+    def wants_checkpoint(self, now_ms: int, timers: Timers) -> bool:
+        """Whether the oldest segment has served its time, and only a checkpoint is missing.
+
+        On a full disk nothing is logged that would make one due.
+        """
+        log = self._log
+        if len(log.segments) < 2 or log.segments[0].end <= self._store.derived_offset:
+            return False
+        return log.segments[0].end <= log.committed_offset and self._is_over(now_ms, timers)
+
+    def _is_over(self, now_ms: int, timers: Timers) -> bool:
+        oldest = self._log.segments[0]
+        is_over = self._has_served(now_ms) or self._is_unneeded(oldest.end)
+        return is_over and timers.may_drop(oldest)
 
     def _is_unneeded(self, end: int) -> bool:
         """Whether no queue has a message before log offset `end`: their topics were deleted.
