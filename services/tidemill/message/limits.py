@@ -139,11 +139,16 @@ SETTINGS_ENTRIES: Final = FieldLimit(
     what="the settings of a client", where="`Publishing.topics`, `Subscription.subscriptions`",
     most=1_024, unit="entries", error=BadRequest, why="the answer repeats them",
 )  # fmt: skip
+USER_AGENT: Final = FieldLimit(
+    what="a field of a user agent", where="`UA.version`, `UA.platform`, `UA.hostname`", most=1_024,
+    unit="bytes", error=BadRequest, why="the answer repeats them; official clients send under 100",
+)  # fmt: skip
 
 FIELDS: Final = (
     CLIENT_ID, NAMESPACE, ENDPOINTS, HOST, MESSAGES, BODY, MESSAGE_ID, MESSAGE_GROUP, KEYS,
     USER_PROPERTIES, PROPERTIES, SYSTEM_PROPERTIES, BORN_HOST, TRACE_CONTEXT, ATTEMPT_ID, FILTER,
     FILTER_TAGS, RECEIPT_HANDLE, RECALL_HANDLE, ACK_ENTRIES, SETTINGS_ENTRIES,
+    USER_AGENT,
 )  # fmt: skip
 
 # Bytes of a whole request, inflated; one of more is refused by its first bytes.
@@ -151,7 +156,7 @@ OTHER_REQUESTS_BYTES: Final = 128 << 10  # names, a filter, a handle: a kilobyte
 REQUESTS: Final[Mapping[str, int]] = {
     "SendMessage": 16 << 20,  # four of the largest bodies
     "AckMessage": 512 << 10,  # the most entries
-    "Telemetry": 512 << 10,  # the most topics
+    "Telemetry": 64 << 10,  # the most topics with names as long as most; clients send under 4 KiB
 }
 
 

@@ -40,6 +40,9 @@ def check_settings(settings: v2.Settings) -> None:
     """Raise what is wrong with the settings of a client, if anything is."""
     if settings.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
         raise UnrecognizedClientType("the settings have no client type")
+    agent = settings.user_agent
+    for told in (agent.version, agent.platform, agent.hostname):
+        limits.USER_AGENT.check_text(told)
     match settings.WhichOneof("pub_sub"):
         case "publishing":
             limits.SETTINGS_ENTRIES.check_count(len(settings.publishing.topics))

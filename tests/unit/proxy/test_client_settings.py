@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tidemill.common.errors import IllegalGroup, IllegalTopic, RequestError
+from tidemill.common.errors import BadRequest, IllegalGroup, IllegalTopic, RequestError
+from tidemill.message import limits
 from tidemill.proxy.client_settings import (
     DEFAULT_GROUP,
     check_settings,
@@ -172,4 +173,14 @@ def test_settings_with_illegal_names_are_refused() -> None:
     settings = consumer()
     settings.subscription.group.name = ""
     with pytest.raises(IllegalGroup):
+        check_settings(settings)
+
+
+@pytest.mark.parametrize("field", ["version", "platform", "hostname"])
+def test_a_user_agent_has_a_bound(field: str) -> None:
+    settings = producer()
+    setattr(settings.user_agent, field, "a" * limits.USER_AGENT.most)
+    check_settings(settings)
+    setattr(settings.user_agent, field, "a" * (limits.USER_AGENT.most + 1))
+    with pytest.raises(BadRequest):
         check_settings(settings)

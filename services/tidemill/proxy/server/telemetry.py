@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -44,6 +44,13 @@ NODE_JS_REPEAT_MS = 1000
 _OK = v2.Status(code=v2.OK, message="OK")
 
 
+class _Kind(NamedTuple):
+    """What of a client's settings is needed beyond the moment."""
+
+    group_name: str | None  # of a consumer
+    is_node_js: bool
+
+
 class Telemetry:
     """Answers the settings of clients."""
 
@@ -59,36 +66,49 @@ class Telemetry:
         self, call: Call, requests: AsyncIterator[bytes], responses: Responses
     ) -> None:
         """Serve one stream until the client half-closes it, then end it with OK."""
+        # No task group: a failure that leaves one is in a cycle with it, and what its frames hold
+        # would wait for the garbage collector.
+        repeats: list[asyncio.Task[None]] = []
         try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._serve(call, requests, responses, tasks)
-        except ExceptionGroup as failures:
-            # The stream's own failure, in the shape in which the boundary knows it.
-            raise failures.exceptions[0] from None
+            async for request in requests:
+                answering = self._answer(call, request, responses, repeats)
+                # Another's from here on: a stream is open for hours, and keeps nothing of it.
+                del request
+                await answering
+        finally:
+            for repeat in repeats:
+                repeat.cancel()
 
-    async def _serve(
+    async def _answer(
         self,
         call: Call,
-        requests: AsyncIterator[bytes],
+        request: bytes,
         responses: Responses,
-        tasks: asyncio.TaskGroup,
+        repeats: list[asyncio.Task[None]],
     ) -> None:
-        repeat: asyncio.Task[None] | None = None
-        async for request in requests:
-            command = _parse(request)
-            # The other commands answer what an operator asked of the client; nobody does yet.
-            if command.HasField("settings"):
-                settings = await self._answer(call, command.settings)
-                answer = service.TelemetryCommand(status=_OK, settings=settings)
-                await responses.send(answer.SerializeToString())
-                if repeat is None and settings.user_agent.language == v2.NODE_JS:
-                    repetition = _repeat(answer.SerializeToString(), responses)
-                    repeat = tasks.create_task(repetition, name="repeat settings")
-        if repeat:
-            repeat.cancel()
+        """Answer one command, if it is one that wants an answer.
 
-    async def _answer(self, call: Call, settings: v2.Settings) -> v2.Settings:
-        """Return what the client should work with: its own settings, partly overwritten."""
+        It is parsed twice: while the broker is asked only its bytes are kept, and those have room.
+        """
+        kind = self._announced(call, request)
+        if kind is None:
+            return
+        group = None
+        if kind.group_name is not None:
+            group = await self._find_group(call, kind.group_name)
+        answer = self._settings_for(request, group)
+        await responses.send(answer)
+        if kind.is_node_js and not repeats and responses.hold(len(answer)):
+            repetition = _repeat(answer, responses)
+            repeats.append(asyncio.create_task(repetition, name="repeat settings"))
+
+    def _announced(self, call: Call, request: bytes) -> _Kind | None:
+        """Check and note what a client announces; None where it announces nothing."""
+        command = _parse(request)
+        # The other commands answer what an operator asked of the client; nobody does yet.
+        if not command.HasField("settings"):
+            return None
+        settings = command.settings
         try:
             check_settings(settings)
         except RequestError as error:
@@ -104,10 +124,21 @@ class Telemetry:
                 seen_at_ms=self._clock.monotonic_ms(),
             ),
         )
-        if settings.HasField("publishing"):
-            return producer_settings(settings)
-        group = await self._find_group(call, group_name)
-        return consumer_settings(settings, group, long_polling_max_ms=self._long_polling_max_ms)
+        return _Kind(
+            group_name=None if settings.HasField("publishing") else group_name,
+            is_node_js=settings.user_agent.language == v2.NODE_JS,
+        )
+
+    def _settings_for(self, request: bytes, group: link_pb2.GroupConfig | None) -> bytes:
+        """Return what the client should work with: its own settings, partly overwritten."""
+        settings = _parse(request).settings
+        if group is None:
+            answer = producer_settings(settings)
+        else:
+            answer = consumer_settings(
+                settings, group, long_polling_max_ms=self._long_polling_max_ms
+            )
+        return service.TelemetryCommand(status=_OK, settings=answer).SerializeToString()
 
     async def _find_group(self, call: Call, name: str) -> link_pb2.GroupConfig:
         """Return the group, or what a new one would be: no client may be left without an answer."""

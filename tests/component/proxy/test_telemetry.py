@@ -1,0 +1,175 @@
+"""What a telemetry stream keeps of what its client sent while it waits for anything."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from types import CoroutineType
+from typing import Any, cast
+
+import pytest
+from google.protobuf.message import Message
+
+from tests.support.clocks import ManualClock
+from tests.support.proxy_world import HEADERS
+from tidemill.proxy.client_settings import DEFAULT_GROUP
+from tidemill.proxy.clients import Clients
+from tidemill.proxy.cluster import Cluster
+from tidemill.proxy.server.call import Call, Responses
+from tidemill.proxy.server.telemetry import Telemetry
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.grpc.status import RpcError
+
+TOPICS = [v2.Resource(name=f"topic-{n}") for n in range(1_000)]
+PRODUCER = v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing(topics=TOPICS))
+CONSUMER = v2.Settings(
+    client_type=v2.PUSH_CONSUMER,
+    user_agent=v2.UA(language=v2.NODE_JS),
+    subscription=v2.Subscription(
+        group=v2.Resource(name="group"),
+        subscriptions=[v2.SubscriptionEntry(topic=topic) for topic in TOPICS],
+    ),
+)
+
+
+class HangingCluster:
+    """A cluster whose broker answers when `answers` is set."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def use_group(self, _name: str, _call: Call) -> link_pb2.GroupConfig:
+        self.asked.set()
+        await self.answers.wait()
+        return DEFAULT_GROUP
+
+
+class Stream:
+    """A stream that has sent one command, and stays open."""
+
+    def __init__(self, command: v2.Settings | bytes, *, has_room: bool = True) -> None:
+        if isinstance(command, v2.Settings):
+            command = service.TelemetryCommand(settings=command).SerializeToString()
+        self._commands = [command]
+        self._has_room = has_room
+        self.held_bytes: list[int] = []
+        self.cluster = HangingCluster()
+        self.waits = asyncio.Event()
+        clock = ManualClock()
+        clients = Clients(clients_max=10, monotonic_ms=clock.monotonic_ms)
+        telemetry = Telemetry(
+            cast("Cluster", self.cluster), clients, clock, long_polling_max_ms=1_000
+        )
+        call = Call(HEADERS, peer=lambda: "test", time_remaining_s=None)
+        requests, responses = cast("AsyncIterator[bytes]", self), cast("Responses", self)
+        self.serving = telemetry.telemetry(call, requests, responses)
+        self.answers: list[int] = []  # their sizes
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._commands:
+            return self._commands.pop()
+        self.waits.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it stays open")
+
+    async def send(self, answer: bytes) -> None:
+        self.answers.append(len(answer))
+
+    def hold(self, size_bytes: int) -> bool:
+        self.held_bytes.append(size_bytes)
+        return self._has_room
+
+
+def kept(coroutine: Any) -> Iterator[object]:
+    """Yield what the frames of a coroutine that waits hold, to where it waits."""
+    while isinstance(coroutine, CoroutineType):
+        if coroutine.cr_frame is not None:
+            yield from coroutine.cr_frame.f_locals.values()
+        coroutine = coroutine.cr_await
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("settings", [PRODUCER, CONSUMER], ids=["producer", "consumer"])
+def test_an_open_stream_keeps_nothing_of_settings_that_were_answered(settings: v2.Settings) -> None:
+    async def scenario() -> None:
+        stream = Stream(settings)
+        stream.cluster.answers.set()
+        task = asyncio.create_task(stream.serving)
+        await stream.waits.wait()
+        assert len(stream.answers) == 1
+        held = list(kept(stream.serving))
+        assert held, "the frames are those of the stream"
+        assert not [one for one in held if isinstance(one, (bytes, Message))]
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_while_the_broker_is_asked_for_a_group_only_the_bytes_of_the_settings_are_kept() -> None:
+    async def scenario() -> None:
+        stream = Stream(CONSUMER)
+        task = asyncio.create_task(stream.serving)
+        await stream.cluster.asked.wait()
+        held = list(kept(stream.serving))
+        assert not [one for one in held if isinstance(one, Message)]
+        # It is one object, whose room its connection has taken.
+        assert len({id(one) for one in held if isinstance(one, bytes)}) == 1
+        assert stream.answers == []
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_an_answer_is_kept_to_be_repeated_where_there_is_room(has_room: bool) -> None:
+    async def scenario() -> None:
+        stream = Stream(CONSUMER, has_room=has_room)
+        stream.cluster.answers.set()
+        task = asyncio.create_task(stream.serving)
+        await stream.waits.wait()
+        assert stream.held_bytes == stream.answers
+        repeats = [one for one in asyncio.all_tasks() if one.get_name() == "repeat settings"]
+        assert len(repeats) == has_room
+        await cancelled(task)
+        await asyncio.wait([*repeats, task])
+        assert all(one.cancelled() for one in repeats), "it ends with its stream"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "refused", [b"\xff\xff", v2.Settings(client_type=v2.PRODUCER)], ids=["not parsed", "not good"]
+)
+def test_a_refused_stream_leaves_nothing_to_the_garbage_collector(
+    refused: bytes | v2.Settings,
+) -> None:
+    async def served() -> None:
+        with pytest.raises(RpcError):
+            await Stream(refused).serving
+
+    async def scenario() -> int:
+        gc.collect()
+        gc.disable()
+        try:
+            await asyncio.create_task(served())
+            await asyncio.sleep(0)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            return sum(isinstance(one, (BaseException, Stream)) for one in gc.garbage)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+    assert asyncio.run(scenario()) == 0
