@@ -5,9 +5,12 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
+import signal
 import sys
 
 from tidemill.cli.processes import PROCESSES
+
+_STDIN = 0  # the descriptor
 
 
 def main() -> None:
@@ -15,6 +18,7 @@ def main() -> None:
     open_missing_streams()
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if command in PROCESSES:
+        outlive_hangups()
         # A signal that ends the process without an exception (SIGBUS: the disk cannot read a page
         # that is mapped) leaves on stderr where it was.
         faulthandler.enable()
@@ -25,6 +29,22 @@ def main() -> None:
     from tidemill.cli.app import run
 
     run(sys.argv[1:])
+
+
+def outlive_hangups() -> None:
+    """Ignore SIGHUP, unless the terminal is gone, until `stop_on_signal` has a use for it.
+
+    Files that were renewed while the process starts are read anyway.
+    """
+    has_terminal = os.isatty(_STDIN)
+
+    def on_hangup(number: int, _frame: object) -> None:
+        if has_terminal and not os.isatty(_STDIN):
+            # As the signal ends whoever has no handler.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGHUP, on_hangup)
 
 
 def open_missing_streams() -> None:

@@ -31,7 +31,7 @@ from typing import Protocol, final
 
 _REQUEST = b"s"  # the descriptors beside it say everything
 _REPLY = struct.Struct("=i")  # errno, or 0
-_BROKERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_BROKERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FILES_PER_PACKET_MAX = 128  # the kernel takes 253 descriptors in one packet
 
 

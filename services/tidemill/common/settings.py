@@ -167,7 +167,8 @@ KNOWN_KEYS = frozenset(
 )
 # Variables of ours that are no settings, and those that Kubernetes makes for a service of our name.
 _OTHER_VARIABLES = re.compile(
-    r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|COMMIT|TEST_.*|.*_SERVICE_HOST|.*_SERVICE_PORT(_.*)?|.*_PORT_\d+_.*"
+    r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|COMMIT|TEST_.*"
+    r"|(.*_)?SERVICE_HOST|(.*_)?SERVICE_PORT(_.*)?|(.*_)?PORT_\d+_.*"
 )
 
 _SERVICE_ADDRESSES = "tcp://", "udp://", "sctp://"  # how the values of the latter begin
@@ -378,7 +379,8 @@ class _SharedFile(YamlConfigSettingsSource):
 class _Variables(EnvSettingsSource):
     """The environment, without what Kubernetes puts there for a service of the name of a setting.
 
-    A service "tidemill-admin" makes TIDEMILL_ADMIN_PORT=tcp://10.0.0.1:8080.
+    A service "tidemill-admin" makes TIDEMILL_ADMIN_PORT=tcp://10.0.0.1:8080, and one "tidemill"
+    TIDEMILL_PORT.
     """
 
     def _load_env_vars(self) -> Mapping[str, str | None]:

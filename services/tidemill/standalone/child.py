@@ -47,6 +47,7 @@ class Child:
         self.addresses: Addresses = {}
         self.is_ready = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        self._serves = False  # now, while `is_ready` stays set when it dies
         self._is_stopping = False
 
     @property
@@ -96,11 +97,13 @@ class Child:
                 self.addresses = {
                     key: value for key, value in ready.items() if key not in {"event", "pid"}
                 }
+                self._serves = True
                 self.is_ready.set()
                 await reader.read()
         except ConnectionError:
             pass  # As good as the end of file.
         finally:
+            self._serves = False
             writer.close()
         # Its descriptors are closed, so it has ended or is about to.
         status = self._process.wait()
@@ -114,7 +117,7 @@ class Child:
 
     def reload(self) -> None:
         """Let the process read its certificates again."""
-        if self.is_ready.is_set():  # One that starts may not know the signal yet, and reads anyway.
+        if self._serves:  # One that starts may not know the signal yet, and reads anyway.
             self._signal(signal.SIGHUP)
 
     def kill(self) -> None:

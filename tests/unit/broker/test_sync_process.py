@@ -67,7 +67,7 @@ def test_the_helper_leaves_signals_to_the_broker_and_ends_with_it(tmp_path: Path
 
     async def scenario() -> None:
         async with helper.attached():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(helper.pid, number)
             with (tmp_path / "file").open("wb") as file:  # Local.
                 await helper.sync([file])

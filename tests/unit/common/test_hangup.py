@@ -7,6 +7,9 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+
+import pytest
 
 # Says "reload" for each SIGHUP that asks for one, and ends with 0 when it is to stop.
 PROGRAM = """
@@ -27,13 +30,30 @@ async def serve():
 asyncio.run(serve())
 """
 
+# A process that is still starting until it is told to go on.
+STARTING = """
+import signal, sys
+from tidemill import __main__
+from tidemill.cli.processes import PROCESSES
 
-def start(stdin: int) -> subprocess.Popen[str]:
+def start(arguments):
+    print("starting", flush=True)
+    {wait}
+    return 0
+
+PROCESSES["broker"] = start
+sys.argv = ["tidemill", "broker"]
+__main__.main()
+"""
+GO_ON = b"\n"
+
+
+def start(stdin: int, program: str = PROGRAM, *, says: str = "ready") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=stdin, stdout=subprocess.PIPE,
+        [sys.executable, "-c", program], stdin=stdin, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-    assert line(process) == "ready"
+    assert line(process) == says
     return process
 
 
@@ -65,3 +85,23 @@ def test_a_hangup_at_a_terminal_asks_for_a_reload_until_that_is_gone() -> None:
     os.close(ours)
     process.send_signal(signal.SIGHUP)
     assert end(process) == 0
+
+
+@pytest.mark.parametrize("opened", [os.pipe, lambda: pty.openpty()[::-1]])
+def test_a_hangup_during_the_start_ends_nothing(opened: Callable[[], tuple[int, int]]) -> None:
+    theirs, ours = opened()
+    process = start(theirs, STARTING.format(wait="sys.stdin.readline()"), says="starting")
+    os.close(theirs)
+    process.send_signal(signal.SIGHUP)
+    os.write(ours, GO_ON)
+    assert end(process) == 0
+    os.close(ours)
+
+
+def test_the_loss_of_the_terminal_during_the_start_ends_the_process() -> None:
+    ours, theirs = pty.openpty()
+    process = start(theirs, STARTING.format(wait="while True: signal.pause()"), says="starting")
+    os.close(theirs)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert end(process) == -signal.SIGHUP

@@ -175,13 +175,18 @@ def test_a_name_that_is_misspelt_is_told_beside_what_is_wrong_without_it(
     assert f"  limitt in {file}; did you mean limit?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("service", ["TIDEMILL", "TIDEMILL_BROKER"])
 def test_what_kubernetes_makes_for_services_is_no_setting(
-    monkeypatch: pytest.MonkeyPatch,
+    service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TIDEMILL_BROKER_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("TIDEMILL_BROKER_SERVICE_PORT_GRPC", "1")
-    monkeypatch.setenv("TIDEMILL_BROKER_PORT", "tcp://10.0.0.1:1")
-    monkeypatch.setenv("TIDEMILL_BROKER_PORT_1_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv(f"{service}_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv(f"{service}_SERVICE_PORT", "8081")
+    monkeypatch.setenv(f"{service}_SERVICE_PORT_GRPC", "8081")
+    monkeypatch.setenv(f"{service}_PORT", "tcp://10.0.0.1:8081")
+    monkeypatch.setenv(f"{service}_PORT_8081_TCP", "tcp://10.0.0.1:8081")
+    monkeypatch.setenv(f"{service}_PORT_8081_TCP_PROTO", "tcp")
+    monkeypatch.setenv(f"{service}_PORT_8081_TCP_PORT", "8081")
+    monkeypatch.setenv(f"{service}_PORT_8081_TCP_ADDR", "10.0.0.1")
     monkeypatch.setenv("TIDEMILL_METRICS_PORT", "tcp://10.0.0.1:1")
     assert Settings.load([]).metrics_port == 5557
 
