@@ -68,6 +68,7 @@ class RpcCall:
         "_are_requests_ended",
         "_protocol",
         "_requests",
+        "_taken",
         "_waiter",
         "_writers",
         "call",
@@ -87,7 +88,8 @@ class RpcCall:
         self.tick = 0  # of its deadline
         self.sent_count = 0  # messages that have left us
         # For streams of requests. The window bounds what waits here.
-        self._requests: deque[tuple[bytes, int]] | None = None
+        self._requests: deque[tuple[bytes, int, int]] | None = None
+        self._taken: tuple[int, int] | None = None  # by the reader, of a request it has in hand
         self._are_requests_ended = False
         self._waiter: asyncio.Future[None] | None = None  # of the reader
         self._writers: list[asyncio.Future[None]] = []  # senders that wait for room
@@ -198,9 +200,13 @@ class RpcCall:
     async def __anext__(self) -> bytes:
         """Return the next request of a stream, until the client or the server ends it.
 
-        For one task only.
+        For one task only. Whoever asks for the next one is done with the last one: only then its
+        room is given back, and the client may send more.
         """
         assert self._waiter is None, "one task reads the requests"
+        if self._taken is not None:
+            self._protocol.consumed(self.call, *self._taken)
+            self._taken = None
         while not self._requests:
             if self._are_requests_ended:
                 raise StopAsyncIteration
@@ -209,15 +215,15 @@ class RpcCall:
                 await self._waiter
             finally:
                 self._waiter = None
-        request, wire_bytes = self._requests.popleft()
-        self._protocol.consumed(self.call, wire_bytes, len(request))
+        request, wire_bytes, held_bytes = self._requests.popleft()
+        self._taken = wire_bytes, held_bytes
         return request
 
-    def put_request(self, message: bytes, wire_bytes: int) -> None:
-        """Take a request that has come."""
+    def put_request(self, message: bytes, wire_bytes: int, held_bytes: int) -> None:
+        """Take a request that has come, and the room that it has."""
         if self._requests is None:
             self._requests = deque()
-        self._requests.append((message, wire_bytes))
+        self._requests.append((message, wire_bytes, held_bytes))
         self._wake_reader()
 
     def end_requests(self) -> None:

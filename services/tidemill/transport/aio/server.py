@@ -374,12 +374,12 @@ class ServerProtocol(Accepted):
             self._start(served, self._run_stream(served))
 
     def _on_message(self, event: MessageReceived) -> None:
-        call, message, wire_bytes, is_last = event
+        call, message, wire_bytes, is_last, held_bytes = event
         served = self.calls.get(call.stream.id)
         if served is None:
             return
         if served.method.kind is Kind.BIDIRECTIONAL:
-            served.put_request(message, wire_bytes)
+            served.put_request(message, wire_bytes, held_bytes)
             if is_last:
                 served.end_requests()
         elif served.request is not None:
@@ -521,9 +521,9 @@ class ServerProtocol(Accepted):
         """Take room for what is held for a call until it ends; False where there is none."""
         return self._connection.hold(call, count)
 
-    def consumed(self, call: ServerCall, wire_bytes: int, size_bytes: int) -> None:
-        """Let the client send more: a request of a stream has been read."""
-        self._connection.release(call, size_bytes)
+    def consumed(self, call: ServerCall, wire_bytes: int, held_bytes: int) -> None:
+        """Let the client send more: a request of a stream has been answered."""
+        self._connection.release(call, held_bytes)
         self._connection.consume(call, wire_bytes)
         if self._connection.http.has_output:
             self._writer.flush_soon()

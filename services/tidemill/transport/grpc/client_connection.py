@@ -189,7 +189,9 @@ class ClientConnection:
             except RpcError as error:
                 self._abandon(call, error.code, error.message, events)
                 return
-            events += [ResponseMessage(call, *one) for one in complete]
+            events += [
+                ResponseMessage(call, message, wire_bytes) for message, wire_bytes, _ in complete
+            ]
             if call.reader.is_empty:
                 call.reader = None
             else:

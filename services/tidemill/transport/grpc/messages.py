@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
@@ -54,6 +54,14 @@ def whole_message(data: bytes) -> bytes | None:
         if not is_compressed and length == len(data) - PREFIX_SIZE:
             return data[PREFIX_SIZE:]
     return None
+
+
+class Whole(NamedTuple):
+    """A message that has come."""
+
+    message: bytes
+    wire_bytes: int  # what it took to send it: less where it was compressed
+    is_inflated: bool
 
 
 @final
@@ -99,8 +107,8 @@ class MessageReader:
         """How many bytes have to come for something to happen."""
         return self._wanted - self._have
 
-    def feed(self, data: bytes) -> list[tuple[bytes, int]]:
-        """Take the next piece; return the messages that it completes, and what each took to send.
+    def feed(self, data: bytes) -> list[Whole]:
+        """Take the next piece; return the messages that it completes.
 
         Raises RpcError for a message that is too large, or compressed in a way that is not known.
         """
@@ -109,14 +117,14 @@ class MessageReader:
         else:
             self._parts.append(data)
         self._have += len(data)
-        messages: list[tuple[bytes, int]] = []
+        messages: list[Whole] = []
         while self._have >= self._wanted:
             if len(self._parts) > 1:
                 self._parts = [b"".join(self._parts)]
             self._take(messages)
         return messages
 
-    def _take(self, messages: list[tuple[bytes, int]]) -> None:
+    def _take(self, messages: list[Whole]) -> None:
         """Take the complete messages off the one part, and see what the next one wants."""
         buffer, at = self._parts[0], 0
         self._wanted = PREFIX_SIZE
@@ -129,7 +137,7 @@ class MessageReader:
                 break
             message = buffer[at + PREFIX_SIZE : end]
             whole = self._decompress(message) if is_compressed else message
-            messages.append((whole, PREFIX_SIZE + length))
+            messages.append(Whole(whole, PREFIX_SIZE + length, bool(is_compressed)))
             at = end
         self._have = len(buffer) - at
         self._parts = [buffer[at:]] if self._have else []

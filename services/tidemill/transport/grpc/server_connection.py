@@ -32,7 +32,7 @@ from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc import messages, status
 from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
-from tidemill.transport.grpc.messages import MessageReader
+from tidemill.transport.grpc.messages import MessageReader, Whole
 from tidemill.transport.grpc.metadata import parse_timeout
 from tidemill.transport.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
 from tidemill.transport.http2 import header_block
@@ -112,6 +112,7 @@ class MessageReceived(NamedTuple):
     message: bytes
     wire_bytes: int  # what it took to send it: less where it was compressed
     is_last: bool
+    held_bytes: int = 0  # the room it has, for `release` where a call has more than one
 
 
 class Terms(NamedTuple):
@@ -334,18 +335,16 @@ class ServerConnection:
             return  # Nobody waits for an answer; the end of the call comes as well.
         if call.reader is None:
             message = messages.whole_message(data)
-            # A small one is part of what a call takes.
-            if message is not None and (
-                len(message) <= SMALL_MESSAGE_BYTES or self.hold(call, len(message))
-            ):
-                events.append(MessageReceived(call, message, len(data), is_last))
-                return
+            if message is not None:
+                # A small one is part of what a call takes.
+                held_bytes = len(message) if len(message) > SMALL_MESSAGE_BYTES else 0
+                if not held_bytes or self.hold(call, held_bytes):
+                    events.append(MessageReceived(call, message, len(data), is_last, held_bytes))
+                    return
             call.reader = MessageReader(
                 call.metadata.get("grpc-encoding", ""),
                 self._terms_of(call).request_bytes_max,
-                lambda size: self._admit(
-                    call, size if call.is_open_ended else size * INFLATED_COPIES
-                ),
+                lambda size: self._admit(call, size * INFLATED_COPIES),
             )
         self._feed(call, call.reader, data, events)
 
@@ -360,11 +359,8 @@ class ServerConnection:
                 raise RpcError(RpcCode.INTERNAL, "the request ends in the middle of a message")
             if not reader.is_empty:
                 self._make_room(call, reader)
-            inflated_bytes = reader.inflated_bytes - inflated_before
-            self._inflated_left -= inflated_bytes
-            # For those that were inflated there is room already.
-            plain_bytes = sum([len(message) for message, _ in complete]) - inflated_bytes
-            self._hold_messages(call, plain_bytes, reader.bound_bytes)
+            self._inflated_left -= reader.inflated_bytes - inflated_before
+            held = self._hold_messages(call, complete, reader.bound_bytes)
         except _NoRoom:
             self._refuse_for_room(call)
             events.append(CallEnded(call))
@@ -377,10 +373,11 @@ class ServerConnection:
                 self.finish(call, error.code, error.message)
             events.append(CallEnded(call))
             return
-        events += [MessageReceived(call, *one, False) for one in complete[:-1]]
-        if complete:
-            events.append(MessageReceived(call, *complete[-1], is_last))
-        elif is_last:
+        last = len(complete) - 1
+        for at, (message, wire_bytes, _) in enumerate(complete):
+            ends = is_last and at == last
+            events.append(MessageReceived(call, message, wire_bytes, ends, held[at]))
+        if is_last and not complete:
             events.append(RequestsEnded(call))
         if reader.is_empty:
             call.reader = None
@@ -394,8 +391,12 @@ class ServerConnection:
             raise _NoRoom(RpcCode.RESOURCE_EXHAUSTED, _NO_ROOM)
         self.http.make_room(call.stream, reader.missing_bytes)
 
-    def _hold_messages(self, call: ServerCall, plain_bytes: int, bound_bytes: int) -> None:
+    def _hold_messages(
+        self, call: ServerCall, complete: Sequence[Whole], bound_bytes: int
+    ) -> list[int]:
         """Hold room for the messages that are there, and for the one that has begun.
+
+        Return how much each has; those that were inflated had it before.
 
         What was granted beyond the window is counted with the connection, and what waits to be
         granted is not there yet.
@@ -403,13 +404,23 @@ class ServerConnection:
         stream = call.stream
         beyond_bytes = stream.large_bytes + stream.wanted_bytes
         reading_bytes = max(bound_bytes - beyond_bytes, 0)
-        plain_bytes = max(plain_bytes - beyond_bytes, 0)
+        held: list[int] = []
+        plain_bytes = 0
+        for message, _, is_inflated in complete:
+            if is_inflated:
+                held.append(len(message) * INFLATED_COPIES)
+                continue
+            held_bytes = max(len(message) - beyond_bytes, 0)
+            beyond_bytes = max(beyond_bytes - len(message), 0)
+            plain_bytes += held_bytes
+            held.append(held_bytes)
         more = reading_bytes + plain_bytes - call.reading_bytes
         call.reading_bytes = reading_bytes
         if more > 0:
             self._admit(call, more)
         else:
             self.release(call, -more)
+        return held
 
     def _admit(self, call: ServerCall, count: int) -> None:
         if not self.hold(call, count):

@@ -22,7 +22,7 @@ def reader(encoding: str = "") -> MessageReader:
 
 
 def fed(taken: MessageReader, piece: bytes) -> list[bytes]:
-    return [message for message, _ in taken.feed(piece)]
+    return [message for message, _, _ in taken.feed(piece)]
 
 
 def refusal(raw: bytes, encoding: str = "gzip") -> RpcCode:
@@ -83,7 +83,10 @@ def test_a_message_over_the_limit_is_refused_by_its_length_alone() -> None:
 def test_a_compressed_message_is_unpacked() -> None:
     raw = grpc_message(gzip.compress(b"text" * 100), compressed=1) + grpc_message(b"plain")
     packed = gzip.compress(b"text" * 100)
-    assert reader("gzip").feed(raw) == [(b"text" * 100, 5 + len(packed)), (b"plain", 10)]
+    assert reader("gzip").feed(raw) == [
+        (b"text" * 100, 5 + len(packed), True),
+        (b"plain", 10, False),
+    ]
 
 
 def test_a_message_may_grow_up_to_the_limit_and_no_further() -> None:

@@ -89,9 +89,9 @@ def test_messages_of_a_stream_come_one_by_one_and_then_their_end() -> None:
         events += connection.receive(peer.data(1, cut), 0.0)
     events += connection.receive(peer.data(1, is_last=True), 0.0)
     assert events == [
-        MessageReceived(call, b"one", 8, is_last=False),
-        MessageReceived(call, b"two", 8, is_last=False),
-        MessageReceived(call, b"three", 10, is_last=False),
+        MessageReceived(call, b"one", 8, is_last=False, held_bytes=3),
+        MessageReceived(call, b"two", 8, is_last=False, held_bytes=3),
+        MessageReceived(call, b"three", 10, is_last=False, held_bytes=5),
         RequestsEnded(call),
     ]
 
@@ -101,8 +101,8 @@ def test_the_last_message_tells_that_it_is_the_last() -> None:
     call = called(connection)
     raw = grpc_message(b"one") + grpc_message(b"two")
     assert connection.receive(peer.data(1, raw, is_last=True), 0.0) == [
-        MessageReceived(call, b"one", 8, is_last=False),
-        MessageReceived(call, b"two", 8, is_last=True),
+        MessageReceived(call, b"one", 8, is_last=False, held_bytes=3),
+        MessageReceived(call, b"two", 8, is_last=True, held_bytes=3),
     ]
 
 
@@ -150,7 +150,13 @@ def test_a_compressed_request_is_unpacked() -> None:
     call = called(connection, peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-encoding", "gzip"))))
     raw = peer.data(1, grpc_message(gzip.compress(b"text"), compressed=1), is_last=True)
     assert connection.receive(raw, 0.0) == [
-        MessageReceived(call, b"text", 5 + len(gzip.compress(b"text")), is_last=True)
+        MessageReceived(
+            call,
+            b"text",
+            5 + len(gzip.compress(b"text")),
+            is_last=True,
+            held_bytes=4 * INFLATED_COPIES,
+        )
     ]
 
 
@@ -286,7 +292,9 @@ def test_what_a_message_inflates_to_has_room_first_or_is_refused() -> None:
     raw = peer.data(1, grpc_message(packed, compressed=1))
     call = called(connection, peer.headers(1, fields))
     [received] = connection.receive(raw, 0.0)
-    assert received == MessageReceived(call, bytes(150_000), 5 + len(packed), is_last=False)
+    assert received == MessageReceived(
+        call, bytes(150_000), 5 + len(packed), is_last=False, held_bytes=150_000 * INFLATED_COPIES
+    )
     held = account.bytes
     assert 150_000 * INFLATED_COPIES < held < 170_000 * INFLATED_COPIES
     second = called(connection, peer.headers(3, fields))
@@ -295,6 +303,32 @@ def test_what_a_message_inflates_to_has_room_first_or_is_refused() -> None:
     ]
     assert status_of(output(connection))[0] == "8"
     assert account.bytes == held
+
+
+@pytest.mark.parametrize("is_open_ended", [False, True])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_inflating_has_one_price_and_all_of_it_is_given_back(
+    is_open_ended: bool, is_split: bool
+) -> None:
+    """However the bytes are cut, and whether the call's kind was known before its body or not."""
+    connection = served()
+    packed = gzip.compress(bytes(50_000))
+    headers = peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-encoding", "gzip")))
+    content = grpc_message(packed, compressed=1) + grpc_message(bytes(9_000))
+    content += grpc_message(b"small")
+    call = called(connection, headers)
+    call.is_open_ended = is_open_ended
+    before = connection.share.bytes
+    cuts = (content[:3], content[3:40], content[40:]) if is_split else (content,)
+    received: list[MessageReceived] = []
+    for cut in cuts:
+        found = connection.receive(peer.data(1, cut), 0.0)
+        received += [event for event in found if isinstance(event, MessageReceived)]
+    assert [one.held_bytes for one in received] == [50_000 * INFLATED_COPIES, 9_000, 5]
+    assert connection.share.bytes == before + sum(one.held_bytes for one in received)
+    for one in received:
+        connection.release(call, one.held_bytes)
+    assert connection.share.bytes == before
 
 
 def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
@@ -368,10 +402,9 @@ def test_a_large_message_comes_whole_through_the_windows_that_are_granted(
         updates = peer.of(frames.WINDOW_UPDATE, output(connection))
         window += sum(one.number for one in updates if one.stream_id == 1)
     events += connection.receive(peer.data(1, is_last=True), 0.0)
-    assert events == [
-        MessageReceived(call, bytes(size), size + 5, is_last=False),
-        RequestsEnded(call),
-    ]
+    received, ended = events
+    assert received[:4] == (call, bytes(size), size + 5, False)
+    assert ended == RequestsEnded(call)
     connection.respond(call, b"")
     peer.check_accounts(connection.http)
     assert connection.http._incoming.budget_left == Limits().large_messages_bytes

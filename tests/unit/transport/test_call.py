@@ -1,0 +1,35 @@
+"""What those who serve streams of requests see of one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+from tidemill.transport.aio.call import RpcCall, bidirectional
+from tidemill.transport.aio.server import ServerProtocol
+from tidemill.transport.grpc.server_connection import ServerCall
+
+
+def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:
+    consumed: list[tuple[int, int]] = []
+
+    def consume(_call: ServerCall, wire_bytes: int, held_bytes: int) -> None:
+        consumed.append((wire_bytes, held_bytes))
+
+    async def serve(_call: RpcCall) -> None: ...
+
+    async def scenario() -> None:
+        protocol = cast("ServerProtocol", SimpleNamespace(consumed=consume))
+        call = RpcCall(protocol, cast("ServerCall", None), bidirectional(serve))
+        call.put_request(b"first", 10, 400)
+        call.put_request(b"second", 11, 0)
+        call.end_requests()
+        assert await anext(call) == b"first"
+        assert consumed == [], "it is being answered"
+        assert await anext(call) == b"second"
+        assert consumed == [(10, 400)]
+        assert await anext(call, None) is None
+        assert consumed == [(10, 400), (11, 0)]
+
+    asyncio.run(scenario())
