@@ -99,7 +99,7 @@ proto: $(STAMPS)/dependencies ## Generate the stubs from proto/ again.
 docs: setup ## Generate docs/configuration.md and the OpenAPI document from the code.
 	$(BIN)/python tools/generate_docs.py
 
-bench: setup ## Measure; see tests/perf for each question and its parameters.
+bench: setup $(CLIENTS) ## Measure; see tests/perf for each question and its parameters.
 	@for question in tests/perf/bench_*.py; do name=$$(basename $$question .py); echo "== $$name" >&2; $(BIN)/python -m tests.perf.$$name || exit 1; done
 
 ci: lint types test heavy ## What CI runs.

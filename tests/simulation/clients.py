@@ -103,6 +103,12 @@ class Received:
     def hold(self, _size_bytes: int) -> bool:
         return True
 
+    async def hold_in_turn(self, _size_bytes: int, *, timeout_s: float) -> bool:
+        raise AssertionError("there always is room")
+
+    def release(self, _size_bytes: int) -> None:
+        pass
+
     async def send(self, encoded: bytes) -> None:
         item = service.ReceiveMessageResponse.FromString(encoded)
         self.sent_count += 1

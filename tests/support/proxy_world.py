@@ -111,9 +111,10 @@ class ProxyWorld:
         headers: dict[str, str] = HEADERS,
         deadline_s: float | None = 30,
         send: Callable[[service.ReceiveMessageResponse], Awaitable[None]] | None = None,
+        responses: Collected | None = None,
     ) -> list[service.ReceiveMessageResponse]:
         """Call ReceiveMessage and collect its items."""
-        responses = Collected(send)
+        responses = responses or Collected(send)
         call = Call(headers, peer=lambda: "test", time_remaining_s=deadline_s)
         method = self.methods.streaming["ReceiveMessage"]
         await self.boundary.streaming(
@@ -133,20 +134,37 @@ class Collected:
     """The responses of a receive, each given to `send` before it counts as handed over."""
 
     def __init__(
-        self, send: Callable[[service.ReceiveMessageResponse], Awaitable[None]] | None
+        self, send: Callable[[service.ReceiveMessageResponse], Awaitable[None]] | None = None
     ) -> None:
         self.items: list[service.ReceiveMessageResponse] = []
         self._send = send
+        self.room_bytes = self.room_at_first_bytes = 24 << 20  # to hold; as `has_room` tells it
+        # What there is once it has been waited for; None: it never comes.
+        self.room_later_bytes: int | None = None
+        self.waits: list[tuple[int, float]] = []  # bytes, seconds
 
     @property
     def sent_count(self) -> int:
         return len(self.items)
 
-    def has_room(self, _size_bytes: int) -> bool:
+    def has_room(self, size_bytes: int) -> bool:
+        return self.room_at_first_bytes >= size_bytes
+
+    def hold(self, size_bytes: int) -> bool:
+        if self.room_bytes < size_bytes:
+            return False
+        self.room_bytes -= size_bytes
         return True
 
-    def hold(self, _size_bytes: int) -> bool:
-        return True
+    async def hold_in_turn(self, size_bytes: int, *, timeout_s: float) -> bool:
+        self.waits.append((size_bytes, timeout_s))
+        if self.room_later_bytes is None:
+            return False
+        self.room_bytes, self.room_later_bytes = self.room_later_bytes, None
+        return self.hold(size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        self.room_bytes += size_bytes
 
     async def send(self, message: bytes) -> None:
         parsed = service.ReceiveMessageResponse.FromString(message)

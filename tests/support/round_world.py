@@ -55,6 +55,8 @@ class Proxy:
 
     def __init__(self, rounds: Rounds) -> None:
         self.unsent_bytes = 0
+        self.is_read = asyncio.Event()  # clear: `drained` waits
+        self.is_read.set()
         self.config = pb.ConfigUpdate()  # the first one
         self.link = Link(rounds, Traffic(), self, auto_create=True)
         self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
@@ -64,7 +66,7 @@ class Proxy:
         self.replies.put_nowait(pb.ReplyFrame.FromString(message))
 
     async def drained(self) -> None:
-        pass
+        await self.is_read.wait()
 
     async def send(self, frame: pb.RequestFrame) -> None:
         await self.requests.put(frame)
@@ -119,10 +121,12 @@ class RoundWorld:
         proxy = Proxy(self.rounds)
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(proxy.link.read(proxy.frames()))
+            offering = tasks.create_task(proxy.link.offer_room())
             proxy.config = (await proxy.reply()).config
             assert proxy.config.is_complete
             yield proxy
             reading.cancel()
+            offering.cancel()
             proxy.link.close()
 
     def advance(self, by_ms: int) -> None:

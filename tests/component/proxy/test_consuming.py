@@ -9,13 +9,16 @@ import pytest
 from tests.support.memory_engine import NOW_MS
 from tests.support.proxy_world import (
     HEADERS,
+    Collected,
     ProxyWorld,
     ack_request,
+    eventually,
     message,
     milliseconds,
     receive_request,
     run,
 )
+from tidemill.proxy.server.consumer import REPLY_ROOM_BYTES
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -68,6 +71,57 @@ def test_a_receive_is_a_status_then_messages_then_the_time() -> None:
         assert first.system_properties.delivery_attempt == 1
         assert first.system_properties.invisible_duration.seconds == 30
         assert first.system_properties.store_timestamp.ToMilliseconds() == NOW_MS
+
+    run(scenario)
+
+
+LARGE = bytes(1 << 20)
+
+
+def test_a_poll_waits_until_its_client_has_read_enough() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(b"one"))
+        full = Collected()
+        full.room_bytes = full.room_at_first_bytes = 0
+        full.room_later_bytes = 24 << 20
+        items = await world.receive(receive_request(poll_ms=20_000), responses=full)
+        assert kinds(items) == ["status", "message", "delivery_timestamp"]
+        [(waited_bytes, waited_s)] = full.waits
+        assert waited_bytes == REPLY_ROOM_BYTES
+        assert 9.9 <= waited_s <= 10, "half of the poll; the other half is for reading"
+        assert (24 << 20) - 1_000 < full.room_bytes < 24 << 20, "only the reply's is taken"
+
+    run(scenario)
+
+
+def test_what_finds_no_room_is_given_back_and_the_poll_waits_for_room() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(LARGE))
+        responses = Collected()
+        # Enough to begin with; then others of the connection have taken it.
+        responses.room_at_first_bytes = 24 << 20
+        responses.room_bytes, responses.room_later_bytes = 1_000, 24 << 20
+        poll = asyncio.create_task(
+            world.receive(receive_request(poll_ms=20_000), responses=responses)
+        )
+        await eventually(lambda: world.metrics.messages_returned == 1)
+        await world.send(message(LARGE, message_id="id-2"))
+        items = await poll
+        assert kinds(items) == ["status", "message", "delivery_timestamp"]
+        assert items[1].message.body == LARGE
+        [(waited_bytes, _)] = responses.waits
+        assert len(LARGE) < waited_bytes < len(LARGE) + 1_000
+
+    run(scenario)
+
+
+def test_a_poll_that_asks_once_is_refused_where_there_is_no_room() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        full = Collected()
+        full.room_bytes = full.room_at_first_bytes = 0
+        items = await world.receive(receive_request(), responses=full)
+        assert items[0].status.code == v2.TOO_MANY_REQUESTS
+        assert [timeout_s for _, timeout_s in full.waits] == [0]
 
     run(scenario)
 

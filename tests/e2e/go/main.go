@@ -25,7 +25,9 @@ const (
 	briefDuration     = 1 * time.Second  // for a delivery that is to expire
 	waitDuration      = 40 * time.Second // for anything, on the slowest machine
 	receiveMax        = 32
-	shownBytes        = 40 // of a body
+	shownBytes        = 40                // of a body
+	longAwaitDuration = 20 * time.Second  // so that what a slow reader has asked for comes before its deadline
+	consumedDuration  = 120 * time.Second // invisible while a slow reader takes what else it has asked for
 )
 
 type arguments struct {
@@ -33,6 +35,8 @@ type arguments struct {
 	Topic     string
 	Group     string
 	Messages  int
+	Receivers int
+	WaitS     float64 `json:"wait_s"`
 	TLS       bool
 }
 
@@ -113,8 +117,12 @@ func producing(given arguments, use func(rmq.Producer)) {
 }
 
 func consuming(given arguments, use func(rmq.SimpleConsumer)) {
+	consumingWith(awaitDuration, given, use)
+}
+
+func consumingWith(await time.Duration, given arguments, use func(rmq.SimpleConsumer)) {
 	consumer, err := rmq.NewSimpleConsumer(configuration(given),
-		rmq.WithSimpleAwaitDuration(awaitDuration),
+		rmq.WithSimpleAwaitDuration(await),
 		rmq.WithSimpleSubscriptionExpressions(everything(given.Topic)))
 	must(err)
 	must(consumer.Start())
@@ -250,9 +258,61 @@ func push(given arguments) {
 	}
 }
 
+// consumeAll receives and acks all that is there, with several polls at a time, and tells how calls
+// ended.
+func consumeAll(given arguments) {
+	var lock sync.Mutex
+	ids := map[string]bool{}
+	ended := map[string]int{}
+	received := 0
+	count := func(during string, err error) {
+		outcome := "OK"
+		if status, ok := rmq.AsErrRpcStatus(err); ok && status.GetCode() == int32(protocol.Code_MESSAGE_NOT_FOUND) {
+			outcome = "MESSAGE_NOT_FOUND"
+		} else if err != nil {
+			outcome = err.Error()
+		}
+		lock.Lock()
+		defer lock.Unlock()
+		ended[during+": "+outcome]++
+	}
+	began := time.Now()
+	last := began
+	deadline := began.Add(time.Duration(given.WaitS * float64(time.Second)))
+	isOver := func() bool {
+		lock.Lock()
+		defer lock.Unlock()
+		return len(ids) >= given.Messages || time.Now().After(deadline)
+	}
+	consumingWith(longAwaitDuration, given, func(consumer rmq.SimpleConsumer) {
+		var receivers sync.WaitGroup
+		for n := 0; n < given.Receivers; n++ {
+			receivers.Add(1)
+			go func() {
+				defer receivers.Done()
+				for !isOver() {
+					views, err := consumer.Receive(context.Background(), receiveMax, consumedDuration)
+					count("receive", err)
+					for _, view := range views {
+						lock.Lock()
+						ids[view.GetMessageId()] = true
+						received += len(view.GetBody())
+						last = time.Now()
+						lock.Unlock()
+						count("ack", ack(consumer, view))
+					}
+				}
+			}()
+		}
+		receivers.Wait()
+		took := last.Sub(began).Seconds()
+		tell("consumed", fact{"messages": len(ids), "bytes": received, "ended": ended, "tookS": took})
+	})
+}
+
 func main() {
 	scenario := map[string]func(arguments){
-		"roundTrip": roundTrip, "redelivery": redelivery, "push": push,
+		"roundTrip": roundTrip, "redelivery": redelivery, "push": push, "consumeAll": consumeAll,
 	}[os.Args[1]]
 	var given arguments
 	must(json.Unmarshal([]byte(os.Args[2]), &given))

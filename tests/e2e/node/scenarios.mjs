@@ -9,6 +9,8 @@ const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = client;
 
 const AWAIT_MS = 3000; // a poll's least time, with the request timeout of 3 s on top
 const INVISIBLE_MS = 30_000; // longer than any scenario
+const LONG_AWAIT_MS = 20_000; // so that what a slow reader has asked for comes before its deadline
+const CONSUMED_MS = 120_000; // invisible while a slow reader takes what else it has asked for
 const DELAY_MS = 4000; // of a message that is scheduled
 const WAIT_MS = 40_000; // for anything, on the slowest machine
 
@@ -45,9 +47,9 @@ async function producing(endpoint, topics, use) {
   }
 }
 
-async function consuming(endpoint, group, filters, use) {
+async function consuming(endpoint, group, filters, use, awaitDuration = AWAIT_MS) {
   const consumer = new SimpleConsumer({
-    endpoints: endpoint, namespace: '', consumerGroup: group, awaitDuration: AWAIT_MS, logger,
+    endpoints: endpoint, namespace: '', consumerGroup: group, awaitDuration, logger,
     subscriptions: new Map(Object.entries(filters)),
   });
   await consumer.startup();
@@ -299,6 +301,43 @@ const scenarios = {
         tell('left', { count: (await receiveOnce(consumer)).length });
       });
     });
+  },
+
+  // Receive and ack all that is there, with several polls at a time, and tell how calls ended.
+  async consumeAll({ endpoints: [ endpoint ], topic, group, messages, receivers, wait_s: waitS }) {
+    const ids = new Set();
+    const ended = {};
+    let bytes = 0;
+    const count = async (during, call) => {
+      let outcome = 'OK';
+      try {
+        return await call();
+      } catch (error) {
+        outcome = error.code === 40401 ? 'MESSAGE_NOT_FOUND' : `${error.code ?? ''} ${error.message}`;
+        return [];
+      } finally {
+        const name = `${during}: ${outcome}`;
+        ended[name] = (ended[name] ?? 0) + 1;
+      }
+    };
+    const began = Date.now();
+    let last = began;
+    const deadline = began + waitS * 1000;
+    await consuming(endpoint, group, { [topic]: '*' }, async consumer => {
+      const receiver = async () => {
+        while (ids.size < messages && Date.now() < deadline) {
+          const received = await count('receive', () => consumer.receive(32, CONSUMED_MS));
+          for (const message of received) {
+            ids.add(message.messageId);
+            bytes += message.body.length;
+            last = Date.now();
+            await count('ack', () => consumer.ack(message));
+          }
+        }
+      };
+      await Promise.all(Array.from({ length: receivers }, receiver));
+      tell('consumed', { messages: ids.size, bytes, ended, tookS: (last - began) / 1000 });
+    }, LONG_AWAIT_MS);
   },
 
   async wrongType({ endpoints: [ endpoint ], normal, fifo }) {

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +32,8 @@ from rocketmq import (
 
 AWAIT_S = 3  # a poll's least time, with the request timeout of 3 s on top
 INVISIBLE_S = 30  # longer than any scenario
+CONSUMED_S = 120  # invisible while a slow reader takes what else it has asked for
+LONG_AWAIT_S = 20  # so that what a slow reader has asked for comes before its deadline
 DELAY_S = 4  # of a message that is scheduled
 TLS_MESSAGES = 100  # enough for several renewals beside them
 WAIT_S = 40.0  # for anything, on the slowest machine
@@ -430,6 +433,54 @@ def wrong_type(endpoints: list[str], normal: str, fifo: str) -> None:
         made = message(normal, b"1")
         made.delivery_timestamp = int(time.time()) + 60
         tell_error("delayed", lambda: producer.send(made))
+
+
+def consume_all(
+    endpoints: list[str], topic: str, group: str, messages: int, receivers: int, wait_s: float
+) -> None:
+    """Receive and ack all that is there, with several polls at a time; tell how calls ended."""
+    [endpoint] = endpoints
+    lock = threading.Lock()
+    ids: set[str] = set()
+    ended: Counter[str] = Counter()
+    received_bytes = 0
+    began = last = time.monotonic()
+    deadline = began + wait_s
+
+    def count(during: str, call: Callable[[], Any]) -> Any:
+        """Call, and count how that has ended."""
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001  # Every error is a fact here.
+            outcome, result = f"{during}: {error}", None
+        else:
+            outcome = f"{during}: OK"
+        with lock:
+            ended[outcome] += 1
+        return result
+
+    def is_over() -> bool:
+        return len(ids) >= messages or time.monotonic() > deadline
+
+    def work(consumer: SimpleConsumer) -> None:
+        nonlocal received_bytes, last
+        while not is_over():
+            for received in count("receive", lambda: consumer.receive(32, CONSUMED_S)) or []:
+                with lock:
+                    ids.add(received.message_id)
+                    received_bytes += len(received.body)
+                    last = time.monotonic()
+                count("ack", partial(consumer.ack, received))
+
+    with consuming(endpoint, group, topic, await_s=LONG_AWAIT_S) as consumer:
+        threads = [
+            threading.Thread(target=work, args=(consumer,), daemon=True) for _ in range(receivers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    tell("consumed", messages=len(ids), bytes=received_bytes, ended=ended, tookS=last - began)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from tests.support.rpc_server import (
 )
 from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
+from tidemill.transport.aio.call import RpcCall, unary
 from tidemill.transport.aio.health import Health
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
@@ -454,3 +455,40 @@ def test_reflection_describes_what_is_served() -> None:
 def test_the_greeting_of_these_tests_is_one_that_servers_take() -> None:
     connection = peer.greeted_server()
     assert connection.receive(GREETING.removeprefix(frames.PREFACE), 0.0) == []
+
+
+def test_calls_get_room_for_their_replies_in_turn() -> None:
+    taken: list[str] = []
+
+    async def take(call: RpcCall, request: bytes) -> bytes:
+        """Take as many bytes as the request says, in so many milliseconds, and keep them."""
+        size, _, timeout_ms = request.decode().partition(" ")
+        is_taken = await call.hold_in_turn(int(size), timeout_s=int(timeout_ms) / 1000)
+        taken.append(f"{size} {is_taken} {call.has_room(0)}")
+        if is_taken:
+            await asyncio.Event().wait()
+        return b"none"
+
+    methods = {f"/{SERVICE}/Take": unary(take)}
+    limits = Limits(held_bytes_max=100_000)
+    with (
+        rpc_server(limits, more_methods=methods) as running,
+        RawClient(running.port) as client,
+    ):
+        for stream_id, wanted in ((1, b"60000 20000"), (3, b"60001 20000"), (5, b"100 20000")):
+            client.send(peer.request(stream_id, wanted, request_to("Take")))
+        assert client.call(7) == grpc_message(b"hello")
+        assert taken == ["60000 True True"], "the last would fit, and waits for its turn"
+        assert client.call(9, b"50 1", "Take") == grpc_message(b"none")
+        assert taken.pop() == "50 False False"
+        client.send(peer.rst_stream(1))
+        client.pong()
+        eventually(lambda: len(taken) == 3)
+        assert taken[1:] == ["60001 True True", "100 True True"]
+        # One that leaves while it waits keeps nobody, and takes nothing with it.
+        client.send(peer.request(11, b"60002 20000", request_to("Take")) + peer.rst_stream(11))
+        client.send(peer.request(13, b"101 20000", request_to("Take")))
+        eventually(lambda: len(taken) == 4)
+        assert taken[3] == "101 True True"
+        client.send(b"".join(peer.rst_stream(one) for one in (3, 5, 13)))
+        eventually(lambda: running.server.account.bytes < 10_000)

@@ -15,6 +15,7 @@ class Receiver:
 
     def __init__(self, *served: int) -> None:
         self.served = set(served)
+        self.is_full = False
         self.asked: list[int] = []
         self.emptied: list[int] = []
 
@@ -33,6 +34,16 @@ def pop(request_id: int, *, tags: tuple[str, ...] = (), topic: int = TOPIC) -> P
 def wake_topic(polls: LongPolling) -> None:
     for _ in polls.wake([TOPIC], []):
         pass
+
+
+def test_who_has_no_room_does_not_keep_others_from_being_woken() -> None:
+    polls, full, receiver = LongPolling(), Receiver(), Receiver(2)
+    full.is_full = True
+    polls.park(full, pop(1), deadline_ms=10)
+    polls.park(receiver, pop(2), deadline_ms=10)
+    wake_topic(polls)
+    assert (full.asked, receiver.asked) == ([1], [2])
+    assert polls.count == 1
 
 
 def test_an_unfiltered_pop_that_finds_nothing_ends_the_wake() -> None:

@@ -554,18 +554,74 @@ def test_what_was_popped_for_nobody_is_given_back_before_a_stop() -> None:
     assert list(batch.delivery_attempts) == [1]
 
 
-def test_a_pop_is_refused_while_its_proxy_does_not_read() -> None:
+def test_a_pop_waits_while_its_proxy_does_not_read() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(1, poll_ms=10_000))
         await idle()
         proxy.unsent_bytes = link.UNSENT_POPS_BYTES_MAX
+        proxy.is_read.clear()
         async with world.proxy() as other:
-            await other.send(world.pop_frame(1, poll_ms=10_000))
-            await other.send(world.append_frame("a", first_id=2))
+            await other.send(world.pop_frame(1, poll_ms=10_000, want=1))
+            await other.send(world.append_frame("a", "b", first_id=2))
             (pop,) = (await other.reply()).pops
             assert bodies(pop) == ["a"], "another proxy's poll is served"
+        await idle()
+        assert proxy.replies.empty()
+        proxy.unsent_bytes = 0
+        proxy.is_read.set()
+        (pop,) = (await proxy.reply()).pops
+        assert bodies(pop) == ["b"], "at once, when it has read"
+
+    in_world(scenario)
+
+
+def test_a_pop_that_waits_for_its_proxy_ends_with_its_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        proxy.is_read.clear()
+        await proxy.send(world.pop_frame(1, poll_ms=10_000))
+        await idle()
+        assert proxy.replies.empty()
+        world.advance(10_000)
+        await idle()
+        (pop,) = (await proxy.reply()).pops
+        assert not pop.batches
+
+    in_world(scenario)
+
+
+def test_a_pop_that_asks_once_is_refused_while_its_proxy_does_not_read() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        proxy.unsent_bytes = link.UNSENT_POPS_BYTES_MAX
+        await proxy.send(world.pop_frame(1))
         (failure,) = (await proxy.reply()).failures
         assert (failure.request_id, failure.error) == (1, "Overloaded")
+
+    in_world(scenario)
+
+
+def test_polls_of_one_frame_share_the_link_and_all_get_their_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 100)  # room for one message
+        await proxy.send(world.append_frame("a", "b", "c"))
+        await proxy.reply()
+        frame = world.pop_frame(1, poll_ms=10_000, want=1)
+        for request_id in (2, 3):
+            frame.pops.add().CopyFrom(frame.pops[0])
+            frame.pops[-1].request_id = request_id
+        await proxy.send(frame)
+        answers: list[list[str]] = []
+        while len(answers) < 3:
+            reply = await proxy.reply()
+            assert not reply.failures
+            answers += [bodies(pop) for pop in reply.pops]
+        assert answers == [["a"], ["b"], ["c"]]
 
     in_world(scenario)
 

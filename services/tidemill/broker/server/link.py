@@ -8,8 +8,9 @@ in flight, which `UNSENT_POPS_BYTES_MAX` bounds.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.commands import Result
-    from tidemill.broker.server.long_polling import Pop
+    from tidemill.broker.server.long_polling import Key, Pop
     from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.transport.aio.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
-# With what rounds in flight have popped; beyond it pops are refused. A frame may ask for hundreds,
-# and messages that arrive may answer as many that are parked, of up to POP_BYTES_MAX each: whatever
-# else the link carries waits behind them, some 100 ms.
+# With what rounds in flight have popped; beyond it pops wait, parked as if nothing were there. A
+# frame may ask for hundreds, and messages that arrive may answer as many that are parked, of up to
+# POP_BYTES_MAX each: whatever else the link carries waits behind them, some 100 ms.
 UNSENT_POPS_BYTES_MAX = 16 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 
@@ -66,6 +67,9 @@ class Link:
         self.traffic = traffic
         self._auto_create = auto_create
         self._popped_bytes = 0  # for answers that have not left
+        # Where pops of this link wait for room on it: no more than are parked.
+        self._crowded: dict[Key, None] = {}
+        self._is_crowded = asyncio.Event()
         self.arrived_s = 0.0  # of the frame that is being applied
         self.asked_again: frozenset[int] = frozenset()  # of its requests
         self.is_closed = False
@@ -99,6 +103,17 @@ class Link:
             if self._outlet.unsent_bytes >= UNSENT_BYTES_MAX:
                 await self._outlet.drained()
             await self._rounds.submit(_Frame(self, frame, len(request)))
+
+    async def offer_room(self) -> None:
+        """Let pops that wait for room on this link have it when there is some; never returns."""
+        while True:
+            await self._is_crowded.wait()
+            # Until what has been popped is written, and then until it is read.
+            await self._rounds.settle()
+            await self._outlet.drained()
+            self._is_crowded.clear()
+            keys, self._crowded = self._crowded, {}
+            self._rounds.put(_Room(keys))
 
     async def flush(self) -> None:
         """Wait until everything submitted so far is answered and written."""
@@ -141,13 +156,23 @@ class Link:
 
     # ------------------------------------------------------------ pops
 
+    @property
+    def is_full(self) -> bool:
+        """Whether pops have to wait until the proxy has read more."""
+        return self._outlet.unsent_bytes + self._popped_bytes >= UNSENT_POPS_BYTES_MAX
+
     def pop_again(self, pop: Pop) -> bool:
-        """Pop, and keep the answer until the round is committed; False: nothing was found."""
+        """Pop, and keep the answer until the round is committed.
+
+        False: nothing was found, or the link is full, and `offer_room` sees to it.
+        """
         if self.is_closed:
             return True  # Its goodbye is queued: nothing may be hidden for nobody.
+        if self.is_full:
+            self._crowded[pop.group_id, pop.topic_id] = None
+            self._is_crowded.set()
+            return False
         try:
-            if self._outlet.unsent_bytes + self._popped_bytes >= UNSENT_POPS_BYTES_MAX:
-                raise Overloaded("the proxy reads too slowly; poll again after a pause")
             batches = commands.take(pop, self._rounds.turn)
         except ServiceError as error:
             self.replies.failures.append((pop.request_id, error))
@@ -160,7 +185,14 @@ class Link:
         return bool(batches)
 
     def answer_empty(self, pop: Pop) -> None:
-        """Keep an empty answer until the round is committed."""
+        """Keep an empty answer until the round is committed.
+
+        Of a pop that had no room on the link nobody knows whether anything is there.
+        """
+        if (pop.group_id, pop.topic_id) in self._crowded:
+            error = Overloaded("the proxy reads too slowly; poll again after a pause")
+            self.replies.failures.append((pop.request_id, error))
+            return
         self.replies.of(POP).append((pop, []))
 
     # ------------------------------------------------------------ when a round is committed
@@ -206,6 +238,18 @@ class _Hello:
     def apply(self, turn: Turn) -> Iterator[None]:
         self._link.greet(turn)
         yield
+
+
+class _Room:
+    """A link that was full and has room again."""
+
+    size_bytes = 0
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self._keys = keys
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        return turn.polls.wake((), self._keys)
 
 
 class _Goodbye:
@@ -268,9 +312,11 @@ class BrokerLinkService:
     async def exchange(self, call: RpcCall) -> None:
         """Serve one proxy until it leaves, or the broker stops and has answered all it asked."""
         link = Link(self._rounds, self._traffic, call, auto_create=self._auto_create)
+        offering = asyncio.create_task(link.offer_room(), name="offer room")
         try:
             await link.read(call)
             await link.flush()
         finally:
+            offering.cancel()
             link.close()
             self._rounds.put(_Goodbye(link, self._rounds))

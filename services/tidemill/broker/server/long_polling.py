@@ -1,7 +1,8 @@
 """Pops that found nothing and wait, parked by (group, topic).
 
 A parked pop ends when a round in which messages arrive or become visible pops again for it, or in
-which its topic or group goes and it is refused; when its poll duration ends or the broker drains,
+which its topic or group goes and it is refused; when its link has room again for what is there, if
+it waits for that; when its poll duration ends or the broker drains,
 and it is answered empty; when its client cancels it, or its link closes.
 
 Owned by the round loop. Nothing here survives a restart: a client whose poll breaks off polls
@@ -40,6 +41,11 @@ class Pop(NamedTuple):
 
 class PopReceiver(Protocol):
     """Who gets the answer of a parked pop: a link."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it can take no answer for now, and will ask for its pops to be woken."""
+        ...
 
     def pop_again(self, pop: Pop) -> bool:
         """Pop, and keep the answer until the round is committed; False: nothing was found."""
@@ -150,7 +156,7 @@ class LongPolling:
                 continue
             if parked.receiver.pop_again(parked.pop):
                 self._remove(parked)
-            elif not parked.pop.tags:
+            elif not parked.pop.tags and not parked.receiver.is_full:
                 # What one unfiltered pop does not find, no other finds either.
                 return
             yield

@@ -64,10 +64,16 @@ class Responses(Protocol):
         """How many messages have left so far, also of a send that was broken off."""
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether the client's connection may hold this much more, whatever others hold."""
+        """Whether the client's connection may hold this much more, and nobody waits for it."""
 
     def hold(self, size_bytes: int) -> bool:
         """Take room for what is going to be sent, until the call ends; False: there is none."""
+
+    async def hold_in_turn(self, size_bytes: int, *, timeout_s: float) -> bool:
+        """Do as `hold`, and wait in turn for room; False: there was none."""
+
+    def release(self, size_bytes: int) -> None:
+        """Give back room that was taken and is not needed."""
 
     async def send(self, message: bytes) -> None:
         """Hand over one message."""

@@ -44,6 +44,12 @@ BATCH_SIZE_MAX = 32
 # Of its connection, free when a poll begins: what is popped and finds no room is given back, which
 # costs the broker a record for each message. A message of the largest fits.
 REPLY_ROOM_BYTES = 5 << 20
+# Of a receive, where what the first brought had no room: it asks again when it has taken as much,
+# and in between others may have got it, or more is there than before.
+POPS_MAX = 4
+# Of a poll that keeps room from others: the link is full no longer than that.
+ROOM_POLL_MS = 250
+_MUCH_UNREAD = "this connection has much unread already; read it, and poll again"
 INVISIBLE_MIN_MS = 1_000  # on receive: below it a message comes back before it has arrived
 INVISIBLE_MAX_MS = 12 * 3_600_000
 AUTO_RENEW_INVISIBLE_MS = 60_000
@@ -76,14 +82,11 @@ class Consumer:
         # What a poll keeps while it waits is little: neither the request nor what it is parsed to.
         group, topic, topic_wire, pop = await self._read_poll(call, request)
         del request
-        if not responses.has_room(REPLY_ROOM_BYTES):
-            raise Overloaded("this connection has much unread already; read it, and poll again")
         broker = self._cluster.broker_to_pop()
-        timeout_ms = self._pop_timeout_ms(call, pop.poll_duration_ms)
-        reply = await broker.link.pop(pop, timeout_ms=timeout_ms)
+        reply = await self._pop(call, broker, pop, responses)
         if not reply.batches:
             raise MessageNotFound("no message became available")
-        items = self._take(broker, group, topic, topic_wire, reply, responses)
+        items = _items(broker, group, topic, topic_wire, reply)
         # Of the reply, whose messages are in the items now, only what gives them back is kept.
         popped = [_without_messages(batch) for batch in reply.batches]
         del reply
@@ -123,33 +126,62 @@ class Consumer:
         )
         return group, topic, encode_topic(resource.resource_namespace, resource.name), pop
 
-    def _take(
+    async def _pop(
+        self, call: Call, broker: BrokerGroup, pop: link_pb2.PopRequest, responses: Responses
+    ) -> link_pb2.PopReply:
+        """Pop what the client's connection has room for, and take the room.
+
+        Where the client has yet to read for it the poll waits, as it would for messages. It knows
+        then how much room it wants, takes that first, and waits but briefly at the broker: room
+        that is taken is kept from other polls.
+        """
+        now_ms = self._clock.monotonic_ms
+        end_ms = now_ms() + pop.poll_duration_ms
+        # The other half is for the client to read what comes.
+        room_end_ms = now_ms() + pop.poll_duration_ms // 2
+        room_bytes = 0  # taken
+        wanted_bytes = 0 if responses.has_room(REPLY_ROOM_BYTES) else REPLY_ROOM_BYTES
+        for _ in range(POPS_MAX):
+            if wanted_bytes:
+                await self._hold_in_turn(pop, wanted_bytes, room_end_ms, responses)
+                room_bytes, wanted_bytes = wanted_bytes, 0
+            request = link_pb2.PopRequest()
+            request.CopyFrom(pop)
+            left_ms = max(end_ms - now_ms(), 0)
+            request.poll_duration_ms = min(left_ms, ROOM_POLL_MS) if room_bytes else left_ms
+            timeout_ms = self._pop_timeout_ms(call, request.poll_duration_ms)
+            reply = await broker.link.pop(request, timeout_ms=timeout_ms)
+            if reply.batches:
+                size_bytes = reply.ByteSize()
+                if size_bytes <= room_bytes:
+                    responses.release(room_bytes - size_bytes)
+                    return reply
+                if responses.hold(size_bytes - room_bytes):
+                    return reply
+                broker.link.give_back(pop.group_id, pop.topic_id, reply.batches)
+                wanted_bytes = size_bytes
+            elif not room_bytes or not left_ms:
+                return reply
+            del reply
+            responses.release(room_bytes)
+            room_bytes = 0
+        raise MessageNotFound("this connection had no room for what is there; poll again")
+
+    async def _hold_in_turn(
         self,
-        broker: BrokerGroup,
-        group: link_pb2.GroupConfig,
-        topic: link_pb2.TopicConfig,
-        topic_wire: bytes,
-        reply: link_pb2.PopReply,
+        pop: link_pb2.PopRequest,
+        size_bytes: int,
+        end_ms: int,
         responses: Responses,
-    ) -> list[bytes]:
-        """Join the items of a reply, or give it back where there is no room for it."""
-        if not responses.hold(reply.ByteSize()):
-            broker.link.give_back(group.id, topic.id, reply.batches)
-            raise Overloaded("this connection has much unread already; read it, and poll again")
-        signer, store_host = broker.signer, broker.name.encode()
-        items: list[bytes] = []
-        for batch in reply.batches:
-            signed = signer.sign(
-                group.name,
-                topic.name,
-                slot=batch.slot,
-                delivery_id=batch.delivery_id,
-                visible_at_ms=batch.visible_at_ms,
-            )
-            items += encode_received(
-                batch, topic_wire=topic_wire, store_host=store_host, signed=signed
-            )
-        return items
+    ) -> None:
+        """Wait for room for a reply; raises where there is none."""
+        left_ms = end_ms - self._clock.monotonic_ms()
+        if pop.poll_duration_ms and left_ms <= 0:
+            raise MessageNotFound(_MUCH_UNREAD)
+        if not await responses.hold_in_turn(size_bytes, timeout_s=max(left_ms, 0) / 1000):
+            if pop.poll_duration_ms and self._clock.monotonic_ms() >= end_ms:
+                raise MessageNotFound(_MUCH_UNREAD)
+            raise Overloaded(_MUCH_UNREAD)
 
     async def ack_message(self, call: Call, request: bytes) -> bytes:
         """Settle deliveries; each entry ends by itself."""
@@ -292,6 +324,28 @@ class Consumer:
         # Half of the reserve is the broker's and the link's, the other half the client's.
         reserve_ms = min(self._reserve_ms // 2, remaining_ms // 4)
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
+
+
+def _items(
+    broker: BrokerGroup,
+    group: link_pb2.GroupConfig,
+    topic: link_pb2.TopicConfig,
+    topic_wire: bytes,
+    reply: link_pb2.PopReply,
+) -> list[bytes]:
+    """Join the items of a reply."""
+    signer, store_host = broker.signer, broker.name.encode()
+    items: list[bytes] = []
+    for batch in reply.batches:
+        signed = signer.sign(
+            group.name,
+            topic.name,
+            slot=batch.slot,
+            delivery_id=batch.delivery_id,
+            visible_at_ms=batch.visible_at_ms,
+        )
+        items += encode_received(batch, topic_wire=topic_wire, store_host=store_host, signed=signed)
+    return items
 
 
 def _without_messages(batch: link_pb2.Batch) -> link_pb2.Batch:

@@ -111,12 +111,27 @@ class RpcCall:
         return self._protocol.peer
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether the connection may hold as much more, as far as that is its own doing."""
+        """Whether the connection may hold as much more, as far as that is its own doing.
+
+        Not while others wait for room.
+        """
         return self._protocol.has_room(size_bytes)
 
     def hold(self, size_bytes: int) -> bool:
         """Take room for a reply until the call ends; False where there is none."""
         return self._protocol.hold(self.call, size_bytes)
+
+    async def hold_in_turn(self, size_bytes: int, *, timeout_s: float) -> bool:
+        """Do as `hold`, and wait for the room where the client has yet to read for it.
+
+        One after the other, in the order of asking. False: in that time there was none, or, before
+        it is over, it is the process that has none.
+        """
+        return await self._protocol.hold_in_turn(self.call, size_bytes, timeout_s)
+
+    def release(self, size_bytes: int) -> None:
+        """Give back room that was taken and is not needed."""
+        self._protocol.release(self.call, size_bytes)
 
     def expire(self) -> None:
         """End the call: its time is up."""

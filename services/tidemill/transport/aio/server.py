@@ -254,6 +254,8 @@ class ServerProtocol(Accepted):
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
         self.crowd: set[RpcCall] = set()  # calls that wait until the connection is not congested
+        # Who waits for room, and how much, in turn: as many as there are streams.
+        self._room_wanted: dict[asyncio.Future[bool], tuple[ServerCall, int]] = {}
         self._writer = Writer(self._connection.http, self.loop)
         self._transport: asyncio.Transport
         self._has_rest = False  # of what has come; nothing is read until it has had its turns
@@ -487,6 +489,7 @@ class ServerProtocol(Accepted):
         if served.call.timeout_s is not None:
             self._server.deadlines.discard(served, served.tick)
         self.calls.pop(served.call.stream.id, None)
+        self._offer_room()
         if self._server.is_draining:
             self._server.call_ended()
 
@@ -515,15 +518,44 @@ class ServerProtocol(Accepted):
 
     def has_room(self, count: int) -> bool:
         """Whether the connection may hold `count` bytes more, as far as that is its own doing."""
-        return self._connection.share.has_room(count)
+        return not self._room_wanted and self._connection.share.has_room(count)
 
     def hold(self, call: ServerCall, count: int) -> bool:
         """Take room for what is held for a call until it ends; False where there is none."""
         return self._connection.hold(call, count)
 
+    async def hold_in_turn(self, call: ServerCall, count: int, timeout_s: float) -> bool:
+        """Take room as soon as the connection has it; see `RpcCall`."""
+        taken: asyncio.Future[bool] = self.loop.create_future()
+        self._room_wanted[taken] = call, count
+        self._offer_room()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await taken
+        except TimeoutError:
+            return False
+        finally:
+            self._room_wanted.pop(taken, None)
+            self._offer_room()  # For who comes after it, and may want less.
+
+    def release(self, call: ServerCall, count: int) -> None:
+        """Give room back before the call ends."""
+        self._connection.release(call, count)
+        self._offer_room()
+
+    def _offer_room(self) -> None:
+        """Give room to those who wait for it, in turn."""
+        while self._room_wanted:
+            taken, (call, count) = next(iter(self._room_wanted.items()))
+            if not taken.done():
+                if not self._connection.share.has_room(count):
+                    return
+                taken.set_result(self._connection.hold(call, count))
+            del self._room_wanted[taken]
+
     def consumed(self, call: ServerCall, wire_bytes: int, held_bytes: int) -> None:
         """Let the client send more: a request of a stream has been answered."""
-        self._connection.release(call, held_bytes)
+        self.release(call, held_bytes)
         self._connection.consume(call, wire_bytes)
         if self._connection.http.has_output:
             self._writer.flush_soon()

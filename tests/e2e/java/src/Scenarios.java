@@ -1,5 +1,6 @@
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
+import com.google.gson.annotations.SerializedName;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
@@ -14,6 +15,7 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientException;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
@@ -36,6 +38,10 @@ public final class Scenarios {
     // A poll's least time, with the request timeout of 3 s on top.
     private static final Duration AWAIT = Duration.ofSeconds(3);
     private static final Duration INVISIBLE = Duration.ofSeconds(30); // longer than any scenario
+    // So that what a slow reader has asked for comes before its deadline.
+    private static final Duration LONG_AWAIT = Duration.ofSeconds(20);
+    // Invisible while a slow reader takes what else it has asked for.
+    private static final Duration CONSUMED = Duration.ofSeconds(120);
     private static final Duration BRIEF = Duration.ofSeconds(1); // for a delivery that is to expire
     private static final Duration WAIT = Duration.ofSeconds(40); // for anything, on the slowest machine
     private static final int RECEIVE_MAX = 32;
@@ -51,7 +57,13 @@ public final class Scenarios {
     }
 
     record Arguments(
-            List<String> endpoints, String topic, String group, int messages, boolean tls) {}
+            List<String> endpoints,
+            String topic,
+            String group,
+            int messages,
+            int receivers,
+            @SerializedName("wait_s") double waitS,
+            boolean tls) {}
 
     interface Call {
         void run() throws Exception;
@@ -63,6 +75,7 @@ public final class Scenarios {
             case "roundTrip" -> scenarios.roundTrip();
             case "redelivery" -> scenarios.redelivery();
             case "push" -> scenarios.push();
+            case "consumeAll" -> scenarios.consumeAll();
             default -> throw new IllegalArgumentException(args[0]);
         }
         // Threads of the client outlive it for a while.
@@ -135,6 +148,53 @@ public final class Scenarios {
         }
     }
 
+    /** Receive and ack all that is there, with several polls at a time, and tell how calls ended. */
+    private void consumeAll() throws Exception {
+        Set<String> ids = ConcurrentHashMap.newKeySet();
+        Map<String, Integer> ended = new ConcurrentHashMap<>();
+        AtomicLong bytes = new AtomicLong();
+        long began = System.nanoTime();
+        AtomicLong last = new AtomicLong(began);
+        long deadline = began + (long) (given.waitS() * 1e9);
+        try (SimpleConsumer consumer = consumer(LONG_AWAIT)) {
+            Runnable receiver = () -> {
+                while (ids.size() < given.messages() && System.nanoTime() < deadline) {
+                    List<MessageView> received = new ArrayList<>();
+                    count(ended, "receive", () -> received.addAll(consumer.receive(RECEIVE_MAX, CONSUMED)));
+                    for (MessageView message : received) {
+                        ids.add(message.getMessageId().toString());
+                        bytes.addAndGet(message.getBody().remaining());
+                        last.set(System.nanoTime());
+                        count(ended, "ack", () -> consumer.ack(message));
+                    }
+                }
+            };
+            List<Thread> receivers = new ArrayList<>();
+            for (int n = 0; n < given.receivers(); n++) {
+                Thread thread = new Thread(receiver);
+                thread.start();
+                receivers.add(thread);
+            }
+            for (Thread thread : receivers) {
+                thread.join();
+            }
+            double tookS = (last.get() - began) / 1e9;
+            tell(
+                    "consumed",
+                    Map.of("messages", ids.size(), "bytes", bytes.get(), "ended", ended, "tookS", tookS));
+        }
+    }
+
+    private static void count(Map<String, Integer> ended, String during, Call call) {
+        String outcome = "OK";
+        try {
+            call.run();
+        } catch (Exception error) {
+            outcome = error.getMessage();
+        }
+        ended.merge(during + ": " + outcome, 1, Integer::sum);
+    }
+
     // ------------------------------------------------------------ the client
 
     private ClientConfiguration configuration() {
@@ -152,11 +212,15 @@ public final class Scenarios {
     }
 
     private SimpleConsumer consumer() throws Exception {
+        return consumer(AWAIT);
+    }
+
+    private SimpleConsumer consumer(Duration await) throws Exception {
         return PROVIDER.newSimpleConsumerBuilder()
                 .setClientConfiguration(configuration())
                 .setConsumerGroup(given.group())
                 .setSubscriptionExpressions(Map.of(given.topic(), FilterExpression.SUB_ALL))
-                .setAwaitDuration(AWAIT)
+                .setAwaitDuration(await)
                 .build();
     }
 

@@ -1,0 +1,245 @@
+"""Does anything of ours end a call of an honest reader, at full speed or behind a slow line?
+
+One standalone, one topic of 200 MB. A consumer over each gRPC library receives and acks all of it,
+with four polls at a time on its one connection: once directly, and once through a relay that lets
+5 MB/s through. `ended` is how its calls ended, as it saw it, `answers` as the proxy did, `limits`
+what the proxy ended or refused by a limit meanwhile. But for OK and MESSAGE_NOT_FOUND all is ours.
+
+    python -m tests.perf.bench_readers [--only grpcio grpc-go ...] [--results FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.client_process import (
+    GO_PROGRAM,
+    JAVA_CLASSES,
+    JAVA_LIBRARIES,
+    NODE_PACKAGES,
+    SCRIPTS,
+)
+from tests.support.processes import Standalone, standalone
+from tests.support.slow_relay import relaying
+from tests.support.strangers import message, path_of, send_of
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+TOPIC = "read"
+# Bodies and how many of each. With its fields the largest is just under 4 MiB, which is what
+# grpcio, grpc-js and tonic take of a message unless they are told otherwise.
+MESSAGES = {(4 << 20) - 4096: 40, 64 << 10: 480, 1 << 10: 1_000}
+SLOW_BYTES_PER_S = 5_000_000
+SENDERS = 4  # at a time: enough to fill the topic soon
+RECEIVERS = 4  # polls at a time; a batch of the largest is 16 MiB, and their connection holds 24
+WAIT_S = 150.0  # for 200 MB at 5 MB/s, three times over
+RESULTS = Path(__file__).parent / "results" / "readers.json"
+RUST = Path(__file__).parent / "readers" / "rust"
+RUST_PROGRAM = RUST / "target" / "release" / "reader"
+# They end connections that do nothing, or are old: no reader is kept from reading by them.
+LIMITS_OF_TIME = frozenset({"age", "idle", "keepalive"})
+FINE = frozenset({"OK", "MESSAGE_NOT_FOUND"})
+
+Told = dict[str, Any]
+
+
+class Reader(NamedTuple):
+    """A program that reads everything over one library."""
+
+    # Returns the command line for: home folder, endpoint, group.
+    command: Callable[[Path, str, str], list[str]]
+    tool: str
+    made: Path  # without it there is nothing to run
+
+
+def arguments_of(endpoint: str, group: str) -> str:
+    count = sum(MESSAGES.values())
+    return json.dumps({
+        "endpoints": [endpoint], "topic": TOPIC, "group": group, "messages": count,
+        "receivers": RECEIVERS, "wait_s": WAIT_S,
+    })  # fmt: skip
+
+
+def python_reader(_home: Path, endpoint: str, group: str) -> list[str]:
+    script = SCRIPTS / "python" / "scenarios.py"
+    return [sys.executable, str(script), "consume_all", arguments_of(endpoint, group)]
+
+
+def go_reader(_home: Path, endpoint: str, group: str) -> list[str]:
+    return [str(GO_PROGRAM), "consumeAll", arguments_of(endpoint, group)]
+
+
+def node_reader(_home: Path, endpoint: str, group: str) -> list[str]:
+    script = SCRIPTS / "node" / "scenarios.mjs"
+    return ["node", str(script), "consumeAll", arguments_of(endpoint, group)]
+
+
+def java_reader(home: Path, endpoint: str, group: str) -> list[str]:
+    classes = f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*"
+    java = ["java", f"-Duser.home={home}", "-cp", classes, "Scenarios"]
+    return [*java, "consumeAll", arguments_of(endpoint, group)]
+
+
+def rust_reader(_home: Path, endpoint: str, group: str) -> list[str]:
+    count = sum(MESSAGES.values())
+    return [str(RUST_PROGRAM), endpoint, TOPIC, group, str(count), str(RECEIVERS), str(WAIT_S)]
+
+
+READERS = {
+    "grpcio": Reader(python_reader, "python3", SCRIPTS),
+    "grpc-go": Reader(go_reader, "go", GO_PROGRAM),
+    "grpc-js": Reader(node_reader, "node", NODE_PACKAGES),
+    "netty": Reader(java_reader, "java", JAVA_CLASSES),
+    "tonic": Reader(rust_reader, "cargo", RUST_PROGRAM),
+}
+
+
+def build_rust() -> None:
+    """Build the consumer over tonic, where there is cargo; the others are built by `make test`."""
+    if shutil.which("cargo"):
+        subprocess.run(["cargo", "build", "--release", "--quiet", "--locked"], cwd=RUST, check=True)
+
+
+async def fill(server: Standalone) -> None:
+    """Store what all readers read, the largest first, so that many lie in one batch."""
+    sizes = [size for size, count in MESSAGES.items() for _ in range(count)]
+    numbered = enumerate(sizes)
+
+    async def send_some(send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]) -> None:
+        for number, size in numbered:
+            one = message(bytes(size), TOPIC, message_id=f"01{number:032X}")
+            answer = await send(
+                send_of(one).SerializeToString(),
+                metadata=(("x-mq-client-id", "bench"),), timeout=30,
+            )  # fmt: skip
+            code = service.SendMessageResponse.FromString(answer).status.code
+            assert code == v2.OK, f"message {number} was refused: {code}"
+
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
+        send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            path_of("SendMessage")
+        )
+        await asyncio.gather(*(send_some(send) for _ in range(SENDERS)))
+
+
+def counted(server: Standalone) -> tuple[Counter[str], Counter[str]]:
+    """Return how often the proxy hit each limit, and how it has answered: by method and code."""
+    [proxy] = [child for name, child in server.processes.items() if name.startswith("proxy")]
+    with httpx.Client(trust_env=False) as client:
+        text = client.get(proxy.metrics).raise_for_status().text
+    limits: Counter[str] = Counter()
+    answers: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "rocketmq_grpc_limit_hits_total":
+                limits[sample.labels["limit"]] += int(sample.value)
+            elif sample.name == "rocketmq_rpc_latency_count":
+                labels = sample.labels
+                answers[f"{labels['request_code']}: {labels['response_code']}"] += int(sample.value)
+    return limits, answers
+
+
+@contextlib.asynccontextmanager
+async def reached(server: Standalone, bytes_per_s: int | None) -> AsyncIterator[str]:
+    """Yield an address of the proxy: its own, or one behind a slow line."""
+    if bytes_per_s is None:
+        yield server.grpc
+        return
+    async with relaying(server.grpc, bytes_per_s=bytes_per_s) as address:
+        yield address
+
+
+async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Path) -> Told:
+    """Let one reader read everything; return what it and the proxy have counted."""
+    group = f"{name}-{'full' if bytes_per_s is None else 'slow'}"
+    limits_before, answers_before = counted(server)
+    async with reached(server, bytes_per_s) as endpoint:
+        process = await asyncio.create_subprocess_exec(
+            *READERS[name].command(home, endpoint, group),
+            env={**os.environ, "HOME": str(home)},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(2 * WAIT_S):
+                output, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    limits, answers = counted(server)
+    facts = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
+    told = next((fact for fact in facts if fact["fact"] == "consumed"), None)
+    if told is None:
+        raise SystemExit(f"{name} failed:\n{output.decode()}\n{errors.decode()}")
+    ended = told["ended"]
+    hits = dict(limits - limits_before)
+    return {
+        "messages": told["messages"],
+        "missing": sum(MESSAGES.values()) - told["messages"],
+        "repeated_bytes": told["bytes"] - sum(size * count for size, count in MESSAGES.items()),
+        "took_s": round(told["tookS"], 1),
+        "mb_per_s": round(told["bytes"] / 1e6 / told["tookS"], 1) if told["tookS"] else 0.0,
+        "ended": ended,
+        "ended_by_us": sum(
+            count for outcome, count in ended.items() if outcome.partition(": ")[2] not in FINE
+        ),
+        "answers": dict(answers - answers_before),
+        "limits": hits,
+        "limits_hit": sum(count for limit, count in hits.items() if limit not in LIMITS_OF_TIME),
+    }
+
+
+async def measure(names: list[str], home: Path) -> Told:
+    results: Told = {"bench": "readers", "messages": {str(k): v for k, v in MESSAGES.items()}}
+    with standalone(home / "data") as server:
+        for name in names:
+            for pace in ("full", "slow"):
+                server.put(f"groups/{name}-{pace}")
+        await fill(server)
+        for name in names:
+            for pace, bytes_per_s in (("full", None), ("slow", SLOW_BYTES_PER_S)):
+                told = await read(server, name, bytes_per_s, home)
+                results.setdefault(name, {})[pace] = told
+                print(name, pace, json.dumps(told), file=sys.stderr, flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=READERS, default=list(READERS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if "tonic" in arguments.only:
+        build_rust()
+    names = []
+    for name in arguments.only:
+        reader = READERS[name]
+        if shutil.which(reader.tool) and reader.made.exists():
+            names.append(name)
+        else:
+            print(f"{name}: {reader.tool} or {reader.made} is missing", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        results = asyncio.run(measure(names, Path(folder).resolve()))
+    arguments.results.write_text(json.dumps(results, indent=2) + "\n")
+    json.dump(results, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
