@@ -23,7 +23,7 @@ from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.server import config_log
 from tidemill.broker.server.long_polling import Pop
-from tidemill.common.errors import Overloaded, ServiceError
+from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -227,8 +227,6 @@ def _park(link: Link, pop: Pop, poll_duration_ms: int, turn: Turn) -> None:
     """Let a pop wait that has found nothing, or no room on its link, or answer it."""
     try:
         if poll_duration_ms <= 0 or turn.is_draining:
-            if link.is_full:
-                raise Overloaded("the proxy reads too slowly; poll again after a pause")
             link.answer_empty(pop)
             return
         turn.polls.park(link, pop, deadline_ms=turn.monotonic_ms + poll_duration_ms)
