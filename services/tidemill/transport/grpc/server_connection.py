@@ -31,7 +31,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc import messages, status
-from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
+from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
 from tidemill.transport.grpc.messages import MessageReader, Whole
 from tidemill.transport.grpc.metadata import parse_timeout
 from tidemill.transport.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
@@ -160,9 +160,10 @@ class ServerConnection:
         now_s: float,
         hits: Counter[Limit] | None = None,
         account: MemoryAccount | None = None,
+        address: AddressShare | None = None,
         terms: Mapping[str, Terms] | None = None,
     ) -> None:
-        """Be one of the connections that share `hits` and `account`, or one alone.
+        """Be one of the connections that share `hits`, `account` and `address`, or one alone.
 
         Paths without `terms` of their own take messages of up to `message_bytes_max`.
         """
@@ -174,7 +175,7 @@ class ServerConnection:
         self._limits = limits
         self._hits = hits
         account = account or MemoryAccount(2 * limits.held_bytes_max)
-        self.share = MemoryShare(account, limits.held_bytes_max)
+        self.share = MemoryShare(account, limits.held_bytes_max, address)
         self._http_bytes = 0  # of the share, by the windows of both sides
         self._terms = terms or {}
         self._other_terms = Terms(message_bytes_max)
