@@ -84,7 +84,8 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         ge=128 << 20,
         description="Bytes held for clients: requests on their way to a broker, polls that wait,"
         " replies that are not read. Beyond it calls are refused with TOO_MANY_REQUESTS, those"
-        " first whose connection holds most.",
+        " first whose connection holds most. Clients of one address get half of it at most: behind"
+        " a balancer without PROXY protocol they all are.",
     )
     clients_max: int = Field(
         100_000,

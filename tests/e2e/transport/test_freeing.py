@@ -71,3 +71,19 @@ def test_responses_that_wait_for_a_window_are_counted_and_freed() -> None:
             client.pong()
             eventually(lambda: running.server.account.bytes < 500_000)
         everything_is_free(running)
+
+
+def test_connections_of_one_address_share_what_it_holds_and_it_is_forgotten_with_them() -> None:
+    def addresses(running: Running) -> dict[str, int]:
+        return {host: one.bytes for host, one in running.server._addresses.items()}
+
+    with rpc_server() as running:
+        with RawClient(running.port) as first, RawClient(running.port) as second:
+            for client in (first, second):
+                client.send(peer.request(1, bytes(9_000), request_to("Hang")))
+                client.pong()
+            [(host, held_bytes)] = addresses(running).items()
+            assert host == "127.0.0.1"
+            assert held_bytes == running.server.account.bytes > 18_000
+        everything_is_free(running)
+        eventually(lambda: addresses(running) == {})

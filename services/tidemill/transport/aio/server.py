@@ -25,6 +25,7 @@ from collections.abc import (
     Sequence,
 )
 from typing import TYPE_CHECKING, Final, assert_never, cast, final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -40,7 +41,7 @@ from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
 from tidemill.transport.aio.notices import Notices
 from tidemill.transport.aio.offenders import FLOODS, Offenders
 from tidemill.transport.aio.writer import Writer
-from tidemill.transport.grpc.memory import MemoryAccount
+from tidemill.transport.grpc.memory import AddressShare, MemoryAccount
 from tidemill.transport.grpc.server_connection import (
     CALLS_A_TURN,
     CallEnded,
@@ -103,6 +104,8 @@ class RpcServer:
         self.message_bytes_max = message_bytes_max
         self.notices = Notices()
         self.account = MemoryAccount(held_bytes_max)
+        # Of the account, by address; each is there for as long as a connection of it.
+        self._addresses: WeakValueDictionary[str, AddressShare] = WeakValueDictionary()
         self.offenders = Offenders(limits)
         self.accepted_count = 0
         self.connections: set[ServerProtocol] = set()
@@ -163,6 +166,13 @@ class RpcServer:
 
     def _new_connection(self, peer_host: str, peer_port: int) -> ServerProtocol:
         return ServerProtocol(self, peer_host, peer_port)
+
+    def share_of(self, address: str) -> AddressShare:
+        """Return what the connections of a client's address hold together."""
+        share = self._addresses.get(address)
+        if share is None:
+            share = self._addresses[address] = AddressShare()
+        return share
 
     def opened(self, connection: ServerProtocol) -> None:
         """Look after a new connection."""
@@ -249,6 +259,7 @@ class ServerProtocol(Accepted):
             now_s=now_s,
             hits=server.notices.hits,
             account=server.account,
+            address=server.share_of(peer_host),
             terms=server.terms,
         )
         self.loop = asyncio.get_running_loop()

@@ -31,7 +31,7 @@ from http import HTTPStatus
 from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc import messages, status
-from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
+from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
 from tidemill.transport.grpc.messages import MessageReader, Whole
 from tidemill.transport.grpc.metadata import parse_timeout
 from tidemill.transport.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
@@ -53,6 +53,8 @@ from tidemill.transport.http2.stream import Stream
 # What a call takes by itself, with its stream, its task, and what the link knows of it.
 CALL_BYTES: Final = 4 << 10
 SMALL_MESSAGE_BYTES: Final = 2 << 10  # of these
+# Of a message within the window, beyond what has come: what its pieces cost by themselves.
+RESERVED_BYTES: Final = 1 << 10
 # Begun in a turn of the loop by one connection, at some 100 us each with what answers them.
 CALLS_A_TURN: Final = 32
 # Inflated in a turn of the loop for one connection, and the last message: some milliseconds.
@@ -158,9 +160,10 @@ class ServerConnection:
         now_s: float,
         hits: Counter[Limit] | None = None,
         account: MemoryAccount | None = None,
+        address: AddressShare | None = None,
         terms: Mapping[str, Terms] | None = None,
     ) -> None:
-        """Be one of the connections that share `hits` and `account`, or one alone.
+        """Be one of the connections that share `hits`, `account` and `address`, or one alone.
 
         Paths without `terms` of their own take messages of up to `message_bytes_max`.
         """
@@ -172,7 +175,7 @@ class ServerConnection:
         self._limits = limits
         self._hits = hits
         account = account or MemoryAccount(2 * limits.held_bytes_max)
-        self.share = MemoryShare(account, limits.held_bytes_max)
+        self.share = MemoryShare(account, limits.held_bytes_max, address)
         self._http_bytes = 0  # of the share, by the windows of both sides
         self._terms = terms or {}
         self._other_terms = Terms(message_bytes_max)
@@ -360,7 +363,7 @@ class ServerConnection:
             if not reader.is_empty:
                 self._make_room(call, reader)
             self._inflated_left -= reader.inflated_bytes - inflated_before
-            held = self._hold_messages(call, complete, reader.bound_bytes)
+            held = self._hold_messages(call, complete, reader)
         except _NoRoom:
             self._refuse_for_room(call)
             events.append(CallEnded(call))
@@ -392,18 +395,20 @@ class ServerConnection:
         self.http.make_room(call.stream, reader.missing_bytes)
 
     def _hold_messages(
-        self, call: ServerCall, complete: Sequence[Whole], bound_bytes: int
+        self, call: ServerCall, complete: Sequence[Whole], reader: MessageReader
     ) -> list[int]:
-        """Hold room for the messages that are there, and for the one that has begun.
+        """Hold room for the messages that are there, and for what has come of the next one.
 
-        Return how much each has; those that were inflated had it before.
+        Return how much each has; those that were inflated had it before. What a message within the
+        window says of its length is not held: five bytes that claim sixty thousand cost nothing.
 
         What was granted beyond the window is counted with the connection, and what waits to be
         granted is not there yet.
         """
         stream = call.stream
         beyond_bytes = stream.large_bytes + stream.wanted_bytes
-        reading_bytes = max(bound_bytes - beyond_bytes, 0)
+        reading_bytes = max(reader.bound_bytes - beyond_bytes, 0)
+        reading_bytes = min(reading_bytes, reader.held_bytes + RESERVED_BYTES)
         held: list[int] = []
         plain_bytes = 0
         for message, _, is_inflated in complete:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
+from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
 
 
 def test_a_share_is_bounded_and_gives_back() -> None:
@@ -50,3 +50,34 @@ def test_what_flow_control_grants_is_counted_for_all_and_bounds_itself() -> None
     share.count_granted(0)
     assert account.bytes == 100
     assert not share.is_fair(850)
+
+
+def test_the_connections_of_one_address_stop_at_half_and_others_find_as_much() -> None:
+    account = MemoryAccount(256 << 20)
+    crowd, other = AddressShare(), AddressShare()
+    shares = [MemoryShare(account, 24 << 20, crowd) for _ in range(400)]
+    for _ in range(1_000):
+        for share in shares:
+            share.take(4_096)
+    assert account.bytes == crowd.bytes
+    assert 0.49 * account.bytes_max < crowd.bytes <= account.bytes_max // 2
+    newcomer = MemoryShare(account, 24 << 20, other)
+    assert newcomer.take(24 << 20), "however many they are"
+    most = max(share.bytes for share in shares)
+    assert not any(share.take(4_096) for share in shares), "and they have less room for it"
+    newcomer.give_back(24 << 20)
+    # Each that they took last made their room smaller by twice as much.
+    assert MemoryShare(account, 24 << 20, crowd).take(most - 2 * 4_096), "as for one more of them"
+
+
+def test_an_address_has_what_its_connections_have() -> None:
+    account, address = MemoryAccount(1_000), AddressShare()
+    first, second = (MemoryShare(account, 1_000, address) for _ in range(2))
+    assert first.take(200)
+    second.count_granted(50)
+    assert (address.bytes, account.bytes) == (250, 250)
+    assert not second.is_fair(451), "what is free, without as much as the address has already"
+    assert second.is_fair(450)
+    second.count_granted(0)
+    first.give_back(200)
+    assert (address.bytes, account.bytes) == (0, 0)

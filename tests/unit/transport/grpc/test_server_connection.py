@@ -15,6 +15,7 @@ from tidemill.transport.grpc.server_connection import (
     CALL_BYTES,
     CALLS_A_TURN,
     INFLATED_COPIES,
+    RESERVED_BYTES,
     CallEnded,
     CallStarted,
     CallWritable,
@@ -268,7 +269,7 @@ def test_connections_share_what_may_be_held() -> None:
     first, second = served(account=account), served(account=account)
     half = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=800))
     slow = called(first, half)
-    assert account.bytes == call_bytes + 805, "all of the message has room when it begins"
+    assert account.bytes == call_bytes + 805, "the rest is less than what is reserved"
     larger = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=2_000))
     [started, ended] = second.receive(larger, 0.0)
     assert isinstance(started, CallStarted)
@@ -303,6 +304,34 @@ def test_what_a_message_inflates_to_has_room_first_or_is_refused() -> None:
     ]
     assert status_of(output(connection))[0] == "8"
     assert account.bytes == held
+
+
+def test_a_length_that_is_only_told_takes_no_room() -> None:
+    account = MemoryAccount(1 << 20)
+    connection = served(account=account)
+    call = called(connection)
+    before = account.bytes
+    assert connection.receive(peer.data(1, grpc_message(b"", length=60_000)), 0.0) == []
+    assert account.bytes == before + 5 + RESERVED_BYTES
+    connection.receive(peer.data(1, bytes(10_000)), 0.0)
+    assert account.bytes == before + 10_005 + RESERVED_BYTES, "what comes does"
+    for _ in range(5):
+        events = connection.receive(peer.data(1, bytes(10_000)), 0.0)
+    assert [type(one) for one in events] == [MessageReceived]
+    assert account.bytes == before + 60_000
+    connection.respond(call, b"")
+    assert account.bytes == 0
+
+
+def test_a_message_that_finds_no_room_on_its_way_is_refused() -> None:
+    account = MemoryAccount(1 << 20)
+    first, second = served(account=account), served(account=account)
+    slow = called(first, peer.headers(1) + peer.data(1, grpc_message(bytes(5_000), length=60_000)))
+    other = called(second)
+    assert second.hold(other, account.bytes_max - account.bytes - CALL_BYTES - 20_000)
+    assert first.receive(peer.data(1, bytes(16_000)), 0.0) == [CallEnded(slow)]
+    assert status_of(output(first))[0] == "8"
+    assert first.share.bytes == 0
 
 
 @pytest.mark.parametrize("is_open_ended", [False, True])
