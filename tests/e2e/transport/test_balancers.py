@@ -34,11 +34,13 @@ def peers(running: object) -> set[str]:
 
 
 def test_the_address_in_the_header_is_the_clients() -> None:
-    with rpc_server(proxy_protocol_from=HERE) as running:
-        with RawClient(running.port, greeting=b"") as client:
-            client.send(header(203, 0, 113, 7) + GREETING)
-            assert client.call(1) == grpc_message(b"hello")
-            assert peers(running) == {"203.0.113.7"}
+    with (
+        rpc_server(proxy_protocol_from=HERE) as running,
+        RawClient(running.port, greeting=b"") as client,
+    ):
+        client.send(header(203, 0, 113, 7) + GREETING)
+        assert client.call(1) == grpc_message(b"hello")
+        assert peers(running) == {"203.0.113.7"}
 
 
 @pytest.mark.parametrize("nobody", [LOCAL, UNKNOWN])

@@ -23,7 +23,6 @@ from tidemill.common.metrics import (
 )
 from tidemill.common.readiness import Readiness
 
-
 WAIT_S = 30.0  # far more than anything here takes
 
 
@@ -177,6 +176,15 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
         return [counter]
 
     metrics.register(collect)
+    is_let_go, connected = asyncio.Event(), MetricsServer._connected
+
+    async def note(
+        server: MetricsServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await connected(server, reader, writer)
+        is_let_go.set()
+
+    monkeypatch.setattr(MetricsServer, "_connected", note)
 
     async def scenario() -> None:
         async with MetricsServer(metrics, Readiness()).serving("127.0.0.1", 0) as server:
@@ -185,8 +193,7 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
             async with asyncio.timeout(WAIT_S):
                 await reader.readuntil(b"H")  # It is being written.
-                while server._connections:
-                    await asyncio.sleep(0)
+                await is_let_go.wait()
             writer.transport.abort()
 
     asyncio.run(scenario())
