@@ -21,7 +21,7 @@ def broker_credentials(settings: AdminSettings) -> Reloading[grpc.ChannelCredent
     )
     if files is None:
         return None
-    return Reloading("cluster", files, functools.partial(_read, files))
+    return Reloading("cluster", files, functools.partial(_read, files), is_server=False)
 
 
 def _read(files: TlsFiles) -> grpc.ChannelCredentials:

@@ -1,4 +1,4 @@
-"""Who may come in: the names this API answers to, the token, and how large a body may be.
+"""Who may come in: the names this API answers to, the token, and how large and slow a body may be.
 
 One ASGI application around the other, so that nothing is parsed, routed or read for whom it refuses
 (ADR 0019). A refusal is a problem document as any other.
@@ -6,6 +6,7 @@ One ASGI application around the other, so that nothing is parsed, routed or read
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 GUARDED: Final = "/api/"  # paths that need the token; the pages beside them hold no secret
-# Of all requests that are being read: some of the largest, or hundreds of ordinary ones.
+# Of all requests that are being read, as far as they have come: some of the largest. Beyond it 429.
 BODIES_BYTES_MAX: Final = 64 << 20
+# Of each, not counted there, so that large ones never keep ordinary ones out. The number of
+# connections bounds it.
+ORDINARY_BYTES_MAX: Final = 64 << 10
+BODY_PAUSE_S: Final = 10.0  # without a byte of a body; then, and after the next, 408
+BODY_TIMEOUT_S: Final = 60.0  # for a whole body: the largest message, at a megabit/s
 TOKEN_BYTES_MAX: Final = 4_096  # a file with more is another file
 # The rest of a refused body is not read, so the connection has no further request.
 CLOSE: Final = {"Connection": "close"}
@@ -118,7 +124,7 @@ class Door:
         try:
             await self._app(scope, body.receive, send)
         finally:
-            self._held_bytes -= body.size_bytes
+            self._held_bytes -= body.held_bytes
 
     def _find_refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         names = headers.getlist("host")
@@ -170,28 +176,48 @@ class Door:
 
 @final
 class _Body:
-    """What a request brings, counted as it comes."""
+    """What a request brings, counted and timed as it comes."""
 
     def __init__(self, receive: Receive, bytes_max: int, hold: Callable[[int], None]) -> None:
         self._receive = receive
         self._bytes_max = bytes_max
         self._hold = hold
-        self.size_bytes = 0
+        self._size_bytes = 0
+        self._is_whole = False
+        self._until_s: float | None = None  # set when somebody begins to read
+        self.held_bytes = 0
 
     async def receive(self) -> Message:
-        """Receive the next part; raise HTTPException beyond the limit, which the app answers."""
-        message = await self._receive()
-        size_bytes = len(message.get("body", b""))
-        if self.size_bytes + size_bytes > self._bytes_max:
+        """Receive the next part; raise HTTPException beyond a limit, which the app answers."""
+        # Of a whole body the next message is that the caller has gone.
+        message = await (self._receive() if self._is_whole else self._receive_in_time())
+        self._is_whole = not message.get("more_body", False)
+        self._size_bytes += len(message.get("body", b""))
+        if self._size_bytes > self._bytes_max:
             detail = _too_large(self._bytes_max)
             raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, CLOSE)
+        new_bytes = max(self._size_bytes - ORDINARY_BYTES_MAX, 0) - self.held_bytes
         try:
-            self._hold(size_bytes)
+            self._hold(new_bytes)
         except Overloaded as error:
             status = CODES[Overloaded].http
             raise HTTPException(status, error.message, CLOSE) from error
-        self.size_bytes += size_bytes
+        self.held_bytes += new_bytes
         return message
+
+    async def _receive_in_time(self) -> Message:
+        now_s = asyncio.get_running_loop().time()
+        if self._until_s is None:
+            self._until_s = now_s + BODY_TIMEOUT_S
+        try:
+            async with asyncio.timeout_at(min(now_s + BODY_PAUSE_S, self._until_s)):
+                return await self._receive()
+        except TimeoutError as error:
+            detail = (
+                f"a request's body comes within {BODY_TIMEOUT_S:g} s, without pauses of"
+                f" {BODY_PAUSE_S:g} s"
+            )
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, CLOSE) from error
 
 
 def _host_of(authority: str) -> str:

@@ -18,6 +18,7 @@ from tidemill.admin.app import create_app
 from tidemill.admin.broker_client import broker_client
 from tidemill.admin.broker_credentials import broker_credentials
 from tidemill.admin.broker_watch import BrokerWatch
+from tidemill.admin.connections import Connection
 from tidemill.admin.door import Door, TokenFile
 from tidemill.admin.metrics import AdminMetrics, Measured
 from tidemill.admin.settings import AdminSettings
@@ -167,6 +168,8 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
+            http=Connection,
+            ws="none",
             # Whoever asks is who has connected, and not what a header says.
             proxy_headers=False,
             ssl_context_factory=(lambda _config, _default: tls) if tls else None,

@@ -46,6 +46,8 @@ SAMPLES_A_PART: Final = 64  # made, and written as text, in about a millisecond
 _END_OF_OPENMETRICS = b"# EOF\n"
 _REQUEST_BYTES_MAX = 16_384  # of a request's head; scrapers send a few hundred
 _REQUEST_TIMEOUT_S = 10.0  # for a request's head to arrive, so that idle connections end
+_WRITE_TIMEOUT_S = 60.0  # for the whole answer to be read; scrapers give up after ten seconds
+_METHODS = "GET, HEAD"
 
 Labels = tuple[str, ...]
 Label = TypeVar("Label")
@@ -298,11 +300,16 @@ class MetricsServer:
         ):
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-            for piece in await self._answer(head.decode("latin-1")):
-                writer.write(piece)
-                await writer.drain()
+            pieces = await self._answer(head.decode("latin-1"))
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         self._connections.discard(writer)
-        writer.close()
+        # At once: who has not read by now is not waited for.
+        writer.transport.abort()
 
     async def _answer(self, head: str) -> list[bytes]:
         request, *lines = head.split("\r\n")
@@ -312,8 +319,12 @@ class MetricsServer:
             name.strip().lower(): value.strip()
             for name, _, value in (line.partition(":") for line in lines)
         }
-        if method not in {"GET", "HEAD"}:
-            return _response(405, "text/plain", b"only GET\n")
+        if method not in _METHODS.split(", "):
+            return _response(405, "text/plain", b"only GET\n", more_head=f"Allow: {_METHODS}\r\n")
+        answer = await self._answer_get(path, headers)
+        return answer[:1] if method == "HEAD" else answer
+
+    async def _answer_get(self, path: str, headers: dict[str, str]) -> list[bytes]:
         match path:
             case "/metrics":
                 encode, content_type = exposition.choose_encoder(headers.get("accept", ""))
@@ -321,8 +332,8 @@ class MetricsServer:
             case "/livez":
                 return _response(200, "text/plain", b"ok\n")
             case "/readyz":
-                is_ready, lines = self._readiness.report()
-                text = "\n".join([*lines, ""])
+                is_ready, reasons = self._readiness.report()
+                text = "\n".join([*reasons, ""])
                 return _response(200 if is_ready else 503, "text/plain", text.encode())
             case _:
                 return _response(404, "text/plain", b"see /metrics, /livez and /readyz\n")
@@ -342,9 +353,10 @@ class MetricsServer:
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
-def _response(status: int, content_type: str, *body: bytes) -> list[bytes]:
+def _response(status: int, content_type: str, *body: bytes, more_head: str = "") -> list[bytes]:
+    """Return the head, and then the pieces of the body."""
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
-        f"Content-Length: {sum(map(len, body))}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {sum(map(len, body))}\r\n{more_head}Connection: close\r\n\r\n"
     )
     return [head.encode(), *body]

@@ -129,7 +129,7 @@ def link_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
     )
     if files is None:
         return None
-    return Reloading("cluster", files, functools.partial(client_context, files))
+    return Reloading("cluster", files, functools.partial(client_context, files), is_server=False)
 
 
 def connect_of(link: Reloading[ssl.SSLContext] | None) -> Connect:

@@ -26,6 +26,7 @@ def header(*source: int) -> bytes:
 
 
 LOCAL = HEAD.pack(SIGNATURE, 0x20, 0, 0)
+UNKNOWN = HEAD.pack(SIGNATURE, 0x21, 0, 4) + bytes(4)  # a client of family UNSPEC
 
 
 def peers(running: object) -> set[str]:
@@ -33,14 +34,23 @@ def peers(running: object) -> set[str]:
 
 
 def test_the_address_in_the_header_is_the_clients() -> None:
-    with rpc_server(proxy_protocol_from=HERE) as running:
-        with RawClient(running.port, greeting=b"") as client:
-            client.send(header(203, 0, 113, 7) + GREETING)
-            assert client.call(1) == grpc_message(b"hello")
-            assert peers(running) == {"203.0.113.7"}
-        with RawClient(running.port, greeting=LOCAL + GREETING) as check:
-            assert check.call(1) == grpc_message(b"hello")
-            assert "127.0.0.1" in peers(running)
+    with (
+        rpc_server(proxy_protocol_from=HERE) as running,
+        RawClient(running.port, greeting=b"") as client,
+    ):
+        client.send(header(203, 0, 113, 7) + GREETING)
+        assert client.call(1) == grpc_message(b"hello")
+        assert peers(running) == {"203.0.113.7"}
+
+
+@pytest.mark.parametrize("nobody", [LOCAL, UNKNOWN])
+def test_a_header_without_an_address_leaves_that_of_the_connection(nobody: bytes) -> None:
+    with (
+        rpc_server(proxy_protocol_from=HERE) as running,
+        RawClient(running.port, greeting=nobody + GREETING) as client,
+    ):
+        assert client.call(1) == grpc_message(b"hello")
+        assert peers(running) == {"127.0.0.1"}
 
 
 def test_a_header_may_come_in_pieces_and_before_tls(certificates: Certificates) -> None:

@@ -23,6 +23,7 @@ from tidemill.transport.aio.tls import (
 from tidemill.transport.aio.tls import (
     Reloading,
     TlsFiles,
+    client_context,
     newest_of,
     server_context,
 )
@@ -132,6 +133,31 @@ def test_an_expired_certificate_is_asked_for_its_date(tmp_path: Path, files: Tls
     expires_at_s = reloading(files).expires_at_s
     assert expires_at_s is not None
     assert expires_at_s < time.time()
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+def test_a_certificate_that_fails_in_a_handshake_keeps_the_old_one(
+    tmp_path: Path, files: TlsFiles, *, is_server: bool
+) -> None:
+    make = functools.partial(server_context if is_server else client_context, files)
+    tls = Reloading("cluster", files, make, is_server=is_server)
+    old, expires_at_s = tls.newest, tls.expires_at_s
+    uses = ["clientAuth", "serverAuth"]
+    for use in uses if is_server else uses[::-1]:  # The first is for the other end.
+        subprocess.run(
+            ["openssl", "req", "-x509", "-key", "server.key", "-subj", "/CN=localhost",
+             "-addext", f"extendedKeyUsage={use}", "-days", "9", "-out", "server.crt"],
+            cwd=tmp_path, check=True, capture_output=True,
+        )  # fmt: skip
+        with capture_logs() as logs:
+            tls.reload()
+        if not tls.results["done"]:
+            assert (tls.newest, tls.expires_at_s) == (old, expires_at_s)
+            assert "does not work in a handshake" in logs[0]["reason"]
+    assert tls.results == {"failed": 1, "done": 1}
+    assert tls.newest is not old
+    # Where there is no older one it may do.
+    assert Reloading("cluster", files, make, is_server=not is_server).expires_at_s is None
 
 
 def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:

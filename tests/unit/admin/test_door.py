@@ -17,9 +17,10 @@ from tidemill.admin.problems import add_problem_handlers
 from tidemill.common.lifecycle import StartRefused
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX = 1_000
+WAIT_S = 30.0  # far more than anything here takes
 
 
 def app() -> ASGIApp:
@@ -155,7 +156,97 @@ def test_a_body_of_no_declared_size_is_read_up_to_the_limit() -> None:
 
 def test_bodies_that_are_read_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "BODIES_BYTES_MAX", 10)
+    monkeypatch.setattr(door, "ORDINARY_BYTES_MAX", 5)
     served = guarded()
-    assert ask(served, content=bytes(11)).status_code == 429
+    assert ask(served, content=bytes(16)).status_code == 429
     for _ in range(3):  # What was read is given back.
-        assert ask(served, content=bytes(10)).status_code == 200
+        assert ask(served, content=bytes(15)).status_code == 200
+
+
+async def post(served: ASGIApp, receive: Receive) -> int:
+    """Ask with parts that come as `receive` says; return the status."""
+    answer: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answer.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/api/v1/read", "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }  # fmt: skip
+    async with asyncio.timeout(WAIT_S):
+        await served(scope, receive, send)
+    return int(answer[0]["status"])
+
+
+def part(size_bytes: int) -> Message:
+    return {"type": "http.request", "body": bytes(size_bytes), "more_body": True}
+
+
+def test_ordinary_requests_are_read_while_large_ones_fill_the_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "BODIES_BYTES_MAX", 10)
+    monkeypatch.setattr(door, "ORDINARY_BYTES_MAX", 5)
+    served = guarded()
+
+    async def scenario() -> None:
+        parts, is_full = [part(15)], asyncio.Event()
+
+        async def fill() -> Message:
+            if parts:
+                return parts.pop()
+            is_full.set()
+            return await asyncio.Future()
+
+        async def ordinary() -> Message:
+            return {**part(5), "more_body": False}
+
+        filling = asyncio.create_task(post(served, fill))
+        async with asyncio.timeout(WAIT_S):
+            await is_full.wait()
+        assert await post(served, ordinary) == 200
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_stands_still_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "BODY_PAUSE_S", 0.01)
+
+    async def silent() -> Message:
+        return await asyncio.Future()
+
+    assert asyncio.run(post(guarded(), silent)) == 408
+
+
+def test_a_body_that_trickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.01)
+
+    async def trickle() -> Message:
+        await asyncio.sleep(0)
+        return part(0)
+
+    assert asyncio.run(post(guarded(), trickle)) == 408
+
+
+def test_a_caller_whose_body_is_whole_may_stay_as_long_as_it_likes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.0)
+    messages: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.sleep(0)  # The wait for its leaving.
+        return {"type": "http.disconnect"}
+
+    async def wait_for_its_leaving(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    served = Door(wait_for_its_leaving, body_bytes_max=BODY_BYTES_MAX)
+    assert asyncio.run(post(served, receive)) == 200

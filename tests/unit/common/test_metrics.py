@@ -23,15 +23,19 @@ from tidemill.common.metrics import (
 )
 from tidemill.common.readiness import Readiness
 
+WAIT_S = 30.0  # far more than anything here takes
+
 
 def registry() -> Registry:
     return Registry(cluster="c", node_type="broker", node_id="b-0")
 
 
-async def fetch(server: MetricsServer, path: str, **headers: str) -> tuple[str, str]:
+async def fetch(
+    server: MetricsServer, path: str, method: str = "GET", **headers: str
+) -> tuple[str, str]:
     host, _, port = server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    lines = [f"GET {path} HTTP/1.1", "Host: test", *(f"{k}: {v}" for k, v in headers.items())]
+    lines = [f"{method} {path} HTTP/1.1", "Host: test", *(f"{k}: {v}" for k, v in headers.items())]
     writer.write("\r\n".join([*lines, "", ""]).encode())
     head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
     writer.close()
@@ -146,3 +150,50 @@ def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: An
     for name in ("other", "third", "whole"):
         assert text.count(f"# TYPE {name} ") == 1
     assert text.count("# EOF") == (accept != "")
+
+
+def test_other_methods_are_told_which_ones_there_are() -> None:
+    async def scenario() -> None:
+        async with MetricsServer(registry(), Readiness()).serving("127.0.0.1", 0) as server:
+            head, _ = await fetch(server, "/livez", "POST")
+            assert head.startswith("HTTP/1.1 405 ")
+            assert "\r\nAllow: GET, HEAD\r\n" in head
+            assert await fetch(server, "/livez", "HEAD") == ((await fetch(server, "/livez"))[0], "")
+
+    asyncio.run(scenario())
+
+
+def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.common.metrics._WRITE_TIMEOUT_S", 0.01)
+    metrics, count = registry(), 2_000
+    # More than the buffers of both ends.
+    labels = [(f"{n}{'x' * 10_000}",) for n in range(count)]
+
+    def collect() -> list[CounterMetricFamily]:
+        counter = CounterMetricFamily("large_total", "Large.", labels=("topic",))
+        for each in labels:
+            counter.add_metric(each, 1)
+        return [counter]
+
+    metrics.register(collect)
+    is_let_go, connected = asyncio.Event(), MetricsServer._connected
+
+    async def note(
+        server: MetricsServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await connected(server, reader, writer)
+        is_let_go.set()
+
+    monkeypatch.setattr(MetricsServer, "_connected", note)
+
+    async def scenario() -> None:
+        async with MetricsServer(metrics, Readiness()).serving("127.0.0.1", 0) as server:
+            host, _, port = server.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(WAIT_S):
+                await reader.readuntil(b"H")  # It is being written.
+                await is_let_go.wait()
+            writer.transport.abort()
+
+    asyncio.run(scenario())

@@ -8,8 +8,9 @@
     addresses   of TCP over IPv4: source 4, target 4, source port u16, target port u16
                 of TCP over IPv6: source 16, target 16, the same ports
 
-It comes before TLS. Command 0 (LOCAL) is the balancer speaking for itself, such as a health check;
-of other families, and of what follows the addresses, nothing is read.
+It comes before TLS. Command 0 (LOCAL) is the balancer speaking for itself, such as a health check,
+and with family 0 (UNSPEC) it does not know for whom it speaks: the address of its connection counts
+in both. Other families are refused; of what follows the addresses nothing is read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HEAD: Final = struct.Struct(">12sBBH")
 # is none that we have a use for.
 REST_BYTES_MAX: Final = 4_096
 _LOCAL, _PROXY = 0x20, 0x21  # version 2 and the command
-_TCP4, _TCP6 = 0x11, 0x21
+_UNSPEC, _TCP4, _TCP6 = 0x00, 0x11, 0x21
 _ADDRESSES: Final = {_TCP4: struct.Struct(">4s4sHH"), _TCP6: struct.Struct(">16s16sHH")}
 
 
@@ -42,13 +43,13 @@ class Source(NamedTuple):
 
 
 async def read_source(accepted: socket.socket) -> Source | None:
-    """Read the header, and not a byte more; None: the balancer speaks for itself.
+    """Read the header, and not a byte more; None: the connection's own address counts.
 
     Raises BadProxyHeader, OSError.
     """
     command, family, rest_bytes = parse_head(await _read(accepted, HEAD.size))
     rest = await _read(accepted, rest_bytes)
-    return None if command == _LOCAL else parse_source(family, rest)
+    return None if command == _LOCAL or family == _UNSPEC else parse_source(family, rest)
 
 
 def parse_head(head: bytes) -> tuple[int, int, int]:

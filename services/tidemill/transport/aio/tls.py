@@ -77,14 +77,22 @@ def cluster_files(*, ca: str, certificate: str, key: str) -> TlsFiles | None:
 class Reloading(Generic[T]):
     """What was made of some files, and is made again of the new ones."""
 
-    def __init__(self, use: str, files: TlsFiles, make: Callable[[], T]) -> None:
+    def __init__(
+        self, use: str, files: TlsFiles, make: Callable[[], T], *, is_server: bool = True
+    ) -> None:
         """Make it; raise StartRefused. `use` says what it is for, in logs and metrics."""
         self.use = use
         self._files = files
         self._make = make
+        self._is_server = is_server
         self._changes = FileChanges(files.all)
         self.newest = make()
-        self.expires_at_s = _expiry(files)  # Unix time; None: nobody can tell
+        self.expires_at_s: float | None = None  # Unix time; None: nobody can tell
+        try:
+            self.expires_at_s = _expiry(files, is_server=is_server)
+        except StartRefused as refusal:
+            # There is no older one, and it may do for others that look at less.
+            log.warning("certificate may be refused by others", use=use, reason=str(refusal))
         self.results: Counter[str] = Counter()
         # Called after each reload that has worked.
         self.on_reload: Callable[[], None] = lambda: None
@@ -97,7 +105,8 @@ class Reloading(Generic[T]):
     def reload(self) -> None:
         """Make it of the files as they are now, or keep what there is."""
         try:
-            newest, expires_at_s = self._make(), _expiry(self._files)
+            newest = self._make()
+            expires_at_s = _expiry(self._files, is_server=self._is_server)
         except StartRefused as refusal:
             self.results["failed"] += 1
             log.error(  # noqa: TRY400  # The reason says it all.
@@ -242,39 +251,46 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
             ) from error
 
 
-def _expiry(files: TlsFiles) -> float | None:
-    """Return when the certificate expires, as a client learns it in a handshake.
+def _expiry(files: TlsFiles, *, is_server: bool) -> float | None:
+    """Try the certificate in a handshake, and return when it expires, as the other end learns it.
 
-    The library tells the date of nothing but a peer's certificate that it has verified.
+    The library tells the date of nothing but a peer's certificate that it has verified. Raises
+    StartRefused when the other end refuses it for anything but its date.
     """
+    ends = ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT
     try:
         certificate = _PEM.search(Path(files.certificate).read_text("latin-1"))
         if certificate is None:
-            return None
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server.load_cert_chain(files.certificate, files.key)
-        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = False
-        client.load_verify_locations(cadata=certificate[0])
-        client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
-        client.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
-        told = _handshake(client, server).getpeercert()
-    except (OSError, ssl.SSLError, ValueError):
-        return None  # It may do for clients that look at less.
+            return None  # In a form of OpenSSL's own.
+        own, other = (ssl.SSLContext(end) for end in (ends if is_server else ends[::-1]))
+        own.load_cert_chain(files.certificate, files.key)
+        own.check_hostname, other.check_hostname = False, False
+        own.verify_mode, other.verify_mode = ssl.CERT_NONE, ssl.CERT_REQUIRED
+        other.load_verify_locations(cadata=certificate[0])
+        other.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        other.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
+        if not is_server:
+            # A server must show one as well; nobody looks at it.
+            other.load_cert_chain(files.certificate, files.key)
+        told = _handshake(own, other, is_server=is_server).getpeercert()
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise StartRefused(
+            f"{files.certificate_setting} {files.certificate} does not work in a handshake: {error}"
+        ) from error
     return ssl.cert_time_to_seconds(str(told["notAfter"])) if told else None
 
 
-def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
-    """Let the two shake hands in memory; return the client's end."""
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+def _handshake(own: ssl.SSLContext, other: ssl.SSLContext, *, is_server: bool) -> ssl.SSLObject:
+    """Let the two shake hands in memory; return the other's end."""
+    to_own, to_other = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
-        client.wrap_bio(to_client, to_server),
-        server.wrap_bio(to_server, to_client, server_side=True),
+        own.wrap_bio(to_own, to_other, server_side=is_server),
+        other.wrap_bio(to_other, to_own, server_side=not is_server),
     ]
     for _ in range(HANDSHAKE_TURNS_MAX):
         for end in ends:
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
-                if end is ends[0]:
+                if end is ends[1]:
                     return end
     raise ssl.SSLError("the handshake does not end")
