@@ -212,6 +212,28 @@ def test_what_takes_something_away_asks_first(running: Standalone, verb: str) ->
     assert at_a_terminal(*verb.split(), answer="y", admin=running.admin)[0] == 0
 
 
+@pytest.mark.parametrize(("verb", "done"), [("cancel", "is cancelled"), ("fire", "is fired")])
+def test_what_ends_a_timer_says_which_and_asks_first(
+    running: Standalone, verb: str, done: str
+) -> None:
+    running.put("topics/timed", queues=1)
+    delayed = ("message", "send", "timed", "hello", "--delay=1h", "-o", "json")
+    sent = json.loads(tidemill(*delayed, admin=running.admin).stdout)
+    number = str(sent["timerId"])
+    refused = tidemill("timer", verb, number, admin=running.admin)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "add --yes" in refused.stderr
+    denied, told = at_a_terminal("timer", verb, number, answer="n", admin=running.admin)
+    assert denied == 1
+    for said in (f"timer {number}", sent["messageId"], "topic timed", "due 20", "in "):
+        assert said in told
+    assert "PENDING" in tidemill("timer", "show", number, admin=running.admin).stdout
+    assert at_a_terminal("timer", verb, number, answer="y", admin=running.admin)[0] == 0
+    assert "PENDING" not in tidemill("timer", "show", number, admin=running.admin).stdout
+    again = tidemill("timer", verb, number, "--yes", admin=running.admin)
+    assert done in again.stdout or verb == "fire"  # What was fired waits no more.
+
+
 def at_a_terminal(*arguments: str, answer: str, admin: str) -> tuple[int, str]:
     """Run a command whose user types an answer; return its status, and what it has said."""
     ours, theirs = pty.openpty()

@@ -434,9 +434,16 @@ def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: ht
     moved = tidemill(running, "timer", "reschedule", timer_id, "--delay=2h", "-o", "json")
     due_at_ms = json.loads(moved.stdout)["dueAtMs"]
     assert 0 <= now_ms() + 7_200_000 - due_at_ms < 20_000
-    cancelled = tidemill(running, "timer", "cancel", timer_id)
+    dry = tidemill(running, "timer", "cancel", timer_id, "--dry-run").stdout.decode()
+    assert dry.startswith(f"timer {timer_id} would be cancelled: message {answer['messageId']} of")
+    for verb in ("cancel", "fire"):
+        unsure = tidemill(running, "timer", verb, timer_id)
+        assert (unsure.returncode, unsure.stdout) == (2, b"")
+        assert b"add --yes" in unsure.stderr
+    assert timer(rest, int(timer_id))["state"] == "PENDING"
+    cancelled = tidemill(running, "timer", "cancel", timer_id, "--yes")
     assert cancelled.stdout.decode() == f"timer {timer_id} is cancelled\n"
-    refused = tidemill(running, "timer", "fire", timer_id)
+    refused = tidemill(running, "timer", "fire", timer_id, "--yes")
     assert refused.returncode == 1
     assert refused.stderr.startswith(b"error: ")
 
@@ -449,7 +456,7 @@ def test_the_command_line_takes_a_body_from_standard_input(
     )
     assert sent.returncode == 0, sent.stderr
     [waiting] = rest.get("/timers", params={"topic": "stdin"}).json()["timers"]
-    fired = tidemill(running, "timer", "fire", str(waiting["timerId"]))
+    fired = tidemill(running, "timer", "fire", str(waiting["timerId"]), "-y")
     assert fired.stdout.decode() == f"timer {waiting['timerId']} is fired\n"
     [(message_, _)] = received(running.grpc, "stdin")
     assert message_.body == b"\xff\0raw"

@@ -11,6 +11,7 @@ from tidemill.admin.compose import Composer
 from tidemill.admin.pages import add_pages
 from tidemill.admin.paths import Paths
 from tidemill.admin.problems import RESPONSES, add_problem_handlers
+from tidemill.admin.query import KnownParameters
 from tidemill.admin.routes import groups, messages, timers, topics
 from tidemill.common.clock import SystemClock
 
@@ -39,8 +40,9 @@ def create_app(broker: BrokerClient) -> FastAPI:
     app.state.broker, app.state.clock = broker, clock
     app.state.composer = Composer(clock)
     routers = [routes.router for routes in (topics, groups, messages, timers)]
+    of_all = [Depends(BEARER), Depends(KnownParameters(PREFIX))]
     for router in routers:
-        app.include_router(router, prefix=PREFIX, dependencies=[Depends(BEARER)])
+        app.include_router(router, prefix=PREFIX, dependencies=of_all)
     add_pages(app)
     app.state.paths = Paths(
         (PREFIX + route.path, route.methods or ())

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import PAGE_SIZE, Json, call, say, show
+from tidemill.cli.rest import (
+    PAGE_SIZE,
+    Json,
+    call,
+    check_is_sure,
+    confirm,
+    say,
+    show,
+)
 from tidemill.cli.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.common.clock import SystemClock
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
@@ -19,6 +27,8 @@ app = typer.Typer(
 TimerId = Annotated[
     int, typer.Argument(min=0, metavar="TIMER", help="Its number, as sending or `ls` shows it.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS")
 
@@ -87,15 +97,33 @@ def _state(shown: Json) -> str:
 
 
 @app.command("cancel")
-def cancel_timer(context: typer.Context, timer: TimerId) -> None:
+def cancel_timer(
+    context: typer.Context, timer: TimerId, is_dry: DryRun = False, is_sure: Yes = False
+) -> None:
     """Cancel a delayed message: it is never delivered.
 
     Doing so again is no error; when it was delivered already, it is.
 
     Example: tidemill timer cancel 17
     """
-    cancelled = call(context, "POST", f"/timers/{timer}:cancel")
+    path = f"/timers/{timer}:cancel"
+    if not is_dry:
+        check_is_sure("timer cancel", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = call(context, "POST", path, query={"dryRun": "true"})
+        if is_dry:
+            say(context, planned, f"timer {timer} would be cancelled: {_message_of(planned)}")
+            return
+        confirm(f"Cancel timer {timer}: {_message_of(planned)}? It is never delivered then.")
+    cancelled = call(context, "POST", path)
     say(context, cancelled, f"timer {timer} is cancelled")
+
+
+def _message_of(timer: Json) -> str:
+    """Return in one line which message waits for its time."""
+    due = f"{utc(timer['dueAtMs'])} ({from_now(timer['dueAtMs'], SystemClock().wall_ms())})"
+    topic = timer.get("topic", "(deleted)")
+    return f"message {timer.get('messageId', '(not known)')} of topic {topic}, due {due}"
 
 
 @app.command("reschedule")
@@ -132,11 +160,15 @@ def reschedule_timer(
 
 
 @app.command("fire")
-def fire_timer(context: typer.Context, timer: TimerId) -> None:
+def fire_timer(context: typer.Context, timer: TimerId, is_sure: Yes = False) -> None:
     """Deliver a delayed message now.
 
     Example: tidemill timer fire 17
     """
+    check_is_sure("timer fire", is_sure=is_sure)
+    if not is_sure:
+        planned = call(context, "GET", f"/timers/{timer}")
+        confirm(f"Deliver timer {timer} now: {_message_of(planned)}?")
     fired = call(context, "POST", f"/timers/{timer}:fire")
     say(context, fired, f"timer {timer} is fired")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import shutil
 import ssl
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,54 @@ def test_a_broken_certificate_keeps_the_old_one_and_says_so(
     }
     assert samples["rocketmq_tls_reloads_total", "failed"] == 3
     assert samples["rocketmq_tls_certificate_expires_at_seconds", None] == expires_at_s
+
+
+def test_a_certificate_that_expires_is_told_of_every_day(tmp_path: Path, files: TlsFiles) -> None:
+    make_certificate(tmp_path, "server", days=30)
+    tls = reloading(files)
+    assert tls.expires_at_s is not None
+    now_s = 0.0
+    watched = All([tls], now_s=lambda: now_s)
+
+    def levels(at_s: float, act: Callable[[], None] = watched.look) -> list[tuple[str, object]]:
+        nonlocal now_s
+        now_s = at_s
+        with capture_logs() as logs:
+            act()
+        return [
+            (line["log_level"], line.get("days_left"))
+            for line in logs
+            if line["event"].startswith("a certificate")
+        ]
+
+    soon_s = tls.expires_at_s - 14 * DAY_S
+    assert levels(soon_s - 1) == []
+    assert levels(soon_s) == [("warning", 14)]
+    assert levels(soon_s + DAY_S - 1) == []
+    assert levels(soon_s + DAY_S) == [("warning", 13)]
+    assert levels(soon_s + DAY_S, watched.reload) == [("warning", 13)]
+    assert levels(soon_s + DAY_S + 1) == []
+    assert levels(tls.expires_at_s - 1) == [("warning", 0)]
+    assert levels(tls.expires_at_s) == [("error", None)]
+    assert levels(tls.expires_at_s + 1) == []
+    assert levels(tls.expires_at_s + DAY_S) == [("error", None)]
+    assert levels(soon_s - 1, watched.reload) == []
+
+
+def test_a_certificate_that_has_expired_is_told_of_at_the_start(
+    tmp_path: Path, files: TlsFiles
+) -> None:
+    tls = reloading(files)
+    watched = All([tls], now_s=lambda: (tls.expires_at_s or 0) + 1)
+
+    async def start() -> None:
+        async with watched.watching():
+            pass
+
+    with capture_logs() as logs:
+        asyncio.run(start())
+    [told] = logs
+    assert (told["log_level"], told["use"], told["file"]) == ("error", "clients", files.certificate)
 
 
 def test_authorities_that_were_taken_away_are_trusted_no_more(

@@ -70,14 +70,20 @@ async def get_group(group: Name, broker: Broker) -> schemas.Group:
 
 @router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
 async def reset_offset(
-    group: Name, reset: schemas.OffsetReset, broker: Broker, caller: Caller
+    group: Name,
+    reset: schemas.OffsetReset,
+    broker: Broker,
+    caller: Caller,
+    dry_run: DryRun = False,
 ) -> schemas.OffsetResetDone:
     """Let a group go on from another place of a topic.
 
+    It is a dry run where the query or the body says so.
     The broker writes one line to its log: from where, to where, and who asked.
     """
+    is_dry = dry_run or reset.dry_run
     request = pb.ResetOffsetRequest(
-        group=group, topic=reset.topic, dry_run=reset.dry_run, requested_by=caller
+        group=group, topic=reset.topic, dry_run=is_dry, requested_by=caller
     )
     if reset.timestamp is not None:
         request.timestamp_ms = schemas.millis_of(reset.timestamp)
@@ -91,7 +97,7 @@ async def reset_offset(
         request.latest = True
     reply = await broker.reset_offset(request)
     return schemas.OffsetResetDone(
-        dry_run=reset.dry_run,
+        dry_run=is_dry,
         by=caller,
         group=group,
         topic=reset.topic,

@@ -5,8 +5,8 @@
     async with certificates.watching(): ...     # and certificates.reload at SIGHUP
     await loop.create_server(..., ssl=newest_of(tls))
 
-What cannot be used keeps the old ones in place, and is told by the log and a metric. Connections
-that are open keep what they were opened with.
+What cannot be used keeps the old ones in place, and is told by the log and a metric; so is what
+expires soon. Connections that are open keep what they were opened with.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import asyncio
 import contextlib
 import re
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, final
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 CHECK_PERIOD_S: Final = 5.0  # between two looks at the files; a look is three calls of stat
+DAY_S: Final = 86_400
+# Time for somebody to ask for a new one; what renews by itself has done so weeks before.
+EXPIRES_SOON_S: Final = 14 * DAY_S
+TOLD_AGAIN_S: Final = DAY_S  # of a certificate that expires: seen in any day's log
 HANDSHAKE_TURNS_MAX: Final = 8  # of both ends; TLS 1.2 takes three
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the library has no name for: an expired certificate is
 # asked for its date as well.
@@ -82,6 +88,7 @@ class Reloading(Generic[T]):
     ) -> None:
         """Make it; raise StartRefused. `use` says what it is for, in logs and metrics."""
         self.use = use
+        self.file = files.certificate
         self._files = files
         self._make = make
         self._is_server = is_server
@@ -120,22 +127,37 @@ class Reloading(Generic[T]):
         self.on_reload()
 
 
+class _Told(NamedTuple):
+    """What was last said of a certificate that expires."""
+
+    at_s: float
+    reloads: int
+    is_expired: bool
+
+
 @final
 class Certificates:
     """All certificates of a process."""
 
-    def __init__(self, reloading: Sequence[Reloading[Any]]) -> None:
+    def __init__(
+        self, reloading: Sequence[Reloading[Any]], *, now_s: Callable[[], float] = time.time
+    ) -> None:
+        """Take the certificates, and where Unix time comes from."""
         self._all = reloading
+        self._now_s = now_s
+        self._told: dict[str, _Told] = {}  # by use
 
     def reload(self) -> None:
         """Read all files again."""
         for each in self._all:
             each.reload()
+            self._tell(each)
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Look at the files until the block ends."""
         async with asyncio.TaskGroup() as tasks:
+            self.look()
             watch = tasks.create_task(self._watch(), name="certificates") if self._all else None
             try:
                 yield
@@ -146,8 +168,42 @@ class Certificates:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_PERIOD_S)
-            for each in self._all:
-                each.check()
+            self.look()
+
+    def look(self) -> None:
+        """Reload what has changed, and say what expires."""
+        for each in self._all:
+            each.check()
+            self._tell(each)
+
+    def _tell(self, each: Reloading[Any]) -> None:
+        """Log that a certificate expires soon or has expired: once a day, and after each reload."""
+        now_s = self._now_s()
+        if each.expires_at_s is None or each.expires_at_s - now_s > EXPIRES_SOON_S:
+            return
+        is_expired = each.expires_at_s <= now_s
+        told = self._told.get(each.use)
+        is_told = (
+            told is not None
+            and told.reloads == each.results.total()
+            and told.is_expired == is_expired
+            and 0 <= now_s - told.at_s < TOLD_AGAIN_S
+        )
+        if is_told:
+            return
+        self._told[each.use] = _Told(now_s, each.results.total(), is_expired)
+        expires_at = datetime.fromtimestamp(each.expires_at_s, UTC).isoformat()
+        if is_expired:
+            log.error(
+                "a certificate has expired, and its clients refuse it",
+                use=each.use, file=each.file, expired_at=expires_at,
+            )  # fmt: skip
+        else:
+            log.warning(
+                "a certificate expires soon",
+                use=each.use, file=each.file, expires_at=expires_at,
+                days_left=int((each.expires_at_s - now_s) // DAY_S),
+            )  # fmt: skip
 
     def collect(self) -> Iterator[Metric]:
         """Yield how long the certificates are good for, and what became of reloads."""

@@ -1,0 +1,101 @@
+"""A query parameter that a call does not have is refused, before anything is done."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from tidemill.admin.app import create_app
+from tidemill.admin.routes import broker_of
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+APP = create_app(None)  # type: ignore[arg-type]  # Each test has a broker of its own.
+
+
+class Untouched:
+    """A broker that nobody may ask."""
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"the broker was asked for {name}")
+
+
+class Resetting(Untouched):
+    """A broker that takes resets."""
+
+    def __init__(self) -> None:
+        self.resets: list[pb.ResetOffsetRequest] = []
+
+    async def reset_offset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
+        """Note it."""
+        self.resets.append(request)
+        return pb.ResetOffsetReply()
+
+
+def ask(broker: object, method: str, path: str, body: object = None) -> httpx.Response:
+    APP.dependency_overrides[broker_of] = lambda: broker
+
+    async def request() -> httpx.Response:
+        transport = httpx.ASGITransport(APP)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, json=body)
+
+    return asyncio.run(request())
+
+
+def calls() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (method.upper(), path, operation)
+        for path, operations in APP.openapi()["paths"].items()
+        for method, operation in operations.items()
+    ]
+
+
+@pytest.mark.parametrize("call", calls(), ids=lambda call: f"{call[0]} {call[1]}")
+def test_every_call_refuses_a_parameter_that_it_does_not_have(
+    call: tuple[str, str, dict[str, Any]],
+) -> None:
+    method, path, operation = call
+    filled = re.sub("{.*?}", "0", path)
+    # Both before the broker is asked, and before a body is looked at.
+    refused = ask(Untouched(), method, f"{filled}?zebra=1", {})
+    assert refused.status_code == 400
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert "'zebra'" in refused.json()["detail"]
+    for each in operation.get("parameters", []):
+        if each["in"] == "query":
+            refused = ask(Untouched(), method, f"{filled}?{each['name'].upper()}_=1", {})
+            assert refused.status_code == 400
+            assert f"did you mean '{each['name']}'" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        ("DELETE", "/topics/o?dry_run=true", "did you mean 'dryRun'?"),
+        ("DELETE", "/groups/o?dry-run=true", "did you mean 'dryRun'?"),
+        ("POST", "/timers/0:cancel?dryrun=true", "did you mean 'dryRun'?"),
+        ("POST", "/timers/0:fire?dryRun=true", "this call has none"),
+        ("PUT", "/topics/o?dryRun=true", "this call has none"),
+        ("PUT", "/topics/o?force=true", "'force' belongs into the body"),
+        ("POST", "/groups/g:resetOffset?offset=7", "'offset' belongs into the body"),
+        ("GET", "/timers?limit=7", "there are topic, dueFrom, dueTo, key, pageSize, pageToken"),
+    ],
+)
+def test_the_refusal_says_what_there_is(method: str, path: str, says: str) -> None:
+    refused = ask(Untouched(), method, f"/api/v1{path}", {})
+    assert (refused.status_code, refused.json()["code"]) == (400, 40000)
+    assert says in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(("query", "in_body"), [(True, False), (False, True), (False, False)])
+def test_a_reset_is_a_dry_run_where_query_or_body_says_so(*, query: bool, in_body: bool) -> None:
+    broker = Resetting()
+    path = "/api/v1/groups/g:resetOffset" + ("?dryRun=true" if query else "")
+    body = {"topic": "o", "to": "latest", "dryRun": in_body}
+    answer = ask(broker, "POST", path, body)
+    assert answer.json()["dryRun"] == (query or in_body)
+    assert [each.dry_run for each in broker.resets] == [query or in_body]
