@@ -188,7 +188,8 @@ ATTACKS = {
 
 
 def test_every_limit_is_overstepped_here() -> None:
-    assert set(ATTACKS) == set(Limit)
+    # Age is the ordinary end of a connection, an honest one's too: see test_server.py.
+    assert set(ATTACKS) == set(Limit) - {Limit.AGE}
 
 
 @pytest.mark.parametrize("limit", ATTACKS)
