@@ -205,8 +205,18 @@ async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Pat
     }
 
 
-async def measure(names: list[str], home: Path) -> Told:
-    results: Told = {"bench": "readers", "messages": {str(k): v for k, v in MESSAGES.items()}}
+def write(file: Path, results: Told) -> None:
+    file.write_text(json.dumps(results, indent=2) + "\n")
+
+
+async def measure(names: list[str], home: Path, file: Path) -> Told:
+    """Let all read, one after the other; what is known so far is in `file`."""
+    results: Told = {
+        "bench": "readers",
+        "slow_bytes_per_s": SLOW_BYTES_PER_S,
+        "polls_at_a_time": RECEIVERS,
+        "messages": {str(size): count for size, count in MESSAGES.items()},
+    }
     with standalone(home / "data") as server:
         for name in names:
             for pace in ("full", "slow"):
@@ -217,6 +227,7 @@ async def measure(names: list[str], home: Path) -> Told:
                 told = await read(server, name, bytes_per_s, home)
                 results.setdefault(name, {})[pace] = told
                 print(name, pace, json.dumps(told), file=sys.stderr, flush=True)
+                write(file, results)
     return results
 
 
@@ -235,8 +246,7 @@ def main() -> None:
         else:
             print(f"{name}: {reader.tool} or {reader.made} is missing", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        results = asyncio.run(measure(names, Path(folder).resolve()))
-    arguments.results.write_text(json.dumps(results, indent=2) + "\n")
+        results = asyncio.run(measure(names, Path(folder).resolve(), arguments.results))
     json.dump(results, sys.stdout, indent=2)
     print()
 

@@ -256,6 +256,10 @@ class RawClient:
                     return one
             assert not self.is_ended, f"the server closed after {self.frames}"
 
+    def until_last(self, stream_id: int) -> Frame:
+        """Read until the last frame of a stream, and return it."""
+        return self.until(lambda one: one.stream_id == stream_id and one.is_last)
+
     def to_the_end(self) -> list[Frame]:
         """Read until the server closes; return all that came."""
         while not self.is_ended:
@@ -271,7 +275,7 @@ class RawClient:
     def call(self, stream_id: int, message: bytes = b"hello", method: str = "Echo") -> bytes:
         """Make a unary call; return its answer's content."""
         self.send(peer.request(stream_id, message, request_to(method)))
-        last = self.until(lambda one: one.stream_id == stream_id and one.is_last)
+        last = self.until_last(stream_id)
         assert peer.fields_of(last.payload)["grpc-status"] == "0"
         return peer.content(self.frames, stream_id)
 

@@ -35,6 +35,7 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
     host, _, port = address.rpartition(":")
     bucket = TokenBucket(bytes_per_s)
     tasks: set[asyncio.Task[None]] = set()
+    writers: set[asyncio.StreamWriter] = set()
 
     async def serve(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -48,6 +49,7 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
         await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
         far, forth = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
         back.transport.set_write_buffer_limits(high=CHUNK_BYTES)
+        writers.update((back, forth))
         try:
             # Either end ends both.
             done, pending = await asyncio.wait(
@@ -63,6 +65,7 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
         finally:
             back.close()
             forth.close()
+            writers.difference_update((back, forth))
 
     listener = socket.create_server(("127.0.0.1", 0))
     # Connections inherit it, before they tell their window.
@@ -72,8 +75,8 @@ async def relaying(address: str, *, bytes_per_s: int) -> AsyncIterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.close()
-        for task in tasks:
-            task.cancel()
+        for writer in writers:
+            writer.transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -33,8 +33,9 @@ from tests.support.rpc_server import (
 )
 from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
-from tidemill.transport.aio.call import RpcCall, unary
+from tidemill.transport.aio.call import RpcCall, server_streaming, unary
 from tidemill.transport.aio.health import Health
+from tidemill.transport.aio.writer import BUFFER_BYTES
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limit, Limits
@@ -492,3 +493,36 @@ def test_calls_get_room_for_their_replies_in_turn() -> None:
         assert taken[3] == "101 True True"
         client.send(b"".join(peer.rst_stream(one) for one in (3, 5, 13)))
         eventually(lambda: running.server.account.bytes < 10_000)
+
+
+def test_of_many_large_messages_the_transport_has_one_while_the_client_does_not_read() -> None:
+    size, calls = 4 << 20, 6
+    released = asyncio.Event()
+
+    async def late(call: RpcCall, request: bytes) -> None:
+        """Send a large message once all may."""
+        await released.wait()
+        await call.send(bytes(size))
+
+    methods = {f"/{SERVICE}/Late": server_streaming(late)}
+    greeting = (
+        frames.PREFACE
+        + peer.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 30})
+        + peer.window_update(0, 1 << 30)
+    )
+    with (
+        rpc_server(more_methods=methods) as running,
+        RawClient(running.port, greeting) as client,
+    ):
+        for number in range(calls):
+            client.send(peer.request(2 * number + 1, b"", request_to("Late")))
+        client.pong()
+        [connection] = running.server.connections
+        running.run(released.set)
+        eventually(lambda: connection.is_paused)
+        for _ in range(5):  # turns of the loop: all calls have had theirs
+            running.run(lambda: None)
+        assert connection._writer.buffered_bytes < size + BUFFER_BYTES
+        for number in range(calls):
+            client.until_last(2 * number + 1)
+            assert len(peer.content(client.frames, 2 * number + 1)) == size + 5

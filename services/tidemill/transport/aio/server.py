@@ -75,6 +75,10 @@ FRAMES_A_TURN: Final = 128  # of one connection: they take a millisecond
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 # Of a connection, queued behind the windows of its streams, before other streams wait too.
 QUEUED_BYTES_MAX: Final = 16 << 20
+# Of a batch that is written at once, so that the others of this turn see that the transport is
+# full: were all of them taken, an answer of a few bytes would wait behind as many messages of
+# megabytes, over a slow line for longer than its caller.
+FLUSH_BYTES: Final = 64 << 10
 SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
 # Ends of connections that are no client's fault.
@@ -519,7 +523,10 @@ class ServerProtocol(Accepted):
     def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
         """Send messages; return how many bytes wait for the client's window."""
         queued_bytes = self._connection.send(call, batch)
-        self._writer.flush_soon()
+        if sum(map(len, batch)) >= FLUSH_BYTES:
+            self._writer.flush_now()
+        else:
+            self._writer.flush_soon()
         return queued_bytes
 
     def write(self, call: ServerCall, message: bytes) -> None:
