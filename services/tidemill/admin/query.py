@@ -25,7 +25,7 @@ class KnownParameters:
         self._prefix = prefix  # which a route does not know of itself
 
     async def __call__(self, request: Request) -> None:
-        """Raise BadRequest for the first query parameter that the call does not have."""
+        """Raise BadRequest for a query parameter that the call does not have, or has twice."""
         if not request.query_params:
             return
         route = request.scope["route"]
@@ -36,6 +36,9 @@ class KnownParameters:
         for name in request.query_params:
             if name not in known:
                 raise BadRequest(_reason(name, known, _body_fields_of(call, document)))
+            # The last one would count.
+            if len(request.query_params.getlist(name)) > 1:
+                raise BadRequest(f"query parameter {name!r} is given more than once")
 
 
 def _reason(name: str, known: list[str], body_fields: list[str]) -> str:

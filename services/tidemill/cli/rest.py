@@ -30,6 +30,9 @@ EXIT_UNREACHABLE = 3
 TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
 PAGE_SIZE = 1000  # the largest that the API allows
 UNFOLDED_WIDTH = 10_000  # columns for a program: more than any row has, so that each is one line
+PROBLEM = "application/problem+json"  # what every refusal of the API is
+# What OpenSSL says of bytes that are no TLS, by version.
+_NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
 
 Json = Any  # What json.loads returns: a foreign edge.
 
@@ -81,15 +84,44 @@ def call(
         raise typer.BadParameter(f"{options.admin} is not an address: {error}") from error
     except httpx.HTTPError as error:
         fail(
-            f"cannot reach the admin API at {options.admin}: {error}\n"
-            "Is it running? Start one with `tidemill standalone`, or name another with --admin.",
+            f"cannot reach the admin API at {options.admin}: {error}\n{_remedy(options, error)}",
             EXIT_UNREACHABLE,
         )
     if not response.is_success:
-        if may_miss and response.status_code == HTTPStatus.NOT_FOUND:
+        is_problem = response.headers.get("content-type", "").startswith(PROBLEM)
+        if may_miss and is_problem and response.status_code == HTTPStatus.NOT_FOUND:
             return None
-        fail(_reason(response), EXIT_REFUSED)
-    return response.json() if response.content else None
+        fail(_reason(options, response), EXIT_REFUSED)
+    try:
+        return response.json() if response.content else None
+    except ValueError:
+        fail(_foreign(options, response), EXIT_REFUSED)
+
+
+def _remedy(options: Options, error: httpx.HTTPError) -> str:
+    """Return what to do about an address that gave no answer."""
+    is_tls = options.admin.startswith("https://")
+    rest = options.admin.partition("://")[2]
+    cause = _find_tls_error(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            "Its certificate is not one to trust for that name: name who has signed it with"
+            " --admin-ca-file (TIDEMILL_ADMIN_CA_FILE), and call it by a name that it holds."
+        )
+    if is_tls and cause is not None and cause.reason in _NO_TLS:
+        return f"It does not speak TLS there: try --admin http://{rest}"
+    if not is_tls and isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
+        return (
+            "It listens, and does not answer plain HTTP: if it is served with TLS, try"
+            f" --admin https://{rest}; or it is the port of something else."
+        )
+    return "Is it running? Start one with `tidemill standalone`, or name another with --admin."
+
+
+def _find_tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _headers(options: Options) -> dict[str, str]:
@@ -214,9 +246,27 @@ def options_of(context: typer.Context) -> Options:
     return options
 
 
-def _reason(response: httpx.Response) -> str:
+def _reason(options: Options, response: httpx.Response) -> str:
     try:
         problem = response.json()
-        return f"{problem['title']}: {problem['detail']}"
-    except (ValueError, KeyError):
-        return f"the admin API answered {response.status_code} {response.reason_phrase}"
+        reason = f"{problem['title']}: {problem['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return _foreign(options, response)
+    if response.status_code != HTTPStatus.UNAUTHORIZED:
+        return reason
+    if options.token:
+        return (
+            f"{problem['title']}: the token is not that of the API at {options.admin}; see"
+            " --token-file, --token and admin_token_file of the API"
+        )
+    return (
+        f"{problem['title']}: the API at {options.admin} wants a token; name its file with"
+        " --token-file (TIDEMILL_ADMIN_TOKEN_FILE), or give it with --token"
+    )
+
+
+def _foreign(options: Options, response: httpx.Response) -> str:
+    return (
+        f"{options.admin} answered {response.status_code} {response.reason_phrase}, and not as the"
+        " admin API does; if another server has this address, name that of the API with --admin"
+    )

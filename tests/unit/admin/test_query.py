@@ -78,6 +78,7 @@ def test_every_call_refuses_a_parameter_that_it_does_not_have(
         ("DELETE", "/topics/o?dry_run=true", "did you mean 'dryRun'?"),
         ("DELETE", "/groups/o?dry-run=true", "did you mean 'dryRun'?"),
         ("POST", "/timers/0:cancel?dryrun=true", "did you mean 'dryRun'?"),
+        ("DELETE", "/topics/o?dryRun=true&dryRun=false", "'dryRun' is given more than once"),
         ("POST", "/timers/0:fire?dryRun=true", "this call has none"),
         ("PUT", "/topics/o?dryRun=true", "this call has none"),
         ("PUT", "/topics/o?force=true", "'force' belongs into the body"),
