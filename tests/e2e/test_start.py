@@ -127,6 +127,9 @@ def test_a_store_without_its_log_is_refused_with_a_sentence(tmp_path: Path) -> N
 def test_an_address_that_cannot_be_served_names_its_setting(
     tmp_path: Path, process: str, prefix: str, shown: str
 ) -> None:
+    # Else a broker refuses any address but loopback before it tries.
+    open_to_others = ["--plain-links"] if process == "broker" else []
+
     def started(*flags: str) -> str:
         ports = {"--grpc-port": "0", "--metrics-port": "0"}
         if process == "standalone":
@@ -134,8 +137,8 @@ def test_an_address_that_cannot_be_served_names_its_setting(
         ports |= dict(flag.split("=") for flag in flags)
         line = [f"{key}={value}" for key, value in ports.items()]
         refused = subprocess.run(
-            command(process, f"--data-dir={tmp_path}", *line),
-            env=environment(), capture_output=True, text=True, timeout=10, check=False,
+            command(process, f"--data-dir={tmp_path}", *line, *open_to_others),
+            env=environment(), capture_output=True, text=True, timeout=30, check=False,
         )  # fmt: skip
         assert refused.returncode == 1
         return refused.stderr

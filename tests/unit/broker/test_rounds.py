@@ -15,6 +15,7 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
 from tidemill.broker.metrics import BrokerMetrics, Lag, TopicSizes, Traffic
 from tidemill.broker.server import link
+from tidemill.broker.server.commands import ROOM_WAIT_MS
 from tidemill.broker.server.rounds import REFRESH_MS, Turn
 from tidemill.broker.sync_process import SyncFailed
 from tidemill.common.errors import Draining, TopicNotFound
@@ -595,10 +596,35 @@ def test_a_pop_that_waits_for_its_proxy_ends_with_its_poll(
     in_world(scenario)
 
 
-def test_a_pop_that_asks_once_is_refused_while_its_proxy_does_not_read() -> None:
+def test_a_pop_that_asks_once_waits_a_moment_for_its_proxy_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        proxy.unsent_bytes = link.UNSENT_POPS_BYTES_MAX
+        await proxy.send(world.append_frame("a"))
+        await proxy.reply()
+        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        proxy.is_read.clear()
         await proxy.send(world.pop_frame(1))
+        await idle()
+        assert proxy.replies.empty()
+        monkeypatch.undo()
+        proxy.is_read.set()
+        (pop,) = (await proxy.reply()).pops
+        assert bodies(pop) == ["a"]
+
+    in_world(scenario)
+
+
+def test_a_pop_that_asks_once_is_refused_when_its_proxy_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        proxy.is_read.clear()
+        await proxy.send(world.pop_frame(1))
+        await idle()
+        world.advance(ROOM_WAIT_MS)
+        await idle()
         (failure,) = (await proxy.reply()).failures
         assert (failure.request_id, failure.error) == (1, "Overloaded")
 
@@ -639,8 +665,6 @@ def test_pops_of_one_frame_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch)
         await proxy.send(frame)
         reply = await proxy.reply()
         assert [bodies(pop) for pop in reply.pops] == [["a"], ["b"]]
-        assert [failure.request_id for failure in reply.failures] == [3]
-        await proxy.send(world.pop_frame(4))
         (pop,) = (await proxy.reply()).pops
         assert bodies(pop) == ["c"], "the next round begins anew"
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
 # A message of this size ends a slice: so it has at most 1 MiB, and one message.
 LARGE_BYTES = SLICE_BYTES // SLICE_REQUESTS
+# A pop that asks once waits that long for room on its link, within the 3 s that clients give it.
+ROOM_WAIT_MS = 2000
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 _OK = "20000"  # as clients will see it, so that dashboards join the two histograms
 
@@ -226,6 +228,8 @@ def _apply_pops(
 def _park(link: Link, pop: Pop, poll_duration_ms: int, turn: Turn) -> None:
     """Let a pop wait that has found nothing, or no room on its link, or answer it."""
     try:
+        if poll_duration_ms <= 0 and link.is_full:
+            poll_duration_ms = ROOM_WAIT_MS
         if poll_duration_ms <= 0 or turn.is_draining:
             link.answer_empty(pop)
             return
