@@ -26,19 +26,16 @@ class Connection(H11Protocol):
     transport: asyncio.Transport
     _head_watch: asyncio.TimerHandle | None = None
     _answer_watch: asyncio.TimerHandle | None = None
-    _waits_since_s = 0.0
+    waits_since_s = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so too.
         """Begin, or make room, or refuse."""
         super().connection_made(transport)
         self._watch_head()
         if len(self.connections) > CONNECTIONS_MAX:
-            waiting = [
-                each
-                for each in self.connections
-                if isinstance(each, Connection) and each is not self and each._waits  # noqa: SLF001
-            ]
-            longest = min(waiting, key=lambda each: each._waits_since_s, default=self)  # noqa: SLF001
+            others = (each for each in self.connections if isinstance(each, Connection))
+            waiting = [each for each in others if each is not self and each.waits]
+            longest = min(waiting, key=lambda each: each.waits_since_s, default=self)
             longest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,7 +64,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         """Whether neither a request nor what is left of an answer is under way."""
         is_served = self.cycle is not None and not self.cycle.response_complete
         return not is_served and self._answer_watch is None
@@ -75,9 +72,9 @@ class Connection(H11Protocol):
     def _watch_head(self) -> None:
         if self._head_watch is not None:
             self._head_watch.cancel()
-        self._waits_since_s = self.loop.time()
+        self.waits_since_s = self.loop.time()
         self._head_watch = self.loop.call_later(HEAD_TIMEOUT_S, self._end_if_waiting)
 
     def _end_if_waiting(self) -> None:
-        if self._waits:
+        if self.waits:
             self.transport.abort()

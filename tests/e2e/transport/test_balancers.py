@@ -11,7 +11,7 @@ from tests.e2e.conftest import Certificates
 from tests.support import http2_peer as peer
 from tests.support.eventually import eventually
 from tests.support.http2_peer import grpc_message
-from tests.support.rpc_server import GREETING, RawClient, rpc_server
+from tests.support.rpc_server import GREETING, RawClient, Running, rpc_server
 from tidemill.transport.aio.proxy_protocol import HEAD, SIGNATURE
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limit
@@ -29,8 +29,8 @@ LOCAL = HEAD.pack(SIGNATURE, 0x20, 0, 0)
 UNKNOWN = HEAD.pack(SIGNATURE, 0x21, 0, 4) + bytes(4)  # a client of family UNSPEC
 
 
-def peers(running: object) -> set[str]:
-    return {one.peer_host for one in running.server.connections}  # type: ignore[attr-defined]
+def peers(running: Running) -> set[str]:
+    return {one.peer_host for one in running.server.connections}
 
 
 def test_the_address_in_the_header_is_the_clients() -> None:
