@@ -15,15 +15,22 @@ from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.message import salvage, stored_message
 
 _unpack_place = message.PLACE.unpack_from
-_unpack_where = struct.Struct(">IH2xq").unpack_from  # the same, without the attempts
 _STORED_AT = struct.Struct(">q")
+# When a message was stored, and its place without the attempts, from STORED_AT_MS_POSITION on.
+_unpack_stored = struct.Struct(">q16xIH2xq").unpack_from
+_STORED_AT_MS_POSITION = record.STORED_AT_MS_POSITION
+_PLACE_END = record.HEADER_SIZE + message.PLACE_SIZE
 # Of a stored message: the number of its keys, its tag's hash, and the first key's hash.
 _FIELDS = struct.Struct(">4xH26xq16xQ")
 _TAG_HASH = struct.Struct(">q")
 _KEYS_AT = stored_message.FIXED_SIZE
+assert _PLACE_END - _STORED_AT_MS_POSITION == 40, "the store reads the layout it was written for"
 assert stored_message.KEY_COUNT_AT == 4, "the store reads the layout it was written for"
 assert stored_message.TAG_HASH_AT == 32, "the store reads the layout it was written for"
 
+
+# Makes a named tuple of a tuple without a call of Python code, for what every delivery makes.
+_tuple = tuple.__new__
 
 # What reading bytes that are not what they were may raise. A log offset that was never written is
 # among it; of one that retention took, LookupError is all that is said.
@@ -111,10 +118,11 @@ class MessageStore:
             if log_offset < self.verified_from:
                 self.log.verify(log_offset)
             head, blob = self.log.read(log_offset)
-            if _unpack_where(head, record.HEADER_SIZE) != (topic_id, queue_id, queue_offset):
+            stored_at_ms, topic, queue, offset = _unpack_stored(head, _STORED_AT_MS_POSITION)
+            if offset != queue_offset or queue != queue_id or topic != topic_id:
                 raise ValueError(f"it is not message {queue_offset} of the queue that names it")
             origin = ""
-            if len(head) > record.HEADER_SIZE + message.PLACE_SIZE:
+            if len(head) > _PLACE_END:
                 flags = record.HEADER.unpack_from(head)[record.FLAGS]
                 if flags & FLAG_CAUSE:
                     cause = message.decode_cause(head[record.HEADER_SIZE :])
@@ -122,9 +130,7 @@ class MessageStore:
                         origin = cause.origin
                 elif flags & FLAG_TIMER:
                     origin = message.decode_timer_cause(head[record.HEADER_SIZE :]).origin
-            return MessageRecord(
-                _STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0], blob, origin
-            )
+            return _tuple(MessageRecord, (stored_at_ms, blob, origin))
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
 
@@ -140,7 +146,7 @@ class MessageStore:
         for log_offset in self.index.find_since(hash_, begin):
             try:
                 head, stored = self.log.read(log_offset)
-                *place, queue_offset = _unpack_where(head, record.HEADER_SIZE)
+                _, *place, queue_offset = _unpack_stored(head, _STORED_AT_MS_POSITION)
             except _UNREADABLE:
                 continue
             if place == [topic_id, queue_id] and stored == blob:
