@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
 # With what rounds in flight have popped; beyond it pops wait, parked as if nothing were there. A
 # frame may ask for hundreds, and messages that arrive may answer as many that are parked, of up to
-# POP_BYTES_MAX each: whatever else the link carries waits behind them, some 100 ms.
-UNSENT_POPS_BYTES_MAX = 16 << 20
+# POP_BYTES_MAX each: whatever else the link carries waits behind them, some 20 ms.
+UNSENT_POPS_BYTES_MAX = 4 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 
 
