@@ -184,7 +184,7 @@ class Engine:
     ) -> QueueOffset | None:
         """Return where a message stands that may have been sent a moment ago; None: it was not.
 
-        For sends whose first answer was lost.
+        For sends whose first answer was lost. Raises BrokerTimeout where it cannot be told.
         """
         return self.store.find_sent(topic_id, queue_id, blob, now_ms - SENT_AGAIN_MS)
 
