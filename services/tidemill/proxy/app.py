@@ -17,7 +17,6 @@ from tidemill.common.readiness import Readiness
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
-from tidemill.proxy.link.stream import Connect
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
@@ -31,6 +30,7 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.connect import Connect
 from tidemill.transport.aio.tls import (
     Certificates,
     Reloading,

@@ -28,9 +28,9 @@ from tidemill.transport.aio.channel import connected
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, Command, Request, Result
-    from tidemill.proxy.link.stream import Connect
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+    from tidemill.transport.aio.connect import Connect
 
 log = structlog.get_logger()
 
