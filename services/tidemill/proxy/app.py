@@ -141,8 +141,9 @@ def cluster_of(
     settings: ProxySettings, metrics: ProxyMetrics, *, connect: Connect = connected
 ) -> Cluster:
     """Return the broker groups of the settings, not connected yet."""
-    links = [
-        BrokerLink(
+
+    def open_link(address: str) -> BrokerLink:
+        return BrokerLink(
             address,
             metrics,
             pending_max=settings.link_pending_max,
@@ -150,9 +151,8 @@ def cluster_of(
             patience_ms=settings.unready_after_ms,
             connect=connect,
         )
-        for address in settings.brokers
-    ]
-    return Cluster(links, settings)
+
+    return Cluster(open_link, settings)
 
 
 def wire(settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock) -> Methods:

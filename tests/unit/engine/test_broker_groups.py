@@ -9,8 +9,9 @@ import pytest
 from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.following import Left
 from tidemill.broker.engine.metadata.catalog import TopicType
-from tidemill.broker.engine.metadata.membership import Home, natural_order, without
+from tidemill.broker.engine.metadata.membership import Home, without
 from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
+from tidemill.message.broker_names import natural_order
 
 ADDRESSES = {"broker-0": "h0:1", "broker-1": "h1:1", "broker-2": "h2:1"}
 HOME = Home(cluster_id="c", name="home", address="h:1")

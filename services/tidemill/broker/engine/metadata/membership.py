@@ -7,10 +7,11 @@ a cluster is random and made at its founding: a home that has lost its store is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
+
+from tidemill.message.broker_names import natural_order
 
 BROKER_GROUPS_MAX = 64  # of one cluster: every poll of a proxy asks them all
 ITEM_PREFIX = "brokerGroup "  # of the keys under which broker groups are stated
@@ -83,11 +84,6 @@ def broker_group_item(group: BrokerGroup) -> dict[str, Any]:
     """Return the item that puts a broker group."""
     values = {"name": group.name, "address": group.address, "state": group.state}
     return {"op": "brokerGroup", "group": values}
-
-
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return a key by which broker-2 comes before broker-10."""
-    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", name)]
 
 
 def without(placements: Placements, gone: str, others: Sequence[str]) -> Placements:
