@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.catalog import (
     Topic,
     TopicType,
 )
+from tidemill.broker.engine.metadata.membership import Membership
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import (
@@ -76,6 +77,7 @@ class MemoryCatalog:
     def __init__(self) -> None:
         self.handle_secret = SECRET
         self.broker_name = "broker-0"
+        self.membership = Membership()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
 

@@ -17,7 +17,6 @@ from tidemill.common.readiness import Readiness
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
-from tidemill.proxy.link.stream import Connect
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
@@ -31,6 +30,7 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.connect import Connect
 from tidemill.transport.aio.tls import (
     Certificates,
     Reloading,
@@ -141,8 +141,9 @@ def cluster_of(
     settings: ProxySettings, metrics: ProxyMetrics, *, connect: Connect = connected
 ) -> Cluster:
     """Return the broker groups of the settings, not connected yet."""
-    links = [
-        BrokerLink(
+
+    def open_link(address: str) -> BrokerLink:
+        return BrokerLink(
             address,
             metrics,
             pending_max=settings.link_pending_max,
@@ -150,9 +151,8 @@ def cluster_of(
             patience_ms=settings.unready_after_ms,
             connect=connect,
         )
-        for address in settings.brokers
-    ]
-    return Cluster(links, settings)
+
+    return Cluster(open_link, settings)
 
 
 def wire(settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock) -> Methods:

@@ -374,6 +374,14 @@ def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:
         config_log.group_put(None, joined, auto_create=True)
 
 
+def _found(request: pb.FoundRequest, turn: Turn) -> None:
+    addresses = {member.name: member.address for member in request.members}
+    before = turn.engine.catalog.membership.home
+    turn.engine.broker_groups.found(addresses, turn.now_ms)
+    if before is None:
+        config_log.cluster_founded(turn.engine.catalog.membership)
+
+
 def _cancel_timer(request: pb.CancelTimerRequest, turn: Turn) -> None:
     turn.engine.timers.cancel(
         TimerId(request.timer_id), topic_id=TopicId(request.topic_id), now_ms=turn.now_ms
@@ -413,6 +421,10 @@ CANCEL_TIMER: Final = _one_by_one(
     "cancel_timer", "timer_cancels", "cancelled_timers", _cancel_timer,
     lambda frame, request_id, _: frame.cancelled_timers.append(request_id),
 )  # fmt: skip
+FOUND: Final = _one_by_one(
+    "found", "founds", "founded", _found,
+    lambda frame, request_id, _: frame.founded.append(request_id),
+)  # fmt: skip
 POP: Final = Command(
     name="pop",
     request_field="pops",
@@ -424,4 +436,4 @@ POP: Final = Command(
 )
 
 # In the order in which those of one frame are applied: a pop finds what came with it.
-COMMANDS: Final = (APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, POP)
+COMMANDS: Final = (APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, POP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import structlog
@@ -28,9 +28,9 @@ from tidemill.transport.aio.channel import connected
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, Command, Request, Result
-    from tidemill.proxy.link.stream import Connect
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+    from tidemill.transport.aio.connect import Connect
 
 log = structlog.get_logger()
 
@@ -67,6 +67,7 @@ class BrokerLink:
         connect: Connect = connected,
     ) -> None:
         self.address = address
+        self.on_change: Callable[[], None] = lambda: None  # of the configuration
         self._is_debug = is_debug()
         self.configuration = Configuration()
         self.configured = asyncio.Event()  # set once the first configuration has been applied
@@ -87,6 +88,11 @@ class BrokerLink:
     def is_connected(self) -> bool:
         """Whether the broker can be asked: its configuration has come on this stream."""
         return self.pending.is_open
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker can be asked, and has given signs of life."""
+        return self.pending.is_open and self._stream.silent_s() <= SILENT_S
 
     def state(self) -> LinkState:
         """Say whether the broker can be reached at this moment."""
@@ -126,11 +132,18 @@ class BrokerLink:
             del future
 
     async def store(
-        self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int, may_repeat: bool
+        self,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        *,
+        timeout_ms: int,
+        may_repeat: bool = False,
+        may_move: bool = False,
     ) -> Appended:
         """Do as `append`; what its caller leaves before it has left never leaves."""
         request_id, future = self._append(
-            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat
+            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat, may_move=may_move
         )
         del blob
         try:
@@ -154,20 +167,33 @@ class BrokerLink:
         *,
         timeout_ms: int,
         may_repeat: bool = False,
+        may_move: bool = False,
     ) -> asyncio.Future[Appended]:
         """Store or schedule a message; the future says where, once it is durable.
 
         `may_repeat`: whether to ask again when the answer is lost; the broker then looks for it.
+        `may_move`: whether to fail at once when the stream is lost, since the caller asks another.
         """
-        return self._append(topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat)[1]
+        return self._append(
+            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat, may_move=may_move
+        )[1]
 
     def _append(
-        self, topic_id: int, queue_id: int, blob: bytes, timeout_ms: int, *, may_repeat: bool
+        self,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        timeout_ms: int,
+        *,
+        may_repeat: bool,
+        may_move: bool,
     ) -> tuple[int, asyncio.Future[Appended]]:
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
         row = request_id, topic_id, queue_id, zlib.crc32(blob), blob
-        if may_repeat:
+        if may_move:
+            self.pending.movable.add(request_id)
+        elif may_repeat:
             self.pending.repeatable[request_id] = (row,)
         self.batching.add(APPEND, row)
         return request_id, future
@@ -298,6 +324,7 @@ class BrokerLink:
                 topics=len(config.topics),
                 groups=len(config.groups),
             )
+        self.on_change()
 
     def _lose(self, reason: str) -> bool:
         """Keep what can wait, fail the rest, and say whether there had been a connection."""
@@ -307,6 +334,8 @@ class BrokerLink:
                 "broker lost", address=self.address, reason=reason, pending=len(self.pending)
             )
         self._polls.lose()
+        for request_id in self.batching.withdraw(self.pending.movable):
+            self.pending.fail(request_id, BrokerUnreachable(_NOT_SENT))
         unsent = self.batching.lose()
         again = self.pending.lose(unsent, silent_since_s=self._stream.heard_at_s)
         self.batching.add_again([*again, (CHANGE_INVISIBLE, self._polls.not_returned(unsent))])

@@ -82,7 +82,7 @@ class Consumer:
         # What a poll keeps while it waits is little: neither the request nor what it is parsed to.
         group, topic, topic_wire, pop = await self._read_poll(call, request)
         del request
-        broker = self._cluster.broker_to_pop()
+        broker = self._cluster.broker_to_pop(topic, group)
         ids = broker.find_ids(group, topic)
         if ids is None:
             raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
