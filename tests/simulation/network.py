@@ -29,6 +29,7 @@ class Network:
         self.random = random
         self.servers: dict[str, Server] = {}
         self.links: list[NetworkLink] = []
+        self.half_open: list[NetworkLink] = []  # closed for the proxy, and not yet for the broker
 
     @contextlib.asynccontextmanager
     async def connect(
@@ -55,8 +56,9 @@ class Network:
     def close_server(self, address: str) -> None:
         """End all links of a process that is gone."""
         server = self.servers.pop(address, None)
-        for link in [link for link in self.links if link.server is server]:
+        for link in [link for link in self.links + self.half_open if link.server is server]:
             link.close()
+            link.close_at_broker()
 
 
 class NetworkLink:
@@ -73,6 +75,7 @@ class NetworkLink:
         self._arrives_at_s = {"up": 0.0, "down": 0.0}
         self.heard_at_s = self._loop.time()  # of the broker, by the proxy
         self.is_closed = False
+        self._late_until_s = 0.0
 
     # ------------------------------------------------------------ the proxy's side
 
@@ -103,11 +106,34 @@ class NetworkLink:
 
     def close(self) -> None:
         """End the link: what is on its way arrives nowhere."""
+        if not self.is_closed:
+            self._lose()
+            self._end.closed()
+
+    def close_at_broker(self) -> None:
+        """Let the broker see the end of a link that its proxy has lost."""
+        if self in self._network.half_open:
+            self._network.half_open.remove(self)
+            self._end.closed()
+
+    def lose_at_proxy(self, late_s: float, end_s: float) -> None:
+        """Let the proxy see the end now, and the broker in `end_s`.
+
+        What is on its way to the broker arrives, `late_s` from now or when it would have.
+        """
         if self.is_closed:
             return
+        self._lose()
+        self._network.half_open.append(self)
+        now_s = self._loop.time()
+        self._late_until_s = now_s + late_s
+        self._loop.call_at(
+            max(self._arrives_at_s["up"], self._late_until_s) + end_s, self.close_at_broker
+        )
+
+    def _lose(self) -> None:
         self.is_closed = True
         self._network.links.remove(self)
-        self._end.closed()
         if not self._outcome.done():
             self._outcome.set_exception(RpcError(RpcCode.UNAVAILABLE, "the link was lost"))
             self._outcome.exception()
@@ -123,6 +149,14 @@ class NetworkLink:
     def _arrive(self, to: Callable[[bytes], None], message: bytes) -> None:
         if not self.is_closed:
             to(message)
+        elif self in self._network.half_open and to == self._end.arrived:
+            now_s = self._loop.time()
+            if now_s >= self._late_until_s:
+                to(message)
+            else:
+                # In order: each a little later than the one before.
+                self._late_until_s += 1e-6
+                self._loop.call_at(self._late_until_s, to, message)
 
     def _deliver(self, message: bytes) -> None:
         self.heard_at_s = self._loop.time()

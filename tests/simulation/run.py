@@ -166,8 +166,9 @@ class _Simulation:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + trouble_s
         kinds = {
-            self._close_link: 6, self._stop_broker: 3, self._fail_sync: 1, self._step_clock: 2,
-            self._fill_disk: 1, self._kill_proxy: 2, self._cut_operation: 3, self._administer: 4,
+            self._close_link: 3, self._half_open_link: 4, self._stop_broker: 3, self._fail_sync: 1,
+            self._step_clock: 2, self._fill_disk: 1, self._kill_proxy: 2, self._cut_operation: 3,
+            self._administer: 4,
         }  # fmt: skip
         while loop.time() < end_s:
             await asyncio.sleep(self._random.expovariate(0.5))
@@ -181,6 +182,14 @@ class _Simulation:
         if self._network.links:
             self._random.choice(self._network.links).close()
         return "a link is closed"
+
+    async def _half_open_link(self) -> str:
+        """Let a proxy lose a link of which the broker still hears, for seconds perhaps."""
+        random = self._random
+        if self._network.links:
+            link = random.choice(self._network.links)
+            link.lose_at_proxy(random.choice((0.0, random.uniform(0, 3))), random.uniform(0, 3))
+        return "a link is half-open"
 
     async def _stop_broker(self) -> str:
         """End the broker, often a second time soon after its next start."""

@@ -18,6 +18,7 @@ A round of the owner:
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import repeat
 from typing import TypeAlias, final
 from zlib import crc32
 
@@ -176,6 +177,7 @@ class Engine:
             self.catalog, self.administration, self.inspection,
             delayed_count=lambda: self.timers.index.pending_count,
         )  # fmt: skip
+        self._copy_reserve_bytes = config.disk_reserve_bytes // COPY_RESERVE_PART
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
         self._log_end_at_look = LogOffset(0)
         # Its copy for a retry must fit too, or nobody could ever revive it.
@@ -190,7 +192,7 @@ class Engine:
     ) -> QueueOffset | None:
         """Return where a message stands that may have been sent a moment ago; None: it was not.
 
-        For sends whose first answer was lost.
+        For sends whose first answer was lost. Raises BrokerTimeout where it cannot be told.
         """
         return self.store.find_sent(topic_id, queue_id, blob, now_ms - SENT_AGAIN_MS)
 
@@ -263,7 +265,9 @@ class Engine:
     @property
     def may_copy(self) -> bool:
         """Whether there is room for what the broker writes by itself, and for pops."""
-        return self.free_bytes >= self.config.disk_reserve_bytes // COPY_RESERVE_PART
+        # As `free_bytes`, without a call: every pop asks.
+        free_bytes = self._free_at_look - (self.log.log_end - self._log_end_at_look)
+        return free_bytes >= self._copy_reserve_bytes
 
     def _has_room(self, size: int, *, part: int) -> bool:
         """Whether so much can be written now, and a part of the reserve is left."""
@@ -312,7 +316,7 @@ class Engine:
         """
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
-        if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+        if attempt_id and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
         if not self.may_copy:
             raise self._disk_full("even deliveries stop, acks go on,")
@@ -336,11 +340,15 @@ class Engine:
 
         Then `left_of` says what of it can be read.
         """
-        read, topic_id, queue_id = self.store.message, batch.topic_id, batch.queue_id
-        return [
-            read(log_offset, topic_id, queue_id, queue_offset)
-            for log_offset, queue_offset in zip(batch.log_offsets, batch.queue_offsets, strict=True)
-        ]
+        return list(
+            map(
+                self.store.message,
+                batch.log_offsets,
+                repeat(batch.topic_id),
+                repeat(batch.queue_id),
+                batch.queue_offsets,
+            )
+        )
 
     def left_of(self, batch: Batch) -> Batch:
         """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""

@@ -136,7 +136,11 @@ def _apply_appends(
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
         if request_id in asked_again:
             yield  # It is looked for.
-            known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+            try:
+                known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+            except ServiceError as error:
+                failures.append((request_id, error))
+                continue
             if known is not None:
                 results.append((request_id, known, 0))
                 continue

@@ -45,8 +45,10 @@ LIMITS: Final = Limits(
     held_bytes_max=256 << 20,
     # A link bounds itself (server/link.py) and has more unread than an unknown client may.
     unread_bytes_max=1 << 30,
-    # Both ends notice a machine that vanished without waiting for TCP.
-    keepalive_period_s=20.0,
+    # Both ends notice a machine that vanished without waiting for TCP; a broker about as soon as a
+    # proxy, since polls that are parked here for one that is gone take messages.
+    keepalive_period_s=5.0,
+    keepalive_timeout_s=15.0,
     idle_timeout_s=3_600.0,  # the admin process keeps its connection for the next click
 )
 

@@ -18,7 +18,7 @@ from tidemill.common.errors import (
 )
 from tidemill.common.log import is_debug
 from tidemill.proxy.link.batching import Batching
-from tidemill.proxy.link.commands import ACK, APPEND, COMMANDS, POP
+from tidemill.proxy.link.commands import ACK, APPEND, CHANGE_INVISIBLE, COMMANDS, POP
 from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
 from tidemill.proxy.link.polls import Poll, Polls
@@ -91,8 +91,8 @@ class BrokerLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker can be asked, and has given signs of life."""
-        return self.pending.is_open and self._stream.silent_s() <= SILENT_S
+        """Whether the broker can be asked, and answers."""
+        return self.state().word == "up"
 
     def state(self) -> LinkState:
         """Say whether the broker can be reached at this moment."""
@@ -101,6 +101,9 @@ class BrokerLink:
         silent_s = self._stream.silent_s()
         if silent_s > SILENT_S:
             return LinkState("silent", silent_s, "connected, and it does not answer")
+        unanswered_s = self.batching.unanswered_for_s()
+        if unanswered_s > SILENT_S:
+            return LinkState("silent", unanswered_s, "connected, and its disk does not answer")
         return LinkState("up", 0.0, "")
 
     async def run(self) -> None:
@@ -121,6 +124,9 @@ class BrokerLink:
         self.batching.add(command, row)
         try:
             return await future
+        except asyncio.CancelledError:
+            self._withdraw(request.request_id)
+            raise
         finally:
             # An error keeps its frames: the future that keeps the error may not be in one.
             del future
@@ -143,11 +149,15 @@ class BrokerLink:
         try:
             return await future
         except asyncio.CancelledError:
-            self.pending.forget(request_id)
-            self.batching.withdraw({request_id})
+            self._withdraw(request_id)
             raise
         finally:
             del future  # See `ask`.
+
+    def _withdraw(self, request_id: int) -> None:
+        """Let a request go whose caller has gone."""
+        self.pending.forget(request_id)
+        self.batching.withdraw({request_id})
 
     def append(
         self,
@@ -188,15 +198,15 @@ class BrokerLink:
         self.batching.add(APPEND, row)
         return request_id, future
 
-    def ack(
+    async def ack(
         self,
         group_id: int,
         topic_id: int,
         deliveries: Collection[HandleFields],
         *,
         timeout_ms: int,
-    ) -> asyncio.Future[list[int]]:
-        """Settle deliveries; the future brings an AckResult for each, in order."""
+    ) -> list[int]:
+        """Settle deliveries; return an AckResult for each, in order."""
         future: asyncio.Future[list[int]]
         request_id, future = self.pending.begin(ACK, timeout_ms, ACK_BYTES * len(deliveries))
         # All under one id: they travel in one frame, and so do their results.
@@ -206,7 +216,13 @@ class BrokerLink:
         ]
         self.pending.repeatable[request_id] = rows
         self.batching.add_all(ACK, rows)
-        return future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._withdraw(request_id)
+            raise
+        finally:
+            del future  # See `ask`.
 
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
         """Take messages; when the caller goes, so does the poll, and nothing it took is lost."""
@@ -241,9 +257,8 @@ class BrokerLink:
         skip: int = 0,
     ) -> None:
         """Make messages visible again soon, all but the first `skip`: nobody has got them."""
-        if self.is_connected:
-            poll = Poll(group_id, topic_id)
-            self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
+        poll = Poll(group_id, topic_id)
+        self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
@@ -271,6 +286,8 @@ class BrokerLink:
                 if command is POP:
                     for _, pop in unclaimed:
                         self._metrics.messages_returned += self._polls.unclaimed(pop)
+                elif command is CHANGE_INVISIBLE:
+                    self._polls.returned([request_id for request_id, _ in unclaimed])
         for failure in reply.failures:
             self._polls.refused(failure.request_id)
             self.pending.fail(failure.request_id, _error_of(failure))
@@ -295,6 +312,7 @@ class BrokerLink:
             if known_secret not in {b"", self.configuration.handle_secret}:
                 self.pending.fail_all("another store has taken the broker's place")
                 self.batching.clear()
+                self._polls.clear()
             self._polls.shorten()
             self.pending.open()
             self.batching.open()
@@ -318,8 +336,9 @@ class BrokerLink:
         self._polls.lose()
         for request_id in self.batching.withdraw(self.pending.movable):
             self.pending.fail(request_id, BrokerUnreachable(_NOT_SENT))
-        again = self.pending.lose(self.batching.lose(), silent_since_s=self._stream.heard_at_s)
-        self.batching.add_again(again)
+        unsent = self.batching.lose()
+        again = self.pending.lose(unsent, silent_since_s=self._stream.heard_at_s)
+        self.batching.add_again([*again, (CHANGE_INVISIBLE, self._polls.not_returned(unsent))])
         return was_connected
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ RECONNECT_MAX_MS = 250
 WAITING_WARN_FIRST_S = 1.0
 WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wait for long
 CONNECT_TIMEOUT_S = 2.0
+PROCESS_ID_BYTES = 16  # random: no two processes have the same
 # Of one frame: one is closed when it passes 256 KiB, so the largest ends with a pop of 16 MiB
 # (POP_BYTES_MAX in the broker) or is the whole configuration, some 100 bytes a topic.
 REPLY_BYTES_MAX: Final = 64 << 20
@@ -61,6 +63,8 @@ class LinkStream:
         self._receive = receive
         self._lose = lose
         self._connect_to = connect
+        self._process_id = os.urandom(PROCESS_ID_BYTES)
+        self._stream_number = 0
         self._channel: OpenChannel | None = None
         self._stream: OpenStream | None = None
         self.heard_at_s = time.monotonic()  # when the last stream that ended was heard
@@ -107,6 +111,11 @@ class LinkStream:
     async def _exchange(self, channel: OpenChannel) -> None:
         stream = self._stream = channel.open(EXCHANGE, self._on_message)
         self._channel = channel
+        self._stream_number += 1
+        # Before all else: of what an older stream has still on its way nothing may come after it.
+        self.write(
+            link_pb2.RequestFrame(process_id=self._process_id, stream_number=self._stream_number)
+        )
         try:
             await stream.ended()
         finally:
