@@ -116,6 +116,7 @@ KNOWN_KEYS = frozenset(
         "disk_reserve_bytes",
         "drain_delay_ms",
         "drain_timeout_ms",
+        "groups",
         "groups_max",
         "grpc_host",
         "grpc_port",

@@ -178,7 +178,8 @@ class Cluster:
         broker = self._members.by_name.get(place.broker_group)
         if broker is None:
             raise BrokerUnreachable(
-                f"the broker group {place.broker_group}, which has the message group, is no member"
+                f"the broker group {place.broker_group}, which has the message group, is not to be"
+                f" found at its address"
             )
         if broker.is_draining:
             raise GroupDraining(

@@ -145,17 +145,22 @@ class Members:
         members: dict[str, tuple[BrokerGroup, bool]] = {}
         for member in membership.members:
             group = home if member.name == home.name else self._find(member)
-            members[member.name] = group, member.state == link_pb2.DRAINING
+            if group is not None:
+                members[member.name] = group, member.state == link_pb2.DRAINING
         self._settle(home, members)
         self._drop_others(membership)
         self._introduce(home, membership)
 
-    def _find(self, member: link_pb2.Member) -> BrokerGroup:
-        """Return who is a member: at its address, unless a seed is it by its own word."""
+    def _find(self, member: link_pb2.Member) -> BrokerGroup | None:
+        """Return who is a member: at its address, unless a seed is it by its own word.
+
+        None where another has taken its address, and nobody knows where it is.
+        """
         listed = self._open(member.address)
+        named = next((group for group in self.all if group.name == member.name), None)
         if listed.name == member.name:
             return listed
-        return next((group for group in self.all if group.name == member.name), listed)
+        return named or (listed if not listed.name else None)
 
     def _settle(self, home: BrokerGroup, members: dict[str, tuple[BrokerGroup, bool]]) -> None:
         """Ask these from here on; each with whether it drains."""
@@ -192,9 +197,7 @@ class Members:
     def _introduce(self, home: BrokerGroup, membership: link_pb2.Membership) -> None:
         """Tell the home where members are that it knows at other addresses."""
         members = tuple(
-            (member.name, self.by_name[member.name].link.address)
-            for member in membership.members
-            if self.by_name[member.name].name == member.name
+            (name, group.link.address) for name, group in self.by_name.items() if group.name == name
         )
         known = {member.name: member.address for member in membership.members}
         if members in self._introduced or all(known[name] == at for name, at in members):

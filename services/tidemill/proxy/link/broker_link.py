@@ -91,8 +91,8 @@ class BrokerLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether the broker can be asked, and has given signs of life."""
-        return self.pending.is_open and self._stream.silent_s() <= SILENT_S
+        """Whether the broker can be asked, and answers."""
+        return self.state().word == "up"
 
     def state(self) -> LinkState:
         """Say whether the broker can be reached at this moment."""
