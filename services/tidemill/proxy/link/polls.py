@@ -80,7 +80,7 @@ class Polls:
         if len(self._abandoned) >= ABANDONED_MAX:
             del self._abandoned[next(iter(self._abandoned))]
         self._abandoned[request_id] = self._under_way[request_id]
-        self._batching.cancel_pop(request_id)
+        self._batching.cancel_poll(request_id)
 
     def unclaimed(self, reply: link_pb2.PopReply) -> int:
         """Give back what a pop brings whose caller has gone; return how many messages."""
