@@ -3,7 +3,10 @@
 What all broker groups share, topics and consumer groups above all, is asked of the cluster. What
 one of them has, its link, its name and its signers, is asked of the `BrokerGroup` that the cluster
 answers with. Methods name neither a link nor a configuration of their own, so that another broker
-group is another entry here. Today there is one.
+group is another entry here.
+
+A topic or group means the home's: its name, and its incarnation. Each broker has ids of its own for
+it, which are asked of the `BrokerGroup` (ADR 0025).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from tidemill.common.errors import (
     BadRequest,
@@ -44,6 +47,13 @@ if TYPE_CHECKING:
 TIMEOUT_MAX_MS = 60_000
 
 
+class Ids(NamedTuple):
+    """Of a consumer group and a topic, at one broker."""
+
+    group_id: int
+    topic_id: int
+
+
 @final
 class BrokerGroup:
     """One broker group: its link, and what it has told of itself."""
@@ -67,6 +77,37 @@ class BrokerGroup:
     def recall_signer(self) -> RecallSigner:
         """Signer of its recall handles."""
         return self.link.configuration.recall_signer
+
+    def find_topic(self, topic: link_pb2.TopicConfig) -> link_pb2.TopicConfig | None:
+        """Return what it has of a topic of the home's; None where it has not this incarnation."""
+        own = self.link.configuration.topics.get(topic.name)
+        return own if own is not None and _is_same(own, topic) else None
+
+    def find_ids(self, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig) -> Ids | None:
+        """Return under which ids it has both; None where it has not these incarnations."""
+        own_topic = self.find_topic(topic)
+        own_group = self.link.configuration.groups.get(group.name)
+        if own_topic is None or own_group is None or not _is_same(own_group, group):
+            return None
+        return Ids(own_group.id, own_topic.id)
+
+
+def _is_same(
+    own: link_pb2.TopicConfig | link_pb2.GroupConfig,
+    homes: link_pb2.TopicConfig | link_pb2.GroupConfig,
+) -> bool:
+    """Whether a broker's own topic or group is of the incarnation that the home has."""
+    if isinstance(own, link_pb2.TopicConfig) and own.is_system:
+        return True  # Each broker makes its own, and none knows of the others'.
+    return (own.home_id or own.id) == homes.id
+
+
+class Place(NamedTuple):
+    """Who stores a message, and where; the topic by the id that it has there."""
+
+    broker: BrokerGroup
+    topic_id: int
+    queue_id: int
 
 
 @final
@@ -93,8 +134,8 @@ class Cluster:
 
     def __init__(self, links: Sequence[BrokerLink], settings: ProxySettings) -> None:
         self.brokers = [BrokerGroup(link) for link in links]
-        # The first one is the home of topics and groups; the others have them from it.
-        self._home = links[0]
+        # Of topics, groups and the list of broker groups; the others have them from it.
+        self.home = self.brokers[0]
         self._configuration = links[0].configuration
         self._queues = RoundRobin()
         self._request_timeout_ms = settings.request_timeout_ms
@@ -144,18 +185,28 @@ class Cluster:
 
     # ------------------------------------------------------------ whom to ask
 
-    def place(self, topic: link_pb2.TopicConfig, message_group: str) -> tuple[BrokerGroup, int]:
+    def brokers_of(
+        self, topic: link_pb2.TopicConfig, group: link_pb2.GroupConfig | None = None
+    ) -> Sequence[BrokerGroup]:
+        """Return who has a topic, and a group, in the home's incarnation; always in one order."""
+        if group is None:
+            return [broker for broker in self.brokers if broker.find_topic(topic) is not None]
+        return [broker for broker in self.brokers if broker.find_ids(group, topic) is not None]
+
+    def place(self, topic: link_pb2.TopicConfig, message_group: str) -> Place:
         """Choose who stores a message, and in which queue.
 
         The client's own choice is not a promise that clients keep alike.
         """
         if message_group:
-            return self.brokers[0], queue_of_group(message_group, queues=topic.queues)
-        return self.brokers[0], self._queues.choose_queue(topic.queues)
+            queue_id = queue_of_group(message_group, queues=topic.queues)
+        else:
+            queue_id = self._queues.choose_queue(topic.queues)
+        return Place(self.home, topic.id, queue_id)
 
     def broker_to_pop(self) -> BrokerGroup:
         """Choose of whom to take messages."""
-        return self.brokers[0]
+        return self.home
 
     def deliveries(self, group: str, topic: str) -> Deliveries:
         """Return what opens the receipt handles of one request."""
@@ -219,4 +270,4 @@ class Cluster:
 
     async def _ensure(self, request: link_pb2.EnsureRequest, call: Call) -> None:
         """Create what is missing; the configuration holds it when this returns."""
-        await self._home.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
+        await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))

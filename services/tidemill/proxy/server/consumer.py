@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tidemill.common.clock import Clock
     from tidemill.message.receipt_handle import HandleFields
-    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster import BrokerGroup, Cluster, Ids
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings
 
@@ -83,6 +83,10 @@ class Consumer:
         group, topic, topic_wire, pop = await self._read_poll(call, request)
         del request
         broker = self._cluster.broker_to_pop()
+        ids = broker.find_ids(group, topic)
+        if ids is None:
+            raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
+        pop.group_id, pop.topic_id = ids
         reply = await self._pop(call, broker, pop, responses)
         if not reply.batches:
             raise MessageNotFound("no message became available")
@@ -96,13 +100,16 @@ class Consumer:
         except BaseException:
             # The status is the first that has left.
             skip = max(responses.sent_count - 1, 0)
-            broker.link.give_back(group.id, topic.id, popped, skip=skip)
+            broker.link.give_back(pop.group_id, pop.topic_id, popped, skip=skip)
             raise
 
     async def _read_poll(
         self, call: Call, request: bytes
     ) -> tuple[link_pb2.GroupConfig, link_pb2.TopicConfig, bytes, link_pb2.PopRequest]:
-        """Return group, topic, how deliveries name the topic, and what to ask of the broker."""
+        """Return group, topic, how deliveries name the topic, and what to ask of a broker.
+
+        Who asks it of one sets its ids of the two.
+        """
         parsed = service.ReceiveMessageRequest.FromString(request)
         del request
         resource = parsed.message_queue.topic
@@ -115,8 +122,6 @@ class Consumer:
         call.is_long_polling = "true" if poll_ms else "false"
         is_ordered = group.delivery_order == link_pb2.ORDERED
         pop = link_pb2.PopRequest(
-            group_id=group.id,
-            topic_id=topic.id,
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
             invisible_duration_ms=_receive_invisible_ms(parsed),
             poll_duration_ms=poll_ms,
@@ -205,9 +210,8 @@ class Consumer:
                 deliveries.setdefault(broker, {})[number] = delivery
         for broker, numbered in deliveries.items():
             try:
-                results = await broker.link.ack(
-                    group.id, topic.id, numbered.values(), timeout_ms=timeout_ms
-                )
+                ids = _ids_of_live(broker, group, topic)
+                results = await broker.link.ack(*ids, numbered.values(), timeout_ms=timeout_ms)
             except ServiceError as error:
                 for number in numbered:
                     outcomes[number] = status_of(error)
@@ -245,11 +249,12 @@ class Consumer:
             raise IllegalInvisibleDuration("the invisible duration is 0 to 12 hours")
         handles = self._cluster.deliveries(group.name, topic.name)
         broker, delivery = handles.open(parsed.receipt_handle)
+        ids = _ids_of_live(broker, group, topic)
         reply = await broker.link.ask(
             CHANGE_INVISIBLE,
             link_pb2.ChangeInvisibleRequest(
-                group_id=group.id,
-                topic_id=topic.id,
+                group_id=ids.group_id,
+                topic_id=ids.topic_id,
                 slot=delivery.slot,
                 delivery_id=delivery.delivery_id,
                 index=delivery.message_index,
@@ -275,11 +280,12 @@ class Consumer:
         group = self._cluster.find_group(parsed.group.name)
         handles = self._cluster.deliveries(group.name, topic.name)
         broker, delivery = handles.open(parsed.receipt_handle)
+        ids = _ids_of_live(broker, group, topic)
         await broker.link.ask(
             DEAD_LETTER,
             link_pb2.DeadLetterRequest(
-                group_id=group.id,
-                topic_id=topic.id,
+                group_id=ids.group_id,
+                topic_id=ids.topic_id,
                 slot=delivery.slot,
                 delivery_id=delivery.delivery_id,
                 index=delivery.message_index,
@@ -324,6 +330,16 @@ class Consumer:
         # Half of the reserve is the broker's and the link's, the other half the client's.
         reserve_ms = min(self._reserve_ms // 2, remaining_ms // 4)
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
+
+
+def _ids_of_live(
+    broker: BrokerGroup, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig
+) -> Ids:
+    """Return the ids with which a broker is asked about a delivery."""
+    ids = broker.find_ids(group, topic)
+    if ids is None:
+        raise InvalidReceiptHandle(_GONE.message)
+    return ids
 
 
 def _items(

@@ -9,6 +9,7 @@ from tidemill.common.errors import (
     BadRequest,
     Forbidden,
     MessageCorrupted,
+    MessageNotFound,
     Overloaded,
     ServiceError,
 )
@@ -76,9 +77,12 @@ class Producer:
         if v2.DELAY not in accepted_types(topic.type):
             raise BadRequest(f"the topic {topic.name} takes no delayed messages")
         broker, recalled = self._cluster.open_recall(recall.recall_handle, topic.name)
+        own_topic = broker.find_topic(topic)
+        if own_topic is None:
+            raise MessageNotFound("the topic that the message was sent to is gone")
         await broker.link.ask(
             CANCEL_TIMER,
-            link_pb2.CancelTimerRequest(timer_id=recalled.timer_id, topic_id=topic.id),
+            link_pb2.CancelTimerRequest(timer_id=recalled.timer_id, topic_id=own_topic.id),
             timeout_ms=self._cluster.timeout_ms(call),
         )
         response = service.RecallMessageResponse(
@@ -117,9 +121,9 @@ class Producer:
                 topic = await self._use_topic(name, call)
             blob = _encode(message, topic, self._clock.wall_ms())
             properties = message.system_properties
-            broker, queue_id = cluster.place(topic, properties.message_group)
+            broker, topic_id, queue_id = cluster.place(topic, properties.message_group)
             storing = broker.link.store(
-                topic.id, queue_id, blob,
+                topic_id, queue_id, blob,
                 timeout_ms=cluster.timeout_ms(call), may_repeat=_may_repeat(properties),
             )  # fmt: skip
             # The link's from here on: nothing of the message is kept while it is stored.
@@ -155,12 +159,12 @@ class Producer:
         refused_groups: set[str] = set()
         for message, blob in zip(messages, stored, strict=True):
             message_group = message.system_properties.message_group
-            broker, queue_id = self._cluster.place(topic, message_group)
+            broker, topic_id, queue_id = self._cluster.place(topic, message_group)
             if message_group in refused_groups:
                 # Nothing of a message group may overtake what was refused of it.
                 append = _refused(Overloaded("the message before it was refused"))
             else:
-                append = _append(broker, topic.id, queue_id, blob, timeout_ms, message)
+                append = _append(broker, topic_id, queue_id, blob, timeout_ms, message)
                 if message_group and append.done():
                     refused_groups.add(message_group)
             appends.append((broker, append))
