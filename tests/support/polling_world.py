@@ -27,7 +27,7 @@ TURN_MS = 1  # until a poll that is woken is carried on, at most
 GIVE_BACK_MS = 1_000
 BATCH = 4
 STEPS_MAX = 50_000  # ten times what a story takes
-REFUSED_MS = 3_000  # behind a refusal, in which what is there may be missed
+REFUSED_MS = 300  # behind a pop that was refused, in which what is there may be missed
 
 
 @dataclass(eq=False)
@@ -194,7 +194,6 @@ class World:
         assert broker.is_up, "a broker that is down is asked nothing"
         stream, until_ms = broker.stream, self.now_ms + action.poll_ms
         if self.random.random() < 0.02:
-            broker.refused_at_ms = self.now_ms
             self.polling.notification_failed(watch, number, Overloaded("full"), self.now_ms)
             return
 
@@ -202,7 +201,6 @@ class World:
             if stream != broker.stream:
                 return
             if broker.refuses == "notifications":
-                broker.refused_at_ms = self.now_ms
                 error = Overloaded("full")
                 self.at(
                     self.latency(),
@@ -385,7 +383,7 @@ class World:
         for broker in self.brokers.values():
             if not broker.is_up or self.now_ms - broker.up_at_ms < FALSE_EMPTY_MS + LAST_LOOK_MS:
                 continue
-            if self.now_ms - broker.refused_at_ms < REFUSED_MS and broker.refuses == "pops":
+            if self.now_ms - broker.refused_at_ms < REFUSED_MS:
                 continue
             waiting = [
                 m for m, at_ms in broker.ready.items() if self.now_ms - at_ms > FALSE_EMPTY_MS

@@ -30,6 +30,8 @@ HINT_MS: Final = 100
 EARLY_MS: Final = 500
 # How long one that is asked again may take to fail again: who has parked is well.
 PARKED_MS: Final = 1_000
+# How long the answer may be under way of one that need not park: it was just asked.
+ANSWER_MS: Final = 100
 _DOUBLINGS_MAX: Final = 6  # of either; the bounds are reached before
 
 
@@ -178,10 +180,9 @@ class Watch:
         self.not_before_ms = self._failures = self._misses = 0
         self.error = None
 
-    @property
-    def is_covered(self) -> bool:
-        """Whether the broker would tell of a message by itself."""
-        return bool(self.number)
+    def is_covered(self, now_ms: int) -> bool:
+        """Whether the broker would have told of a message that is there already."""
+        return bool(self.number) and now_ms - self._asked_at_ms >= ANSWER_MS
 
     def is_failing(self, now_ms: int) -> bool:
         """Whether the broker refuses."""

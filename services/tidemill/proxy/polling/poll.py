@@ -114,6 +114,11 @@ class Poll:
         self._leave_waiting()
         self._ask_next()
 
+    def leave_out(self, broker: Broker) -> None:
+        """Do not ask a broker any more."""
+        if broker in self._to_ask:
+            self._to_ask.remove(broker)
+
     def park(self, broker: Broker, now_ms: int) -> None:
         """Pop at `broker`, and wait there to the end."""
         self.follow(broker, poll_ms=max(self.end_ms - now_ms, 0))

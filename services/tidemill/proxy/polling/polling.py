@@ -256,6 +256,7 @@ class Polling:
                 self._actions.append(stopped)
             _note_hint(watch)
             for poll in pair.polls:
+                poll.leave_out(broker)
                 if poll.has_pop and isinstance(poll.step, Pop) and poll.step.broker == broker:
                     self._stop_pop(poll)
             self._update(pair, now_ms)
@@ -281,7 +282,7 @@ class Polling:
             self._park(poll, pair.least_covered(brokers), now_ms)
         else:
             poll.is_direct = False
-            if any(watch.is_covered for watch in pair.watches.values()):
+            if any(watch.number for watch in pair.watches.values()):
                 self.counts.coalesced[pair.key.topic, pair.key.group] += 1
             pair.wait(poll)
 
@@ -308,7 +309,7 @@ class Polling:
             blind = [
                 watch.broker
                 for watch in pair.watches.values()
-                if not watch.is_down and not watch.is_covered
+                if not watch.is_down and not watch.is_covered(now_ms)
             ]
             if blind and now_ms < poll.hard_end_ms:
                 poll.ask(blind)
@@ -402,7 +403,7 @@ class Polling:
         for watch in pair.watches.values():
             watch.is_wanted = pair.wants(watch)
             if not watch.is_wanted:
-                is_lingering = is_lingering or watch.is_covered
+                is_lingering = is_lingering or watch.number > 0
             elif ask := watch.ask(pair.until_ms, now_ms):
                 self._actions.append(ask)
             elif (due_ms := watch.due_ms()) is not None and due_ms > now_ms:
