@@ -228,6 +228,10 @@ class Cluster:
         """Return a topic that exists, which is what nearly every call names."""
         return self._configuration.topics.get(name)
 
+    def knows(self, topic: str, group: str) -> bool:
+        """Whether both exist."""
+        return topic in self._configuration.topics and group in self._configuration.groups
+
     def find_topic(self, name: str) -> link_pb2.TopicConfig:
         """Return a topic that exists; raise IllegalTopic or TopicNotFound."""
         topic = self._configuration.topics.get(name)

@@ -22,29 +22,31 @@ class PollCounts:
     """Counters by (topic, group) and what else tells them apart."""
 
     def __init__(self) -> None:
-        self.long_polls: Counter[tuple[str, str, str]] = Counter()  # mode
-        self.receives: Counter[tuple[str, str, str, str]] = Counter()  # mode, outcome
-        self.first_hits: Counter[tuple[str, str]] = Counter()
-        self.notifications: Counter[tuple[str, str, str]] = Counter()  # whether it had messages
-        self.notification_failures: Counter[tuple[str, str]] = Counter()
-        self.coalesced: Counter[tuple[str, str]] = Counter()
-        self.notified_pops: Counter[tuple[str, str, str]] = Counter()  # hit or miss
-        self.false_empties: Counter[tuple[str, str]] = Counter()
+        self.long_polls: Counter[tuple[str, ...]] = Counter()  # mode
+        self.receives: Counter[tuple[str, ...]] = Counter()  # mode, outcome
+        self.first_hits: Counter[tuple[str, ...]] = Counter()
+        self.notifications: Counter[tuple[str, ...]] = Counter()  # whether it had messages
+        self.notification_failures: Counter[tuple[str, ...]] = Counter()
+        self.coalesced: Counter[tuple[str, ...]] = Counter()
+        self.notified_pops: Counter[tuple[str, ...]] = Counter()  # hit or miss
+        self.false_empties: Counter[tuple[str, ...]] = Counter()
         self.switches: Counter[str] = Counter()  # to which mode
         self.inflight: Counter[str] = Counter()  # mode
         self.waits: Histogram[tuple[str, str]] = Histogram(WAIT_BUCKETS_MS)  # mode, outcome
 
-    def began(self, key: Key, mode: Name, *, is_long: bool) -> None:
+    def began(self, topic: str, group: str, mode: Name, *, is_long: bool) -> None:
         """Count a receive that begins."""
         if is_long:
-            self.long_polls[key.topic, key.group, mode] += 1
+            self.long_polls[topic, group, mode] += 1
             self.inflight[mode] += 1
 
-    def ended(self, key: Key, mode: Name, outcome: str, waited_ms: int, *, is_long: bool) -> None:
+    def ended(
+        self, topic: str, group: str, mode: Name, outcome: str, waited_ms: int, *, is_long: bool
+    ) -> None:
         """Count a receive that has ended."""
-        self.receives[key.topic, key.group, mode, outcome] += 1
+        self.receives[topic, group, mode, outcome] += 1
         if outcome == "first_pop":
-            self.first_hits[key.topic, key.group] += 1
+            self.first_hits[topic, group] += 1
         if is_long:
             self.inflight[mode] -= 1
             self.waits.observe((mode, outcome), waited_ms)

@@ -32,7 +32,7 @@ class Mode:
     (Little's law): that is what is averaged.
     """
 
-    __slots__ = ("_at_ms", "_buckets", "_changed_at_ms", "is_direct", "key", "waiting")
+    __slots__ = ("_at_ms", "_begun", "_buckets", "_changed_at_ms", "is_direct", "key", "waiting")
 
     def __init__(self, key: tuple[str, str], now_ms: int) -> None:
         self.key = key
@@ -41,6 +41,7 @@ class Mode:
         self._at_ms = now_ms
         # Poll-milliseconds by second, of those of the window.
         self._buckets: dict[int, int] = {}
+        self._begun: dict[int, int] = {}  # polls by second
         self._changed_at_ms = now_ms - DWELL_MS
 
     @property
@@ -52,6 +53,8 @@ class Mode:
         """Count a poll that begins to wait."""
         self._advance(now_ms)
         self.waiting += 1
+        number = now_ms // BUCKET_MS
+        self._begun[number] = self._begun.get(number, 0) + 1
 
     def ended(self, now_ms: int) -> None:
         """Count one that does not wait any more."""
@@ -77,10 +80,16 @@ class Mode:
         self._advance(now_ms)
         return sum(self._buckets.values()) / WINDOW_MS
 
+    def rate(self, now_ms: int) -> float:
+        """Return how many polls a second began in the window."""
+        self._advance(now_ms)
+        return sum(self._begun.values()) * 1000 / WINDOW_MS
+
     def _advance(self, now_ms: int) -> None:
         buckets, first = self._buckets, now_ms // BUCKET_MS - WINDOW_MS // BUCKET_MS + 1
-        for number in [number for number in buckets if number < first]:
-            del buckets[number]
+        for of_second in (buckets, self._begun):
+            for number in [number for number in of_second if number < first]:
+                del of_second[number]
         if self.waiting:
             at_ms = max(self._at_ms, first * BUCKET_MS)
             while at_ms < now_ms:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
-from tidemill.common.errors import BrokerUnreachable
+from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, Mode
 from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
@@ -118,7 +118,7 @@ class Polling:
             began_ms=now_ms, end_ms=now_ms + (poll_ms if is_long else ASK_ONCE_MS),
             is_long=is_long, is_direct=is_long and pair.mode.is_direct,
         )  # fmt: skip
-        self.counts.began(key, poll.mode, is_long=is_long)
+        self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
         pair.polls[poll] = None
         self._timers.set(poll, poll.end_ms)
         if is_long:
@@ -374,7 +374,7 @@ class Polling:
             if not mode.waiting:
                 self._timers.set(mode, now_ms + WINDOW_MS + DWELL_MS)
         self.counts.ended(
-            pair.key, poll.mode, poll.step.outcome.value, now_ms - poll.began_ms,
+            pair.key.topic, pair.key.group, poll.mode, _called(poll.step), now_ms - poll.began_ms,
             is_long=poll.is_long,
         )  # fmt: skip
 
@@ -447,3 +447,8 @@ def _note_hint(watch: Watch) -> None:
         watch.pair.hinted.setdefault(watch)
     else:
         watch.pair.hinted.pop(watch, None)
+
+
+def _called(end: End) -> str:
+    """Return what the metrics call an end."""
+    return "throttled" if isinstance(end.error, Overloaded) else end.outcome.value
