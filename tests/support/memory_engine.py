@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.catalog import (
     Topic,
     TopicType,
 )
+from tidemill.broker.engine.metadata.membership import Membership
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready
 from tidemill.broker.engine.tally import Tally
@@ -77,6 +78,7 @@ class MemoryCatalog:
     def __init__(self) -> None:
         self.handle_secret = SECRET
         self.broker_name = "broker-0"
+        self.membership = Membership()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
 

@@ -116,6 +116,7 @@ KNOWN_KEYS = frozenset(
         "disk_reserve_bytes",
         "drain_delay_ms",
         "drain_timeout_ms",
+        "groups",
         "groups_max",
         "grpc_client_consumer_min_long_polling_timeout_ms",
         "grpc_host",

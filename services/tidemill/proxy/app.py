@@ -17,7 +17,6 @@ from tidemill.common.readiness import Readiness
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
-from tidemill.proxy.link.stream import Connect
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
@@ -33,6 +32,7 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.connect import Connect
 from tidemill.transport.aio.tls import (
     Certificates,
     Reloading,
@@ -146,8 +146,9 @@ def cluster_of(
     settings: ProxySettings, metrics: ProxyMetrics, *, connect: Connect = connected
 ) -> Cluster:
     """Return the broker groups of the settings, not connected yet."""
-    links = [
-        BrokerLink(
+
+    def open_link(address: str) -> BrokerLink:
+        return BrokerLink(
             address,
             metrics,
             pending_max=settings.link_pending_max,
@@ -155,9 +156,8 @@ def cluster_of(
             patience_ms=settings.unready_after_ms,
             connect=connect,
         )
-        for address in settings.brokers
-    ]
-    return Cluster(links, settings)
+
+    return Cluster(open_link, settings)
 
 
 def wire(

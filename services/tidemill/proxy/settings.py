@@ -40,8 +40,9 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     brokers: Addresses = Field(
         ["127.0.0.1:10911"],
         min_length=1,
-        max_length=1,
-        description="Address (host:port) of the broker; one broker group for now.",
+        max_length=64,
+        description="Addresses (host:port) of brokers. One that is up is enough to find the others"
+        " of its cluster; several that are new become a cluster when all of them are up.",
     )
     advertised_address: Literal[""] | Address = Field(
         "",

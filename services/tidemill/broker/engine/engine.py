@@ -18,6 +18,7 @@ A round of the owner:
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import repeat
 from typing import TypeAlias, final
 from zlib import crc32
 
@@ -26,9 +27,11 @@ import numpy.ma  # noqa: F401  # nobody names it here
 
 from tidemill.broker.engine.administration import Administration
 from tidemill.broker.engine.background import Background, Quiet
+from tidemill.broker.engine.broker_groups import BrokerGroups
 from tidemill.broker.engine.checkpoint import Checkpoints
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.following import Following
 from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import EpochStart
@@ -58,6 +61,7 @@ from tidemill.common.errors import (
     BadRequest,
     DiskFull,
     Forbidden,
+    GroupDraining,
     MessageBodyTooLarge,
     MessageCorrupted,
     TopicNotFound,
@@ -169,6 +173,12 @@ class Engine:
                 auto_create_per_s=config.auto_create_per_s,
             ),
         )  # fmt: skip
+        self.broker_groups = BrokerGroups(self.catalog, self.administration)
+        self.following = Following(
+            self.catalog, self.administration, self.inspection,
+            delayed_count=lambda: self.timers.index.pending_count,
+        )  # fmt: skip
+        self._copy_reserve_bytes = config.disk_reserve_bytes // COPY_RESERVE_PART
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
         self._log_end_at_look = LogOffset(0)
         # Its copy for a retry must fit too, or nobody could ever revive it.
@@ -183,7 +193,7 @@ class Engine:
     ) -> QueueOffset | None:
         """Return where a message stands that may have been sent a moment ago; None: it was not.
 
-        For sends whose first answer was lost.
+        For sends whose first answer was lost. Raises BrokerTimeout where it cannot be told.
         """
         return self.store.find_sent(topic_id, queue_id, blob, now_ms - SENT_AGAIN_MS)
 
@@ -202,11 +212,13 @@ class Engine:
 
         That is when it says itself, or `delay_ms` from now; one that is due already is stored.
         Raises TopicNotFound, Forbidden, BadRequest, MessageCorrupted, MessageBodyTooLarge,
-        DiskFull, and of a message that is to wait IllegalDeliveryTime and Overloaded.
+        DiskFull, GroupDraining; of a message that is to wait IllegalDeliveryTime and Overloaded.
         """
         queues = self.catalog.open_queues.get(topic_id)
         if queues is None:
             raise self._no_such_topic(topic_id)
+        if self.catalog.is_draining:
+            raise self._draining()
         if queue_id >= len(queues):
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
         if self.log.log_end > self._full_from:
@@ -254,7 +266,9 @@ class Engine:
     @property
     def may_copy(self) -> bool:
         """Whether there is room for what the broker writes by itself, and for pops."""
-        return self.free_bytes >= self.config.disk_reserve_bytes // COPY_RESERVE_PART
+        # As `free_bytes`, without a call: every pop asks.
+        free_bytes = self._free_at_look - (self.log.log_end - self._log_end_at_look)
+        return free_bytes >= self._copy_reserve_bytes
 
     def _has_room(self, size: int, *, part: int) -> bool:
         """Whether so much can be written now, and a part of the reserve is left."""
@@ -270,6 +284,12 @@ class Engine:
         if topic_id in self.catalog.topics:
             return Forbidden("retry and dead-letter topics are written by the broker alone")
         return TopicNotFound("the topic was deleted; query its route again")
+
+    def _draining(self) -> GroupDraining:
+        return GroupDraining(
+            f"the broker group {self.catalog.broker_name} is draining and takes no new messages; "
+            f"send again when it has left"
+        )
 
     def _disk_full(self, consequence: str) -> DiskFull:
         return DiskFull(
@@ -297,7 +317,7 @@ class Engine:
         """
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
-        if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+        if attempt_id and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
         if not self.may_copy:
             raise self._disk_full("even deliveries stop, acks go on,")
@@ -330,11 +350,15 @@ class Engine:
 
         Then `left_of` says what of it can be read.
         """
-        read, topic_id, queue_id = self.store.message, batch.topic_id, batch.queue_id
-        return [
-            read(log_offset, topic_id, queue_id, queue_offset)
-            for log_offset, queue_offset in zip(batch.log_offsets, batch.queue_offsets, strict=True)
-        ]
+        return list(
+            map(
+                self.store.message,
+                batch.log_offsets,
+                repeat(batch.topic_id),
+                repeat(batch.queue_id),
+                batch.queue_offsets,
+            )
+        )
 
     def left_of(self, batch: Batch) -> Batch:
         """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""

@@ -136,7 +136,11 @@ def _apply_appends(
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
         if request_id in asked_again:
             yield  # It is looked for.
-            known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+            try:
+                known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+            except ServiceError as error:
+                failures.append((request_id, error))
+                continue
             if known is not None:
                 results.append((request_id, known, 0))
                 continue
@@ -411,6 +415,14 @@ def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:
         config_log.group_put(None, joined, auto_create=True)
 
 
+def _found(request: pb.FoundRequest, turn: Turn) -> None:
+    addresses = {member.name: member.address for member in request.members}
+    before = turn.engine.catalog.membership.home
+    turn.engine.broker_groups.found(addresses, turn.now_ms)
+    if before is None:
+        config_log.cluster_founded(turn.engine.catalog.membership)
+
+
 def _cancel_timer(request: pb.CancelTimerRequest, turn: Turn) -> None:
     turn.engine.timers.cancel(
         TimerId(request.timer_id), topic_id=TopicId(request.topic_id), now_ms=turn.now_ms
@@ -450,6 +462,10 @@ CANCEL_TIMER: Final = _one_by_one(
     "cancel_timer", "timer_cancels", "cancelled_timers", _cancel_timer,
     lambda frame, request_id, _: frame.cancelled_timers.append(request_id),
 )  # fmt: skip
+FOUND: Final = _one_by_one(
+    "found", "founds", "founded", _found,
+    lambda frame, request_id, _: frame.founded.append(request_id),
+)  # fmt: skip
 POP: Final = Command(
     name="pop",
     request_field="pops",
@@ -471,5 +487,6 @@ NOTIFICATION: Final = Command(
 # In the order in which those of one frame are applied: a pop finds what came with it, and a
 # notification tells of what is left then.
 COMMANDS: Final = (
-    APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, POP, NOTIFICATION,
+    APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, POP,
+    NOTIFICATION,
 )  # fmt: skip

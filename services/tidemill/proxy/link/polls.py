@@ -8,6 +8,7 @@ cancelled.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, POP
@@ -15,6 +16,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.proxy.link.batching import Batching
+    from tidemill.proxy.link.commands import Row
     from tidemill.proxy.link.pending import Pending
 
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
@@ -22,6 +24,8 @@ GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 # came upon messages before the cancel, so most of these are never heard of again and the oldest are
 # dropped.
 ABANDONED_MAX = 10_000
+# Messages on their way back, 300 bytes each; of more the invisible duration ends by itself.
+RETURNING_MAX = 50_000
 
 
 class Poll(NamedTuple):
@@ -42,6 +46,7 @@ class Polls:
         self._batching = batching
         self._under_way: dict[int, Poll] = {}
         self._abandoned: dict[int, Poll] = {}
+        self._returning: dict[int, Row] = {}  # what gives messages back, until it is answered
 
     def began(self, request_id: int, request: link_pb2.PopRequest) -> None:
         """Know of a pop, should its caller go."""
@@ -109,7 +114,8 @@ class Polls:
     def give_back(self, poll: Poll, batches: Iterable[link_pb2.Batch], *, skip: int = 0) -> int:
         """Make messages visible again soon, all but the first `skip`; return how many.
 
-        Nobody waits for the answers. Where they fail, the invisible duration ends by itself.
+        Nobody waits for the answers. Where they fail, the invisible duration ends by itself; where
+        the link is lost it is asked again, since a delivery is given back once.
         """
         rows = []
         for batch in batches:
@@ -127,13 +133,30 @@ class Polls:
                 )
                 rows.append((request.request_id, request))
         del rows[:skip]
+        del rows[max(RETURNING_MAX - len(self._returning), 0) :]
         if rows:
+            self._returning.update([(row[0], row) for row in rows])
             self._batching.add_all(CHANGE_INVISIBLE, rows)
         return len(rows)
 
+    def returned(self, request_ids: Iterable[int]) -> None:
+        """Forget what gave messages back: it is answered."""
+        for request_id in request_ids:
+            self._returning.pop(request_id, None)
+
+    def not_returned(self, unsent: AbstractSet[int]) -> list[Row]:
+        """Return what has left to give messages back, and was not answered."""
+        return [row for request_id, row in self._returning.items() if request_id not in unsent]
+
     def refused(self, request_id: int) -> None:
-        """Forget an abandoned pop: it brings nothing."""
+        """Forget an abandoned pop, which brings nothing, or what gave a message back in vain."""
         self._abandoned.pop(request_id, None)
+        self._returning.pop(request_id, None)
+
+    def clear(self) -> None:
+        """Forget all: what was popped is in another store."""
+        self._abandoned.clear()
+        self._returning.clear()
 
     def lose(self) -> None:
         """Forget abandoned pops: the broker forgets the parked pops of a lost stream by itself."""

@@ -37,6 +37,7 @@ class Pair:
         self.mode = mode
         self.target: object = None  # what the shell knows the group and the topic by
         self.watches: dict[Broker, Watch] = {}
+        self.silent: frozenset[Broker] = frozenset()  # of these, as the last poll found them
         self.hinted: dict[Watch, None] = {}  # with hints that nobody was sent for, the oldest first
         self.parked: dict[Poll, None] = {}  # the oldest first
         self.polls: dict[Poll, None] = {}  # that have not ended
@@ -67,8 +68,12 @@ class Pair:
         return actions
 
     def in_turn(self) -> list[Broker]:
-        """Return the brokers that can be reached, each time another one first."""
-        names = [name for name, watch in self.watches.items() if not watch.is_down]
+        """Return the brokers that can be asked, each time another one first.
+
+        One that is silent is waited for, and no pop is: unless all are.
+        """
+        up = [name for name, watch in self.watches.items() if not watch.is_down]
+        names = [name for name in up if name not in self.silent] or up
         self._turn += 1
         first = self._turn % len(names) if names else 0
         return names[first:] + names[:first]

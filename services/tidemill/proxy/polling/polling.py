@@ -100,14 +100,17 @@ class Polling:
         poll_ms: int,
         asks_all: bool,
         now_ms: int,
+        silent: frozenset[Broker] = frozenset(),
         target: object = None,
     ) -> Poll:
-        """Begin a poll at `brokers`, of which some may be down; its step says what to do.
+        """Begin a poll at `brokers`, of which some may be down, or are `silent`.
+
+        Its step says what to do.
 
         `poll_ms` of 0 asks every broker once; `asks_all` does so before it waits.
         """
         pair = self._pair(key, now_ms)
-        pair.target = target
+        pair.target, pair.silent = target, silent
         self._actions += pair.watch(brokers, self.down)
         is_long = poll_ms > 0 and not self._is_released
         if is_long:
@@ -309,7 +312,9 @@ class Polling:
             blind = [
                 watch.broker
                 for watch in pair.watches.values()
-                if not watch.is_down and not watch.is_covered(now_ms)
+                if not watch.is_down
+                and watch.broker not in pair.silent
+                and not watch.is_covered(now_ms)
             ]
             if blind and now_ms < poll.hard_end_ms:
                 poll.ask(blind)

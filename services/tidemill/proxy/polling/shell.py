@@ -85,6 +85,7 @@ class PollingShell:
             # A repeated attempt gets the batch that it holds, wherever that is.
             asks_all=is_ordered and bool(pop.attempt_id),
             now_ms=self.now_ms(),
+            silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
             target=target,
         )
         receive = self._receives[poll] = Receive(self, poll)

@@ -100,4 +100,5 @@ def rows_of(directory: bytes) -> Iterator[Row]:
 
 def position_of(directory: bytes, number: int) -> int:
     """Return where a block begins."""
-    return int(_POSITION.unpack_from(directory, number * ROW_SIZE + _POSITION_AT)[0])
+    position: int = _POSITION.unpack_from(directory, number * ROW_SIZE + _POSITION_AT)[0]
+    return position

@@ -107,8 +107,14 @@ class Consumption:
         group = self._catalog.groups.get(group_id)
         if group is None:
             raise GroupNotFound("the consumer group was deleted; create it and poll again")
-        subscription = self._subscription(group, topic_id, now_ms)
-        table = self._state.table
+        state = self._state
+        subscription = state.subscriptions.get((group_id, topic_id))
+        topic = self._catalog.topics.get(topic_id)
+        if topic is None:
+            raise TopicNotFound("the topic was deleted; query its route again")
+        if subscription is None or subscription.version != topic.version:
+            subscription = self._subscribe(group, topic, now_ms)
+        table = state.table
         if table.used_count + len(subscription.queues) >= self._deliveries_max:
             raise Overloaded(
                 f"{self._deliveries_max} deliveries are in flight, the broker's limit "
@@ -118,12 +124,14 @@ class Consumption:
         visible_at_ms = now_ms + invisible_duration_ms
         want, taken_bytes = max_messages, 0
         batches: list[Batch] = []
+        queues, first = subscription.queues, subscription.turn % len(subscription.queues)
+        sources = queues[first:] + queues[:first]
         is_ordered = group.is_ordered
         if is_ordered:
-            sources = _rotated(subscription.queues, subscription.turn)
             self._ordered.begin_pop(client_id, now_ms)
-        else:
-            sources = self._sources(subscription, now_ms)
+        elif (retry := subscription.retry) and retry.position < retry.queue.max_offset:
+            is_first = self._is_retry_first(subscription.turn, retry, now_ms)
+            sources.insert(0 if is_first else len(sources), retry)
         if tags:
             self._reader.begin_scan()
         for progress in sources:
@@ -195,17 +203,11 @@ class Consumption:
         """Return and clear which messages were found damaged, for the shell's log."""
         return self._redelivery.take_notices()
 
-    def _sources(self, subscription: Subscription, now_ms: int) -> list[Progress]:
-        """Return the queues in the order in which to look at them."""
-        sources = _rotated(subscription.queues, subscription.turn)
-        retry = subscription.retry
-        if retry is not None and retry.position < retry.queue.max_offset:
-            is_first = (
-                subscription.turn % RETRY_SHARE == 0
-                or self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
-            )
-            sources.insert(0 if is_first else len(sources), retry)
-        return sources
+    def _is_retry_first(self, turn: int, retry: Progress, now_ms: int) -> bool:
+        """Whether a pop looks at the retry topic before the others."""
+        if turn % RETRY_SHARE == 0:
+            return True
+        return self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
 
     def _waits_since(self, progress: Progress, now_ms: int) -> int:
         offset = progress.next_offset
@@ -216,15 +218,6 @@ class Consumption:
         except BlockFileDamaged:
             return now_ms
         return self._store.stored_at_ms(log_offset)
-
-    def _subscription(self, group: Group, topic_id: TopicId, now_ms: int) -> Subscription:
-        topic = self._catalog.topics.get(topic_id)
-        if topic is None:
-            raise TopicNotFound("the topic was deleted; query its route again")
-        subscription = self._state.subscriptions.get((group.id, topic_id))
-        if subscription is not None and subscription.version == topic.version:
-            return subscription
-        return self._subscribe(group, topic, now_ms)
 
     def _subscribe(self, group: Group, topic: Topic, now_ms: int) -> Subscription:
         is_new = (group.id, topic.id, 0) not in self._state.progress
@@ -258,7 +251,8 @@ class Consumption:
         tags: frozenset[str],
         now_ms: int,
     ) -> Batch | None:
-        self._reader.skip_expired(progress)
+        if progress.position < progress.queue.min_offset:
+            self._reader.skip_expired(progress)
         taken = self._reader.take(progress, budget, tags)
         if taken is None or not taken.offsets:
             return None
@@ -272,8 +266,3 @@ class Consumption:
         except (MessageDamaged, LookupError):
             attempts = [self._redelivery.attempts_at(offset) for offset in taken.log_offsets]
         return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
-
-
-def _rotated(queues: list[Progress], turn: int) -> list[Progress]:
-    first = turn % len(queues)
-    return queues[first:] + queues[:first]

@@ -18,6 +18,8 @@ from tidemill.message import stored_message
 SCAN_ENTRIES_MAX = 4096
 ASKED_AHEAD = 64  # messages behind those that are delivered, of what the kernel may not have
 SCAN_ENTRIES_AT_ONCE = 512  # read and then compared; most filters are satisfied by fewer
+# Makes a named tuple of a tuple without a call of Python code, for what every pop makes.
+_tuple = tuple.__new__
 
 
 class Taken(NamedTuple):
@@ -56,12 +58,12 @@ class QueueReader:
         if offset >= queue.max_offset:
             return None
         if not tags:
-            entries = queue.entries(offset, budget.messages_left)
-            count = budget.take_first([entry[1] for entry in entries])
+            log_offsets, sizes, _ = zip(*queue.entries(offset, budget.messages_left), strict=True)
+            count = budget.take_first(sizes)
             end = offset + count
-            if entries[0][0] < self._store.log.log_end - WARM_BYTES:
+            if log_offsets[0] < self._store.log.log_end - WARM_BYTES:
                 self._ask_ahead(progress, offset, end)
-            return Taken(range(offset, end), [entry[0] for entry in entries[:count]], end)
+            return _tuple(Taken, (range(offset, end), log_offsets[:count], end))
         return self._take_matching(progress, offset, budget, tags)
 
     def _ask_ahead(self, progress: Progress, begin: int, end: int) -> None:
@@ -70,9 +72,10 @@ class QueueReader:
         Read one by one where they are needed, messages on a disk would hold everybody up.
         """
         queue = progress.queue
-        asked_to = progress.asked_to if begin <= progress.asked_to <= end + ASKED_AHEAD else begin
-        wanted = min(end + ASKED_AHEAD // 2, queue.max_offset)
-        if asked_to >= wanted:
+        asked_to = progress.asked_to
+        if not begin <= asked_to <= end + ASKED_AHEAD:
+            asked_to = begin
+        elif asked_to >= end + ASKED_AHEAD // 2 or asked_to == queue.max_offset:
             return
         entries = queue.entries(asked_to, end + ASKED_AHEAD - asked_to)
         progress.asked_to = asked_to + len(entries)

@@ -265,14 +265,13 @@ class CommitLog:
         for segment, begin, buffers in self._pending:
             assert segment.file is not None, "it is not synced yet"
             at = begin - segment.start
-            for piece in _pieces(buffers):
+            for piece, size in _pieces(buffers):
                 if not is_first:
                     yield
                 is_first = False
                 segment.file.write_at(at, piece)
                 # Again with each piece: a sync may have begun since the last one.
                 self._unsynced[segment.name] = segment.file
-                size = sum(map(len, piece))
                 self.written_bytes += size
                 at += size
         self._pending.clear()
@@ -819,10 +818,11 @@ def _intact_at(view: memoryview, at: int, log_offset: LogOffset) -> Record | Non
     return _tuple(Record, (_tuple(Header, fields), body, tail))
 
 
-def _pieces(buffers: list[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
-    """Yield the same bytes in lists of which each is written in one slice."""
-    if len(buffers) <= SLICE_BUFFERS and sum(map(len, buffers)) <= SLICE_BYTES:
-        yield buffers
+def _pieces(buffers: list[bytes | memoryview]) -> Iterator[tuple[list[bytes | memoryview], int]]:
+    """Yield the same bytes in lists of which each is written in one slice, and their sizes."""
+    size = sum(map(len, buffers))
+    if len(buffers) <= SLICE_BUFFERS and size <= SLICE_BYTES:
+        yield buffers, size
         return
     piece: list[bytes | memoryview] = []
     room = SLICE_BYTES
@@ -831,15 +831,15 @@ def _pieces(buffers: list[bytes | memoryview]) -> Iterator[list[bytes | memoryvi
         while len(rest) > room:
             view = memoryview(rest)
             piece.append(view[:room])
-            yield piece
+            yield piece, SLICE_BYTES
             rest, piece, room = view[room:], [], SLICE_BYTES
         piece.append(rest)
         room -= len(rest)
         if len(piece) == SLICE_BUFFERS:
-            yield piece
+            yield piece, SLICE_BYTES - room
             piece, room = [], SLICE_BYTES
     if piece:
-        yield piece
+        yield piece, SLICE_BYTES - room
 
 
 def _close(segment: Segment) -> None:

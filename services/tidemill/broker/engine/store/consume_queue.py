@@ -78,7 +78,10 @@ class ConsumeQueue:
             begin = (offset - self.base) * SIZE
             tail = memoryview(self.tail)[begin : begin + count * SIZE]
             return list(ENTRY.iter_unpack(tail))
-        return list(ENTRY.iter_unpack(self.data(offset, count)))
+        part: memoryview | bytes = self._in_one_run(offset, count)
+        if len(part) < count * SIZE:
+            part = self.data(offset, count)
+        return list(ENTRY.iter_unpack(part))
 
     def data(self, offset: int, count: int, *, anew: bool = False) -> bytes:
         """Return the bytes of `count` entries from `offset`, or of all there are.
@@ -87,17 +90,25 @@ class ConsumeQueue:
         """
         parts: list[memoryview | bytearray] = []
         while offset < self.base and count > 0:
-            run = self._run_of(offset)
-            begin = offset - run.first
-            found = min(count, run.entry_count - begin)
-            read = run.file.check_block if anew else run.file.block
-            data = read(run.block, run.entry_count * SIZE)
-            parts.append(data[begin * SIZE : (begin + found) * SIZE])
-            offset += found
-            count -= found
+            part = self._in_one_run(offset, count, anew=anew)
+            parts.append(part)
+            offset += len(part) // SIZE
+            count -= len(part) // SIZE
         begin = (offset - self.base) * SIZE
         parts.append(self.tail[begin : begin + count * SIZE])
         return b"".join(parts)
+
+    def _in_one_run(self, offset: int, count: int, *, anew: bool = False) -> memoryview:
+        """Return the bytes of up to `count` entries, as far as the run of `offset` goes."""
+        # Field by field: every message of a backlog passes here.
+        firsts = self._firsts
+        number = bisect_right(firsts, offset)
+        end = firsts[number] if number < len(firsts) else self.base
+        number -= 1
+        first, file = firsts[number], self._files[number]
+        read = file.check_block if anew else file.block
+        begin = (offset - first) * SIZE
+        return read(self._blocks[number], (end - first) * SIZE)[begin : begin + count * SIZE]
 
     def _run_of(self, offset: int) -> Run:
         return self._run(bisect_right(self._firsts, offset) - 1)

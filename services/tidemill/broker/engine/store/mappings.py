@@ -40,11 +40,14 @@ class Mappings(dict[str, memoryview]):
         self._disk = disk
         self._files_max = files_max
         self._read: dict[str, bytearray] = {}  # of mapped files: which pages were read
+        # Of files that were mapped or forgotten. While it stays, what was readable still is.
+        self.changes = 0
 
     def __missing__(self, name: str) -> memoryview:
         """Map a file."""
         if len(self) >= self._files_max:
             self.forget(next(iter(self)))
+        self.changes += 1
         file = self._disk.open(name)
         view = self[name] = file.view()
         file.close()
@@ -119,6 +122,7 @@ class Mappings(dict[str, memoryview]):
 
     def forget(self, name: str) -> None:
         """Take a name out; its file will be another one, or none."""
+        self.changes += 1
         self.pop(name, None)
         self._read.pop(name, None)
 

@@ -44,7 +44,7 @@ from tidemill.broker.engine.timer.status import (
 )
 from tidemill.common.errors import MessageBodyTooLarge
 
-RECORDS_A_SLICE = 256  # of any kind, mostly passed over by their header
+RECORDS_A_SLICE = 128  # of any kind, mostly passed over by their header
 MOVES_A_SLICE = 32  # copied, 40 us each
 PAUSE_MS = 100  # when the rate is used up
 LOOK_AGAIN_MS = 1000  # whether a segment is due; retention is counted in hours
