@@ -76,7 +76,8 @@ class Cluster:
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self._members = Members(settings.brokers, open_link)
-        self._members.on_change = self._forget_spreads
+        self._members.on_change = self._changed
+        self.on_change: Callable[[], None] = lambda: None  # of who has which topics and groups
         # By topic; of what brokers have told, so all are made again when one tells something.
         self._spreads: dict[str, Spread] = {}
         self._turns = count()
@@ -216,8 +217,9 @@ class Cluster:
         spread = self._spreads[topic.name] = found or [(self.home, topic.id, topic.queues)]
         return spread
 
-    def _forget_spreads(self) -> None:
+    def _changed(self) -> None:
         self._spreads = {}
+        self.on_change()
 
     def readable(self, topic: link_pb2.TopicConfig) -> Sequence[Readable]:
         """Return who has which queues of a topic, whether up or not."""

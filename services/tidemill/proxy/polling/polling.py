@@ -119,7 +119,7 @@ class Polling:
         poll = Poll(
             pair, self._numbers,
             began_ms=now_ms, end_ms=now_ms + (poll_ms if is_long else ASK_ONCE_MS),
-            is_long=is_long, is_direct=is_long and pair.mode.is_direct,
+            is_long=is_long, is_direct=is_long and (pair.mode.is_direct or len(brokers) == 1),
         )  # fmt: skip
         self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
         pair.polls[poll] = None
@@ -271,6 +271,11 @@ class Polling:
             if watch := pair.watches.get(broker):
                 watch.back()
                 self._update(pair, now_ms)
+
+    def moved(self, pair: Pair, brokers: Sequence[Broker], now_ms: int) -> None:
+        """Know that others than before have messages of a pair: its polls hear of them too."""
+        self._actions += pair.watch(brokers, self.down)
+        self._update(pair, now_ms)
 
     # ------------------------------------------------------------ what a poll does next
 
