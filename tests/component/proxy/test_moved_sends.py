@@ -11,6 +11,7 @@ from dataclasses import replace
 from tests.support.memory_broker import MemoryBroker
 from tests.support.proxy_world import ProxyWorld, eventually, message
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Home
+from tidemill.proxy.link.commands import APPEND
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -92,13 +93,16 @@ def test_what_is_wrong_with_a_message_is_wrong_everywhere() -> None:
 
 def test_when_a_stream_is_lost_its_sends_go_to_the_other_at_once() -> None:
     async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
-        follower.holds.add("append")
+        follower.is_reading.clear()
+        link = world.cluster.brokers[1].link
         # Half of it would be more than the test has.
-        sending = asyncio.create_task(send_some(world, deadline_s=60))
-        await follower.wait_for_frame("appends")
+        sent = asyncio.create_task(send_some(world, deadline_s=60))
+        await eventually(lambda: link.batching.unanswered > 0)
+        gathered = asyncio.create_task(send_some(world, deadline_s=60))
+        await eventually(lambda: bool(link.batching.rows_of(APPEND)))
         follower.go()
-        assert await sending == [v2.OK] * 6
-        assert stored(home) == 6
+        assert await sent == await gathered == [v2.OK] * 6
+        assert stored(home) == 12
 
     run(scenario)
 
