@@ -61,7 +61,9 @@ def stored(broker: MemoryBroker) -> int:
 
 async def send_some(world: ProxyWorld, count: int = 6, *, deadline_s: float = 10) -> list[int]:
     """Send messages one beside the other; return the codes of their answers."""
-    answers = await asyncio.gather(*(world.send(message(message_id=f"m{n}")) for n in range(count)))
+    answers = await asyncio.gather(
+        *(world.send(message(message_id=f"m{n}"), deadline_s=deadline_s) for n in range(count))
+    )
     return [answer.status.code for answer in answers]
 
 
