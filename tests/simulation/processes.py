@@ -27,6 +27,7 @@ from tidemill.broker.sync_process import HasFileno
 from tidemill.proxy.app import cluster_of, wire
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.settings import ProxySettings
 
@@ -220,6 +221,7 @@ class Proxy(Process):
         self.methods = wire(
             settings,
             self.cluster,
+            PollingShell(self._clock, pop_timeout_ms=settings.request_timeout_ms),
             Clients(clients_max=1_000, monotonic_ms=self._clock.monotonic_ms),
             self._clock,
         )

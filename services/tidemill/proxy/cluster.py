@@ -258,6 +258,10 @@ class Cluster:
         """Return a topic that exists, which is what nearly every call names."""
         return self._homes.topics.get(name)
 
+    def knows(self, topic: str, group: str) -> bool:
+        """Whether both exist."""
+        return topic in self._homes.topics and group in self._homes.groups
+
     def find_topic(self, name: str) -> link_pb2.TopicConfig:
         """Return a topic that exists; raise IllegalTopic or TopicNotFound."""
         topic = self._homes.topics.get(name)

@@ -273,7 +273,7 @@ def test_a_client_that_cancels_its_receive_frees_the_poll() -> None:
         call = client.stub.ReceiveMessage(receive_request(poll_ms=20_000), metadata=METADATA)
         await client.world.broker.wait_for_frame("pops")
         call.cancel()
-        await client.world.broker.wait_for_frame("cancelled_pops")
+        await client.world.broker.wait_for_frame("cancelled_polls")
 
     run(scenario)
 

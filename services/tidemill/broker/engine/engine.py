@@ -44,6 +44,7 @@ from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
+from tidemill.broker.engine.pop.readiness import Ready
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
@@ -334,6 +335,15 @@ class Engine:
     def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
         """Do a part of what a first pop would do in one slice; True: call again before it."""
         return self.consumption.prepare_pop(group_id, topic_id)
+
+    def ready_count(
+        self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
+    ) -> Ready:
+        """Say how much a pop would find, and take nothing: a hint, right for this moment.
+
+        Raises TopicNotFound, GroupNotFound.
+        """
+        return self.consumption.ready_count(group_id, topic_id, tags=tags, now_ms=now_ms)
 
     def read_batch(self, batch: Batch) -> list[MessageRecord]:
         """Return the messages of a batch. Raises MessageDamaged, and LookupError, for any of them.
