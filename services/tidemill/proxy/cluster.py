@@ -233,13 +233,6 @@ class Cluster:
             for name, queues in has.items()
         ]
 
-    def broker_to_pop(
-        self, topic: link_pb2.TopicConfig, group: link_pb2.GroupConfig
-    ) -> BrokerGroup:
-        """Choose of whom to take messages: one after the other of those that are up."""
-        up = [broker for broker in self.brokers_of(topic, group) if broker.link.is_up]
-        return up[next(self._turns) % len(up)] if up else self.home
-
     def deliveries(self, group: str, topic: str) -> Deliveries:
         """Return what opens the receipt handles of one request."""
         return Deliveries(self.brokers, group, topic)
