@@ -31,7 +31,7 @@ from tidemill.message.resource_names import (
     check_group,
     check_topic,
 )
-from tidemill.proxy.broker_group import BrokerGroup, Deliveries, Ids, open_recall
+from tidemill.proxy.broker_group import BrokerGroup, Deliveries, Ids, Issuers, open_recall
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.proxy.members import Members
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -76,9 +76,10 @@ class Cluster:
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self._members = Members(settings.brokers, open_link)
-        self._members.on_change = self._forget_spreads
-        # By topic; of what brokers have told, so all are made again when one tells something.
-        self._spreads: dict[str, Spread] = {}
+        self._members.on_change = self._forget
+        # Made of what brokers have told, and made again when one of them tells something.
+        self._spreads: dict[str, Spread] = {}  # by topic
+        self._issuers: Issuers | None = None
         self._turns = count()
         self._request_timeout_ms = settings.request_timeout_ms
         self._reserve_ms = settings.deadline_reserve_ms
@@ -216,8 +217,8 @@ class Cluster:
         spread = self._spreads[topic.name] = found or [(self.home, topic.id, topic.queues)]
         return spread
 
-    def _forget_spreads(self) -> None:
-        self._spreads = {}
+    def _forget(self) -> None:
+        self._spreads, self._issuers = {}, None
 
     def readable(self, topic: link_pb2.TopicConfig) -> Sequence[Readable]:
         """Return who has which queues of a topic, whether up or not."""
@@ -235,7 +236,9 @@ class Cluster:
 
     def deliveries(self, group: str, topic: str) -> Deliveries:
         """Return what opens the receipt handles of one request."""
-        return Deliveries(self.brokers, group, topic)
+        if self._issuers is None:
+            self._issuers = Issuers(self.brokers)
+        return Deliveries(self._issuers, group, topic)
 
     def open_recall(self, handle: str, topic: str) -> tuple[BrokerGroup, Recall]:
         """Return which timer of whom a recall handle names. Raises BadRequest."""
@@ -260,6 +263,7 @@ class Cluster:
         topic = self._homes.topics.get(name)
         if topic is None:
             check_topic(name)
+            self._check_home()
             raise TopicNotFound(f"there is no topic {name}")
         return topic
 
@@ -268,6 +272,7 @@ class Cluster:
         group = self._homes.groups.get(name)
         if group is None:
             check_group(name)
+            self._check_home()
             raise GroupNotFound(f"there is no consumer group {name}")
         return group
 
@@ -295,6 +300,12 @@ class Cluster:
             return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._homes.groups
         return self._homes.auto_create and not name.startswith(RETRY_TOPIC_PREFIX)
 
+    def _check_home(self) -> None:
+        """Raise BrokerUnreachable where what the home does not know says nothing."""
+        if self._members.refusal:
+            raise BrokerUnreachable(self._members.refusal)
+
     async def _ensure(self, request: link_pb2.EnsureRequest, call: Call) -> None:
         """Create what is missing; the configuration holds it when this returns."""
+        self._check_home()
         await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
