@@ -148,6 +148,7 @@ def cluster_of(
             pending_max=settings.link_pending_max,
             pending_bytes_max=settings.memory_bytes_max,
             patience_ms=settings.unready_after_ms,
+            clients_max=settings.clients_max,
             connect=connect,
         )
         for address in settings.brokers
@@ -164,7 +165,7 @@ def wire(settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clo
         telemetry=Telemetry(
             cluster, clients, clock, long_polling_max_ms=settings.long_polling_max_ms
         ),
-        client_life=ClientLife(clients, clock),
+        client_life=ClientLife(cluster, clients, clock),
     )
 
 
