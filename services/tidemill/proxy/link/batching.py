@@ -49,7 +49,7 @@ class Batching:
         self._is_telling = False  # Signs of life leave soon, with a request or without.
         self._loop = asyncio.get_running_loop()
         self._rows: dict[Command[Any, Any], list[Row]] = {}
-        self._cancelled_pops: list[int] = []
+        self._cancelled_polls: list[int] = []
         self._weight = 0  # of all that has gathered
         self._sequence = 0  # of the frame sent last on this stream
         self._answered_sequence = 0  # of the last frame that is answered
@@ -112,9 +112,9 @@ class Batching:
         if not self._is_gathering:
             self._wake()
 
-    def cancel_pop(self, request_id: int) -> None:
+    def cancel_poll(self, request_id: int) -> None:
         """Tell the broker with the next frame that nobody waits for a pop any more."""
-        self._cancelled_pops.append(request_id)
+        self._cancelled_polls.append(request_id)
         if not self._is_gathering:
             self._wake()
 
@@ -188,7 +188,7 @@ class Batching:
         """Keep what has gathered for the next stream; return the ids of those requests."""
         self._is_open = False
         # The broker has forgotten the polls of the stream by itself.
-        self._cancelled_pops = []
+        self._cancelled_polls = []
         if self._signs is not None:
             self._signs.lose()
         self._sequence = self._answered_sequence = 0
@@ -238,13 +238,13 @@ class Batching:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._rows or self._cancelled_pops or self._signs)
+        return bool(self._rows or self._cancelled_polls or self._signs)
 
     def _take_frame(self) -> link_pb2.RequestFrame:
         frame = link_pb2.RequestFrame()
-        if self._cancelled_pops:
-            frame.cancelled_pops.extend(self._cancelled_pops)
-            self._cancelled_pops = []
+        if self._cancelled_polls:
+            frame.cancelled_polls.extend(self._cancelled_polls)
+            self._cancelled_polls = []
         room_bytes = FRAME_BYTES
         if self._signs:
             frame.alive_clients[:], frame.ended_clients[:] = self._signs.take()

@@ -7,14 +7,14 @@ import os
 import random
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.connect import Connect, OpenChannel, OpenStream
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -41,42 +41,6 @@ LIMITS: Final = Limits(
     keepalive_period_s=1.0,
     keepalive_timeout_s=15.0,
 )
-
-
-class OpenStream(Protocol):
-    """A bidirectional call under way; `ClientStream` is one."""
-
-    def write(self, message: bytes) -> None:
-        """Send a frame at once and without waiting."""
-
-    def cancel(self) -> None:
-        """End the call; nothing more is heard of it."""
-
-    def fail(self, error: RpcError) -> None:
-        """End the call because what came makes no sense."""
-
-    async def ended(self) -> None:
-        """Wait for the end of the call; raise RpcError unless it is OK."""
-
-
-class OpenChannel(Protocol):
-    """A connection to a broker; `Channel` is one."""
-
-    @property
-    def heard_at_s(self) -> float:
-        """When the broker gave its last sign of life, in monotonic seconds."""
-
-    def open(self, path: str, on_message: Callable[[bytes], None], /) -> OpenStream:
-        """Begin a bidirectional call. Raises RpcError."""
-
-
-class Connect(Protocol):
-    """How to get at a broker; `connected` is one way."""
-
-    def __call__(
-        self, address: str, limits: Limits, /, *, message_bytes_max: int, timeout_s: float
-    ) -> AbstractAsyncContextManager[OpenChannel]:
-        """Connect for the block. Raises RpcError."""
 
 
 @final
