@@ -111,6 +111,16 @@ class Cluster:
             found.append(Peer(broker.name, broker.link.address, word, since_s, reason))
         return found
 
+    def client_alive(self, client_id: str, now_ms: int) -> None:
+        """Note that a consumer lives, by monotonic time: whoever has messages of it renews them."""
+        for broker in self.brokers:
+            broker.link.client_alive(client_id, now_ms)
+
+    def client_ended(self, client_id: str) -> None:
+        """Note that a consumer has ended: what it held is for others."""
+        for broker in self.brokers:
+            broker.link.client_ended(client_id)
+
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
         for broker in self._members.all:

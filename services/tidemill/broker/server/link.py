@@ -186,6 +186,9 @@ class Link:
         replies.answered_sequence = frame.sequence
         self.asked_again = frozenset(frame.asked_again)
         replies.arrived_s = min(replies.arrived_s, arrived_s)
+        if frame.alive_clients:
+            turn.engine.clients_alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
+            yield
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:
             tell_frame(frame, requested)
@@ -195,6 +198,9 @@ class Link:
                 yield from command.apply(self, replies.of(command), requests, turn)
         for request_id in frame.cancelled_polls:
             turn.polls.cancel(self, request_id)
+        if frame.ended_clients:
+            # Behind its last acks, which may be in the same frame.
+            turn.engine.clients_ended(frame.ended_clients)
 
     def _introduce(self, frame: pb.RequestFrame, turn: Turn) -> None:
         """Learn who opened the stream, and let the newest of a process be its only one.

@@ -58,7 +58,6 @@ _MUCH_UNREAD = "this connection has much unread already; read it, and poll again
 INVISIBLE_MIN_MS = 1_000  # on receive: below it a message comes back before it has arrived
 INVISIBLE_MAX_MS = 12 * 3_600_000
 AUTO_RENEW_INVISIBLE_MS = 60_000
-HOLDER_CHARS_MAX = 256  # of a client id that the broker remembers; official ones have below 100
 # What a poll may take beyond its poll duration when the client has set no deadline.
 _POLL_GRACE_MS = 3_000
 # The first client version that knows ILLEGAL_POLLING_TIME.
@@ -142,14 +141,16 @@ class Consumer:
         poll_ms = self._poll_duration_ms(call, parsed)
         if poll_ms:
             call.is_long_polling = "true"
-        is_ordered = group.delivery_order == link_pb2.ORDERED
+        if parsed.auto_renew:
+            self._cluster.client_alive(call.client_id, self._clock.monotonic_ms())
         pop = link_pb2.PopRequest(
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
             invisible_duration_ms=_receive_invisible_ms(parsed),
             poll_duration_ms=poll_ms,
             tags=tags,
             attempt_id=parsed.attempt_id,
-            client_id=call.client_id[:HOLDER_CHARS_MAX] if is_ordered else "",
+            client_id=call.client_id,
+            renews=parsed.auto_renew,
         )
         return group, topic, encode_topic(resource.resource_namespace, resource.name), pop
 
