@@ -33,3 +33,27 @@ def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:
         assert consumed == [(10, 400), (11, 0)]
 
     asyncio.run(scenario())
+
+
+def test_a_stream_gets_one_request_in_a_turn_of_the_loop() -> None:
+    served: list[str] = []
+
+    async def read(name: str, call: RpcCall) -> None:
+        async for request in call:
+            served.append(name)
+            assert request == b"%d" % served.count(name)
+
+    async def scenario() -> None:
+        protocol = cast("ServerProtocol", SimpleNamespace(consumed=lambda *_told: None))
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("first", "second"):
+                call = RpcCall(protocol, cast("ServerCall", None), bidirectional(serve))
+                for n in range(3):
+                    call.put_request(b"%d" % (n + 1), 6, 0)
+                call.end_requests()
+                tasks.create_task(read(name, call))
+
+    async def serve(_call: RpcCall) -> None: ...
+
+    asyncio.run(scenario())
+    assert served == ["first", "second"] * 3

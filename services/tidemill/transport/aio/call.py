@@ -87,7 +87,7 @@ class RpcCall:
         self.task: asyncio.Task[None] | None = None
         self.tick = 0  # of its deadline
         self.sent_count = 0  # messages that have left us
-        # For streams of requests. The window bounds what waits here.
+        # For streams of requests. Few wait here, MESSAGES_WAITING_MAX.
         self._requests: deque[tuple[bytes, int, int]] | None = None
         self._taken: tuple[int, int] | None = None  # by the reader, of a request it has in hand
         self._are_requests_ended = False
@@ -222,6 +222,9 @@ class RpcCall:
         if self._taken is not None:
             self._protocol.consumed(self.call, *self._taken)
             self._taken = None
+            if self._requests:
+                # One in a turn of the loop: whoever sends many keeps nobody else waiting.
+                await asyncio.sleep(0)
         while not self._requests:
             if self._are_requests_ended:
                 raise StopAsyncIteration

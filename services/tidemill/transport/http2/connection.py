@@ -86,6 +86,7 @@ class Connection:
         # Streams and flow control add to these two as well.
         self._events: list[Event] = []
         self._output: list[bytes] = []
+        self._taken_bytes = 0  # of all data that was sent: what has left the output
         self._unparsed = b""
         self._decoder = header_block.HeaderDecoder(limits.header_list_bomb_bytes)
         self._block: PartialBlock | None = None
@@ -115,7 +116,13 @@ class Connection:
         """Return what is to be sent, and forget it."""
         output = b"".join(self._output)
         self._output.clear()
+        self._taken_bytes = self._outgoing.sent_bytes
         return output
+
+    @property
+    def output_bytes(self) -> int:
+        """How much data the output holds, beside the frames that carry no data."""
+        return self._outgoing.sent_bytes - self._taken_bytes
 
     @property
     def queued_bytes(self) -> int:
