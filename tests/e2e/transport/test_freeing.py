@@ -12,7 +12,7 @@ from tests.support.eventually import eventually
 from tests.support.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
 from tidemill.transport.aio.call import RpcCall, unary
 from tidemill.transport.aio.writer import BUFFER_BYTES
-from tidemill.transport.grpc.server_connection import MESSAGES_WAITING_MAX
+from tidemill.transport.grpc.server_connection import CALLS_A_TURN, MESSAGES_WAITING_MAX
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limits
 
@@ -106,6 +106,25 @@ def test_replies_that_nobody_reads_are_counted_and_few() -> None:
             client.until_last(2 * n + 1)
             client.frames.clear()
         assert len(made) == call_count
+        everything_is_free(running)
+
+
+def test_where_room_is_tight_little_is_kept_for_who_does_not_read() -> None:
+    """Small replies are not refused: whoever gets many, and reads none, is served no more."""
+    # Of which one connection may have a third: what its address has counts for it as well.
+    with rpc_server(held_bytes_max=2 << 20) as running:
+        with RawClient(running.port, OPEN_WIDE) as client:
+            client.send(
+                b"".join(
+                    peer.request(2 * n + 1, b"4000", request_to("Large")) for n in range(4_000)
+                )
+            )
+            eventually(lambda: [one.is_paused for one in running.server.connections] == [True])
+            for _ in range(100):  # Turns of the loop.
+                running.run(lambda: None)
+            overshoot_bytes = 2 * CALLS_A_TURN * 4_100  # what the last turns have answered
+            assert running.server.account.bytes < (2 << 20) // 3 + overshoot_bytes < BUFFER_BYTES
+            client.until_last(1)
         everything_is_free(running)
 
 

@@ -189,10 +189,11 @@ class RpcCall:
             await self._room()
         if self.call.is_ended:
             raise ClientGone
-        queued_bytes = protocol.send(self.call, batch)
-        while queued_bytes or protocol.is_paused:
+        if protocol.send(self.call, batch):
+            # Whoever sends on and on keeps nobody else waiting, however fast its client reads.
+            await asyncio.sleep(0)
+        while self.unsent_bytes or protocol.is_paused:
             await self._room()
-            queued_bytes = self.call.stream.queued_bytes
 
     async def _room(self) -> None:
         """Wait until there may be room."""

@@ -554,18 +554,19 @@ class ServerProtocol(Accepted):
         """Whether nothing more should be given to the connection for now."""
         return self._writer.is_paused or self._connection.http.queued_bytes > QUEUED_BYTES_MAX
 
-    def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
-        """Send messages; return how many bytes wait for the client's window."""
-        queued_bytes = self._connection.send(call, batch)
-        self._flush_if_much()
-        return queued_bytes
+    def send(self, call: ServerCall, batch: Sequence[bytes]) -> bool:
+        """Send messages; return whether it was much for a turn of the loop."""
+        self._connection.send(call, batch)
+        return self._flush_if_much()
 
-    def _flush_if_much(self) -> None:
+    def _flush_if_much(self) -> bool:
         """Write at once what others of this turn should know of, and the rest at its end."""
-        if self._connection.http.output_bytes >= FLUSH_BYTES:
+        is_much = self._connection.http.output_bytes >= FLUSH_BYTES
+        if is_much:
             self._writer.flush_now()
         else:
             self._writer.flush_soon()
+        return is_much
 
     def write(self, call: ServerCall, message: bytes) -> None:
         """Send a message at once."""

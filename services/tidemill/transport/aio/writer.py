@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # In the transport, before those who send wait.
 BUFFER_BYTES: Final = 1 << 20
+# The same, where what is unread by all peers leaves no room.
+TIGHT_BUFFER_BYTES: Final = 64 << 10
 # Less of it is not told of: nearly all writes are smaller, and are gone in the same turn.
 TOLD_BYTES: Final = 4 << 10
 
@@ -29,14 +31,18 @@ class Writer:
         self,
         http: Connection,
         loop: asyncio.AbstractEventLoop,
-        tell: Callable[[int], None] = lambda _count: None,
+        tell: Callable[[int], bool] = lambda _count: True,
     ) -> None:
-        """Write to a transport; `tell` hears what it was given, and has not written yet."""
+        """Write to a transport; `tell` hears what it was given, and has not written yet.
+
+        It returns whether there is room for more of that.
+        """
         self.is_paused = False  # the transport holds as much as it should
         self._http = http
         self._loop = loop
         self._tell = tell
         self._told_bytes = 0
+        self._is_tight = False
         self._transport: asyncio.Transport | None = None
         self._is_scheduled = False
         self._is_held = False
@@ -113,4 +119,9 @@ class Writer:
             unwritten_bytes = 0
         # Also where it is as before: part of it was output, and is not any more.
         self._told_bytes = unwritten_bytes
-        self._tell(unwritten_bytes)
+        is_tight = not self._tell(unwritten_bytes)
+        if is_tight != self._is_tight and self._transport is not None:
+            self._is_tight = is_tight
+            # Who is over it is paused at once, and nothing more is begun for it.
+            most = TIGHT_BUFFER_BYTES if is_tight else BUFFER_BYTES
+            self._transport.set_write_buffer_limits(high=most)

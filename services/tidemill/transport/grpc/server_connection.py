@@ -22,7 +22,8 @@ What a turn of the loop may cost is bounded: `receive` leaves what is too much o
 on streams, or of bytes to inflate, for the next one, and `has_more` says so. Of the messages of a
 stream a few wait to be read; the others stay the bytes that they are, within the stream's window.
 
-Requests that are not gRPC are answered here, with HTTP's own codes and a sentence for people.
+Requests that are not gRPC are answered here by their headers, with HTTP's own codes and a sentence
+for people; what follows of them is not read.
 """
 
 from __future__ import annotations
@@ -207,8 +208,6 @@ class ServerConnection:
         self._incomplete: dict[int, ServerCall] = {}
         # Streams with bytes that are to be looked at, in the order of their turns.
         self._ready: dict[int, ServerCall] = {}
-        # Requests that are not gRPC, with their answers, until they are complete.
-        self._refused: dict[int, tuple[Stream, bytes, bytes]] = {}
 
     @property
     def call_count(self) -> int:
@@ -225,6 +224,8 @@ class ServerConnection:
         Where `has_more` holds afterwards, that is a turn's worth; go on with no bytes.
         """
         waiting = self._waiting
+        # No more events than one turn may have: what waits as bytes is smaller, and is counted.
+        frames_max = max(frames_max - len(waiting), 0)
         waiting += self.http.receive(data, now_s, frames_max=frames_max)
         self._turn_calls, self._inflated_left = CALLS_A_TURN, INFLATED_BYTES_A_TURN
         if self._owed_bytes:
@@ -304,10 +305,6 @@ class ServerConnection:
                 self._hits[Limit.REQUEST] += 1
                 self.finish(call, RpcCode.DEADLINE_EXCEEDED, "the request did not come in time")
                 events.append(CallEnded(call))
-        for stream, _, _ in list(self._refused.values()):
-            if now_s - stream.moved_at_s > patience_s:
-                del self._refused[stream.id]
-                self.http.reset(stream, ErrorCode.CANCEL)
         return events
 
     def close(self, code: ErrorCode, reason: str) -> list[ServerEvent]:
@@ -320,7 +317,6 @@ class ServerConnection:
         elif isinstance(event, RequestReceived):
             self._on_request(event, events)
         elif isinstance(event, StreamReset):
-            self._refused.pop(event.stream.id, None)
             call = self._calls.get(event.stream.id)
             if call is not None:
                 self._end(call)
@@ -338,10 +334,7 @@ class ServerConnection:
         self._calls_left -= 1
         content_type = fields.get("content-type", "")
         if pseudo[":method"] != "POST" or not _is_grpc(content_type):
-            answer = _refusal(pseudo[":method"], pseudo[":path"])
-            self._refused[stream.id] = (stream, *answer)
-            if is_last:
-                self._refuse(stream)
+            self._refuse(stream, *_refusal(pseudo[":method"], pseudo[":path"]))
             return
         call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
         held_bytes = CALL_BYTES + stream.header_bytes
@@ -370,10 +363,6 @@ class ServerConnection:
         stream, data, is_last = event
         call = self._calls.get(stream.id)
         if call is None:
-            if stream.id in self._refused:
-                self.http.consume(stream, len(data))
-                if is_last:
-                    self._refuse(stream)
             return
         if is_last:
             call.is_complete = True
@@ -508,10 +497,12 @@ class ServerConnection:
     def _terms_of(self, call: ServerCall) -> Terms:
         return self._terms.get(call.path, self._other_terms)
 
-    def _refuse(self, stream: Stream) -> None:
-        _, block, body = self._refused.pop(stream.id)
-        self.http.send_headers(stream, block, is_last=False)
-        self.http.send_data(stream, body, is_last=True)
+    def _refuse(self, stream: Stream, block: bytes, body: bytes) -> None:
+        """Answer at once what is not gRPC; with a sentence, where there is a window for it."""
+        has_window = self.http.has_window(stream, len(body))
+        self.http.send_headers(stream, block, is_last=not has_window)
+        if has_window:
+            self.http.send_data(stream, body, is_last=True)
 
     # ------------------------------------------------------------ output
 
@@ -605,21 +596,18 @@ class ServerConnection:
             call.held_bytes -= count
             self.share.give_back(count)
 
-    def count_buffered(self, count: int) -> None:
-        """Count output that was taken, as far as it is not written."""
+    def count_buffered(self, count: int) -> bool:
+        """Count output that was taken, as far as it is not written; False: no more has room."""
         self._buffered_bytes = count
         self._count_windows()
+        return self.share.is_fair(0)
 
     def _count_windows(self) -> None:
         """Count what the windows of both sides let be held, whether there is room or not.
 
-        What is to be written is held as well, also by who has opened all windows and reads nothing.
+        What is to be read and to be written is held as well, also where all windows are open.
         """
-        http = self.http
-        output_bytes = http.output_bytes
-        if output_bytes <= SMALL_REPLY_BYTES:
-            output_bytes = 0
-        http_bytes = http.queued_bytes + http.granted_bytes + output_bytes + self._buffered_bytes
+        http_bytes = self.http.held_bytes(output_bytes_min=SMALL_REPLY_BYTES) + self._buffered_bytes
         if http_bytes != self._http_bytes:
             self.share.count_granted(http_bytes)
             self._http_bytes = http_bytes

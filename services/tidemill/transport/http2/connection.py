@@ -129,10 +129,22 @@ class Connection:
         """What waits for the peer's windows, of all streams."""
         return self._outgoing.queued_bytes
 
-    @property
-    def granted_bytes(self) -> int:
-        """What the peer was let send beyond the windows of its streams."""
-        return self._incoming.budget_bytes - self._incoming.budget_left
+    def held_bytes(self, *, output_bytes_min: int) -> int:
+        """Return what waits, here and at the windows, and what the peer was let send beyond those.
+
+        Output counts where it is more than `output_bytes_min`.
+        """
+        # Written out: it is asked for with every frame of a link.
+        outgoing, incoming = self._outgoing, self._incoming
+        held_bytes = outgoing.queued_bytes + incoming.budget_bytes - incoming.budget_left
+        output_bytes = outgoing.granted_bytes - outgoing.window - self._taken_bytes
+        if output_bytes > output_bytes_min:
+            held_bytes += output_bytes
+        return held_bytes + len(self._unparsed)
+
+    def has_window(self, stream: Stream, count: int) -> bool:
+        """Whether the peer's windows let `count` bytes be sent at once."""
+        return count <= stream.send_window and count <= self._outgoing.window
 
     @property
     def has_output(self) -> bool:

@@ -185,7 +185,7 @@ def test_a_timeout_is_handed_over_in_seconds() -> None:
 @pytest.mark.parametrize(
     ("field", "status"), [((":method", "GET"), "405"), (("content-type", "text/html"), "415")]
 )
-def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
+def test_what_is_not_grpc_is_answered_for_people_at_once(
     field: tuple[str, str], status: str
 ) -> None:
     connection = served()
@@ -193,13 +193,26 @@ def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
         (name, field[1] if name == field[0] else value) for name, value in peer.GRPC_REQUEST
     )
     assert connection.receive(peer.headers(1, fields), 0.0) == []
-    assert output(connection) == []
-    assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
-    headers, body = output(connection)
+    headers, body, reset = output(connection)
     assert fields_of(headers.payload)[":status"] == status
     assert b"gRPC" in body.payload
     assert body.is_last
+    assert (reset.kind, reset.number) == (frames.RST_STREAM, ErrorCode.NO_ERROR)
+    assert connection.http.stream_count == 0, "it may take its time, and holds nothing"
+    assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
+    assert output(connection) == []
+
+
+def test_what_is_not_grpc_waits_for_no_window_of_its_client() -> None:
+    connection = served()
+    connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 10}), 0.0)
+    connection.http.take_output()
+    fields = ((":method", "GET"), *peer.GRPC_REQUEST[1:])
+    assert connection.receive(peer.headers(1, fields, is_last=True), 0.0) == []
+    [headers] = output(connection)
+    assert (fields_of(headers.payload)[":status"], headers.is_last) == ("405", True)
     assert connection.http.stream_count == 0
+    assert connection.share.bytes == 0
 
 
 def test_a_call_that_is_cancelled_is_answered_no_more() -> None:
@@ -512,12 +525,21 @@ def test_what_waits_for_a_turn_ends_with_its_connection() -> None:
     assert connection.share.bytes == 0
 
 
-def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
+def test_what_waits_for_a_turn_is_counted_and_waits_as_bytes() -> None:
     connection = served()
-    connection.receive(peer.headers(1, ((":method", "GET"), *peer.GRPC_REQUEST[1:])), 0.0)
-    assert connection.check(61.0) == []
-    assert peer.of(frames.RST_STREAM, output(connection))
-    assert connection.http.stream_count == 0
+    some = b"".join(peer.request(n, b"") for n in range(1, 801, 2))
+    events = connection.receive(some, 0.0, frames_max=128)
+    assert sum(isinstance(one, CallStarted) for one in events) == CALLS_A_TURN
+    while connection.has_more:
+        # As many events as frames in a turn, at most, and the others as they came.
+        calls_bytes = connection.call_count * (CALL_BYTES + 200)
+        assert connection.share.bytes >= len(connection.http._unparsed) + calls_bytes // 2
+        assert connection.http.held_bytes(output_bytes_min=0) <= len(some)
+        assert len(connection._waiting) <= 128
+        assert connection.share.bytes <= len(some) + calls_bytes
+        events = connection.receive(b"", 0.0, frames_max=128)
+    assert connection.call_count == 400
+    assert connection.http.held_bytes(output_bytes_min=0) == 0
 
 
 @pytest.mark.parametrize("frame_bytes", [1_000, 16_384])
