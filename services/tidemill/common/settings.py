@@ -119,6 +119,7 @@ KNOWN_KEYS = frozenset(
         "groups",
         "groups_max",
         "grpc_client_consumer_min_long_polling_timeout_ms",
+        "invisible_duration_min_ms",
         "grpc_host",
         "grpc_port",
         "grpc_reuse_port",
