@@ -246,13 +246,12 @@ def test_an_answer_to_who_has_given_up_is_not_the_next_ones() -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
         follower = cluster.members.followers["broker-1"]
+        stream = cluster.channel.streams[0]
         cluster.follower.syncs.gate.clear()
-        await cluster.put("more")
         counting = asyncio.create_task(follower.ask(pb.FollowFrame(count_left=True)))
-        await eventually(lambda: cluster.knows("more"))
-        cluster.channel.streams[0].write(
-            pb.FollowFrame(sequence=1).SerializeToString()  # of before, and late
-        )
+        await eventually(lambda: stream.written[-1].count_left)
+        late = pb.FollowReply(sequence=1, error="Conflict", message="to another question")
+        await stream.send(late.SerializeToString())
         cluster.follower.syncs.gate.set()
         assert (await counting).HasField("left")
 
