@@ -248,11 +248,21 @@ def test_an_answer_to_who_has_given_up_is_not_the_next_ones() -> None:
         follower = cluster.members.followers["broker-1"]
         stream = cluster.channel.streams[0]
         cluster.follower.syncs.gate.clear()
+        # No answer leaves the follower before this is durable.
+        recording = asyncio.create_task(
+            cluster.follower.rounds.call(
+                lambda engine, turn: engine.administration.record(
+                    {"op": "nextId", "nextId": 50}, turn.now_ms
+                )
+            )
+        )
+        await idle()
         counting = asyncio.create_task(follower.ask(pb.FollowFrame(count_left=True)))
         await eventually(lambda: stream.written[-1].count_left)
         late = pb.FollowReply(sequence=1, error="Conflict", message="to another question")
         await stream.send(late.SerializeToString())
         cluster.follower.syncs.gate.set()
         assert (await counting).HasField("left")
+        await recording
 
     run(scenario)
