@@ -262,6 +262,8 @@ class Members:
 
     def config_changed(self, changes: ConfigChanges) -> None:
         """Keep the changes of the round under way until it is committed."""
+        if not self.followers and changes.membership is None:
+            return
         effects = self._rounds.turn.effects
         effects[self] = _Committed(self, self._rounds.count, config_frames.changed_config(changes))
 
