@@ -141,8 +141,8 @@ class Polling:
         brokers = pair.in_turn()
         if pair.hinted and not asks_all:
             self._follow(poll, now_ms)
-        elif poll.is_direct and brokers:
-            self._park(poll, pair.least_covered(brokers), now_ms)
+        elif poll.is_direct and (broker := pair.to_cover(brokers)) is not None:
+            self._park(poll, broker, now_ms)
         else:
             self._ask(poll, brokers if asks_all else brokers[:1], now_ms)
 
@@ -198,7 +198,10 @@ class Polling:
             return
         pair = poll.pair
         assert isinstance(poll.step, Pop), "a pop was under way"
-        if watch := pair.watches.get(poll.step.broker):
+        is_full = poll.parked_at is not None and isinstance(error, Overloaded)
+        watch = pair.watches.get(poll.step.broker)
+        # Where no more pops may be parked, a notification may.
+        if watch is not None and not is_full:
             watch.pop_failed(error, now_ms)
             _note_hint(watch)
         pair.unpark(poll)
@@ -286,8 +289,8 @@ class Polling:
             self._follow(poll, now_ms)
         elif poll.has_looked or now_ms >= poll.end_ms:
             self._last_look(poll, now_ms)
-        elif poll.is_direct and (brokers := pair.in_turn()):
-            self._park(poll, pair.least_covered(brokers), now_ms)
+        elif poll.is_direct and (broker := pair.to_cover(pair.in_turn())) is not None:
+            self._park(poll, broker, now_ms)
         else:
             poll.is_direct = False
             if any(watch.number for watch in pair.watches.values()):
