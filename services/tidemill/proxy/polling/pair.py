@@ -15,7 +15,7 @@ from tidemill.proxy.polling.poll import Broker, Poll, State
 LINGER_MS: Final = 1_000
 # Polls of a pair that are parked at one broker; the others wait for hints. More would cover it no
 # better, and of all proxies it takes 1,024.
-PARKED_A_BROKER_MAX: Final = 64
+PARKED_A_BROKER_MAX: Final = 16
 _STALE_MIN: Final = 64  # entries of polls that do not wait any more before they are swept
 
 
@@ -80,6 +80,10 @@ class Pair:
         self._turn += 1
         first = self._turn % len(names) if names else 0
         return names[first:] + names[:first]
+
+    def is_covered(self, now_ms: int) -> bool:
+        """Whether every broker that can be reached would have told of a message."""
+        return all(watch.is_down or watch.is_covered(now_ms) for watch in self.watches.values())
 
     def wants(self, watch: Watch) -> bool:
         """Whether a message at this broker might wait for nobody."""
