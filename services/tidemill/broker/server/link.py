@@ -178,6 +178,7 @@ class Link:
         """Call the engine for each request of `frame`, which arrived at `arrived_s`."""
         if frame.process_id:
             self._introduce(frame, turn)
+            return
         if self.is_closed:
             # Also its appends: their sender learns nothing, and may repeat them elsewhere.
             return
