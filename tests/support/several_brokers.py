@@ -40,7 +40,9 @@ class SeveralBrokers(ProxyWorld):
                 # The first two ids of each, so that they are of one incarnation.
                 broker.put_topic("topic")
                 broker.put_group("group", is_ordered=is_ordered)
-            world = cls(brokers[0], ProxySettings(brokers=[brokers[0].address]))
+            # What waits for a time to pass does not end in a test's.
+            settings = ProxySettings(brokers=[brokers[0].address], request_timeout_ms=60_000)
+            world = cls(brokers[0], settings)
             world.brokers = brokers
             await stack.enter_async_context(world.cluster.running())
             await world.cluster.configured()

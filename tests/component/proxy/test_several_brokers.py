@@ -9,11 +9,12 @@ import pytest
 
 from tests.support.proxy_world import eventually, receive_request
 from tests.support.several_brokers import SeveralBrokers, run
+from tidemill.proxy.polling.shell import Receive
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
-POLL_MS = 8_000
+POLL_MS = 20_000  # as long as a scenario may take: no test waits for its end
 
 
 def poll(world: SeveralBrokers, *, poll_ms: int = POLL_MS) -> asyncio.Task[list[str]]:
@@ -105,6 +106,7 @@ def test_a_consumer_that_leaves_gives_back_what_was_popped_for_it() -> None:
         await eventually(lambda: world.brokers[1].count_of("changes") == 1)
         assert world.metrics.messages_returned == 1
         assert not world.polling._receives
+        assert world.polling.counts.receives["topic", "group", "notify", "cancelled"] == 1
 
     run(scenario)
 
@@ -124,6 +126,99 @@ def test_a_broker_that_goes_is_left_out_and_asked_at_once_when_it_is_back() -> N
         await eventually(lambda: world.brokers[2].count_of("notifications") == asked + 1)
         world.send(2, "b")
         assert await pending.pop() == ["b"]
+
+    run(scenario)
+
+
+def test_a_pop_at_a_broker_that_goes_keeps_nobody_from_the_others() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        for broker in world.brokers:
+            broker.holds.add("pop")
+        waiting = poll(world)
+        await eventually(lambda: any(broker.count_of("pops") for broker in world.brokers))
+        [n] = [n for n in range(3) if world.brokers[n].count_of("pops")]
+        for broker in world.brokers:
+            broker.holds.clear()
+        world.brokers[n].go()
+        world.send((n + 1) % 3, "a")
+        assert await waiting == ["a"]
+
+    run(scenario)
+
+
+def test_a_poll_that_is_parked_is_moved_to_a_message_and_its_pop_is_cancelled() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        polling = world.polling.polling
+        assert await poll(world, poll_ms=0) == ["MESSAGE_NOT_FOUND"]
+        [mode] = polling.modes.values()
+        mode.is_direct, mode._changed_at_ms = True, world.polling.now_ms()
+        waiting = poll(world)
+        await eventually(lambda: sum(b.count_of("notifications") for b in world.brokers) == 1)
+        [parked] = [one.parked_at for pair in polling.pairs.values() for one in pair.parked]
+        at = ["broker-0", "broker-1"].index(parked or "")
+        left = world.brokers[at]
+        await eventually(lambda: left.count_of("pops") == 2)
+        world.send(1 - at, "a")
+        assert await waiting == ["a"]
+        cancelled = await left.wait_for_frame("cancelled_polls")
+        pops = [frame.pops[0] for frame in left.frames if frame.pops]
+        assert list(cancelled.cancelled_polls) == [pops[-1].request_id]
+
+    run(scenario, count=2)
+
+
+def test_notifications_that_nobody_waits_for_are_taken_back() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        waiting = poll(world)
+        await world.until_asked()
+        world.send(0, "a")
+        assert await waiting == ["a"]
+        for broker in world.brokers[1:]:
+            cancelled = await broker.wait_for_frame("cancelled_polls")
+            [asked] = [f.notifications[0] for f in broker.frames if f.notifications]
+            assert list(cancelled.cancelled_polls) == [asked.request_id]
+        await eventually(lambda: not world.polling.polling.pairs)
+        assert not world.polling._asked
+
+    run(scenario)
+
+
+def test_who_waits_hears_of_a_broker_that_gets_the_topic_meanwhile() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        for broker in world.cluster.brokers[1:]:
+            broker.is_member = False
+        waiting = poll(world)
+        await eventually(lambda: world.brokers[0].count_of("pops") == 1)
+        for broker in world.cluster.brokers[1:]:
+            broker.is_member = True
+        world.cluster.on_change()
+        await eventually(lambda: all(b.count_of("notifications") for b in world.brokers[1:]))
+        world.send(2, "a")
+        assert await waiting == ["a"]
+
+    run(scenario)
+
+
+def test_what_comes_for_a_poll_that_has_just_ended_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    popped = Receive.popped
+
+    def popped_late(receive: Receive, reply: link_pb2.PopReply) -> bool:
+        """The end and the reply come in one turn of the loop."""
+        shell = receive._shell
+        if reply.batches:
+            shell.polling.cancel(receive._poll, shell.now_ms())
+        return popped(receive, reply)
+
+    async def scenario(world: SeveralBrokers) -> None:
+        monkeypatch.setattr(Receive, "popped", popped_late)
+        waiting = poll(world)
+        await world.until_asked()
+        world.send(1, "a")
+        assert await waiting == ["MESSAGE_NOT_FOUND"]
+        await eventually(lambda: world.brokers[1].count_of("changes") == 1)
+        assert world.metrics.messages_returned == 1
 
     run(scenario)
 

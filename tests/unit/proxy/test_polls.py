@@ -287,7 +287,30 @@ def test_a_hint_that_another_poll_has_taken_up_was_not_wrong() -> None:
     world.popped(first, 2)
     world.popped(second)
     assert "b" in world.asked, "asked again at once"
+    assert world.watch("b").not_before_ms == 0
     assert third.step is None
+
+
+def test_a_pop_in_vain_is_the_end_of_the_hints_of_its_broker() -> None:
+    world = World("ab")
+    poll = world.waiting()
+    world.hint("a", 9)
+    world.popped(poll, 1)
+    assert world.watch("a").hint_count == 8
+    second = world.begin(asks_all=True)
+    while isinstance(second.step, Pop):
+        world.popped(second)
+    assert not world.watch("a").hint_count
+    assert set(world.asked) == {"a", "b"}
+
+
+def test_polls_that_end_without_a_hint_leave_nothing_behind() -> None:
+    world = World()
+    world.waiting()
+    for _ in range(1_000):
+        world.polling.cancel(world.waiting(), world.now_ms)
+        world.look()
+    assert len(world.polling.pairs[KEY]._by_age) < 100
 
 
 def test_an_unsure_hint_is_followed_by_a_pop_that_looks_on_and_is_asked_again_at_once() -> None:
@@ -508,6 +531,50 @@ def test_a_pop_at_a_broker_that_is_lost_is_stopped_and_the_poll_goes_on() -> Non
     assert len(world.asked) == 2
 
 
+def test_a_broker_that_is_lost_is_not_asked_in_its_turn() -> None:
+    world = World()
+    poll = world.begin(poll_ms=0)
+    assert isinstance(poll.step, Pop)
+    lost = min(set("abc") - {poll.step.broker})
+    world.polling.lost(lost, world.now_ms)
+    world.look()
+    world.popped(poll)
+    assert isinstance(poll.step, Pop)
+    assert poll.step.broker != lost
+    world.popped(poll)
+    assert end_of(poll) is Outcome.EMPTY
+
+
+def test_a_broker_that_was_refusing_is_asked_at_once_when_it_is_back() -> None:
+    world = World()
+    world.waiting()
+    world.refuse("b")
+    world.polling.lost("b", world.now_ms)
+    world.polling.back("b", world.now_ms)
+    world.look()
+    assert "b" in world.asked
+
+
+def test_a_poll_whose_brokers_are_all_lost_has_heard_nothing() -> None:
+    world = World()
+    poll = world.begin()
+    for name in "abc":
+        world.polling.lost(name, world.now_ms)
+    world.popped(poll)
+    world.at(poll.end_ms)
+    assert end_of(poll) is Outcome.FAILED
+
+
+def test_a_pop_that_is_under_way_at_a_release_is_the_last() -> None:
+    world = World()
+    poll, other = world.begin(), world.begin()
+    world.polling.release(world.now_ms)
+    world.popped(poll)
+    assert end_of(poll) is Outcome.EMPTY
+    assert world.popped(other, 1)
+    assert not world.begin().is_long
+
+
 def test_a_silent_broker_is_not_the_first_to_be_asked() -> None:
     world = World()
     for _ in range(4):
@@ -563,6 +630,42 @@ def test_a_poll_that_is_moved_and_has_found_something_is_answered_with_it() -> N
     assert world.popped(first, 1)
     assert end_of(first) is Outcome.FOUND_AT_FIRST
     assert world.stopped == [first, second], "another one is moved"
+
+
+def test_a_poll_that_is_moved_and_finds_another_there_is_parked_again() -> None:
+    world = World()
+    world.make_direct()
+    first, second = world.begin(), world.begin()
+    [uncovered] = set("abc") - {first.parked_at, second.parked_at}
+    world.hint(uncovered)
+    third = world.begin()
+    assert third.step == Pop(uncovered, POLL_MS)
+    world.popped(first)
+    assert first.parked_at is not None
+
+
+def test_of_parked_polls_one_is_moved_that_another_covers_for() -> None:
+    world = World()
+    world.make_direct()
+    world.polling.lost("c", world.now_ms)
+    polls = [world.begin() for _ in range(3)]
+    places = [poll.parked_at for poll in polls]
+    [alone] = [poll for poll in polls if places.count(poll.parked_at) == 1]
+    world.polling.back("c", world.now_ms)
+    world.look()
+    world.hint("c")
+    [moved] = world.stopped
+    assert moved is not alone
+
+
+def test_a_parked_pop_that_is_answered_early_leaves_the_rest_to_the_others() -> None:
+    world = World()
+    world.make_direct()
+    poll = world.begin()
+    world.after(1_000)
+    world.popped(poll, was_parked=True)
+    assert poll.state is State.WAITING
+    assert set(world.asked) == set("abc")
 
 
 def test_no_more_are_parked_than_cover_a_broker() -> None:
@@ -640,6 +743,15 @@ def test_a_mode_is_forgotten_when_nothing_has_waited_for_long() -> None:
     assert world.polling.modes
     world.after(2 * TICK_MS)
     assert not world.polling.modes
+
+
+def test_a_mode_stays_as_long_as_anything_waits() -> None:
+    world = World()
+    world.polling.cancel(world.begin(), world.now_ms)
+    world.after(1_000)
+    poll = world.begin(poll_ms=10 * POLL_MS)
+    world.after(WINDOW_MS + DWELL_MS)
+    assert list(world.polling.modes.values()) == [poll.pair.mode]
 
 
 # ------------------------------------------------------------ timers
