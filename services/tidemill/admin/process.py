@@ -21,6 +21,7 @@ from tidemill.admin.broker_watch import BrokerWatch
 from tidemill.admin.connections import Connection
 from tidemill.admin.door import Door, TokenFile
 from tidemill.admin.metrics import AdminMetrics, Measured
+from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
     announce_ready,
@@ -136,6 +137,7 @@ def with_door(
         hosts=[settings.host, *settings.admin_hosts],
         token=token,
         body_bytes_max=settings.admin_body_bytes_max,
+        large=MESSAGES,
     )
     return Measured(door, metrics, app.state.paths)
 
