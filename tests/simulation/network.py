@@ -18,8 +18,8 @@ SLOW_S_MAX = 0.4
 class Server(Protocol):
     """Who takes calls at an address."""
 
-    async def exchange(self, call: ServerEnd) -> None:
-        """Serve one link until it ends."""
+    async def serve(self, path: str, call: ServerEnd) -> None:
+        """Serve one call of a method until it ends."""
 
 
 class Network:
@@ -29,6 +29,7 @@ class Network:
         self.random = random
         self.servers: dict[str, Server] = {}
         self.links: list[NetworkLink] = []
+        self.half_open: list[NetworkLink] = []  # closed for the proxy, and not yet for the broker
 
     @contextlib.asynccontextmanager
     async def connect(
@@ -55,8 +56,9 @@ class Network:
     def close_server(self, address: str) -> None:
         """End all links of a process that is gone."""
         server = self.servers.pop(address, None)
-        for link in [link for link in self.links if link.server is server]:
+        for link in [link for link in self.links + self.half_open if link.server is server]:
             link.close()
+            link.close_at_broker()
 
 
 class NetworkLink:
@@ -71,15 +73,21 @@ class NetworkLink:
         self._end = ServerEnd(self)
         self._serving: asyncio.Task[None] | None = None
         self._arrives_at_s = {"up": 0.0, "down": 0.0}
-        self.heard_at_s = self._loop.time()  # of the broker, by the proxy
+        self._heard_at_s = self._loop.time()  # of the broker, by the proxy
         self.is_closed = False
+        self._late_until_s = 0.0
 
     # ------------------------------------------------------------ the proxy's side
 
-    def open(self, _path: str, on_message: Callable[[bytes], None]) -> NetworkLink:
+    def open(self, path: str, on_message: Callable[[bytes], None]) -> NetworkLink:
         self._on_message = on_message
-        self._serving = self._loop.create_task(self._serve())
+        self._serving = self._loop.create_task(self._serve(path))
         return self
+
+    @property
+    def heard_at_s(self) -> float:
+        """When the broker gave its last sign of life; pings are answered as long as it is there."""
+        return self._heard_at_s if self.is_closed else self._loop.time()
 
     def write(self, message: bytes) -> None:
         self._carry("up", self._end.arrived, message)
@@ -103,11 +111,34 @@ class NetworkLink:
 
     def close(self) -> None:
         """End the link: what is on its way arrives nowhere."""
+        if not self.is_closed:
+            self._lose()
+            self._end.closed()
+
+    def close_at_broker(self) -> None:
+        """Let the broker see the end of a link that its proxy has lost."""
+        if self in self._network.half_open:
+            self._network.half_open.remove(self)
+            self._end.closed()
+
+    def lose_at_proxy(self, late_s: float, end_s: float) -> None:
+        """Let the proxy see the end now, and the broker in `end_s`.
+
+        What is on its way to the broker arrives, `late_s` from now or when it would have.
+        """
         if self.is_closed:
             return
+        self._lose()
+        self._network.half_open.append(self)
+        now_s = self._loop.time()
+        self._late_until_s = now_s + late_s
+        self._loop.call_at(
+            max(self._arrives_at_s["up"], self._late_until_s) + end_s, self.close_at_broker
+        )
+
+    def _lose(self) -> None:
         self.is_closed = True
         self._network.links.remove(self)
-        self._end.closed()
         if not self._outcome.done():
             self._outcome.set_exception(RpcError(RpcCode.UNAVAILABLE, "the link was lost"))
             self._outcome.exception()
@@ -123,15 +154,23 @@ class NetworkLink:
     def _arrive(self, to: Callable[[bytes], None], message: bytes) -> None:
         if not self.is_closed:
             to(message)
+        elif self in self._network.half_open and to == self._end.arrived:
+            now_s = self._loop.time()
+            if now_s >= self._late_until_s:
+                to(message)
+            else:
+                # In order: each a little later than the one before.
+                self._late_until_s += 1e-6
+                self._loop.call_at(self._late_until_s, to, message)
 
     def _deliver(self, message: bytes) -> None:
-        self.heard_at_s = self._loop.time()
+        self._heard_at_s = self._loop.time()
         assert self._on_message is not None, "the call is open"
         self._on_message(message)
 
-    async def _serve(self) -> None:
+    async def _serve(self, path: str) -> None:
         with contextlib.suppress(RpcError):
-            await self.server.exchange(self._end)
+            await self.server.serve(path, self._end)
         self.close()
 
 
@@ -160,6 +199,9 @@ class ServerEnd:
         return request
 
     def write(self, message: bytes) -> None:
+        self._link.answer(message)
+
+    async def send(self, message: bytes) -> None:
         self._link.answer(message)
 
     async def drained(self) -> None:

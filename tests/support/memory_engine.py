@@ -21,7 +21,9 @@ from tidemill.broker.engine.metadata.catalog import (
     Topic,
     TopicType,
 )
+from tidemill.broker.engine.metadata.membership import Membership
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
+from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import (
     BadRequest,
@@ -76,6 +78,7 @@ class MemoryCatalog:
     def __init__(self) -> None:
         self.handle_secret = SECRET
         self.broker_name = "broker-0"
+        self.membership = Membership()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
 
@@ -239,6 +242,19 @@ class MemoryEngine:
             self._deliver(group_id, positions, now_ms, now_ms + invisible_duration_ms)
             for positions in by_queue.values()
         ]
+
+    def ready_count(
+        self, group_id: int, topic_id: int, *, tags: frozenset[str], now_ms: int
+    ) -> Ready:
+        self._topic(topic_id)
+        self._group(group_id)
+        count = sum(
+            message.topic_id == topic_id
+            and (group_id, position) not in self._taken
+            and (not tags or stored_message.tag_of(message.blob) in tags)
+            for position, message in enumerate(self.log)
+        )
+        return Ready(min(count, READY_COUNT_MAX))
 
     def _deliver(
         self, group_id: int, positions: list[int], now_ms: int, visible_at_ms: int

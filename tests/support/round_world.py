@@ -53,12 +53,12 @@ class GatedSyncs:
 class Proxy:
     """The other end of a link, which reads all that it is sent at once."""
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: Rounds, newest: dict[bytes, Link]) -> None:
         self.unsent_bytes = 0
         self.is_read = asyncio.Event()  # clear: `drained` waits
         self.is_read.set()
         self.config = pb.ConfigUpdate()  # the first one
-        self.link = Link(rounds, Traffic(), self, auto_create=True)
+        self.link = Link(rounds, Traffic(), self, auto_create=True, newest=newest)
         self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.ReplyFrame] = asyncio.Queue()
 
@@ -106,6 +106,7 @@ class RoundWorld:
             pending_bytes_max=pending_bytes_max,
         )
         self.world.engine.take_config_changes()
+        self._newest: dict[bytes, Link] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -118,7 +119,7 @@ class RoundWorld:
     @contextlib.asynccontextmanager
     async def proxy(self) -> AsyncIterator[Proxy]:
         """Connect a proxy; its first frame, the configuration, is taken off."""
-        proxy = Proxy(self.rounds)
+        proxy = Proxy(self.rounds, self._newest)
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(proxy.link.read(proxy.frames()))
             offering = tasks.create_task(proxy.link.offer_room())

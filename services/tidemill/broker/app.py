@@ -25,6 +25,7 @@ from tidemill.common.log import configure_logging
 
 if TYPE_CHECKING:
     from tidemill.broker.server.rounds import Rounds
+    from tidemill.transport.aio.connect import Connect
     from tidemill.transport.aio.tls import Reloading
 
 log = structlog.get_logger()
@@ -53,6 +54,7 @@ async def serve(
     from tidemill.broker.server.grpc_server import broker_server
     from tidemill.broker.server.lag import LagReader
     from tidemill.broker.server.long_polling import LongPolling
+    from tidemill.broker.server.members import Members
     from tidemill.broker.server.rounds import Rounds
     from tidemill.broker.server.topic_sizes import SizeReader
     from tidemill.broker.store import open_engine
@@ -62,8 +64,8 @@ async def serve(
     from tidemill.common.readiness import Readiness
     from tidemill.transport.aio.tls import Certificates, newest_of
 
-    cluster = cluster_tls(settings)
-    certificates = Certificates([cluster] if cluster else [])
+    cluster, members_tls = cluster_tls(settings)
+    certificates = Certificates([each for each in (cluster, members_tls) if each is not None])
     clock = SystemClock()
     registry = Registry(cluster=settings.cluster, node_type="broker", node_id=settings.name)
     with (
@@ -82,6 +84,7 @@ async def serve(
             pending_bytes_max=settings.pending_bytes_max,
             clock_hold_ms=settings.timer_clock_hold_ms,
         )
+        members = Members(rounds, connect_of(members_tls))
         BrokerMetrics(registry, traffic, lag, sizes, rounds)
         TimerMetrics(registry, rounds)
         registry.register(certificates.collect)
@@ -95,8 +98,9 @@ async def serve(
                 registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
             ).serving(settings.metrics_host, settings.metrics_port) as metrics,
             broker_server(
-                rounds, traffic, settings, newest_of(cluster) if cluster else None
+                rounds, traffic, members, settings, newest_of(cluster) if cluster else None
             ) as server,
+            members.running(),
         ):
             registry.register(server.collect)
             settle_memory()
@@ -111,9 +115,14 @@ async def serve(
     log.info("broker stopped")
 
 
-def cluster_tls(settings: BrokerSettings) -> Reloading[ssl.SSLContext] | None:
-    """Return what proxies and admins are served with, None without TLS; raise StartRefused."""
-    from tidemill.transport.aio.tls import Reloading, cluster_files, server_context
+def cluster_tls(
+    settings: BrokerSettings,
+) -> tuple[Reloading[ssl.SSLContext] | None, Reloading[ssl.SSLContext] | None]:
+    """Return what others are served with, and what members are connected to with.
+
+    None without TLS. Raises StartRefused.
+    """
+    from tidemill.transport.aio.tls import Reloading, client_context, cluster_files, server_context
 
     files = cluster_files(
         ca=settings.cluster_tls_ca_file,
@@ -121,8 +130,19 @@ def cluster_tls(settings: BrokerSettings) -> Reloading[ssl.SSLContext] | None:
         key=settings.cluster_tls_key_file,
     )
     if files is None:
-        return None
-    return Reloading("cluster", files, functools.partial(server_context, files))
+        return None, None
+    return (
+        Reloading("cluster", files, functools.partial(server_context, files)),
+        Reloading("members", files, functools.partial(client_context, files), is_server=False),
+    )
+
+
+def connect_of(tls: Reloading[ssl.SSLContext] | None) -> Connect:
+    """Return how to get at a member."""
+    from tidemill.transport.aio.channel import connected
+    from tidemill.transport.aio.tls import newest_of
+
+    return connected if tls is None else functools.partial(connected, tls=newest_of(tls))
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@
     ├─ RequestError        the caller must change the request; never retried
     │  ├─ IllegalName, IllegalTopic, IllegalGroup, TopicNotFound, MessageBodyTooLarge, ...
     └─ UnavailableError    the same request may succeed later; retried with back-off
-       ├─ Overloaded, Draining, DiskFull, Repairing, BrokerUnreachable, BrokerTimeout
+       ├─ Overloaded, Draining, GroupDraining, DiskFull, Repairing, BrokerUnreachable, ...
 
 Split by who must act. A handler raises; only the boundary of a process (the gRPC server, the REST
 server, the broker link) turns an error into a code, and it does so through `CODES`.
@@ -132,6 +132,10 @@ class GroupNotFound(RequestError):
     """There is no such consumer group, and it may not be created by use."""
 
 
+class BrokerGroupNotFound(RequestError):
+    """There is no such broker group."""
+
+
 class MessageNotFound(RequestError):
     """There is no such message, or none is available."""
 
@@ -150,6 +154,10 @@ class Overloaded(UnavailableError):
 
 class Draining(UnavailableError):
     """The process is about to stop."""
+
+
+class GroupDraining(UnavailableError):
+    """The broker group takes no new messages: it is to leave."""
 
 
 class DiskFull(UnavailableError):
@@ -208,6 +216,7 @@ CODES: dict[type[ServiceError], Codes] = {
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),
     TopicNotFound: Codes(40402, HTTPStatus.NOT_FOUND),
     GroupNotFound: Codes(40403, HTTPStatus.NOT_FOUND),
+    BrokerGroupNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
     MessageBodyTooLarge: Codes(41301, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     MessageBodyEmpty: Codes(41302, HTTPStatus.BAD_REQUEST),
     Conflict: Codes(42800, HTTPStatus.CONFLICT),
@@ -215,6 +224,7 @@ CODES: dict[type[ServiceError], Codes] = {
     PropertiesTooLarge: Codes(43101, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),
     Draining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    GroupDraining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     Repairing: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     BrokerUnreachable: Codes(50001, HTTPStatus.BAD_GATEWAY),
     NotBuilt: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),

@@ -26,6 +26,7 @@ from tidemill.common.errors import BadRequest
 
 VERSION = 2  # 1 is the reference's text
 SECRET_SIZE = 32  # bytes
+MARK_CHARS = 4  # of version and broker, three bytes
 HANDLE_CHARS_MAX = 2048  # more than one with the longest message id, of 1,024 bytes, has
 
 _FIELDS = struct.Struct(">BHQqH")
@@ -57,6 +58,8 @@ class RecallSigner:
         self._keyed = blake2s(key=secret, digest_size=_MAC_SIZE, person=b"recall")
         name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
         self._broker = int.from_bytes(name_hash, "big")
+        # With what its handles begin: version and broker, whole groups of characters.
+        self.mark = _encode(_FIELDS.pack(VERSION, self._broker, 0, 0, 0))[:MARK_CHARS]
 
     def sign(self, topic: str, recall: Recall) -> str:
         """Return the handle of a delayed message of `topic`."""

@@ -30,6 +30,7 @@ from tidemill.common.errors import InvalidReceiptHandle
 VERSION = 1
 INDEX_COUNT_MAX = 32  # messages in one delivery: as many checks as the hash has room for
 SECRET_SIZE = 32  # bytes
+MARK_CHARS = 4  # of version and broker, three bytes
 
 _FIELDS = struct.Struct(">BHIQq")
 _FIELDS_SIZE = 23  # bytes
@@ -84,6 +85,8 @@ class HandleSigner:
         self._secret = secret
         name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
         self._broker = int.from_bytes(name_hash, "big")
+        # With what its handles begin: version and broker, whole groups of characters.
+        self.mark = _encode(_FIELDS.pack(VERSION, self._broker, 0, 0, 0))[:MARK_CHARS].decode()
 
     def sign(
         self, group: str, topic: str, *, slot: int, delivery_id: int, visible_at_ms: int

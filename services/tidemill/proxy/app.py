@@ -17,8 +17,9 @@ from tidemill.common.readiness import Readiness
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
-from tidemill.proxy.link.stream import Connect
 from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.polling.shell import PollingShell
+from tidemill.proxy.polling_metrics import PollingMetrics
 from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client import ClientLife
@@ -31,6 +32,7 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.connect import Connect
 from tidemill.transport.aio.tls import (
     Certificates,
     Reloading,
@@ -66,7 +68,10 @@ async def serve(settings: ProxySettings) -> None:
     certificates = Certificates([each for each in (front, link) if each is not None])
     registry.register(certificates.collect)
     cluster = cluster_of(settings, metrics, connect=connect_of(link))
-    server = GrpcServer(wire(settings, cluster, clients, clock), Boundary(metrics, clock))
+    polling = PollingShell(clock, pop_timeout_ms=settings.request_timeout_ms)
+    PollingMetrics(registry, polling, cluster.knows)
+    methods = wire(settings, cluster, polling, clients, clock)
+    server = GrpcServer(methods, Boundary(metrics, clock))
     registry.register(server.collect)
     readiness = Readiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
     with stop_on_signal(
@@ -141,8 +146,9 @@ def cluster_of(
     settings: ProxySettings, metrics: ProxyMetrics, *, connect: Connect = connected
 ) -> Cluster:
     """Return the broker groups of the settings, not connected yet."""
-    links = [
-        BrokerLink(
+
+    def open_link(address: str) -> BrokerLink:
+        return BrokerLink(
             address,
             metrics,
             pending_max=settings.link_pending_max,
@@ -150,16 +156,17 @@ def cluster_of(
             patience_ms=settings.unready_after_ms,
             connect=connect,
         )
-        for address in settings.brokers
-    ]
-    return Cluster(links, settings)
+
+    return Cluster(open_link, settings)
 
 
-def wire(settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock) -> Methods:
+def wire(
+    settings: ProxySettings, cluster: Cluster, polling: PollingShell, clients: Clients, clock: Clock
+) -> Methods:
     """Put the families of methods together."""
     return methods(
         producer=Producer(cluster, clock),
-        consumer=Consumer(cluster, clock, settings),
+        consumer=Consumer(cluster, polling, clock, settings),
         routes=Routes(cluster, advertised_endpoints(settings.advertised_address)),
         telemetry=Telemetry(
             cluster, clients, clock, long_polling_max_ms=settings.long_polling_max_ms

@@ -2,133 +2,116 @@
 
 What all broker groups share, topics and consumer groups above all, is asked of the cluster. What
 one of them has, its link, its name and its signers, is asked of the `BrokerGroup` that the cluster
-answers with. Methods name neither a link nor a configuration of their own, so that another broker
-group is another entry here. Today there is one.
+answers with. Methods name neither a link nor a configuration of their own. Which broker groups
+there are is another matter (`members.py`).
+
+A topic or group means the home's: its name, and its incarnation. Each broker has ids of its own for
+it, which are asked of the `BrokerGroup` (ADR 0025).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import (
-    BadRequest,
     BrokerTimeout,
+    BrokerUnreachable,
+    GroupDraining,
     GroupNotFound,
-    InvalidReceiptHandle,
     TopicNotFound,
 )
 from tidemill.common.readiness import Peer
-from tidemill.message import limits
-from tidemill.message.queue_choice import RoundRobin, queue_of_group
+from tidemill.message.queue_choice import queue_of_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
     check_group,
     check_topic,
 )
+from tidemill.proxy.broker_group import BrokerGroup, Deliveries, Ids, open_recall
 from tidemill.proxy.link.commands import ENSURE
+from tidemill.proxy.members import Members
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.message.recall_handle import Recall, RecallSigner
-    from tidemill.message.receipt_handle import HandleFields, HandleOpener, HandleSigner
+    from tidemill.message.recall_handle import Recall
     from tidemill.proxy.link import BrokerLink
+    from tidemill.proxy.link.configuration import Configuration
     from tidemill.proxy.server.call import Call
     from tidemill.proxy.settings import ProxySettings
+
+__all__ = ["BrokerGroup", "Cluster", "Ids", "Place", "Readable"]
 
 # A client may name a deadline of years; what waits for one would stay for as long. Long polls have
 # a time of their own.
 TIMEOUT_MAX_MS = 60_000
 
-
-@final
-class BrokerGroup:
-    """One broker group: its link, and what it has told of itself."""
-
-    __slots__ = ("link",)
-
-    def __init__(self, link: BrokerLink) -> None:
-        self.link = link
-
-    @property
-    def name(self) -> str:
-        """The name under which routes show it."""
-        return self.link.configuration.broker_name
-
-    @property
-    def signer(self) -> HandleSigner:
-        """Signer of its receipt handles."""
-        return self.link.configuration.signer
-
-    @property
-    def recall_signer(self) -> RecallSigner:
-        """Signer of its recall handles."""
-        return self.link.configuration.recall_signer
+# Of a topic: who stores messages of any queue, its id there, and how many queues it has there.
+Spread: TypeAlias = "Sequence[tuple[BrokerGroup, int, int]]"
 
 
-@final
-class Deliveries:
-    """Opens the receipt handles of one request, mostly of few deliveries."""
+class Place(NamedTuple):
+    """Who stores a message, and where."""
 
-    def __init__(self, openers: Sequence[tuple[BrokerGroup, HandleOpener]]) -> None:
-        self._openers = openers
+    broker: BrokerGroup
+    topic_id: int  # that the topic has there; 0: the broker has yet to hear of it
+    queue_id: int
+    may_move: bool = False  # whether another broker group may have the message as well
 
-    def open(self, handle: str) -> tuple[BrokerGroup, HandleFields]:
-        """Return which delivery of whom `handle` names. Raises InvalidReceiptHandle."""
-        limits.RECEIPT_HANDLE.check_text(handle)
-        for broker, opener in self._openers:
-            try:
-                return broker, opener.open(handle)
-            except InvalidReceiptHandle as error:
-                refused = error
-        raise refused
+
+class Readable(NamedTuple):
+    """The queues of a topic at one broker group, as routes show them."""
+
+    broker_name: str
+    queues: int
+    is_writable: bool
 
 
 @final
 class Cluster:
     """The broker groups behind this proxy, and what they have in common."""
 
-    def __init__(self, links: Sequence[BrokerLink], settings: ProxySettings) -> None:
-        self.brokers = [BrokerGroup(link) for link in links]
-        # The first one is the home of topics and groups; the others have them from it.
-        self._home = links[0]
-        self._configuration = links[0].configuration
-        self._queues = RoundRobin()
+    def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
+        self._members = Members(settings.brokers, open_link)
+        self._members.on_change = self._forget_spreads
+        # By topic; of what brokers have told, so all are made again when one tells something.
+        self._spreads: dict[str, Spread] = {}
+        self._turns = count()
         self._request_timeout_ms = settings.request_timeout_ms
         self._reserve_ms = settings.deadline_reserve_ms
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    @property
+    def home(self) -> BrokerGroup:
+        """Who owns topics, consumer groups and the list of broker groups."""
+        return self._members.home
+
+    @property
+    def brokers(self) -> Sequence[BrokerGroup]:
+        """All members that have told their configuration, always in one order."""
+        return self._members.brokers
+
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Keep the links up until the block ends."""
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(broker.link.run(), name="broker link") for broker in self.brokers
-            ]
-            try:
-                yield
-            finally:
-                for task in running:
-                    task.cancel()
+        return self._members.running()
 
     async def configured(self) -> None:
-        """Wait until every broker group has told its configuration; nothing is served before."""
-        for broker in self.brokers:
-            await broker.link.configured.wait()
+        """Wait until the home has told its configuration; nothing is served before."""
+        await self._members.configured.wait()
 
     def peers(self) -> list[Peer]:
         """Return each broker group, and whether it can be reached."""
         found = []
-        for broker in self.brokers:
+        for broker in self._members.all:
             word, since_s, reason = broker.link.state()
             found.append(Peer(broker.name, broker.link.address, word, since_s, reason))
         return found
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
-        for broker in self.brokers:
+        for broker in self._members.all:
             broker.link.release_polls()
 
     def timeout_ms(self, call: Call) -> int:
@@ -144,42 +127,144 @@ class Cluster:
 
     # ------------------------------------------------------------ whom to ask
 
-    def place(self, topic: link_pb2.TopicConfig, message_group: str) -> tuple[BrokerGroup, int]:
-        """Choose who stores a message, and in which queue.
+    def brokers_of(
+        self, topic: link_pb2.TopicConfig, group: link_pb2.GroupConfig | None = None
+    ) -> Sequence[BrokerGroup]:
+        """Return who has a topic, and a group, in the home's incarnation; always in one order."""
+        if group is None:
+            return [broker for broker in self.brokers if broker.find_topic(topic) is not None]
+        return [broker for broker in self.brokers if broker.find_ids(group, topic) is not None]
 
-        The client's own choice is not a promise that clients keep alike.
+    def place(
+        self,
+        topic: link_pb2.TopicConfig,
+        message_group: str,
+        *,
+        tried: Collection[BrokerGroup] = (),
+    ) -> Place:
+        """Choose who stores a message, and in which queue; none of those `tried`.
+
+        The client's own choice is not a promise that clients keep alike. Raises GroupDraining and
+        BrokerUnreachable for a message group whose place takes no messages, BrokerUnreachable when
+        all have been tried.
         """
         if message_group:
-            return self.brokers[0], queue_of_group(message_group, queues=topic.queues)
-        return self.brokers[0], self._queues.choose_queue(topic.queues)
+            return self._place_of_group(topic, message_group)
+        spread = self._spreads.get(topic.name) or self._spread_of(topic)
+        turn = next(self._turns)
+        if len(spread) == 1 and not tried:
+            broker, topic_id, queues = spread[0]
+            return Place(broker, topic_id, turn % queues)
+        left = [each for each in spread if each[0] not in tried]
+        if not left:
+            raise BrokerUnreachable("no broker group has taken the message")
+        up = [each for each in left if each[0].link.is_up]
+        # Where nobody is up it waits for one of them, as any request does.
+        lap, position = divmod(turn, len(up) or len(left))
+        broker, topic_id, queues = (up or left)[position]
+        return Place(broker, topic_id, lap % queues, may_move=len(up) > 1)
 
-    def broker_to_pop(self) -> BrokerGroup:
-        """Choose of whom to take messages."""
-        return self.brokers[0]
+    def _place_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> Place:
+        """Return the one place of a message group, whoever is up."""
+        if not topic.placements:
+            queue_id = queue_of_group(message_group, queues=topic.queues)
+            return Place(self.home, topic.id, queue_id)
+        place_count = sum([place.queues for place in topic.placements])
+        queue_id = queue_of_group(message_group, queues=place_count)
+        for place in topic.placements:
+            if queue_id < place.queues:
+                break
+            queue_id -= place.queues
+        broker = self._members.by_name.get(place.broker_group)
+        if broker is None:
+            raise BrokerUnreachable(
+                f"the broker group {place.broker_group}, which has the message group, is not to be"
+                f" found at its address"
+            )
+        if broker.is_draining:
+            raise GroupDraining(
+                f"the broker group {place.broker_group}, which has the message group, is draining;"
+                f" send again when it has left"
+            )
+        own = broker.find_topic(topic)
+        return Place(broker, own.id if own is not None else 0, queue_id)
+
+    async def topic_id_at(self, broker: BrokerGroup, name: str, call: Call) -> int:
+        """Wait until a broker group has heard of a topic, and return the id that it has there."""
+
+        def find() -> link_pb2.TopicConfig | None:
+            topic = self.known_topic(name)
+            return broker.find_topic(topic) if topic is not None else None
+
+        what = f"the broker group that has the message group does not know the topic {name}"
+        await self._members.wait_until(
+            lambda: find() is not None or self.known_topic(name) is None,
+            self.timeout_ms(call),
+            what,
+        )
+        own = find()
+        if own is None:
+            raise TopicNotFound(f"the topic {name} was deleted")
+        return own.id
+
+    def _spread_of(self, topic: link_pb2.TopicConfig) -> Spread:
+        found = [
+            (broker, own.id, own.queues)
+            for broker in self.brokers
+            if not broker.is_draining and (own := broker.find_topic(topic)) is not None
+        ]
+        spread = self._spreads[topic.name] = found or [(self.home, topic.id, topic.queues)]
+        return spread
+
+    def _forget_spreads(self) -> None:
+        self._spreads = {}
+
+    def readable(self, topic: link_pb2.TopicConfig) -> Sequence[Readable]:
+        """Return who has which queues of a topic, whether up or not."""
+        has = {place.broker_group: topic.queues for place in topic.placements}
+        for broker in self.brokers:
+            own = broker.find_topic(topic)
+            # One that has joined later has no message group.
+            if own is not None and not (has and topic.type == link_pb2.FIFO):
+                has[broker.name] = own.queues
+        members = self._members.by_name
+        return [
+            Readable(name, queues, name not in members or not members[name].is_draining)
+            for name, queues in has.items()
+        ]
+
+    def broker_to_pop(
+        self, topic: link_pb2.TopicConfig, group: link_pb2.GroupConfig
+    ) -> BrokerGroup:
+        """Choose of whom to take messages: one after the other of those that are up."""
+        up = [broker for broker in self.brokers_of(topic, group) if broker.link.is_up]
+        return up[next(self._turns) % len(up)] if up else self.home
 
     def deliveries(self, group: str, topic: str) -> Deliveries:
         """Return what opens the receipt handles of one request."""
-        return Deliveries([(broker, broker.signer.opener(group, topic)) for broker in self.brokers])
+        return Deliveries(self.brokers, group, topic)
 
     def open_recall(self, handle: str, topic: str) -> tuple[BrokerGroup, Recall]:
         """Return which timer of whom a recall handle names. Raises BadRequest."""
-        limits.RECALL_HANDLE.check_text(handle)
-        for broker in self.brokers:
-            try:
-                return broker, broker.recall_signer.open(handle, topic)
-            except BadRequest as error:
-                refused = error
-        raise refused
+        return open_recall(self.brokers, handle, topic)
 
     # ------------------------------------------------------------ topics and groups
 
+    @property
+    def _homes(self) -> Configuration:
+        return self._members.home.link.configuration
+
     def known_topic(self, name: str) -> link_pb2.TopicConfig | None:
         """Return a topic that exists, which is what nearly every call names."""
-        return self._configuration.topics.get(name)
+        return self._homes.topics.get(name)
+
+    def knows(self, topic: str, group: str) -> bool:
+        """Whether both exist."""
+        return topic in self._homes.topics and group in self._homes.groups
 
     def find_topic(self, name: str) -> link_pb2.TopicConfig:
         """Return a topic that exists; raise IllegalTopic or TopicNotFound."""
-        topic = self._configuration.topics.get(name)
+        topic = self._homes.topics.get(name)
         if topic is None:
             check_topic(name)
             raise TopicNotFound(f"there is no topic {name}")
@@ -187,7 +272,7 @@ class Cluster:
 
     def find_group(self, name: str) -> link_pb2.GroupConfig:
         """Return a group that exists; raise IllegalGroup or GroupNotFound."""
-        group = self._configuration.groups.get(name)
+        group = self._homes.groups.get(name)
         if group is None:
             check_group(name)
             raise GroupNotFound(f"there is no consumer group {name}")
@@ -196,7 +281,7 @@ class Cluster:
     async def use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
         """Return a topic, created by this first use where the broker permits that."""
         call.topic = name
-        if name not in self._configuration.topics:
+        if name not in self._homes.topics:
             check_topic(name)
             if self._may_be_made(name):
                 await self._ensure(link_pb2.EnsureRequest(topic=name), call)
@@ -205,18 +290,18 @@ class Cluster:
     async def use_group(self, name: str, call: Call) -> link_pb2.GroupConfig:
         """Return a consumer group, created by this first use where the broker permits that."""
         call.group = name
-        if name not in self._configuration.groups:
+        if name not in self._homes.groups:
             check_group(name)
-            if self._configuration.auto_create:
+            if self._homes.auto_create:
                 await self._ensure(link_pb2.EnsureRequest(group=name), call)
         return self.find_group(name)
 
     def _may_be_made(self, name: str) -> bool:
         if name.startswith(DEAD_LETTER_TOPIC_PREFIX):
             # Whoever watches for dead letters comes before the first one.
-            return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._configuration.groups
-        return self._configuration.auto_create and not name.startswith(RETRY_TOPIC_PREFIX)
+            return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._homes.groups
+        return self._homes.auto_create and not name.startswith(RETRY_TOPIC_PREFIX)
 
     async def _ensure(self, request: link_pb2.EnsureRequest, call: Call) -> None:
         """Create what is missing; the configuration holds it when this returns."""
-        await self._home.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
+        await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))

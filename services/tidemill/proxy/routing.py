@@ -8,12 +8,16 @@ mapping and load balancers between the two work unnoticed.
 from __future__ import annotations
 
 import ipaddress
+from typing import TYPE_CHECKING
 
 from tidemill.common.errors import IllegalAccessPoint
 from tidemill.message import limits
 from tidemill.message.rules import accepted_types
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+if TYPE_CHECKING:
+    from tidemill.proxy.cluster import Readable
 
 MASTER_ID = 0  # clients send to and receive from nothing else
 ANY_QUEUE = -1  # id in the assignments of a group that is not ordered
@@ -51,13 +55,14 @@ def scheme_of(host: str) -> v2.AddressScheme.ValueType:
 def message_queues(
     topic: link_pb2.TopicConfig,
     resource: v2.Resource,
+    readable: Readable,
     *,
-    broker_name: str,
     endpoints: v2.Endpoints,
 ) -> list[v2.MessageQueue]:
-    """Return one entry for each queue of `topic`, as a route shows it."""
-    broker = v2.Broker(name=broker_name, id=MASTER_ID, endpoints=endpoints)
-    permission = v2.READ if topic.is_system else v2.READ_WRITE
+    """Return one entry for each queue of `topic` at one broker group, as a route shows it."""
+    broker = v2.Broker(name=readable.broker_name, id=MASTER_ID, endpoints=endpoints)
+    is_writable = readable.is_writable and not topic.is_system
+    permission = v2.READ_WRITE if is_writable else v2.READ
     return [
         v2.MessageQueue(
             topic=resource,
@@ -66,7 +71,7 @@ def message_queues(
             broker=broker,
             accept_message_types=accepted_types(topic.type),
         )
-        for queue_id in range(topic.queues)
+        for queue_id in range(readable.queues)
     ]
 
 

@@ -40,8 +40,9 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     brokers: Addresses = Field(
         ["127.0.0.1:10911"],
         min_length=1,
-        max_length=1,
-        description="Address (host:port) of the broker; one broker group for now.",
+        max_length=64,
+        description="Addresses (host:port) of brokers. One that is up is enough to find the others"
+        " of its cluster; several that are new become a cluster when all of them are up.",
     )
     advertised_address: Literal[""] | Address = Field(
         "",
@@ -60,8 +61,12 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         le=2_000,
         description="Time before a client's deadline at which its answer leaves at the latest.",
     )
-    long_polling_min_ms: int = Field(
-        5_000, ge=0, le=60_000, description="Shortest long poll; shorter requests are lengthened."
+    grpc_client_consumer_min_long_polling_timeout_ms: int = Field(
+        5_000,
+        ge=0,
+        le=60_000,
+        description="Shortest long poll; shorter requests are lengthened. A client that asks for 0"
+        " asks every broker once.",
     )
     long_polling_max_ms: int = Field(
         20_000, ge=1_000, le=60_000, description="Longest long poll; longer requests are cut."

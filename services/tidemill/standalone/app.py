@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import structlog
 
@@ -19,6 +20,8 @@ from tidemill.standalone.ports import GRPC_FLAGS, Wanted, check_free, reserve
 from tidemill.standalone.settings import StandaloneSettings
 
 log = structlog.get_logger()
+
+FIRST_BROKER = "broker-0"  # the home of the others: a store of before is its own
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 async def serve(settings: StandaloneSettings) -> int:
     """Run the children until the first signal, then stop them: clients first, the store last."""
     with planned_children(settings) as children:
-        broker, *others = children
+        brokers, others = children[: settings.groups], children[settings.groups :]
 
         def kill_all() -> None:
             for child in children:
@@ -55,7 +58,7 @@ async def serve(settings: StandaloneSettings) -> int:
             runs = {child: asyncio.create_task(child.run(), name=child.name) for child in children}
             status = await supervise(children, list(runs.values()), stop)
             log.info("standalone stops")
-            for group in (others, [broker]):
+            for group in (others, brokers):
                 await stop_children(group, runs, settings.stop_timeout_ms)
     return status
 
@@ -129,10 +132,13 @@ def print_ready(children: Sequence[Child]) -> None:
 
 @contextlib.contextmanager
 def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
-    """Yield the children, the broker first, not started yet; holds reserved ports meanwhile."""
+    """Yield the children, brokers first, not started yet; holds reserved ports meanwhile."""
     check_free(wanted_ports(settings))
     with contextlib.ExitStack() as reserved:
-        broker_port = reserved.enter_context(reserve("127.0.0.1", 0)).getsockname()[1]
+        broker_ports = {
+            name: reserved.enter_context(reserve("127.0.0.1", 0)).getsockname()[1]
+            for name in broker_names(settings)
+        }
         grpc_port = settings.grpc_port
         if settings.proxies > 1:
             # One alone does not share its port: two standalones would, by accident.
@@ -151,14 +157,14 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
             ]
             return [*flags, f"--config={settings.config}"] if settings.config else flags
 
-        def broker(addresses: Addresses) -> list[str]:
+        def broker(name: str, addresses: Addresses) -> list[str]:
             return [
                 "broker",
-                *common("broker-0", addresses),
-                "--name=broker-0",
-                f"--data-dir={settings.data_dir}",
+                *common(name, addresses),
+                f"--name={name}",
+                f"--data-dir={data_dir_of(settings, name)}",
                 "--grpc-host=127.0.0.1",
-                f"--grpc-port={broker_port}",
+                f"--grpc-port={broker_ports[name]}",
                 "--grpc-reuse-port",
                 "--auto-create" if settings.auto_create else "--no-auto-create",
             ]
@@ -169,7 +175,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 "proxy",
                 *common(name, addresses),
                 f"--name={name}",
-                f"--brokers=127.0.0.1:{broker_port}",
+                *(f"--brokers=127.0.0.1:{port}" for port in broker_ports.values()),
                 f"--grpc-host={settings.grpc_host}",
                 f"--grpc-port={port_of(addresses.get('grpc'), grpc_port)}",
                 "--drain-delay-ms=0",  # Nobody is in front who would have to hear of it.
@@ -185,7 +191,8 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
             return [
                 "admin",
                 *common("admin", addresses),
-                f"--broker=127.0.0.1:{broker_port}",
+                # The home, which has what is to be administered.
+                f"--broker=127.0.0.1:{broker_ports[FIRST_BROKER]}",
                 "--drain-delay-ms=0",
                 f"--host={settings.admin_host}",
                 f"--port={port_of(addresses.get('admin'), settings.admin_port)}",
@@ -196,15 +203,31 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 f"--admin-tls-key-file={settings.admin_tls_key_file}",
             ]
 
-        proxies = [
-            Child(name, functools.partial(proxy, name)) for name in child_names(settings)[1:-1]
+        yield [
+            *(Child(name, functools.partial(broker, name)) for name in broker_names(settings)),
+            *(Child(name, functools.partial(proxy, name)) for name in proxy_names(settings)),
+            Child("admin", admin),
         ]
-        yield [Child("broker-0", broker), *proxies, Child("admin", admin)]
+
+
+def broker_names(settings: StandaloneSettings) -> list[str]:
+    """Return the names of the brokers, one a broker group."""
+    return [f"broker-{n}" for n in range(settings.groups)]
+
+
+def proxy_names(settings: StandaloneSettings) -> list[str]:
+    """Return the names of the proxies."""
+    return [f"proxy-{n}" for n in range(settings.proxies)]
 
 
 def child_names(settings: StandaloneSettings) -> list[str]:
     """Return the names of the children, in the order of their metrics ports."""
-    return ["broker-0", *(f"proxy-{n}" for n in range(settings.proxies)), "admin"]
+    return [*broker_names(settings), *proxy_names(settings), "admin"]
+
+
+def data_dir_of(settings: StandaloneSettings, name: str) -> Path:
+    """Return the folder of a broker's store: the first one's stays where one alone has it."""
+    return settings.data_dir if name == FIRST_BROKER else settings.data_dir / name
 
 
 def metrics_ports_of(settings: StandaloneSettings) -> dict[str, int]:

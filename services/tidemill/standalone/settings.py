@@ -25,14 +25,21 @@ class StandaloneSettings(FrontSettings, AdminFrontSettings):
     data_dir: Folder = Field(Path("data"), description="Folder of the store; made when missing.")
     metrics_port: Port = Field(
         5557,
-        description="First port of /metrics, /livez and /readyz: the broker's; the proxies and the"
-        " admin process take the next ones. 0 picks free ones.",
+        description="First port of /metrics, /livez and /readyz: the first broker's; the other"
+        " brokers, the proxies and the admin process take the next ones. 0 picks free ones.",
     )
     grpc_host: str = Field("127.0.0.1", description="Address on which clients are served.")
     grpc_port: Port = Field(8081, description="Port on which clients are served; 0: a free one.")
     admin_host: str = Field("127.0.0.1", description="Address of the REST API.")
     admin_port: Port = Field(8080, description="Port of the REST API; 0: a free one.")
     proxies: int = Field(1, ge=1, le=64, description="Proxies that share the clients' port.")
+    groups: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Broker groups that share the messages. The first keeps its store in data_dir,"
+        " the others in folders of it by their names.",
+    )
     auto_create: Flag = Field(
         True, description="Create topics and groups when they are used for the first time."
     )

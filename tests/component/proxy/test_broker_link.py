@@ -12,9 +12,11 @@ from tidemill.common.deadlines import TICK_S
 from tidemill.common.errors import BrokerTimeout, GroupNotFound, Overloaded
 from tidemill.message.receipt_handle import HandleFields
 from tidemill.proxy.cluster import TIMEOUT_MAX_MS
-from tidemill.proxy.link import broker_link, commands
+from tidemill.proxy.link import batching, broker_link, commands
+from tidemill.proxy.link.batching import Batching
+from tidemill.proxy.link.commands import CHANGE_INVISIBLE
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.stubs.tidemill.broker.v1.broker_pb2 import PopRequest
+from tidemill.stubs.tidemill.broker.v1.broker_pb2 import Batch, EnsureRequest, PopRequest
 
 SOON_MS = 100
 LATER_MS = 10_000
@@ -61,8 +63,8 @@ def test_a_send_that_has_left_has_an_unknown_outcome() -> None:
 def test_an_ack_that_has_not_left_in_time_never_leaves() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
-        late = world.link.ack(1, 1, handles(3), timeout_ms=SOON_MS)
-        kept = world.link.ack(1, 1, handles(2), timeout_ms=LATER_MS)
+        late = asyncio.create_task(world.link.ack(1, 1, handles(3), timeout_ms=SOON_MS))
+        kept = asyncio.create_task(world.link.ack(1, 1, handles(2), timeout_ms=LATER_MS))
         with pytest.raises(BrokerTimeout, match="not sent"):
             await late
         world.broker.is_reading.set()
@@ -96,7 +98,7 @@ def test_a_pop_whose_caller_goes_before_it_left_never_leaves() -> None:
             await calls[2]
         sent = world.broker.frames[frames:]
         assert sum(len(frame.pops) for frame in sent) == 1
-        assert not any(frame.cancelled_pops for frame in sent)
+        assert not any(frame.cancelled_polls for frame in sent)
 
     run(scenario)
 
@@ -119,13 +121,92 @@ def test_a_send_whose_caller_goes_before_it_left_never_leaves_and_is_freed() -> 
     run(scenario)
 
 
+def test_what_callers_leave_goes_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the broker is away there may be very many, and each would look at all others."""
+    looks = 0
+    sweep = Batching._sweep
+
+    def counted(self: Batching) -> None:
+        nonlocal looks
+        looks += bool(self._withdrawn)
+        sweep(self)
+
+    monkeypatch.setattr(Batching, "_sweep", counted)
+    monkeypatch.setattr(batching, "FRAMES_MAX", 1)
+
+    async def scenario(world: ProxyWorld) -> None:
+        await stall(world)
+        link = world.link
+        poll = PopRequest(group_id=1, topic_id=1, max_messages=1, invisible_duration_ms=10_000)
+        calls = [
+            asyncio.create_task(call)
+            for n in range(300)
+            for call in (
+                link.ack(1, 1, handles(3), timeout_ms=LATER_MS),
+                link.pop(PopRequest.FromString(poll.SerializeToString()), timeout_ms=LATER_MS),
+                link.store(1, 0, blob(f"m{n}"), timeout_ms=LATER_MS, may_repeat=True),
+                link.ask(commands.ENSURE, EnsureRequest(topic=f"t{n}"), timeout_ms=LATER_MS),
+            )
+        ]
+        await eventually(lambda: len(link.pending) == 1_201)
+        for call in calls:
+            call.cancel()
+            await asyncio.wait([call])
+        assert len(link.pending) == 1
+        assert link.pending.bytes == len(FIRST)
+        assert len(link.pending.repeatable) == 0
+        frames = len(world.broker.frames)
+        world.broker.is_reading.set()
+        assert (await world.send(message(b"next"))).status.code == v2.OK
+        sent = world.broker.frames[frames:]
+        assert sum(len(frame.appends.blobs) for frame in sent) == 2, "the first, and the next"
+        assert not any(frame.acks.request_ids or frame.pops or frame.ensures for frame in sent)
+        assert looks < 10
+
+    run(scenario)
+
+
+def test_messages_are_given_back_though_the_broker_is_away_meanwhile() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        link = world.link
+        await stall(world)
+        batch = Batch(slot=1, delivery_id=7, visible_at_ms=1, indexes=[0, 1])
+        link.give_back(1, 1, [batch])
+        sent = link._polls.not_returned(frozenset())
+        assert [request.index for _, request in sent] == [0, 1]
+        # They leave, and the stream is lost before they are answered.
+        link.batching.clear()
+        link._lose("the broker is restarted")
+        link.give_back(1, 1, [Batch(slot=1, delivery_id=8, visible_at_ms=1, indexes=[0])])
+        waiting = [request.delivery_id for _, request in link.batching.rows_of(CHANGE_INVISIBLE)]
+        assert waiting == [7, 7, 8], "the older ones first"
+        link._polls.returned([request_id for request_id, _ in sent])
+        assert len(link._polls.not_returned(frozenset())) == 1
+
+    run(scenario)
+
+
+def test_a_broker_that_answers_pings_and_no_frame_is_silent() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        assert world.link.state().word == "up"
+        await stall(world)
+        world.link.batching._asked_at_s -= broker_link.SILENT_S + 1
+        assert world.link.state().word == "silent"
+        world.broker.is_reading.set()
+        await eventually(lambda: world.link.batching.unanswered == 0)
+        assert world.link.state().word == "up"
+
+    run(scenario)
+
+
 def test_acks_that_wait_count_as_bytes() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await stall(world)
         world.link.pending.bytes_max = 10 * broker_link.ACK_BYTES
-        waiting = world.link.ack(1, 1, handles(9), timeout_ms=LATER_MS)
+        waiting = asyncio.create_task(world.link.ack(1, 1, handles(9), timeout_ms=LATER_MS))
+        await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            world.link.ack(1, 1, handles(1), timeout_ms=LATER_MS)
+            await world.link.ack(1, 1, handles(1), timeout_ms=LATER_MS)
         world.broker.is_reading.set()
         assert len(await waiting) == 9
         await eventually(lambda: world.link.pending.bytes == 0)
@@ -137,7 +218,11 @@ def test_a_frame_carries_a_bounded_number_of_acks(monkeypatch: pytest.MonkeyPatc
     async def scenario(world: ProxyWorld) -> None:
         monkeypatch.setattr(commands, "ACKS_A_FRAME_MAX", 4)
         await stall(world)
-        requests = [world.link.ack(1, 1, handles(3), timeout_ms=LATER_MS) for _ in range(5)]
+        requests = [
+            asyncio.create_task(world.link.ack(1, 1, handles(3), timeout_ms=LATER_MS))
+            for _ in range(5)
+        ]
+        await asyncio.sleep(0)
         world.broker.is_reading.set()
         assert [len(results) for results in await asyncio.gather(*requests)] == [3] * 5
         counts = [len(frame.acks.request_ids) for frame in world.broker.frames]

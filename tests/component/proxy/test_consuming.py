@@ -285,8 +285,8 @@ def test_a_poll_whose_client_goes_is_cancelled_at_the_broker() -> None:
             poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
             popped = await world.broker.wait_for_frame("pops")
             poll.cancel()
-        cancelled = await world.broker.wait_for_frame("cancelled_pops")
-        assert list(cancelled.cancelled_pops) == [popped.pops[0].request_id]
+        cancelled = await world.broker.wait_for_frame("cancelled_polls")
+        assert list(cancelled.cancelled_polls) == [popped.pops[0].request_id]
         assert len(world.link.pending) == 0
 
     run(scenario)
@@ -301,7 +301,7 @@ def test_what_a_pop_brings_after_its_client_has_gone_is_given_back() -> None:
             poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
             popped = (await world.broker.wait_for_frame("pops")).pops[0]
             poll.cancel()
-        await world.broker.wait_for_frame("cancelled_pops")
+        await world.broker.wait_for_frame("cancelled_polls")
         world.broker.answer_late(popped)
         frame = await world.broker.wait_for_frame("changes")
         [given_back] = frame.changes
@@ -343,7 +343,7 @@ def test_polls_are_answered_empty_when_the_proxy_is_about_to_stop() -> None:
             await world.broker.wait_for_frame("pops")
             world.link.release_polls()
         assert poll.result()[0].status.code == v2.MESSAGE_NOT_FOUND
-        await world.broker.wait_for_frame("cancelled_pops")
+        await world.broker.wait_for_frame("cancelled_polls")
 
     run(scenario)
 

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.round_world import Proxy, RoundWorld, idle
+from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
@@ -370,7 +371,7 @@ def test_the_oldest_poll_is_served_first_and_the_rest_wait_on() -> None:
 def test_a_cancelled_poll_takes_no_message() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7, poll_ms=20_000))
-        await proxy.send(pb.RequestFrame(cancelled_pops=[7]))
+        await proxy.send(pb.RequestFrame(cancelled_polls=[7]))
         await proxy.send(world.append_frame("a"))
         assert not (await proxy.reply()).pops
         await proxy.send(world.pop_frame(8))
@@ -553,6 +554,134 @@ def test_what_was_popped_for_nobody_is_given_back_before_a_stop() -> None:
         invisible_duration_ms=10_000, tags=frozenset(), attempt_id="", now_ms=now_ms,
     )  # fmt: skip
     assert list(batch.delivery_attempts) == [1]
+
+
+def introduction(number: int) -> pb.RequestFrame:
+    return pb.RequestFrame(process_id=b"one proxy", stream_number=number)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_comes_late_on_an_older_stream_of_a_proxy_is_not_applied(*, is_late: bool) -> None:
+    """It has been asked again on the newer one, which may introduce itself first."""
+
+    async def scenario(world: RoundWorld, old: Proxy) -> None:
+        if not is_late:
+            await old.send(introduction(1))
+        async with world.proxy() as new:
+            await new.send(introduction(2))
+            again = world.append_frame("a", "b")
+            again.asked_again.extend([1, 2])
+            await new.send(again)
+            assert list((await new.reply()).appends.queue_offsets) == [0, 1]
+            if is_late:
+                await old.send(introduction(1))
+            await old.send(world.append_frame("a", "b"))
+            await idle()
+            assert old.replies.empty()
+            await new.send(world.pop_frame(3))
+            (pop,) = (await new.reply()).pops
+            assert bodies(pop) == ["a", "b"]
+
+    in_world(scenario)
+
+
+def test_polls_of_an_older_stream_of_a_proxy_take_nothing() -> None:
+    async def scenario(world: RoundWorld, old: Proxy) -> None:
+        await old.send(introduction(1))
+        await old.send(world.pop_frame(1, poll_ms=10_000))
+        await idle()
+        async with world.proxy() as new, world.proxy() as other:
+            await new.send(introduction(2))
+            await new.send(world.pop_frame(1, poll_ms=10_000))
+            await idle()
+            assert world.polls.count == 1
+            await other.send(world.append_frame("a"))
+            (pop,) = (await new.reply()).pops
+            assert bodies(pop) == ["a"]
+            assert old.replies.empty()
+
+    in_world(scenario)
+
+
+def test_what_was_popped_and_had_not_left_when_the_link_ended_is_given_back() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        async with world.proxy() as gone:
+            await gone.send(world.append_frame("sent"))
+            await gone.reply()
+            await gone.send(world.pop_frame(2))
+            await gone.reply()
+            await gone.send(world.append_frame("unsent"))
+            await gone.reply()
+            gone.unsent_bytes = 10_000  # From here on nothing is read.
+            await gone.send(world.pop_frame(4))
+            await idle()
+        await idle()
+        world.advance(1_001)
+        await idle()
+        await proxy.send(world.pop_frame(1))
+        while not (pops := (await proxy.reply()).pops):
+            pass  # It tells of the retry topic first.
+        (pop,) = pops
+        assert bodies(pop) == ["unsent"]
+        assert list(pop.batches[0].delivery_attempts) == [1]
+
+    in_world(scenario)
+
+
+def test_who_waits_for_room_is_served_before_who_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("a", "b", "c", "d"))
+        await proxy.reply()
+        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 100)
+        proxy.unsent_bytes = 100
+        proxy.is_read.clear()
+        await proxy.send(world.pop_frame(5, poll_ms=10_000, want=1))
+        await idle()
+        proxy.unsent_bytes = 50  # There is room, and somebody waits for it.
+        await proxy.send(world.pop_frame(6, poll_ms=10_000, want=1))
+        await idle()
+        assert proxy.replies.empty()
+        proxy.unsent_bytes = 0
+        proxy.is_read.set()
+        (pop,) = (await proxy.reply()).pops
+        assert (pop.request_id, bodies(pop)) == (5, ["a"])
+
+    in_world(scenario)
+
+
+def test_a_poll_that_had_room_ends_empty_though_another_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.pop_frame(1, poll_ms=5_000, tags=("none",)))
+        await idle()
+        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        proxy.is_read.clear()
+        await proxy.send(world.pop_frame(2, poll_ms=60_000, tags=("other",)))
+        await idle()
+        world.advance(5_000)
+        await idle()
+        reply = await proxy.reply()
+        assert [(pop.request_id, bodies(pop)) for pop in reply.pops] == [(1, [])]
+        assert not reply.failures
+
+    in_world(scenario)
+
+
+def test_a_send_that_is_asked_again_and_cannot_be_looked_for_has_an_unknown_outcome() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        frame = world.append_frame(*["same id"] * (message_store.SENT_MATCHES_MAX + 1))
+        await proxy.send(frame)
+        await proxy.reply()
+        again = world.append_frame("same id", tag="another", first_id=100)
+        again.asked_again.append(100)
+        await proxy.send(again)
+        (failure,) = (await proxy.reply()).failures
+        assert (failure.request_id, failure.error) == (100, "BrokerTimeout")
+
+    in_world(scenario)
 
 
 def test_a_pop_waits_while_its_proxy_does_not_read() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tidemill.common.errors import IllegalAccessPoint
 from tidemill.proxy import routing
+from tidemill.proxy.cluster import Readable
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
@@ -17,7 +18,8 @@ ACCESS_POINT = v2.Endpoints(
 
 def queues(topic: link_pb2.TopicConfig = TOPIC) -> list[v2.MessageQueue]:
     resource = v2.Resource(resource_namespace="space", name=topic.name)
-    return routing.message_queues(topic, resource, broker_name="broker-0", endpoints=ACCESS_POINT)
+    readable = Readable("broker-0", topic.queues, is_writable=True)
+    return routing.message_queues(topic, resource, readable, endpoints=ACCESS_POINT)
 
 
 def test_a_route_lists_every_queue_behind_the_clients_own_access_point() -> None:

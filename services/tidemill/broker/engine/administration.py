@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.fold import Fold
@@ -18,6 +18,7 @@ from tidemill.broker.engine.metadata.catalog import (
     Group,
     Topic,
     TopicType,
+    group_item,
     topic_item,
 )
 from tidemill.broker.engine.metadata.quota import Quota
@@ -29,6 +30,7 @@ from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.common.errors import (
     BadRequest,
     Conflict,
+    Forbidden,
     GroupNotFound,
     IllegalOffset,
     TopicNotFound,
@@ -97,12 +99,14 @@ class Administration:
         if is_missing and not self._auto_create:
             raise TopicNotFound(f"there is no topic {topic!r}; create it first")
         if is_missing:
+            self._check_home()
             self._quota.take(now_ms)
             self.put_topic(topic, type_=None, queues=0, now_ms=now_ms)
         is_missing = bool(group) and self._catalog.find_group(group) is None
         if is_missing and not self._auto_create:
             raise GroupNotFound(f"there is no consumer group {group!r}; create it first")
         if is_missing:
+            self._check_home()
             self._quota.take(now_ms)
             self.put_group(group, now_ms=now_ms)
 
@@ -127,6 +131,7 @@ class Administration:
             )
         if not 0 <= queues <= QUEUES_MAX:
             raise BadRequest(f"a topic has 1 to {QUEUES_MAX} queues, not {queues}")
+        self._check_home()
         old = self._catalog.find_topic(name)
         if old is None:
             self._quota.check_topics(len(self._catalog.topics))
@@ -137,6 +142,7 @@ class Administration:
                 type=type_ or TopicType.MIXED,
                 queues=queues or self._default_queues,
                 delivery_spread_ms=delivery_spread_ms or 0,
+                placements=self._catalog.membership.placements(queues or self._default_queues),
             )
         else:
             if old.is_system:
@@ -161,6 +167,10 @@ class Administration:
                 )
             if replace(topic, version=old.version) == old:
                 return old
+            if topic.queues > old.queues and topic.placements:
+                # Nobody has relied on them: the type takes no message groups.
+                names = [name for name, _ in topic.placements]
+                topic = replace(topic, placements=tuple([(name, topic.queues) for name in names]))
             if topic.type is not old.type and not is_forced:
                 self._check_unused(old, topic.type)
         self._put(topic_item(topic), now_ms)
@@ -175,6 +185,18 @@ class Administration:
                 f"to {type_.name} only with force"
             )
 
+    def _check_home(self) -> None:
+        home = self._catalog.membership.home
+        if home is not None and home.name != self._catalog.broker_name:
+            raise Forbidden(
+                f"topics and consumer groups are changed at their home, the broker group "
+                f"{home.name} at {home.address}"
+            )
+
+    def record(self, item: dict[str, Any], now_ms: int) -> None:
+        """Record a configuration item, and apply it."""
+        self._put(item, now_ms)
+
     def _put(self, item: dict[str, Any], now_ms: int) -> None:
         # Acks of before a deletion or a reset come before it in the log.
         self._acks.record(now_ms)
@@ -186,8 +208,14 @@ class Administration:
         Raises TopicNotFound, Conflict.
         """
         topic = self.find_deletable(name)
+        if not topic.is_system:
+            self._check_home()
+        self.forget_topic(topic.id, now_ms)
+
+    def forget_topic(self, topic_id: TopicId, now_ms: int) -> None:
+        """Delete an incarnation of a topic, whoever asks."""
         self._keep_next_id(now_ms)
-        self._put({"op": "deleteTopic", "id": topic.id}, now_ms)
+        self._put({"op": "deleteTopic", "id": topic_id}, now_ms)
 
     def find_deletable(self, name: str) -> Topic:
         """Return the topic that would be deleted. Raises TopicNotFound, Conflict."""
@@ -220,6 +248,7 @@ class Administration:
         Raises Conflict, BadRequest.
         """
         _check_retry(max_attempts, exponential, customized_ms)
+        self._check_home()
         old = self._catalog.find_group(name)
         if old is not None and is_ordered is not None and is_ordered != old.is_ordered:
             raise Conflict(
@@ -242,7 +271,7 @@ class Administration:
         if old == group:
             return group
         group = replace(group, version=group.version + 1)
-        self._put({"op": "group", "group": asdict(group)}, now_ms)
+        self._put(group_item(group), now_ms)
         return group
 
     def delete_group(self, name: str, now_ms: int) -> None:
@@ -250,8 +279,13 @@ class Administration:
         group = self._catalog.find_group(name)
         if group is None:
             raise GroupNotFound(f"there is no consumer group {name!r}")
+        self._check_home()
+        self.forget_group(group.id, now_ms)
+
+    def forget_group(self, group_id: GroupId, now_ms: int) -> None:
+        """Delete an incarnation of a consumer group, whoever asks."""
         self._keep_next_id(now_ms)
-        self._put({"op": "deleteGroup", "id": group.id}, now_ms)
+        self._put({"op": "deleteGroup", "id": group_id}, now_ms)
 
     def reset_offset(
         self, group_name: str, topic_name: str, target: ResetTarget, now_ms: int

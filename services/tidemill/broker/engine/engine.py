@@ -27,9 +27,11 @@ import numpy.ma  # noqa: F401  # nobody names it here
 
 from tidemill.broker.engine.administration import Administration
 from tidemill.broker.engine.background import Background, Quiet
+from tidemill.broker.engine.broker_groups import BrokerGroups
 from tidemill.broker.engine.checkpoint import Checkpoints
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.following import Following
 from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import EpochStart
@@ -42,6 +44,7 @@ from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
+from tidemill.broker.engine.pop.readiness import Ready
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
@@ -58,6 +61,7 @@ from tidemill.common.errors import (
     BadRequest,
     DiskFull,
     Forbidden,
+    GroupDraining,
     MessageBodyTooLarge,
     MessageCorrupted,
     TopicNotFound,
@@ -169,6 +173,11 @@ class Engine:
                 auto_create_per_s=config.auto_create_per_s,
             ),
         )  # fmt: skip
+        self.broker_groups = BrokerGroups(self.catalog, self.administration)
+        self.following = Following(
+            self.catalog, self.administration, self.inspection,
+            delayed_count=lambda: self.timers.index.pending_count,
+        )  # fmt: skip
         self._copy_reserve_bytes = config.disk_reserve_bytes // COPY_RESERVE_PART
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
         self._log_end_at_look = LogOffset(0)
@@ -184,7 +193,7 @@ class Engine:
     ) -> QueueOffset | None:
         """Return where a message stands that may have been sent a moment ago; None: it was not.
 
-        For sends whose first answer was lost.
+        For sends whose first answer was lost. Raises BrokerTimeout where it cannot be told.
         """
         return self.store.find_sent(topic_id, queue_id, blob, now_ms - SENT_AGAIN_MS)
 
@@ -203,11 +212,13 @@ class Engine:
 
         That is when it says itself, or `delay_ms` from now; one that is due already is stored.
         Raises TopicNotFound, Forbidden, BadRequest, MessageCorrupted, MessageBodyTooLarge,
-        DiskFull, and of a message that is to wait IllegalDeliveryTime and Overloaded.
+        DiskFull, GroupDraining; of a message that is to wait IllegalDeliveryTime and Overloaded.
         """
         queues = self.catalog.open_queues.get(topic_id)
         if queues is None:
             raise self._no_such_topic(topic_id)
+        if self.catalog.is_draining:
+            raise self._draining()
         if queue_id >= len(queues):
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
         if self.log.log_end > self._full_from:
@@ -274,6 +285,12 @@ class Engine:
             return Forbidden("retry and dead-letter topics are written by the broker alone")
         return TopicNotFound("the topic was deleted; query its route again")
 
+    def _draining(self) -> GroupDraining:
+        return GroupDraining(
+            f"the broker group {self.catalog.broker_name} is draining and takes no new messages; "
+            f"send again when it has left"
+        )
+
     def _disk_full(self, consequence: str) -> DiskFull:
         return DiskFull(
             f"{self.free_bytes >> 20} MiB are left on the broker's disk: {consequence} until there "
@@ -318,6 +335,15 @@ class Engine:
     def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
         """Do a part of what a first pop would do in one slice; True: call again before it."""
         return self.consumption.prepare_pop(group_id, topic_id)
+
+    def ready_count(
+        self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
+    ) -> Ready:
+        """Say how much a pop would find, and take nothing: a hint, right for this moment.
+
+        Raises TopicNotFound, GroupNotFound.
+        """
+        return self.consumption.ready_count(group_id, topic_id, tags=tags, now_ms=now_ms)
 
     def read_batch(self, batch: Batch) -> list[MessageRecord]:
         """Return the messages of a batch. Raises MessageDamaged, and LookupError, for any of them.

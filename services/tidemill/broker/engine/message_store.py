@@ -6,12 +6,14 @@ import struct
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, record
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Record
 from tidemill.broker.engine.store.message_index import MessageIndex
+from tidemill.common.errors import BrokerTimeout
 from tidemill.message import salvage, stored_message
 
 _unpack_place = message.PLACE.unpack_from
@@ -29,6 +31,13 @@ assert stored_message.KEY_COUNT_AT == 4, "the store reads the layout it was writ
 assert stored_message.TAG_HASH_AT == 32, "the store reads the layout it was written for"
 
 
+# Messages of one id, of two minutes, that are compared with one that was sent again: clients give
+# each an id of its own.
+SENT_MATCHES_MAX = 64
+_SENT_UNKNOWN = (
+    "the first answer was lost, and the broker cannot tell whether the message was stored: the "
+    "outcome is unknown"
+)
 # Makes a named tuple of a tuple without a call of Python code, for what every delivery makes.
 _tuple = tuple.__new__
 
@@ -140,17 +149,26 @@ class MessageStore:
         """Return where a message that was sent before stands in its queue, if it was stored.
 
         Looks at what was stored since, by its id; to be the same it must be so to the last byte.
+        Raises BrokerTimeout where it cannot be told: what might be it is damaged, or too many are.
         """
         begin, _ = self.log.around(since_ms)
         hash_ = int.from_bytes(blob[_KEYS_AT : _KEYS_AT + stored_message.KEY_HASH_SIZE], "big")
-        for log_offset in self.index.find_since(hash_, begin):
+        try:
+            matches = self.index.find_since(hash_, begin, count_max=SENT_MATCHES_MAX + 1)
+        except BlockFileDamaged as error:
+            raise BrokerTimeout(_SENT_UNKNOWN) from error
+        is_told = len(matches) <= SENT_MATCHES_MAX
+        for log_offset in matches:
             try:
                 head, stored = self.log.read(log_offset)
                 _, *place, queue_offset = _unpack_stored(head, _STORED_AT_MS_POSITION)
             except _UNREADABLE:
+                is_told = False
                 continue
             if place == [topic_id, queue_id] and stored == blob:
                 return QueueOffset(queue_offset)
+        if not is_told:
+            raise BrokerTimeout(_SENT_UNKNOWN)
         return None
 
     def _reason(self, log_offset: LogOffset, error: Exception) -> Exception:

@@ -22,7 +22,7 @@ from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.server import config_log
-from tidemill.broker.server.long_polling import Pop
+from tidemill.broker.server.long_polling import Notification, Pop
 from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -136,7 +136,11 @@ def _apply_appends(
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
         if request_id in asked_again:
             yield  # It is looked for.
-            known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+            try:
+                known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+            except ServiceError as error:
+                failures.append((request_id, error))
+                continue
             if known is not None:
                 results.append((request_id, known, 0))
                 continue
@@ -272,7 +276,7 @@ def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
 def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], link: Link) -> int:
     size = 0
     for pop, batches in results:
-        reply = frame.pops.add(request_id=pop.request_id)
+        reply = frame.pops.add(request_id=pop.request_id, was_parked=pop.is_parked)
         for batch in batches:
             size += _add_batch(reply, pop, batch, link)
     return size
@@ -311,17 +315,58 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
     return size
 
 
-def _observe_pops(
-    _name: str,
+def _observe_polls(
+    name: str,
     results: Sequence[Result],
     latencies: Histogram[Labels],
     _arrived_s: float,
     now_s: float,
 ) -> None:
     # Each from its own arrival: one that was parked came with an earlier frame.
-    for pop, _ in results:
-        labels = ("grpc", "pop", _OK, "true" if pop.is_parked else "false", "success")
-        latencies.observe(labels, (now_s - pop.arrived_s) * 1000)
+    for request, _ in results:
+        labels = ("grpc", name, _OK, "true" if request.is_parked else "false", "success")
+        latencies.observe(labels, (now_s - request.arrived_s) * 1000)
+
+
+# ---------------------------------------------------------------- notifications
+
+
+def _apply_notifications(
+    link: Link, _results: list[Result], requests: Iterable[pb.NotificationRequest], turn: Turn
+) -> Iterator[None]:
+    for request in requests:
+        notification = Notification(
+            request_id=request.request_id,
+            group_id=request.group_id,
+            topic_id=request.topic_id,
+            tags=frozenset(request.tags),
+            arrived_s=link.arrived_s,
+        )
+        if not link.notify(notification):
+            _park_notification(link, notification, request.poll_duration_ms, turn)
+        yield
+
+
+def _park_notification(
+    link: Link, notification: Notification, poll_duration_ms: int, turn: Turn
+) -> None:
+    if poll_duration_ms <= 0 or turn.is_draining:
+        link.answer_empty(notification)
+        return
+    try:
+        turn.polls.park(link, notification, deadline_ms=turn.monotonic_ms + poll_duration_ms)
+    except ServiceError as error:
+        link.replies.failures.append((notification.request_id, error))
+
+
+def _reply_notifications(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+    for notification, ready in results:
+        frame.notifications.add(
+            request_id=notification.request_id,
+            ready_count=ready.ready_count,
+            is_unsure=ready.is_unsure,
+        )
+    return 0
 
 
 # ---------------------------------------------------------------- one by one
@@ -370,6 +415,14 @@ def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:
         config_log.group_put(None, joined, auto_create=True)
 
 
+def _found(request: pb.FoundRequest, turn: Turn) -> None:
+    addresses = {member.name: member.address for member in request.members}
+    before = turn.engine.catalog.membership.home
+    turn.engine.broker_groups.found(addresses, turn.now_ms)
+    if before is None:
+        config_log.cluster_founded(turn.engine.catalog.membership)
+
+
 def _cancel_timer(request: pb.CancelTimerRequest, turn: Turn) -> None:
     turn.engine.timers.cancel(
         TimerId(request.timer_id), topic_id=TopicId(request.topic_id), now_ms=turn.now_ms
@@ -409,15 +462,31 @@ CANCEL_TIMER: Final = _one_by_one(
     "cancel_timer", "timer_cancels", "cancelled_timers", _cancel_timer,
     lambda frame, request_id, _: frame.cancelled_timers.append(request_id),
 )  # fmt: skip
+FOUND: Final = _one_by_one(
+    "found", "founds", "founded", _found,
+    lambda frame, request_id, _: frame.founded.append(request_id),
+)  # fmt: skip
 POP: Final = Command(
     name="pop",
     request_field="pops",
     reply_field="pops",
     apply=_apply_pops,
     reply=_reply_pops,
-    observe=_observe_pops,
+    observe=_observe_polls,
     is_large=True,
 )
+NOTIFICATION: Final = Command(
+    name="notification",
+    request_field="notifications",
+    reply_field="notifications",
+    apply=_apply_notifications,
+    reply=_reply_notifications,
+    observe=_observe_polls,
+)
 
-# In the order in which those of one frame are applied: a pop finds what came with it.
-COMMANDS: Final = (APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, POP)
+# In the order in which those of one frame are applied: a pop finds what came with it, and a
+# notification tells of what is left then.
+COMMANDS: Final = (
+    APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, POP,
+    NOTIFICATION,
+)  # fmt: skip

@@ -7,7 +7,9 @@ from typing import TypedDict
 
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.following import Left
 from tidemill.broker.engine.inspection import FoundMessage, QueueLock, QueueProgress, QueueStatus
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.metadata.catalog import (
     ConfigChanges,
     ExponentialRetry,
@@ -15,6 +17,7 @@ from tidemill.broker.engine.metadata.catalog import (
     Topic,
     TopicType,
 )
+from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -30,6 +33,10 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         queues=topic.queues,
         is_system=topic.is_system,
         delivery_spread_ms=topic.delivery_spread_ms,
+        home_id=topic.home_id,
+        placements=[
+            pb.Placement(broker_group=name, queues=queues) for name, queues in topic.placements
+        ],
     )
 
 
@@ -42,6 +49,7 @@ def group_config(group: Group) -> pb.GroupConfig:
         delivery_order=pb.ORDERED if group.is_ordered else pb.CONCURRENT,
         max_attempts=group.max_attempts,
         start_from_latest=group.start_from_latest,
+        home_id=group.home_id,
     )
     if group.exponential is not None:
         config.exponential.initial_ms = group.exponential.initial_ms
@@ -67,6 +75,7 @@ def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
         handle_secret=engine.catalog.handle_secret,
         broker_name=engine.catalog.broker_name,
         auto_create=auto_create,
+        membership=membership_frame(engine.catalog.membership),
     )
 
 
@@ -77,6 +86,62 @@ def changed_config(changes: ConfigChanges) -> pb.ConfigUpdate:
         groups=[group_config(group) for group in changes.groups.values()],
         deleted_topic_ids=sorted(changes.deleted_topic_ids),
         deleted_group_ids=sorted(changes.deleted_group_ids),
+        membership=membership_frame(changes.membership) if changes.membership else None,
+    )
+
+
+def membership_frame(membership: Membership) -> pb.Membership:
+    """Render what is known of the cluster."""
+    home = membership.home
+    if home is None:
+        return pb.Membership()
+    return pb.Membership(
+        cluster_id=home.cluster_id,
+        home_name=home.name,
+        home_address=home.address,
+        members=[member(group) for group in membership.in_order()],
+    )
+
+
+def member(group: BrokerGroup) -> pb.Member:
+    """Render a broker group of the home's list."""
+    state = pb.DRAINING if group.state == "draining" else pb.ACTIVE
+    return pb.Member(name=group.name, address=group.address, state=state)
+
+
+def read_topic(config: pb.TopicConfig) -> Topic:
+    """Read what the home says of a topic; ids are its own."""
+    return Topic(
+        id=TopicId(config.id),
+        version=config.version,
+        name=config.name,
+        type=TopicType(config.type),
+        queues=config.queues,
+        delivery_spread_ms=config.delivery_spread_ms,
+        placements=tuple([(place.broker_group, place.queues) for place in config.placements]),
+    )
+
+
+def read_group(config: pb.GroupConfig) -> Group:
+    """Read what the home says of a consumer group; ids are its own."""
+    return Group(
+        id=GroupId(config.id),
+        version=config.version,
+        name=config.name,
+        is_ordered=config.delivery_order == pb.ORDERED,
+        max_attempts=config.max_attempts,
+        exponential=_exponential(config),
+        customized_ms=tuple(config.customized.next_ms),
+        start_from_latest=config.start_from_latest,
+    )
+
+
+def left_frame(left: Left) -> pb.Left:
+    """Render what is left at a broker."""
+    return pb.Left(
+        ready_count=left.ready_count,
+        in_flight_count=left.in_flight_count,
+        delayed_count=left.delayed_count,
     )
 
 
@@ -137,20 +202,23 @@ class GroupFields(TypedDict):
 
 def group_fields(request: pb.PutGroupRequest) -> GroupFields:
     """Read what is chosen about a group."""
-    exponential = None
-    if request.HasField("exponential"):
-        exponential = ExponentialRetry(
-            initial_ms=request.exponential.initial_ms,
-            max_ms=request.exponential.max_ms,
-            multiplier=request.exponential.multiplier,
-        )
     is_ordered = request.delivery_order == pb.ORDERED if request.delivery_order else None
     return GroupFields(
         is_ordered=is_ordered,
         max_attempts=request.max_attempts,
-        exponential=exponential,
+        exponential=_exponential(request),
         customized_ms=tuple(request.customized.next_ms),
         start_from_latest=request.start_from_latest,
+    )
+
+
+def _exponential(policy: pb.PutGroupRequest | pb.GroupConfig) -> ExponentialRetry | None:
+    if not policy.HasField("exponential"):
+        return None
+    return ExponentialRetry(
+        initial_ms=policy.exponential.initial_ms,
+        max_ms=policy.exponential.max_ms,
+        multiplier=policy.exponential.multiplier,
     )
 
 

@@ -13,6 +13,7 @@ import structlog
 if TYPE_CHECKING:
     from tidemill.broker.engine.inspection import QueueLock, TopicUse
     from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.metadata.membership import BrokerGroup, Home, Membership
 
 log = structlog.get_logger()
 
@@ -81,6 +82,42 @@ def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by:
         holder=lock.client_id, messages=lock.message_count, first_offset=lock.queue_offset,
         was_until_ms=lock.until_ms, **_asked_by(by),
     )  # fmt: skip
+
+
+def cluster_founded(membership: Membership) -> None:
+    """Tell of a broker that has become the home of others."""
+    home = membership.home
+    assert home is not None, "a cluster is founded with its home"
+    log.info(
+        "cluster founded", cluster_id=home.cluster_id, home=home.name,
+        broker_groups=[group.name for group in membership.in_order()],
+    )  # fmt: skip
+
+
+def home_met(before: Home | None, home: Home | None) -> None:
+    """Tell of a broker whose home is another from here on."""
+    if before == home:
+        return
+    if home is None:
+        log.info("left the cluster", home=before.name if before else "")
+        return
+    log.info(
+        "following the home", home=home.name, address=home.address,
+        cluster_id=home.cluster_id, is_draining=home.is_draining,
+    )  # fmt: skip
+
+
+def broker_group_put(group: BrokerGroup, *, by: str) -> None:
+    """Tell of a member that was added, or that is to drain."""
+    log.info(
+        "broker group changed", broker_group=group.name, address=group.address,
+        state=group.state, **_asked_by(by),
+    )  # fmt: skip
+
+
+def broker_group_removed(name: str, *, by: str) -> None:
+    """Tell of a member that is gone."""
+    log.info("broker group removed", broker_group=name, **_asked_by(by))
 
 
 def _asked_by(by: str) -> dict[str, str]:

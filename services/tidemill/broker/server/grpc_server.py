@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server.admin import BrokerAdminService
+from tidemill.broker.server.broker_group_admin import BrokerGroupAdmin
+from tidemill.broker.server.home_service import BrokerHomeService
 from tidemill.broker.server.link import BrokerLinkService
 from tidemill.broker.server.message_admin import MessageAdmin
 from tidemill.broker.server.timer_admin import TimerAdmin
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tidemill.broker.metrics import Traffic
+    from tidemill.broker.server.members import Members
     from tidemill.broker.server.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
 
 REQUEST_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB
 LINK: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerLink"]
 ADMIN: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerAdmin"]
-SERVICES: Final = (LINK.full_name, ADMIN.full_name)
+HOME: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerHome"]
+SERVICES: Final = (LINK.full_name, ADMIN.full_name, HOME.full_name)
 
 # Proxies of ours: few, with frames of many requests each.
 LIMITS: Final = Limits(
@@ -41,8 +45,10 @@ LIMITS: Final = Limits(
     held_bytes_max=256 << 20,
     # A link bounds itself (server/link.py) and has more unread than an unknown client may.
     unread_bytes_max=1 << 30,
-    # Both ends notice a machine that vanished without waiting for TCP.
-    keepalive_period_s=20.0,
+    # Both ends notice a machine that vanished without waiting for TCP; a broker about as soon as a
+    # proxy, since polls that are parked here for one that is gone take messages.
+    keepalive_period_s=5.0,
+    keepalive_timeout_s=15.0,
     idle_timeout_s=3_600.0,  # the admin process keeps its connection for the next click
 )
 
@@ -73,6 +79,7 @@ class BrokerServer:
 async def broker_server(
     rounds: Rounds,
     traffic: Traffic,
+    members: Members,
     settings: BrokerSettings,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[BrokerServer]:
@@ -80,10 +87,12 @@ async def broker_server(
     links = BrokerLinkService(rounds, traffic, auto_create=settings.auto_create)
     admin = BrokerAdminService(rounds, auto_create=settings.auto_create)
     messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
+    broker_groups = BrokerGroupAdmin(rounds, members)
     serving = health.Health(SERVICES)
     methods = {
         f"/{LINK.full_name}/Exchange": bidirectional(links.exchange),
-        **unary_methods(ADMIN, admin, messages, timers),
+        f"/{HOME.full_name}/Follow": bidirectional(BrokerHomeService(rounds).follow),
+        **unary_methods(ADMIN, admin, messages, timers, broker_groups),
         **serving.methods(),
         **reflection_methods((*SERVICES, health.SERVICE)),
     }

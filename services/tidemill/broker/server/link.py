@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
 
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.pop.readiness import NOTHING_READY
 from tidemill.broker.server import commands
-from tidemill.broker.server.commands import COMMANDS, POP
+from tidemill.broker.server.commands import COMMANDS, NOTIFICATION, POP
 from tidemill.broker.server.config_frames import changed_config, complete_config
+from tidemill.broker.server.long_polling import Notification, Pop
 from tidemill.broker.server.replies import Replies
 from tidemill.broker.server.round_log import tell_frame
 from tidemill.common.errors import Overloaded, ServiceError
@@ -30,15 +34,15 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.commands import Result
-    from tidemill.broker.server.long_polling import Key, Pop
+    from tidemill.broker.server.long_polling import Key
     from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.transport.aio.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
 # With what rounds in flight have popped; beyond it pops wait, parked as if nothing were there. A
 # frame may ask for hundreds, and messages that arrive may answer as many that are parked, of up to
-# POP_BYTES_MAX each: whatever else the link carries waits behind them, some 100 ms.
-UNSENT_POPS_BYTES_MAX = 16 << 20
+# POP_BYTES_MAX each: whatever else the link carries waits behind them, some 20 ms.
+UNSENT_POPS_BYTES_MAX = 4 << 20
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 
 
@@ -60,19 +64,32 @@ class Link:
     """One proxy's stream, as the rounds see it."""
 
     def __init__(
-        self, rounds: Rounds, traffic: Traffic, outlet: Outlet, *, auto_create: bool
+        self,
+        rounds: Rounds,
+        traffic: Traffic,
+        outlet: Outlet,
+        *,
+        auto_create: bool,
+        newest: dict[bytes, Link],
     ) -> None:
+        """Serve a stream; `newest` has the newest link of each process of a proxy."""
         self._rounds = rounds
         self._outlet = outlet
         self.traffic = traffic
         self._auto_create = auto_create
         self._popped_bytes = 0  # for answers that have not left
-        # Where pops of this link wait for room on it: no more than are parked.
-        self._crowded: dict[Key, None] = {}
+        # What was popped in frames that were written: it is hidden for nobody while it is unsent.
+        self._unsent: deque[tuple[int, Sequence[Result]]] = deque()
+        self._written_bytes = 0  # where the last of them ends
+        # Which pops of this link wait for room on it: no more than are parked.
+        self._crowded: dict[Key, set[int]] = {}
         self._is_crowded = asyncio.Event()
         self.arrived_s = 0.0  # of the frame that is being applied
         self.asked_again: frozenset[int] = frozenset()  # of its requests
         self.is_closed = False
+        self._newest = newest
+        self._process_id = b""  # of who opened the stream
+        self.stream_number = 0  # which of that process it is
         self._is_debug = is_debug()
 
     @property
@@ -112,8 +129,15 @@ class Link:
             await self._rounds.settle()
             await self._outlet.drained()
             self._is_crowded.clear()
-            keys, self._crowded = self._crowded, {}
-            self._rounds.put(_Room(keys))
+            self._rounds.put(_Room(self))
+
+    def wake_crowded(self, turn: Turn) -> Iterator[None]:
+        """Pop again where pops wait for room, the oldest first; who fills it is the last then."""
+        crowded, self._crowded = self._crowded, {}
+        yield from turn.polls.wake((), crowded)
+        first = next(iter(crowded), None)
+        if first in self._crowded:
+            self._crowded[first] = self._crowded.pop(first)
 
     async def flush(self) -> None:
         """Wait until everything submitted so far is answered and written."""
@@ -121,8 +145,23 @@ class Link:
         await self._outlet.drained()
 
     def close(self) -> None:
-        """Send nothing more: the stream has ended."""
+        """Send nothing more: the stream has ended, or the proxy has a newer one."""
+        if self.is_closed:
+            return
         self.is_closed = True
+        # What has not left goes nowhere; of what has, nobody knows here.
+        self._forget_sent()
+        unsent = [result for _, results in self._unsent for result in results]
+        self._unsent.clear()
+        if unsent:
+            self._rounds.put(_GiveBack(unsent))
+
+    def leave(self, turn: Turn) -> None:
+        """Let nothing wait here for a stream that has ended."""
+        turn.polls.forget(self)
+        self._rounds.detach(self)
+        if self._newest.get(self._process_id) is self:
+            del self._newest[self._process_id]
 
     # ------------------------------------------------------------ in a round
 
@@ -137,6 +176,9 @@ class Link:
 
     def apply(self, frame: pb.RequestFrame, arrived_s: float, turn: Turn) -> Iterator[None]:
         """Call the engine for each request of `frame`, which arrived at `arrived_s`."""
+        if frame.process_id:
+            self._introduce(frame, turn)
+            return
         if self.is_closed:
             # Also its appends: their sender learns nothing, and may repeat them elsewhere.
             return
@@ -151,14 +193,32 @@ class Link:
             requests = requested.get(command.request_field)
             if requests is not None:
                 yield from command.apply(self, replies.of(command), requests, turn)
-        for request_id in frame.cancelled_pops:
+        for request_id in frame.cancelled_polls:
             turn.polls.cancel(self, request_id)
+
+    def _introduce(self, frame: pb.RequestFrame, turn: Turn) -> None:
+        """Learn who opened the stream, and let the newest of a process be its only one.
+
+        What a proxy had on its way in a stream that it lost, it has asked again in the next one.
+        """
+        self._process_id, self.stream_number = frame.process_id, frame.stream_number
+        other = self._newest.get(frame.process_id, self)
+        older, newer = sorted((other, self), key=lambda link: link.stream_number)
+        self._newest[frame.process_id] = newer
+        if older is not newer:
+            older.close()
+            turn.polls.forget(older)
 
     # ------------------------------------------------------------ pops
 
     @property
     def is_full(self) -> bool:
-        """Whether pops have to wait until the proxy has read more."""
+        """Whether pops have to wait until the proxy has read more.
+
+        Also where others wait for that already: those who come would take what room there is.
+        """
+        if self._crowded:
+            return True
         return self._outlet.unsent_bytes + self._popped_bytes >= UNSENT_POPS_BYTES_MAX
 
     def pop_again(self, pop: Pop) -> bool:
@@ -169,7 +229,7 @@ class Link:
         if self.is_closed:
             return True  # Its goodbye is queued: nothing may be hidden for nobody.
         if self.is_full:
-            self._crowded[pop.group_id, pop.topic_id] = None
+            self._crowded.setdefault((pop.group_id, pop.topic_id), set()).add(pop.request_id)
             self._is_crowded.set()
             return False
         try:
@@ -184,12 +244,37 @@ class Link:
             self._popped_bytes += size
         return bool(batches)
 
-    def answer_empty(self, pop: Pop) -> None:
+    def notify(self, notification: Notification) -> bool:
+        """Look, and keep the answer until the round is committed; False: nothing is ready."""
+        if self.is_closed:
+            return True  # Its goodbye is queued.
+        turn = self._rounds.turn
+        try:
+            ready = turn.engine.ready_count(
+                GroupId(notification.group_id),
+                TopicId(notification.topic_id),
+                tags=notification.tags,
+                now_ms=turn.now_ms,
+            )
+        except ServiceError as error:
+            self.replies.failures.append((notification.request_id, error))
+            return True
+        if ready.ready_count:
+            self.replies.of(NOTIFICATION).append((notification, ready))
+        return bool(ready.ready_count)
+
+    def answer_empty(self, request: Pop | Notification) -> None:
         """Keep an empty answer until the round is committed.
 
         Of a pop that had no room on the link nobody knows whether anything is there.
         """
-        if (pop.group_id, pop.topic_id) in self._crowded:
+        if isinstance(request, Notification):
+            self.replies.of(NOTIFICATION).append((request, NOTHING_READY))
+            return
+        self._answer_empty_pop(request)
+
+    def _answer_empty_pop(self, pop: Pop) -> None:
+        if pop.request_id in self._crowded.get((pop.group_id, pop.topic_id), ()):
             error = Overloaded("the proxy reads too slowly; poll again after a pause")
             self.replies.failures.append((pop.request_id, error))
             return
@@ -207,9 +292,20 @@ class Link:
                 break
             if encoded := frame.SerializeToString():
                 self._outlet.write(encoded)
-            sent += len(frame.pops)
+                self._written_bytes += len(encoded)
+            if frame.pops:
+                results = replies.of(POP)[sent : sent + len(frame.pops)]
+                self._unsent.append((self._written_bytes, results))
+                self._forget_sent()
+                sent += len(frame.pops)
             yield
         self._popped_bytes -= replies.pop_bytes
+
+    def _forget_sent(self) -> None:
+        """Forget what was popped in frames that have left."""
+        unsent, sent_bytes = self._unsent, self._written_bytes - self._outlet.unsent_bytes
+        while unsent and unsent[0][0] <= sent_bytes:
+            unsent.popleft()
 
 
 class _Frame:
@@ -245,11 +341,11 @@ class _Room:
 
     size_bytes = 0
 
-    def __init__(self, keys: Iterable[Key]) -> None:
-        self._keys = keys
+    def __init__(self, link: Link) -> None:
+        self._link = link
 
     def apply(self, turn: Turn) -> Iterator[None]:
-        return turn.polls.wake((), self._keys)
+        return self._link.wake_crowded(turn)
 
 
 class _Goodbye:
@@ -257,13 +353,11 @@ class _Goodbye:
 
     size_bytes = 0
 
-    def __init__(self, link: Link, rounds: Rounds) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._rounds = rounds
 
     def apply(self, turn: Turn) -> Iterator[None]:
-        turn.polls.forget(self._link)
-        self._rounds.detach(self._link)
+        self._link.leave(turn)
         yield
 
 
@@ -308,10 +402,13 @@ class BrokerLinkService:
         self._rounds = rounds
         self._traffic = traffic
         self._auto_create = auto_create
+        self._newest: dict[bytes, Link] = {}
 
     async def exchange(self, call: RpcCall) -> None:
         """Serve one proxy until it leaves, or the broker stops and has answered all it asked."""
-        link = Link(self._rounds, self._traffic, call, auto_create=self._auto_create)
+        link = Link(
+            self._rounds, self._traffic, call, auto_create=self._auto_create, newest=self._newest
+        )
         offering = asyncio.create_task(link.offer_room(), name="offer room")
         try:
             await link.read(call)
@@ -319,4 +416,4 @@ class BrokerLinkService:
         finally:
             offering.cancel()
             link.close()
-            self._rounds.put(_Goodbye(link, self._rounds))
+            self._rounds.put(_Goodbye(link))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import structlog
@@ -179,6 +179,15 @@ class Rounds:
 
     async def call(self, function: Callable[[Engine, Turn], T]) -> T:
         """Run `function(engine, turn)` in a round; return its result once that is durable."""
+
+        def at_once(engine: Engine, turn: Turn) -> Generator[None, None, T]:
+            yield from ()
+            return function(engine, turn)
+
+        return await self.call_slices(at_once)
+
+    async def call_slices(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> T:
+        """Do as `call` with what takes long, and yields between slices; one round all the same."""
         if self._is_draining:
             raise Draining("the broker is about to stop")
         if self._calls >= CALLS_MAX:
@@ -195,7 +204,7 @@ class Rounds:
         """Wait until all that is queued now is applied and answered."""
         # What the first round has for others has left before what the second has does.
         for _ in range(2):
-            barrier = _Call(lambda _engine, _turn: None)
+            barrier = _Call(_do_nothing)
             self.put(barrier)
             await barrier.result
 
@@ -376,12 +385,16 @@ def _apply(work: Iterable[Work], turn: Turn) -> Iterator[None]:
         yield
 
 
+def _do_nothing(_engine: Engine, _turn: Turn) -> Generator[None, None, None]:
+    yield from ()
+
+
 class _Call(Generic[T]):
     """One administrative call as work."""
 
     size_bytes = 1024  # about what it keeps in memory
 
-    def __init__(self, function: Callable[[Engine, Turn], T]) -> None:
+    def __init__(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> None:
         self._function = function
         self._outcome: T | ServiceError | None = None
         self.result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -389,7 +402,7 @@ class _Call(Generic[T]):
     def apply(self, turn: Turn) -> Iterator[None]:
         turn.effects[self] = self
         try:
-            self._outcome = self._function(turn.engine, turn)
+            self._outcome = yield from self._function(turn.engine, turn)
         except ServiceError as error:
             self._outcome = error
         yield

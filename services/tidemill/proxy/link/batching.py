@@ -11,6 +11,7 @@ the rest of the turn's calls are read, else the two would take turns and each wa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, final
@@ -26,6 +27,7 @@ BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to r
 FRAMES_MAX = 3  # sent and not answered
 NEXT_FRAME_REQUESTS = 48  # sends and acks that are worth a frame before the last is answered
 FULL_FRAME_REQUESTS = 96  # that do not wait for the turn's end
+SWEEP_S = 0.1  # how long a request that was withdrawn may still take memory
 
 
 @final
@@ -38,19 +40,29 @@ class Batching:
         self._write = write
         self._loop = asyncio.get_running_loop()
         self._rows: dict[Command[Any, Any], list[Row]] = {}
-        self._cancelled_pops: list[int] = []
+        self._cancelled_polls: list[int] = []
         self._weight = 0  # of all that has gathered
         self._sequence = 0  # of the frame sent last on this stream
         self._answered_sequence = 0  # of the last frame that is answered
         self._again: set[int] = set()  # of those that have gathered, which have left once
+        self._gathered: set[int] = set()  # the ids of all requests in `_rows` that are to leave
+        # And of those that are not, any more: while the broker is away there may be very many, so
+        # they go all at once, soon.
+        self._withdrawn: set[int] = set()
+        self._is_sweeping = False
         self._is_open = False  # whether there is a stream
         self._is_gathering = False
+        self._asked_at_s = 0.0  # when the oldest frame that is not answered left, or later
         self._turns_left = 0  # of the event loop until the gathered frame leaves
 
     @property
     def unanswered(self) -> int:
         """How many frames have left and are not answered."""
         return self._sequence - self._answered_sequence
+
+    def unanswered_for_s(self) -> float:
+        """Return for how long, at least, a frame has waited for its answer; 0: none does."""
+        return time.monotonic() - self._asked_at_s if self.unanswered else 0.0
 
     def add(self, command: Command[Any, Any], row: Row) -> None:
         """Let a request leave with the next frame."""
@@ -59,6 +71,7 @@ class Batching:
             self._rows[command] = [row]
         else:
             rows.append(row)
+        self._gathered.add(row[0])
         self._weight += command.weight
         if not self._is_gathering:
             self._wake()
@@ -72,8 +85,12 @@ class Batching:
         """
         older: dict[Command[Any, Any], list[Row]] = {}
         for command, rows in requests:
+            if not rows:
+                continue
             older.setdefault(command, []).extend(rows)
-            self._again.add(rows[0][0])
+            ids = [row[0] for row in rows]
+            self._again.update(ids)
+            self._gathered.update(ids)
             self._weight += command.weight * len(rows)
         for command, again in older.items():
             self._rows[command] = [*again, *self._rows.get(command, ())]
@@ -81,19 +98,21 @@ class Batching:
     def add_all(self, command: Command[Any, Any], rows: Sequence[Row]) -> None:
         """Let the rows of one request leave together."""
         self._rows.setdefault(command, []).extend(rows)
+        self._gathered.update([row[0] for row in rows])
         self._weight += command.weight * len(rows)
         if not self._is_gathering:
             self._wake()
 
-    def cancel_pop(self, request_id: int) -> None:
+    def cancel_poll(self, request_id: int) -> None:
         """Tell the broker with the next frame that nobody waits for a pop any more."""
-        self._cancelled_pops.append(request_id)
+        self._cancelled_polls.append(request_id)
         if not self._is_gathering:
             self._wake()
 
     def answered(self, sequence: int) -> None:
         """Send on: the broker has answered a frame."""
         self._answered_sequence = sequence
+        self._asked_at_s = time.monotonic()  # At the latest, of those that are not answered yet.
         if self._has_work and not self._is_gathering:
             self._wake()
 
@@ -102,18 +121,32 @@ class Batching:
 
         They would be memory that nobody counts, and surprise those who were told to try again.
         """
-        unsent: set[int] = set()
-        for rows in self._rows.values():
-            unsent.update([row[0] for row in rows if row[0] in request_ids])
+        unsent = self._gathered.intersection(request_ids)
         if unsent:
+            self._gathered -= unsent
             self._again -= unsent
-            gathered, self._rows, self._weight = self._rows, {}, 0
-            for command, rows in gathered.items():
-                self._keep(command, [row for row in rows if row[0] not in unsent])
+            self._withdrawn |= unsent
+            if not self._is_sweeping:
+                self._is_sweeping = True
+                self._loop.call_later(SWEEP_S, self._sweep_later)
         return unsent
+
+    def _sweep_later(self) -> None:
+        self._is_sweeping = False
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Take out what was withdrawn."""
+        if not self._withdrawn:
+            return
+        withdrawn, self._withdrawn = self._withdrawn, set()
+        gathered, self._rows, self._weight = self._rows, {}, 0
+        for command, rows in gathered.items():
+            self._keep(command, [row for row in rows if row[0] not in withdrawn])
 
     def rows_of(self, command: Command[Any, Any]) -> Sequence[Row]:
         """Return the requests of one kind that have gathered."""
+        self._sweep()
         return self._rows.get(command, ())
 
     def open(self) -> None:
@@ -124,16 +157,17 @@ class Batching:
 
     def clear(self) -> None:
         """Forget what has gathered."""
-        self._again.clear()
+        for ids in (self._again, self._gathered, self._withdrawn):
+            ids.clear()
         self._rows, self._weight = {}, 0
 
     def lose(self) -> set[int]:
         """Keep what has gathered for the next stream; return the ids of those requests."""
         self._is_open = False
         # The broker has forgotten the polls of the stream by itself.
-        self._cancelled_pops = []
+        self._cancelled_polls = []
         self._sequence = self._answered_sequence = 0
-        return {row[0] for rows in self._rows.values() for row in rows}
+        return set(self._gathered)
 
     def _wake(self) -> None:
         """See to it that a frame leaves soon: there is something to ask.
@@ -168,22 +202,28 @@ class Batching:
             self._send()
 
     def _send(self) -> None:
+        self._sweep()
+        if not self._has_work:
+            return
         frame = self._take_frame()
+        if not self.unanswered:
+            self._asked_at_s = time.monotonic()
         frame.sequence = self._sequence = self._sequence + 1
         self._write(frame)
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._rows or self._cancelled_pops)
+        return bool(self._rows or self._cancelled_polls)
 
     def _take_frame(self) -> link_pb2.RequestFrame:
         frame = link_pb2.RequestFrame()
-        if self._cancelled_pops:
-            frame.cancelled_pops.extend(self._cancelled_pops)
-            self._cancelled_pops = []
+        if self._cancelled_polls:
+            frame.cancelled_polls.extend(self._cancelled_polls)
+            self._cancelled_polls = []
         gathered, self._rows, self._weight = self._rows, {}, 0
         room_bytes = FRAME_BYTES
         partly: list[tuple[Command[Any, Any], list[Row]]] = []
+        left: list[list[Row]] = []
         for command, rows in gathered.items():
             count, taken_bytes = command.cut(rows, room_bytes)
             room_bytes -= taken_bytes
@@ -198,9 +238,15 @@ class Batching:
                 again = self._again.intersection([row[0] for row in rows])
                 frame.asked_again.extend(again)
                 self._again -= again
+            left.append(rows)
         # First in the next frame are commands that had no room in this one, then those with more.
         for command, rows in partly:
             self._keep(command, rows)
+        if self._rows:
+            for rows in left:
+                self._gathered.difference_update([row[0] for row in rows])
+        else:
+            self._gathered.clear()
         return frame
 
     def _keep(self, command: Command[Any, Any], rows: list[Row]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple, final
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, final
 
 import structlog
 
@@ -18,7 +18,14 @@ from tidemill.common.errors import (
 )
 from tidemill.common.log import is_debug
 from tidemill.proxy.link.batching import Batching
-from tidemill.proxy.link.commands import ACK, APPEND, COMMANDS, POP
+from tidemill.proxy.link.commands import (
+    ACK,
+    APPEND,
+    CHANGE_INVISIBLE,
+    COMMANDS,
+    NOTIFICATION,
+    POP,
+)
 from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
 from tidemill.proxy.link.polls import Poll, Polls
@@ -28,9 +35,9 @@ from tidemill.transport.aio.channel import connected
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, Command, Request, Result
-    from tidemill.proxy.link.stream import Connect
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+    from tidemill.transport.aio.connect import Connect
 
 log = structlog.get_logger()
 
@@ -42,6 +49,19 @@ ACK_BYTES = 200  # about what an ack that waits takes in memory
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"
 _NOT_SENT = "the broker took nothing in time; the request was not sent and has done nothing"
 _BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
+
+
+class LinkWatcher(Protocol):
+    """Who is told whether the broker can be asked."""
+
+    def connected(self) -> None:
+        """Know that the broker can be asked, and what its configuration is."""
+
+    def lost(self) -> None:
+        """Know that it cannot; what was asked of it may be asked again."""
+
+    def released(self) -> None:
+        """Know that the process is to stop: no poll may wait."""
 
 
 class LinkState(NamedTuple):
@@ -67,6 +87,7 @@ class BrokerLink:
         connect: Connect = connected,
     ) -> None:
         self.address = address
+        self.on_change: Callable[[], None] = lambda: None  # of the configuration
         self._is_debug = is_debug()
         self.configuration = Configuration()
         self.configured = asyncio.Event()  # set once the first configuration has been applied
@@ -82,11 +103,17 @@ class BrokerLink:
         )
         self.batching = Batching(self.pending, self._stream.write)
         self._polls = Polls(self.pending, self.batching)
+        self._watchers: list[LinkWatcher] = []  # one for each who polls: that is known at the start
 
     @property
     def is_connected(self) -> bool:
         """Whether the broker can be asked: its configuration has come on this stream."""
         return self.pending.is_open
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker can be asked, and answers."""
+        return self.state().word == "up"
 
     def state(self) -> LinkState:
         """Say whether the broker can be reached at this moment."""
@@ -95,7 +122,14 @@ class BrokerLink:
         silent_s = self._stream.silent_s()
         if silent_s > SILENT_S:
             return LinkState("silent", silent_s, "connected, and it does not answer")
+        unanswered_s = self.batching.unanswered_for_s()
+        if unanswered_s > SILENT_S:
+            return LinkState("silent", unanswered_s, "connected, and its disk does not answer")
         return LinkState("up", 0.0, "")
+
+    def watch(self, watcher: LinkWatcher) -> None:
+        """Tell `watcher` from now on whether the broker can be asked."""
+        self._watchers.append(watcher)
 
     async def run(self) -> None:
         """Keep the stream open until cancelled; while there is none, requests wait for it."""
@@ -115,26 +149,40 @@ class BrokerLink:
         self.batching.add(command, row)
         try:
             return await future
+        except asyncio.CancelledError:
+            self._withdraw(request.request_id)
+            raise
         finally:
             # An error keeps its frames: the future that keeps the error may not be in one.
             del future
 
     async def store(
-        self, topic_id: int, queue_id: int, blob: bytes, *, timeout_ms: int, may_repeat: bool
+        self,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        *,
+        timeout_ms: int,
+        may_repeat: bool = False,
+        may_move: bool = False,
     ) -> Appended:
         """Do as `append`; what its caller leaves before it has left never leaves."""
         request_id, future = self._append(
-            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat
+            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat, may_move=may_move
         )
         del blob
         try:
             return await future
         except asyncio.CancelledError:
-            self.pending.forget(request_id)
-            self.batching.withdraw({request_id})
+            self._withdraw(request_id)
             raise
         finally:
             del future  # See `ask`.
+
+    def _withdraw(self, request_id: int) -> None:
+        """Let a request go whose caller has gone."""
+        self.pending.forget(request_id)
+        self.batching.withdraw({request_id})
 
     def append(
         self,
@@ -144,33 +192,46 @@ class BrokerLink:
         *,
         timeout_ms: int,
         may_repeat: bool = False,
+        may_move: bool = False,
     ) -> asyncio.Future[Appended]:
         """Store or schedule a message; the future says where, once it is durable.
 
         `may_repeat`: whether to ask again when the answer is lost; the broker then looks for it.
+        `may_move`: whether to fail at once when the stream is lost, since the caller asks another.
         """
-        return self._append(topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat)[1]
+        return self._append(
+            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat, may_move=may_move
+        )[1]
 
     def _append(
-        self, topic_id: int, queue_id: int, blob: bytes, timeout_ms: int, *, may_repeat: bool
+        self,
+        topic_id: int,
+        queue_id: int,
+        blob: bytes,
+        timeout_ms: int,
+        *,
+        may_repeat: bool,
+        may_move: bool,
     ) -> tuple[int, asyncio.Future[Appended]]:
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
         row = request_id, topic_id, queue_id, zlib.crc32(blob), blob
-        if may_repeat:
+        if may_move:
+            self.pending.movable.add(request_id)
+        elif may_repeat:
             self.pending.repeatable[request_id] = (row,)
         self.batching.add(APPEND, row)
         return request_id, future
 
-    def ack(
+    async def ack(
         self,
         group_id: int,
         topic_id: int,
         deliveries: Collection[HandleFields],
         *,
         timeout_ms: int,
-    ) -> asyncio.Future[list[int]]:
-        """Settle deliveries; the future brings an AckResult for each, in order."""
+    ) -> list[int]:
+        """Settle deliveries; return an AckResult for each, in order."""
         future: asyncio.Future[list[int]]
         request_id, future = self.pending.begin(ACK, timeout_ms, ACK_BYTES * len(deliveries))
         # All under one id: they travel in one frame, and so do their results.
@@ -180,7 +241,13 @@ class BrokerLink:
         ]
         self.pending.repeatable[request_id] = rows
         self.batching.add_all(ACK, rows)
-        return future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._withdraw(request_id)
+            raise
+        finally:
+            del future  # See `ask`.
 
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
         """Take messages; when the caller goes, so does the poll, and nothing it took is lost."""
@@ -206,6 +273,23 @@ class BrokerLink:
             del future  # See `ask`.
             self._polls.ended(request_id)
 
+    def stop_pop(self, request_id: int) -> None:
+        """Let a pop end empty at once: its caller has something better to do."""
+        self._polls.stop(request_id)
+
+    def notify(
+        self, request: link_pb2.NotificationRequest, *, timeout_ms: int
+    ) -> asyncio.Future[link_pb2.NotificationReply]:
+        """Ask whether anything is ready; the future fails when the link is lost."""
+        future: asyncio.Future[link_pb2.NotificationReply]
+        request.request_id, future = self.pending.begin(NOTIFICATION, timeout_ms)
+        self.batching.add(NOTIFICATION, (request.request_id, request))
+        return future
+
+    def stop_notification(self, request_id: int) -> None:
+        """Take a notification back; its future stays as it is."""
+        self._polls.stop_notification(request_id)
+
     def give_back(
         self,
         group_id: int,
@@ -215,13 +299,14 @@ class BrokerLink:
         skip: int = 0,
     ) -> None:
         """Make messages visible again soon, all but the first `skip`: nobody has got them."""
-        if self.is_connected:
-            poll = Poll(group_id, topic_id)
-            self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
+        poll = Poll(group_id, topic_id)
+        self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
         self._polls.release()
+        for watcher in self._watchers:
+            watcher.released()
 
     def _expire(self, request_ids: Collection[int]) -> None:
         unsent = self.batching.withdraw(set(request_ids))
@@ -245,6 +330,8 @@ class BrokerLink:
                 if command is POP:
                     for _, pop in unclaimed:
                         self._metrics.messages_returned += self._polls.unclaimed(pop)
+                elif command is CHANGE_INVISIBLE:
+                    self._polls.returned([request_id for request_id, _ in unclaimed])
         for failure in reply.failures:
             self._polls.refused(failure.request_id)
             self.pending.fail(failure.request_id, _error_of(failure))
@@ -269,6 +356,7 @@ class BrokerLink:
             if known_secret not in {b"", self.configuration.handle_secret}:
                 self.pending.fail_all("another store has taken the broker's place")
                 self.batching.clear()
+                self._polls.clear()
             self._polls.shorten()
             self.pending.open()
             self.batching.open()
@@ -280,6 +368,9 @@ class BrokerLink:
                 topics=len(config.topics),
                 groups=len(config.groups),
             )
+            for watcher in self._watchers:
+                watcher.connected()
+        self.on_change()
 
     def _lose(self, reason: str) -> bool:
         """Keep what can wait, fail the rest, and say whether there had been a connection."""
@@ -289,8 +380,14 @@ class BrokerLink:
                 "broker lost", address=self.address, reason=reason, pending=len(self.pending)
             )
         self._polls.lose()
-        again = self.pending.lose(self.batching.lose(), silent_since_s=self._stream.heard_at_s)
-        self.batching.add_again(again)
+        for request_id in self.batching.withdraw(self.pending.movable):
+            self.pending.fail(request_id, BrokerUnreachable(_NOT_SENT))
+        unsent = self.batching.lose()
+        again = self.pending.lose(unsent, silent_since_s=self._stream.heard_at_s)
+        self.batching.add_again([*again, (CHANGE_INVISIBLE, self._polls.not_returned(unsent))])
+        if was_connected:
+            for watcher in self._watchers:
+                watcher.lost()
         return was_connected
 
 

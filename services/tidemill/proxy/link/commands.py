@@ -219,7 +219,17 @@ CANCEL_TIMER: Final = _asked(
     "cancel_timer", "timer_cancels", "cancelled_timers", pb.CancelTimerRequest, _ids,
     when_lost=_HARMLESS, may_repeat=True,
 )  # fmt: skip
+FOUND: Final = _asked(
+    "found", "founds", "founded", pb.FoundRequest, _ids,
+    when_lost=_HARMLESS, may_repeat=True,
+)  # fmt: skip
+
+NOTIFICATION: Final = _asked(
+    "notification", "notifications", "notifications",
+    pb.NotificationRequest, _messages(pb.NotificationReply),
+    when_lost="it took nothing, and is asked again",
+)  # fmt: skip
 
 COMMANDS: Final[Collection[Command[Any, Any]]] = (
-    APPEND, ACK, POP, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER,
+    APPEND, ACK, POP, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, NOTIFICATION,
 )  # fmt: skip

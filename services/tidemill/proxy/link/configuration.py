@@ -14,6 +14,7 @@ class Configuration:
         self.topics: dict[str, link_pb2.TopicConfig] = {}
         self.groups: dict[str, link_pb2.GroupConfig] = {}
         self.broker_name = ""
+        self.membership = link_pb2.Membership()  # of which cluster; of none without an id
         self.auto_create = False
         self.handle_secret = b""  # made once in a store's life
         self._signer: HandleSigner | None = None
@@ -40,6 +41,8 @@ class Configuration:
             self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
             self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)
+        if update.HasField("membership"):
+            self.membership = update.membership
         # What was deleted goes first: the same update may carry the next incarnation of its name.
         for topic_id in update.deleted_topic_ids:
             self._forget_topic(topic_id)

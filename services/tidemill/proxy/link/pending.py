@@ -55,6 +55,8 @@ class Pending:
         self.closed_at_s = time.monotonic()  # when the last stream gave its last sign of life
         # Of requests that may be asked again, what they ask: one row, or those of one request.
         self.repeatable: dict[int, Sequence[Row]] = {}
+        # Requests that somebody else may be asked: they do not wait for another stream.
+        self.movable: set[int] = set()
         self._patience_s = patience_ms / 1000
         self._address = address
         self._metrics = metrics
@@ -115,12 +117,13 @@ class Pending:
     ) -> list[tuple[int, Any]]:
         """Hand results to who waits for them; return those of requests that nobody waits for."""
         waiting, now_s = self._waiting, time.monotonic()
-        repeatable = self.repeatable
+        repeatable, movable = self.repeatable, self.movable
         name, observe = command.name, self._metrics.observe_backend
         unclaimed = []
         for request_id, result in results:
             request = waiting.pop(request_id, None)
             repeatable.pop(request_id, None)
+            movable.discard(request_id)
             if request is None:
                 unclaimed.append((request_id, result))
                 continue
@@ -145,6 +148,7 @@ class Pending:
         """Let a request go without a result; return it if it was under way."""
         request = self._waiting.pop(request_id, None)
         self.repeatable.pop(request_id, None)
+        self.movable.discard(request_id)
         if request is not None:
             self.bytes -= request.size_bytes
         return request

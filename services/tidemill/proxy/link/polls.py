@@ -1,12 +1,14 @@
-"""Pops under way, and what becomes of them when their callers go.
+"""Pops and notifications under way, and what becomes of them when their callers go.
 
 A pop hides what it takes, so its reply may not get lost: a caller that goes cancels its pop at the
-broker, and what comes nevertheless is given back at once.
+broker, and what comes nevertheless is given back at once. A notification takes nothing, and is only
+cancelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, POP
@@ -14,6 +16,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.proxy.link.batching import Batching
+    from tidemill.proxy.link.commands import Row
     from tidemill.proxy.link.pending import Pending
 
 GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
@@ -21,6 +24,8 @@ GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
 # came upon messages before the cancel, so most of these are never heard of again and the oldest are
 # dropped.
 ABANDONED_MAX = 10_000
+# Messages on their way back, 300 bytes each; of more the invisible duration ends by itself.
+RETURNING_MAX = 50_000
 
 
 class Poll(NamedTuple):
@@ -41,6 +46,7 @@ class Polls:
         self._batching = batching
         self._under_way: dict[int, Poll] = {}
         self._abandoned: dict[int, Poll] = {}
+        self._returning: dict[int, Row] = {}  # what gives messages back, until it is answered
 
     def began(self, request_id: int, request: link_pb2.PopRequest) -> None:
         """Know of a pop, should its caller go."""
@@ -57,6 +63,23 @@ class Polls:
         self._pending.forget(request_id)
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._cancel(request_id)
+
+    def stop(self, request_id: int) -> None:
+        """Answer a pop empty that waits for its reply; one that has it keeps it."""
+        request = self._pending.forget(request_id)
+        if request is None:
+            return
+        if not self._batching.withdraw({request_id}) and self._pending.is_open:
+            self._cancel(request_id)
+        if not request.future.done():
+            request.future.set_result(link_pb2.PopReply(request_id=request_id))
+
+    def stop_notification(self, request_id: int) -> None:
+        """Forget a notification that nobody waits for any more, here and at the broker."""
+        if self._pending.forget(request_id) is None:
+            return
+        if not self._batching.withdraw({request_id}) and self._pending.is_open:
+            self._batching.cancel_poll(request_id)
 
     def shorten(self) -> None:
         """Let the pops that leave late wait for as much less: their callers' time has gone on."""
@@ -80,7 +103,7 @@ class Polls:
         if len(self._abandoned) >= ABANDONED_MAX:
             del self._abandoned[next(iter(self._abandoned))]
         self._abandoned[request_id] = self._under_way[request_id]
-        self._batching.cancel_pop(request_id)
+        self._batching.cancel_poll(request_id)
 
     def unclaimed(self, reply: link_pb2.PopReply) -> int:
         """Give back what a pop brings whose caller has gone; return how many messages."""
@@ -91,7 +114,8 @@ class Polls:
     def give_back(self, poll: Poll, batches: Iterable[link_pb2.Batch], *, skip: int = 0) -> int:
         """Make messages visible again soon, all but the first `skip`; return how many.
 
-        Nobody waits for the answers. Where they fail, the invisible duration ends by itself.
+        Nobody waits for the answers. Where they fail, the invisible duration ends by itself; where
+        the link is lost it is asked again, since a delivery is given back once.
         """
         rows = []
         for batch in batches:
@@ -109,13 +133,30 @@ class Polls:
                 )
                 rows.append((request.request_id, request))
         del rows[:skip]
+        del rows[max(RETURNING_MAX - len(self._returning), 0) :]
         if rows:
+            self._returning.update([(row[0], row) for row in rows])
             self._batching.add_all(CHANGE_INVISIBLE, rows)
         return len(rows)
 
+    def returned(self, request_ids: Iterable[int]) -> None:
+        """Forget what gave messages back: it is answered."""
+        for request_id in request_ids:
+            self._returning.pop(request_id, None)
+
+    def not_returned(self, unsent: AbstractSet[int]) -> list[Row]:
+        """Return what has left to give messages back, and was not answered."""
+        return [row for request_id, row in self._returning.items() if request_id not in unsent]
+
     def refused(self, request_id: int) -> None:
-        """Forget an abandoned pop: it brings nothing."""
+        """Forget an abandoned pop, which brings nothing, or what gave a message back in vain."""
         self._abandoned.pop(request_id, None)
+        self._returning.pop(request_id, None)
+
+    def clear(self) -> None:
+        """Forget all: what was popped is in another store."""
+        self._abandoned.clear()
+        self._returning.clear()
 
     def lose(self) -> None:
         """Forget abandoned pops: the broker forgets the parked pops of a lost stream by itself."""

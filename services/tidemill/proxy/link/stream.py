@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.connect import Connect, OpenChannel, OpenStream
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -26,6 +27,7 @@ RECONNECT_MAX_MS = 250
 WAITING_WARN_FIRST_S = 1.0
 WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wait for long
 CONNECT_TIMEOUT_S = 2.0
+PROCESS_ID_BYTES = 16  # random: no two processes have the same
 # Of one frame: one is closed when it passes 256 KiB, so the largest ends with a pop of 16 MiB
 # (POP_BYTES_MAX in the broker) or is the whole configuration, some 100 bytes a topic.
 REPLY_BYTES_MAX: Final = 64 << 20
@@ -39,42 +41,6 @@ LIMITS: Final = Limits(
     keepalive_period_s=1.0,
     keepalive_timeout_s=15.0,
 )
-
-
-class OpenStream(Protocol):
-    """A bidirectional call under way; `ClientStream` is one."""
-
-    def write(self, message: bytes) -> None:
-        """Send a frame at once and without waiting."""
-
-    def cancel(self) -> None:
-        """End the call; nothing more is heard of it."""
-
-    def fail(self, error: RpcError) -> None:
-        """End the call because what came makes no sense."""
-
-    async def ended(self) -> None:
-        """Wait for the end of the call; raise RpcError unless it is OK."""
-
-
-class OpenChannel(Protocol):
-    """A connection to a broker; `Channel` is one."""
-
-    @property
-    def heard_at_s(self) -> float:
-        """When the broker gave its last sign of life, in monotonic seconds."""
-
-    def open(self, path: str, on_message: Callable[[bytes], None], /) -> OpenStream:
-        """Begin a bidirectional call. Raises RpcError."""
-
-
-class Connect(Protocol):
-    """How to get at a broker; `connected` is one way."""
-
-    def __call__(
-        self, address: str, limits: Limits, /, *, message_bytes_max: int, timeout_s: float
-    ) -> AbstractAsyncContextManager[OpenChannel]:
-        """Connect for the block. Raises RpcError."""
 
 
 @final
@@ -97,6 +63,8 @@ class LinkStream:
         self._receive = receive
         self._lose = lose
         self._connect_to = connect
+        self._process_id = os.urandom(PROCESS_ID_BYTES)
+        self._stream_number = 0
         self._channel: OpenChannel | None = None
         self._stream: OpenStream | None = None
         self.heard_at_s = time.monotonic()  # when the last stream that ended was heard
@@ -143,6 +111,11 @@ class LinkStream:
     async def _exchange(self, channel: OpenChannel) -> None:
         stream = self._stream = channel.open(EXCHANGE, self._on_message)
         self._channel = channel
+        self._stream_number += 1
+        # Before all else: of what an older stream has still on its way nothing may come after it.
+        self.write(
+            link_pb2.RequestFrame(process_id=self._process_id, stream_number=self._stream_number)
+        )
         try:
             await stream.ended()
         finally:

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.common.errors import (
     BadRequest,
+    BrokerTimeout,
+    BrokerUnreachable,
     Forbidden,
     MessageCorrupted,
+    MessageNotFound,
     Overloaded,
     ServiceError,
+    UnavailableError,
 )
 from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
@@ -29,12 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from tidemill.common.clock import Clock
-    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster import BrokerGroup, Cluster, Place
     from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.server.call import Call
-
-    # Of one message: who stores it, and what becomes of it.
-    Append = tuple[BrokerGroup, asyncio.Future[Appended]]
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
 _OK = Status(v2.OK, "OK")
@@ -49,6 +50,20 @@ class _Outcome(NamedTuple):
     status: Status
     queue_offset: int = 0
     recall_handle: str = ""
+
+
+class _Stored(NamedTuple):
+    """Who has stored a message, and what it is there."""
+
+    broker: BrokerGroup
+    appended: Appended
+    # Whether another broker group, which was asked before, may have it as well.
+    may_be_elsewhere: bool = False
+
+
+if TYPE_CHECKING:
+    # Of one message: who stores it, and what becomes of it; or what says both in the end.
+    Append = tuple[BrokerGroup, asyncio.Future[Appended]] | tuple[None, asyncio.Future[_Stored]]
 
 
 class Producer:
@@ -76,9 +91,12 @@ class Producer:
         if v2.DELAY not in accepted_types(topic.type):
             raise BadRequest(f"the topic {topic.name} takes no delayed messages")
         broker, recalled = self._cluster.open_recall(recall.recall_handle, topic.name)
+        own_topic = broker.find_topic(topic)
+        if own_topic is None:
+            raise MessageNotFound("the topic that the message was sent to is gone")
         await broker.link.ask(
             CANCEL_TIMER,
-            link_pb2.CancelTimerRequest(timer_id=recalled.timer_id, topic_id=topic.id),
+            link_pb2.CancelTimerRequest(timer_id=recalled.timer_id, topic_id=own_topic.id),
             timeout_ms=self._cluster.timeout_ms(call),
         )
         response = service.RecallMessageResponse(
@@ -96,10 +114,16 @@ class Producer:
             return _refusal(call, ids, status_of(error))
         del messages  # The link's from here on.
         # Every append ends by itself, at the latest by its timeout.
-        await asyncio.wait([append for _, append in appends])
+        try:
+            await asyncio.wait([append[1] for append in appends])
+        except asyncio.CancelledError:
+            for broker, append in appends:
+                if broker is None:
+                    append.cancel()
+            raise
         outcomes = [
-            _outcome(topic_name, message_id, broker, append)
-            for message_id, (broker, append) in zip(ids, appends, strict=True)
+            _outcome(topic_name, message_id, append)
+            for message_id, append in zip(ids, appends, strict=True)
         ]
         return _response(call, ids, outcomes)
 
@@ -117,20 +141,65 @@ class Producer:
                 topic = await self._use_topic(name, call)
             blob = _encode(message, topic, self._clock.wall_ms())
             properties = message.system_properties
-            broker, queue_id = cluster.place(topic, properties.message_group)
-            storing = broker.link.store(
-                topic.id, queue_id, blob,
-                timeout_ms=cluster.timeout_ms(call), may_repeat=_may_repeat(properties),
-            )  # fmt: skip
+            place = cluster.place(topic, properties.message_group)
+            if place.may_move and not _has_order(properties):
+                storing = self._store_anywhere(call, topic, place, blob)
+            else:
+                storing = self._store(call, name, place, blob, may_repeat=_may_repeat(properties))
             # The link's from here on: nothing of the message is kept while it is stored.
             del message, properties, blob
-            appended = await storing
+            stored = await storing
         except ServiceError as error:
             return _refusal(call, (message_id,), status_of(error))
-        queue_offset, due_at_ms = appended
+        queue_offset, due_at_ms = stored.appended
         if due_at_ms:
-            return _ok_response(message_id, 0, _recall_handle(name, message_id, broker, appended))
+            return _ok_response(message_id, 0, _recall_handle(name, message_id, stored))
         return _ok_response(message_id, queue_offset)
+
+    async def _store(
+        self, call: Call, topic_name: str, place: Place, blob: bytes, *, may_repeat: bool
+    ) -> _Stored:
+        """Store a message in its one place."""
+        broker, topic_id, queue_id, _ = place
+        if not topic_id:
+            topic_id = await self._cluster.topic_id_at(broker, topic_name, call)
+        storing = broker.link.store(
+            topic_id, queue_id, blob,
+            timeout_ms=self._cluster.timeout_ms(call), may_repeat=may_repeat,
+        )  # fmt: skip
+        del blob
+        return _Stored(broker, await storing)
+
+    async def _store_anywhere(
+        self, call: Call, topic: link_pb2.TopicConfig, place: Place, blob: bytes
+    ) -> _Stored:
+        """Store a message at one broker group or, where that fails, at another, within its time.
+
+        A broker that has taken a message and does not say so may have stored it: it is then there
+        twice, which is better than a producer that waits for a broker that hangs.
+        """
+        now_ms = self._clock.monotonic_ms
+        end_ms = now_ms() + self._cluster.timeout_ms(call)
+        tried: list[BrokerGroup] = []
+        unknown: UnavailableError | None = None
+        while True:
+            left_ms = max(end_ms - now_ms(), 0)
+            try:
+                appended = await place.broker.link.store(
+                    place.topic_id, place.queue_id, blob,
+                    timeout_ms=left_ms // 2 if place.may_move else left_ms,
+                    may_move=place.may_move,
+                )  # fmt: skip
+            except UnavailableError as error:
+                tried.append(place.broker)
+                if isinstance(error, BrokerTimeout | BrokerUnreachable):
+                    unknown = unknown or error
+                if not place.may_move or end_ms <= now_ms():
+                    # That the last one refused it does not say that nobody has it.
+                    raise unknown or error from None
+            else:
+                return _Stored(place.broker, appended, may_be_elsewhere=unknown is not None)
+            place = self._cluster.place(topic, "", tried=tried)
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
         call.topic = name
@@ -138,6 +207,17 @@ class Producer:
         if topic.is_system:
             raise Forbidden(f"messages get to {name} by the broker only")
         return topic
+
+    async def _find_place(
+        self, call: Call, topic: link_pb2.TopicConfig, message: v2.Message
+    ) -> Place:
+        """Return where a message goes, at a broker group that knows the topic."""
+        properties = message.system_properties
+        place = self._cluster.place(topic, properties.message_group)
+        if not place.topic_id:
+            topic_id = await self._cluster.topic_id_at(place.broker, topic.name, call)
+            return place._replace(topic_id=topic_id)
+        return place._replace(may_move=place.may_move and not _has_order(properties))
 
     async def _begin(self, call: Call, messages: Sequence[v2.Message]) -> tuple[str, list[Append]]:
         """Begin to store messages; return their topic, and an append for each."""
@@ -150,36 +230,36 @@ class Producer:
         topic = await self._use_topic(name, call)
         now_ms = self._clock.wall_ms()
         stored = [_encode(message, topic, now_ms) for message in messages]
+        # All have their place before any is stored: a place may refuse, and then nothing is stored.
+        places = [await self._find_place(call, topic, message) for message in messages]
         timeout_ms = self._cluster.timeout_ms(call)
         appends: list[Append] = []
         refused_groups: set[str] = set()
-        for message, blob in zip(messages, stored, strict=True):
+        for message, place, blob in zip(messages, places, stored, strict=True):
             message_group = message.system_properties.message_group
-            broker, queue_id = self._cluster.place(topic, message_group)
+            if place.may_move:
+                storing = self._store_anywhere(call, topic, place, blob)
+                appends.append((None, asyncio.create_task(storing, name="store")))
+                continue
             if message_group in refused_groups:
                 # Nothing of a message group may overtake what was refused of it.
                 append = _refused(Overloaded("the message before it was refused"))
             else:
-                append = _append(broker, topic.id, queue_id, blob, timeout_ms, message)
+                append = _append(place, blob, timeout_ms, message)
                 if message_group and append.done():
                     refused_groups.add(message_group)
-            appends.append((broker, append))
+            appends.append((place.broker, append))
         return name, appends
 
 
 def _append(
-    broker: BrokerGroup,
-    topic_id: int,
-    queue_id: int,
-    blob: bytes,
-    timeout_ms: int,
-    message: v2.Message,
+    place: Place, blob: bytes, timeout_ms: int, message: v2.Message
 ) -> asyncio.Future[Appended]:
     """Begin to store one message; a link that is full refuses it, not those before it."""
     may_repeat = _may_repeat(message.system_properties)
     try:
-        return broker.link.append(
-            topic_id, queue_id, blob, timeout_ms=timeout_ms, may_repeat=may_repeat
+        return place.broker.link.append(
+            place.topic_id, place.queue_id, blob, timeout_ms=timeout_ms, may_repeat=may_repeat
         )
     except ServiceError as error:
         return _refused(error)
@@ -192,26 +272,27 @@ def _refused(error: ServiceError) -> asyncio.Future[Appended]:
     return refused
 
 
-def _outcome(
-    topic_name: str, message_id: str, broker: BrokerGroup, append: asyncio.Future[Appended]
-) -> _Outcome:
-    error = append.exception()
+def _outcome(topic_name: str, message_id: str, append: Append) -> _Outcome:
+    error = append[1].exception()
     if error is None:
-        queue_offset, due_at_ms = appended = append.result()
+        stored = append[1].result() if append[0] is None else _Stored(append[0], append[1].result())
+        queue_offset, due_at_ms = stored.appended
         if due_at_ms:
-            return _Outcome(
-                _OK, recall_handle=_recall_handle(topic_name, message_id, broker, appended)
-            )
+            return _Outcome(_OK, recall_handle=_recall_handle(topic_name, message_id, stored))
         return _Outcome(_OK, queue_offset)
     if isinstance(error, ServiceError):
         return _Outcome(status_of(error))
     raise error
 
 
-def _recall_handle(
-    topic_name: str, message_id: str, broker: BrokerGroup, scheduled: Appended
-) -> str:
-    return broker.recall_signer.sign(topic_name, Recall(*scheduled, message_id))
+def _recall_handle(topic_name: str, message_id: str, stored: _Stored) -> str:
+    """Return what recalls a delayed message; "" where that could not be promised.
+
+    A handle names one timer, and one that nobody knows of at another broker group would still fire.
+    """
+    if stored.may_be_elsewhere:
+        return ""
+    return stored.broker.recall_signer.sign(topic_name, Recall(*stored.appended, message_id))
 
 
 def _may_repeat(properties: v2.SystemProperties) -> bool:
@@ -221,6 +302,11 @@ def _may_repeat(properties: v2.SystemProperties) -> bool:
     """
     is_delayed = properties.HasField("delivery_timestamp")
     return not is_delayed and properties.message_type != v2.TRANSACTION
+
+
+def _has_order(properties: v2.SystemProperties) -> bool:
+    """Whether it matters which broker group stores a message."""
+    return bool(properties.message_group) or properties.message_type == v2.TRANSACTION
 
 
 def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:

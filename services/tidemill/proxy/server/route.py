@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from tidemill.message import limits
@@ -47,10 +48,10 @@ class Routes:
     ) -> list[v2.MessageQueue]:
         limits.NAMESPACE.check_text(resource.resource_namespace)
         access_point = routing.access_point(endpoints, self._advertised)
-        return [
-            queue
-            for broker in self._cluster.brokers
-            for queue in routing.message_queues(
-                topic, resource, broker_name=broker.name, endpoints=access_point
-            )
+        of_each = [
+            routing.message_queues(topic, resource, readable, endpoints=access_point)
+            for readable in self._cluster.readable(topic)
         ]
+        # Clients go round the queues in this order, and so round the broker groups.
+        together = itertools.zip_longest(*of_each)
+        return [queue for queues in together for queue in queues if queue is not None]

@@ -7,9 +7,13 @@
     {"op": "topic", "topic": {...}}                        a topic as it is from here on
     {"op": "group", "group": {...}}                        a consumer group as it is from here on
     {"op": "deleteTopic", "id": n}   {"op": "deleteGroup", "id": n}
+    {"op": "home", "home": {...} or null}                  whose topics and groups these are
+    {"op": "brokerGroup", "group": {...}}                  a member of the cluster, at its home
+    {"op": "deleteBrokerGroup", "name": ...}
     {"op": "reset", "group_id": n, "offsets": [[topic_id, queue_id, offset], ...]}
 
-UTF-8, keys sorted, no spaces. The fields of topics and groups are those of `metadata.catalog`.
+UTF-8, keys sorted, no spaces. The fields of topics and groups are those of `metadata.catalog`,
+those of the home and of broker groups those of `metadata.membership`.
 """
 
 from __future__ import annotations

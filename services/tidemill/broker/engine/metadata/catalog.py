@@ -18,11 +18,18 @@ from typing import Any, TypeVar, final
 
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.broker.engine.metadata.membership import (
+    ITEM_PREFIX,
+    Membership,
+    Placements,
+    broker_group_item,
+    home_item,
+)
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 QUEUES_MAX = 1024  # of one topic: a queue id has 16 bits, and a poll looks at every queue
 DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
-BROKER_ITEMS = ("broker", "nextId", "broughtBack")  # there is one of each
+BROKER_ITEMS = ("broker", "nextId", "broughtBack", "home")  # there is one of each
 MINUTE_MS = 60_000
 DEFAULT_RETRY_MS = (
     10_000, 30_000, *(n * MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
@@ -55,6 +62,10 @@ class Topic:
     is_system: bool = False
     # By how much a delayed message may come later where its second is full.
     delivery_spread_ms: int = 0
+    # At a follower: the id under which the home has it; 0 at the home, and of a broker's own.
+    home_id: int = 0
+    # Whose queues message groups are spread over; empty: the home's alone.
+    placements: Placements = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +90,7 @@ class Group:
     exponential: ExponentialRetry | None = None
     customized_ms: tuple[int, ...] = DEFAULT_RETRY_MS
     start_from_latest: bool = False
+    home_id: int = 0  # as of topics
 
 
 @dataclass(slots=True)
@@ -89,9 +101,16 @@ class ConfigChanges:
     groups: dict[GroupId, Group] = field(default_factory=dict)
     deleted_topic_ids: set[TopicId] = field(default_factory=set)
     deleted_group_ids: set[GroupId] = field(default_factory=set)
+    membership: Membership | None = None  # as it is, when it changed
 
     def __bool__(self) -> bool:
-        return bool(self.topics or self.groups or self.deleted_topic_ids or self.deleted_group_ids)
+        return bool(
+            self.topics
+            or self.groups
+            or self.deleted_topic_ids
+            or self.deleted_group_ids
+            or self.membership
+        )
 
 
 @final
@@ -113,6 +132,11 @@ class Catalog:
         self._retries_of_topic: dict[TopicId, dict[TopicId, None]] = {}
         # Retry topics that died with their group or topic, and are not forgotten yet.
         self.dying: deque[dict[TopicId, None]] = deque()
+        # At a follower: by the ids that the home has them under.
+        self.topic_ids_at_home: dict[int, TopicId] = {}
+        self.group_ids_at_home: dict[int, GroupId] = {}
+        self.membership = Membership()
+        self.is_draining = False  # for appends: this broker takes none of producers any more
         self.broker_name = ""
         self.handle_secret = b""
         self.next_id = 1
@@ -171,6 +195,15 @@ class Catalog:
             case "broughtBack":
                 self.brought_back_before = config["before"]
                 self.stated_at["broughtBack"] = log_offset
+            case "home":
+                self._apply_membership(config)
+                self.stated_at["home"] = log_offset
+            case "brokerGroup":
+                self._apply_membership(config)
+                self.stated_at[ITEM_PREFIX + config["group"]["name"]] = log_offset
+            case "deleteBrokerGroup":
+                self._apply_membership(config)
+                self.stated_at.pop(ITEM_PREFIX + config["name"], None)
             case "topic":
                 self._put_topic(decode_topic(config["topic"]), log_offset)
             case "group":
@@ -182,6 +215,12 @@ class Catalog:
             case other:
                 raise UnknownRecord(f"configuration item {other!r} at log offset {log_offset}")
 
+    def _apply_membership(self, config: dict[str, Any]) -> None:
+        self.membership.apply(config)
+        home = self.membership.home
+        self.is_draining = home is not None and home.is_draining
+        self.changes.membership = self.membership
+
     def _put_topic(self, topic: Topic, log_offset: LogOffset) -> None:
         if self.topics.get(topic.id) != topic:
             self.changes.topics[topic.id] = topic
@@ -189,6 +228,8 @@ class Catalog:
         self.topic_ids[topic.name] = topic.id
         self.next_id = max(self.next_id, topic.id + 1)
         self.stated_at[f"topic {topic.id}"] = log_offset
+        if topic.home_id:
+            self.topic_ids_at_home[topic.home_id] = topic.id
         queues = self.queues_of(topic)
         if not topic.is_system:
             self.open_queues[topic.id] = queues
@@ -205,6 +246,8 @@ class Catalog:
         self.group_ids[group.name] = group.id
         self.next_id = max(self.next_id, group.id + 1)
         self.stated_at[f"group {group.id}"] = log_offset
+        if group.home_id:
+            self.group_ids_at_home[group.home_id] = group.id
 
     def _delete_topic(self, topic_id: TopicId) -> None:
         self._forget_topic(topic_id)
@@ -215,6 +258,7 @@ class Catalog:
         group = self.groups.pop(group_id, None)
         if group is not None:
             del self.group_ids[group.name]
+            self.group_ids_at_home.pop(group.home_id, None)
             self.changes.groups.pop(group_id, None)
             self.changes.deleted_group_ids.add(group_id)
         self.stated_at.pop(f"group {group_id}", None)
@@ -254,6 +298,7 @@ class Catalog:
             return
         if self.topic_ids[topic.name] == topic_id:  # Or a later one has the name by now.
             del self.topic_ids[topic.name]
+        self.topic_ids_at_home.pop(topic.home_id, None)
         if topic.retry_of is not None:
             group_id, of_topic_id = topic.retry_of
             self.retry_topic_ids.pop(topic.retry_of, None)
@@ -285,7 +330,9 @@ class Catalog:
     def items(self) -> Iterator[dict[str, Any]]:
         """Return all items for a snapshot: as they are at this call, whenever they are taken."""
         own: dict[str, dict[str, Any]] = {
-            key: self._item(key) for key in BROKER_ITEMS if key in self.stated_at
+            key: self._item(key)
+            for key in (*BROKER_ITEMS, *(ITEM_PREFIX + name for name in self.membership.groups))
+            if key in self.stated_at
         }
         # What is put is a new object each time, so that copies of the references stay as they are.
         topics, groups = dict(self.topics), dict(self.groups)
@@ -294,7 +341,7 @@ class Catalog:
             kind, _, number = key.partition(" ")
             if kind == "topic":
                 return topic_item(topics[TopicId(int(number))])
-            return _group_item(groups[GroupId(int(number))]) if kind == "group" else own[key]
+            return group_item(groups[GroupId(int(number))]) if kind == "group" else own[key]
 
         return map(item, list(self.stated_at))
 
@@ -307,9 +354,13 @@ class Catalog:
             return {"op": "nextId", "nextId": self.next_id}
         if kind == "broughtBack":
             return {"op": "broughtBack", "before": self.brought_back_before}
+        if kind == "home":
+            return home_item(self.membership.home)
+        if key.startswith(ITEM_PREFIX):
+            return broker_group_item(self.membership.groups[number])
         if kind == "topic":
             return topic_item(self.topics[TopicId(int(number))])
-        return _group_item(self.groups[GroupId(int(number))])
+        return group_item(self.groups[GroupId(int(number))])
 
 
 _Id = TypeVar("_Id", GroupId, TopicId)
@@ -331,13 +382,18 @@ _GROUP_FIELDS = tuple([one.name for one in fields(Group)])
 def topic_item(topic: Topic) -> dict[str, Any]:
     """Return the configuration item that puts a topic."""
     values = {name: getattr(topic, name) for name in _TOPIC_FIELDS}
-    if not topic.delivery_spread_ms:
-        del values["delivery_spread_ms"]  # Stores of before know of no such field.
+    # Versions of before know of no such fields, and no store of one broker group needs the last.
+    for name in ("delivery_spread_ms", "home_id", "placements"):
+        if not values[name]:
+            del values[name]
     return {"op": "topic", "topic": values}
 
 
-def _group_item(group: Group) -> dict[str, Any]:
+def group_item(group: Group) -> dict[str, Any]:
+    """Return the configuration item that puts a group."""
     values = {name: getattr(group, name) for name in _GROUP_FIELDS}
+    if not group.home_id:
+        del values["home_id"]  # As of topics.
     if group.exponential is not None:
         values["exponential"] = asdict(group.exponential)
     return {"op": "group", "group": values}
@@ -347,7 +403,8 @@ def decode_topic(values: dict[str, Any]) -> Topic:
     """Build a topic from its JSON form."""
     topic = Topic(**values)
     retry_of = tuple(values["retry_of"]) if values["retry_of"] else None
-    return replace(topic, type=TopicType(values["type"]), retry_of=retry_of)
+    placements = tuple([(name, queues) for name, queues in values.get("placements", ())])
+    return replace(topic, type=TopicType(values["type"]), retry_of=retry_of, placements=placements)
 
 
 def decode_group(values: dict[str, Any]) -> Group:

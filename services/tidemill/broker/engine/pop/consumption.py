@@ -6,6 +6,7 @@ a revive or dead letter settles in the copy itself.
 
     consumption   which queues a pop looks at          settlement  acks, changes, dead letters
     queue_reader  which messages match, `budget` of    revive      deadlines
+    readiness     whether a pop would find something
     ordered       the next batch of an ordered queue   redelivery  retry and dead-letter copies
     deliveries    the CK of what goes out              damaged     messages that cannot be read
                                                        acks        what a round has settled
@@ -31,6 +32,7 @@ from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, 
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.queue_reader import QueueReader
+from tidemill.broker.engine.pop.readiness import Readiness, Ready
 from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
@@ -79,6 +81,11 @@ class Consumption:
         self.revive = Revive(
             state, catalog, self._redelivery, self._ordered, tally, may_copy=may_copy
         )
+        self._readiness = Readiness(
+            state, catalog, tally,
+            is_blocked=self._ordered.has_nothing,
+            settle_acks=self.acks.record,
+        )  # fmt: skip
         self.damaged = DamagedMessages(state, store, self.acks, self._redelivery, self.settlement)
 
     def pop(
@@ -173,6 +180,12 @@ class Consumption:
             self._tally.add(1)
             self._state.progress_of(group_id, topic_id, queue_id)
         return next(missing, None) is not None
+
+    def ready_count(
+        self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
+    ) -> Ready:
+        """Say how much a pop would find, and take nothing. Raises TopicNotFound, GroupNotFound."""
+        return self._readiness.look(group_id, topic_id, tags=tags, now_ms=now_ms)
 
     def release_lock(self, key: Key, now_ms: int) -> bool:
         """Let the next pop have what locks an ordered queue; False: nothing does."""

@@ -64,6 +64,8 @@ class Progress:
     position: int = 0
     # Up to which offset the kernel was asked to read messages that have left its cache.
     asked_to: int = 0
+    # Of the last look with a filter: its tags, and between which offsets nothing has one of them.
+    passed: tuple[frozenset[str], int, int] = (frozenset(), 0, 0)
     ordered: OrderedState | None = None
 
     @property

@@ -83,20 +83,24 @@ class MessageIndex:
         end = self.files[-1].to_offset if self.files else 0
         return chain([in_tail], self._find_in_files(hash_, end))
 
-    def find_since(self, hash_: int, begin: LogOffset) -> list[LogOffset]:
-        """Return the log offsets from `begin` on of messages with this hash, in one slice.
+    def find_since(self, hash_: int, begin: LogOffset, *, count_max: int) -> list[LogOffset]:
+        """Return log offsets from `begin` on of messages with this hash, the newest first.
 
-        For a `begin` that is a minute old.
+        In one slice, for a `begin` that is a minute old. Raises BlockFileDamaged.
         """
-        tail = np.array(self.hashes, dtype=np.uint64)
-        found = [LogOffset(self.offsets[at]) for at in np.flatnonzero(tail == hash_).tolist()]
+        matches: list[int] = []
+        if self.hashes:
+            tail = np.frombuffer(self.hashes, dtype=np.uint64)
+            matches = np.flatnonzero(tail == hash_)[-count_max:].tolist()
+            del tail  # The array cannot grow while it is lent.
+        found = [LogOffset(self.offsets[at]) for at in reversed(matches)]
         for file in reversed(self.files):
-            if file.to_offset <= begin:
+            if file.to_offset <= begin or len(found) >= count_max:
                 break
-            for number in range(file.row_count):
-                found += _find_in_block(file, number, hash_)
+            for number in reversed(range(file.row_count)):
+                found += _find_in_intact_block(file, number, hash_)
                 self._tally.add(1)
-        return [log_offset for log_offset in found if log_offset >= begin]
+        return [log_offset for log_offset in found[:count_max] if log_offset >= begin]
 
     def _find_in_files(self, hash_: int, end: int) -> Iterator[list[LogOffset]]:
         """Yield what files tell of the log before `end`, newest first.
@@ -141,18 +145,32 @@ def _find_in_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
     if len(data) < items * _HASH.size:
         return []  # A cache: a miss is reported as not found, never as something else.
 
+    if not _places_in(data, items, hash_):
+        return []
+    try:
+        return _find_in_intact_block(file, number, hash_)
+    except BlockFileDamaged:
+        return []  # The file is noted.
+
+
+def _find_in_intact_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
+    """Find the pairs of a hash in a sorted block, newest first. Raises BlockFileDamaged."""
+    items = file.row(number).items
+    data = file.block(number, items * PAIR_SIZE)
+    places = _places_in(data, items, hash_)
+    offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
+    # Equal hashes stand in the order of the log.
+    return [LogOffset(offset) for offset in reversed(offsets[places.start : places.stop].tolist())]
+
+
+def _places_in(data: memoryview, items: int, hash_: int) -> range:
+    """Return where a hash stands among the sorted ones that a block begins with."""
+
     def at(n: int) -> int:
         return int(_HASH.unpack_from(data, n * _HASH.size)[0])
 
     # Not by numpy: it would turn the bytes of all hashes round, and read all of them from the disk.
     begin = bisect_left(range(items), hash_, key=at)
     if begin == items or at(begin) != hash_:
-        return []
-    try:
-        data = file.block(number, items * PAIR_SIZE)
-    except BlockFileDamaged:
-        return []  # The file is noted.
-    end = bisect_right(range(items), hash_, lo=begin, key=at)
-    offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
-    # Equal hashes stand in the order of the log.
-    return [LogOffset(offset) for offset in reversed(offsets[begin:end].tolist())]
+        return range(0)
+    return range(begin, bisect_right(range(items), hash_, lo=begin, key=at))

@@ -1,0 +1,153 @@
+"""The list of broker groups at their home: founding, adding, draining, removing.
+
+Owned by the round loop, as all commands are. What changes is CONFIG records (metadata/membership).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from typing import final
+
+from tidemill.broker.engine.administration import Administration
+from tidemill.broker.engine.metadata.catalog import Catalog, topic_item
+from tidemill.broker.engine.metadata.membership import (
+    BROKER_GROUPS_MAX,
+    BrokerGroup,
+    Home,
+    broker_group_item,
+    home_item,
+    without,
+)
+from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict, Forbidden
+
+TOPICS_A_SLICE = 16  # of those whose places are given to others
+CLUSTER_ID_BYTES = 8
+
+
+@final
+class BrokerGroups:
+    """The commands about who belongs to the cluster."""
+
+    def __init__(self, catalog: Catalog, administration: Administration) -> None:
+        self._catalog = catalog
+        self._administration = administration
+        self._membership = catalog.membership
+        # Members that are told all there is to tell, where they are; the shell says so.
+        self.connected: set[str] = set()
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this broker is the home of others."""
+        home = self._membership.home
+        return home is not None and home.name == self._catalog.broker_name
+
+    def found(self, addresses: Mapping[str, str], now_ms: int) -> None:
+        """Become the home of all these, ourselves among them, by their names.
+
+        Who is the home already takes new addresses of its members, but of those that are connected
+        where they are. Raises Conflict for who has another home, BadRequest.
+        """
+        own_name = self._catalog.broker_name
+        if own_name not in addresses:
+            raise BadRequest(f"{own_name} is not among the broker groups that it is to be home of")
+        if len(addresses) > BROKER_GROUPS_MAX:
+            raise BadRequest(f"a cluster has at most {BROKER_GROUPS_MAX} broker groups")
+        home = self._membership.home
+        if home is not None and home.name != own_name:
+            raise Conflict(f"{own_name} follows {home.name} at {home.address}")
+        if home is None:
+            secret = self._catalog.handle_secret
+            cluster_id = blake2b(secret, digest_size=CLUSTER_ID_BYTES, person=b"cluster")
+            home = Home(
+                cluster_id=cluster_id.hexdigest(), name=own_name, address=addresses[own_name]
+            )
+            self._record_home(home, now_ms)
+            for name, address in addresses.items():
+                self._record(BrokerGroup(name=name, address=address), now_ms)
+            return
+        for name, address in addresses.items():
+            group = self._membership.groups.get(name)
+            if group is not None and group.address != address and name not in self.connected:
+                self._record(replace(group, address=address), now_ms)
+                if name == own_name:
+                    self._record_home(replace(home, address=address), now_ms)
+
+    def add(self, name: str, address: str, now_ms: int) -> BrokerGroup:
+        """Add a member, or take a draining one back; raises Conflict, Forbidden, BadRequest."""
+        self.check_home()
+        known = self._membership.groups.get(name)
+        if known is None and len(self._membership.groups) >= BROKER_GROUPS_MAX:
+            raise Conflict(f"a cluster has at most {BROKER_GROUPS_MAX} broker groups")
+        for other in self._membership.groups.values():
+            if other.address == address and other.name != name:
+                raise Conflict(f"{address} is the address of {other.name}")
+        group = BrokerGroup(name=name, address=address)
+        if name == self._catalog.broker_name and group != known:
+            raise Conflict(f"{name} is the home, and a member already")
+        if group != known:
+            self._record(group, now_ms)
+        return group
+
+    def drain(self, name: str, now_ms: int) -> BrokerGroup:
+        """Let a member have no more messages; raises BrokerGroupNotFound, Conflict, Forbidden."""
+        group = self.find_follower(name)
+        if group.state != "draining":
+            group = replace(group, state="draining")
+            self._record(group, now_ms)
+        return group
+
+    def find_removable(self, name: str) -> BrokerGroup:
+        """Return a member that drains; raises BrokerGroupNotFound, Conflict, Forbidden."""
+        group = self.find_follower(name)
+        if group.state != "draining":
+            raise Conflict(f"{name} is not draining: drain it first, and wait until it is empty")
+        return group
+
+    def remove(self, name: str, now_ms: int) -> Iterator[None]:
+        """Give the places of a member that has left to the others, and forget it."""
+        others = [group.name for group in self._membership.in_order() if group.state == "active"]
+        placed = [
+            topic
+            for topic in self._catalog.topics.values()
+            if any(place == name for place, _ in topic.placements)
+        ]
+        for n, topic in enumerate(placed, 1):
+            placements = without(topic.placements, name, others)
+            moved = replace(topic, version=topic.version + 1, placements=placements)
+            self._administration.record(topic_item(moved), now_ms)
+            if n % TOPICS_A_SLICE == 0:
+                yield
+        self._administration.record({"op": "deleteBrokerGroup", "name": name}, now_ms)
+
+    def find_follower(self, name: str) -> BrokerGroup:
+        """Return a member that is not the home; raises BrokerGroupNotFound, Conflict, Forbidden."""
+        self.check_home()
+        group = self._membership.groups.get(name)
+        if group is None:
+            raise BrokerGroupNotFound(f"there is no broker group {name!r}")
+        if name == self._catalog.broker_name:
+            raise Conflict(
+                f"{name} is the home of topics, consumer groups and broker groups: it stays"
+            )
+        return group
+
+    def check_home(self) -> None:
+        """Raise Forbidden unless this broker is the home of others."""
+        home = self._membership.home
+        if home is None:
+            raise Forbidden(
+                "this broker group is alone: to have several, name them all in the setting brokers "
+                "of the proxies"
+            )
+        if not self.is_home:
+            raise Forbidden(
+                f"broker groups are changed at their home, {home.name} at {home.address}"
+            )
+
+    def _record(self, group: BrokerGroup, now_ms: int) -> None:
+        self._administration.record(broker_group_item(group), now_ms)
+
+    def _record_home(self, home: Home, now_ms: int) -> None:
+        self._administration.record(home_item(home), now_ms)

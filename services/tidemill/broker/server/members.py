@@ -1,0 +1,269 @@
+"""The home's side of its cluster: a connection to each member, over which it tells what it decides.
+
+A member is told everything when it is connected, and from then on what changes: of a round when
+that is committed, since what the home may still lose nobody else may have. One frame is under way
+to a member at a time, and what changes meanwhile goes into the next one. A member that falls far
+behind is told everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Final, final
+
+import structlog
+
+from tidemill.broker.server import config_frames
+from tidemill.common.errors import BY_NAME, BrokerUnreachable, ServiceError, from_wire
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.metadata.catalog import ConfigChanges
+    from tidemill.broker.engine.metadata.membership import BrokerGroup
+    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.transport.aio.connect import Connect, OpenStream
+
+log = structlog.get_logger()
+
+FOLLOW: Final = "/tidemill.broker.v1.BrokerHome/Follow"
+# Rounds with changes that wait for a member; beyond it everything is told again, which is bounded
+# by the limits of topics and groups.
+UPDATES_MAX: Final = 256
+# A member that was restarted is back within half a second, and should not be stale for a second.
+RECONNECT_MAX_S: Final = 0.25
+REFUSED_S: Final = 2.0  # until a member that refuses is asked again: somebody has to act
+CONNECT_TIMEOUT_S: Final = 2.0
+REPLY_BYTES_MAX: Final = 64 << 10  # a reply is a few numbers, or an error
+LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=5.0)
+
+
+@final
+class Follower:
+    """The connection to one member."""
+
+    def __init__(
+        self, group: BrokerGroup, rounds: Rounds, connect: Connect, sequences: Iterator[int]
+    ) -> None:
+        self.group = group
+        self.reason = "no connection was tried yet"  # why it is not connected; "" means it is
+        self._rounds = rounds
+        self._connect = connect
+        self._sequences = sequences
+        self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
+        self._is_behind = False
+        self._changed = asyncio.Event()
+        self._asking = asyncio.Lock()
+        self._stream: OpenStream | None = None
+        self._reply: asyncio.Future[pb.FollowReply] | None = None
+        self._membership = pb.Membership()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it was told everything on the connection that there is."""
+        return not self.reason
+
+    def tell(self, round_number: int, update: pb.ConfigUpdate) -> None:
+        """Tell what changed in a round."""
+        if update.HasField("membership"):
+            self._membership.CopyFrom(update.membership)
+        if len(self._updates) == UPDATES_MAX:
+            self._updates.clear()
+            self._is_behind = True
+        self._updates.append((round_number, update))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keep the member told until cancelled."""
+        while True:
+            try:
+                wait_s = await self._keep_told()
+            finally:
+                self._rounds.engine.broker_groups.connected.discard(self.group.name)
+            await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
+
+    async def ask(self, frame: pb.FollowFrame) -> pb.FollowReply:
+        """Send one frame and return the reply; raises what the member refuses it with."""
+        async with self._asking:
+            if self._stream is None:
+                raise BrokerUnreachable(f"{self.group.name} is not connected: {self.reason}")
+            frame.membership.CopyFrom(self._membership)
+            frame.member.CopyFrom(config_frames.member(self.group))
+            frame.epoch = self._rounds.engine.log.epoch
+            frame.sequence = next(self._sequences)
+            self._reply = asyncio.get_running_loop().create_future()
+            self._stream.write(frame.SerializeToString())
+            try:
+                reply = await self._reply
+            finally:
+                self._reply = None
+        if reply.error:
+            known = reply.error if reply.error in BY_NAME else "BrokerUnreachable"
+            raise from_wire(known, reply.message)
+        return reply
+
+    # ------------------------------------------------------------ the connection
+
+    async def _keep_told(self) -> float:
+        """Serve one connection; return how long to wait before the next."""
+        was_connected = False
+        try:
+            async with self._connect(
+                self.group.address, LIMITS,
+                message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S,
+            ) as channel:  # fmt: skip
+                stream = channel.open(FOLLOW, self._receive)
+                self._stream = stream
+                telling = asyncio.create_task(self._tell_all(), name=f"tell {self.group.name}")
+                ending = asyncio.create_task(stream.ended(), name=f"end of {self.group.name}")
+                try:
+                    await asyncio.wait((telling, ending), return_when=asyncio.FIRST_COMPLETED)
+                    was_connected = self.is_connected
+                    if telling.done():
+                        telling.result()
+                    else:
+                        ending.result()
+                        raise RpcError(RpcCode.UNAVAILABLE, "the member ended the stream")
+                finally:
+                    await self._close(stream, telling, ending)
+        except RpcError as error:
+            self._note(str(error), was_connected=was_connected)
+        except ServiceError as error:
+            self._note(error.message, was_connected=was_connected)
+            return REFUSED_S
+        return RECONNECT_MAX_S
+
+    async def _close(self, stream: OpenStream, *tasks: asyncio.Task[None]) -> None:
+        self._stream = None
+        stream.cancel()
+        for task in tasks:
+            task.cancel()
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(
+                BrokerUnreachable(f"the connection to {self.group.name} was lost")
+            )
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _note(self, reason: str, *, was_connected: bool) -> None:
+        if was_connected or reason != self.reason:
+            log.warning(
+                "member not connected",
+                broker_group=self.group.name, address=self.group.address, reason=reason,
+            )  # fmt: skip
+        self.reason = reason
+
+    async def _tell_all(self) -> None:
+        """Tell everything, and then what changes, until the connection is lost."""
+        is_behind = True
+        while True:
+            if is_behind:
+                await self._tell_everything()
+            self._changed.clear()
+            if not self._updates and not self._is_behind:
+                await self._changed.wait()
+            is_behind, self._is_behind = self._is_behind, False
+            if not is_behind:
+                updates, self._updates = self._updates, []
+                await self.ask(pb.FollowFrame(configs=[update for _, update in updates]))
+
+    async def _tell_everything(self) -> None:
+        def read(engine: Engine, _turn: Turn) -> tuple[int, pb.ConfigUpdate]:
+            return self._rounds.count, config_frames.complete_config(engine, auto_create=False)
+
+        self._is_behind = False
+        round_number, config = await self._rounds.call(read)
+        # The key of receipt handles is nobody else's.
+        config.ClearField("handle_secret")
+        self._membership.CopyFrom(config.membership)
+        self._updates = [each for each in self._updates if each[0] >= round_number]
+        await self.ask(pb.FollowFrame(configs=[config]))
+        self._rounds.engine.broker_groups.connected.add(self.group.name)
+        if self.reason:
+            log.info("member connected", broker_group=self.group.name, address=self.group.address)
+        self.reason = ""
+
+    def _receive(self, encoded: bytes) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(pb.FollowReply.FromString(encoded))
+
+
+@final
+class Members:
+    """All members but the home itself; none where this broker is no home."""
+
+    def __init__(self, rounds: Rounds, connect: Connect) -> None:
+        self.followers: dict[str, Follower] = {}
+        self._rounds = rounds
+        self._connect = connect
+        self._sequences = count(1)  # of all frames of this process
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep all members told until the block ends."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._rounds.attach(self)
+            self._look()
+            try:
+                yield
+            finally:
+                self._rounds.detach(self)
+                self._group = None
+                for task in self._tasks.values():
+                    task.cancel()
+
+    def _look(self) -> None:
+        """Begin with members that are new, and end with those that are gone."""
+        if self._group is None:
+            return
+        engine = self._rounds.engine
+        groups: dict[str, BrokerGroup] = {}
+        if engine.broker_groups.is_home:
+            groups = dict(engine.catalog.membership.groups)
+            groups.pop(engine.catalog.broker_name, None)
+        for name, follower in list(self.followers.items()):
+            group = groups.get(name)
+            if group is None or group.address != follower.group.address:
+                self._tasks.pop(name).cancel()
+                del self.followers[name]
+            else:
+                follower.group = group
+        for name, group in groups.items():
+            if name not in self.followers:
+                follower = self.followers[name] = Follower(
+                    group, self._rounds, self._connect, self._sequences
+                )
+                self._tasks[name] = self._group.create_task(follower.run(), name=f"member {name}")
+
+    def config_changed(self, changes: ConfigChanges) -> None:
+        """Keep the changes of the round under way until it is committed."""
+        effects = self._rounds.turn.effects
+        effects[self] = _Committed(self, self._rounds.count, config_frames.changed_config(changes))
+
+    def spread(self, round_number: int, update: pb.ConfigUpdate) -> None:
+        """Tell every member of the changes of a round that is committed."""
+        if update.HasField("membership"):
+            self._look()
+        for follower in self.followers.values():
+            follower.tell(round_number, update)
+
+
+class _Committed:
+    """What the members are told of a round when it is committed."""
+
+    def __init__(self, members: Members, round_number: int, update: pb.ConfigUpdate) -> None:
+        self._members = members
+        self._round_number = round_number
+        self._update = update
+
+    def leave(self) -> Iterator[None]:
+        self._members.spread(self._round_number, self._update)
+        yield

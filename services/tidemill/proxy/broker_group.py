@@ -1,0 +1,123 @@
+"""One broker group, as the proxy's methods see it: its link, its ids, its handles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from tidemill.common.errors import BadRequest, InvalidReceiptHandle
+from tidemill.message import limits, recall_handle, receipt_handle
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+if TYPE_CHECKING:
+    from tidemill.message.recall_handle import Recall, RecallSigner
+    from tidemill.message.receipt_handle import HandleFields, HandleOpener, HandleSigner
+    from tidemill.proxy.link import BrokerLink
+
+
+class Ids(NamedTuple):
+    """Of a consumer group and a topic, at one broker."""
+
+    group_id: int
+    topic_id: int
+
+
+@final
+class BrokerGroup:
+    """One broker group: its link, and what it has told of itself."""
+
+    __slots__ = ("is_draining", "is_member", "link")
+
+    def __init__(self, link: BrokerLink) -> None:
+        self.link = link
+        # As the home says. Of one that is no member, or not yet, nothing is asked.
+        self.is_member = False
+        self.is_draining = False
+
+    @property
+    def name(self) -> str:
+        """The name under which routes show it; "" as long as it has not told."""
+        return self.link.configuration.broker_name
+
+    @property
+    def signer(self) -> HandleSigner:
+        """Signer of its receipt handles."""
+        return self.link.configuration.signer
+
+    @property
+    def recall_signer(self) -> RecallSigner:
+        """Signer of its recall handles."""
+        return self.link.configuration.recall_signer
+
+    def find_topic(self, topic: link_pb2.TopicConfig) -> link_pb2.TopicConfig | None:
+        """Return what it has of a topic of the home's; None where it has not this incarnation."""
+        own = self.link.configuration.topics.get(topic.name)
+        return own if own is not None and self.is_member and _is_same(own, topic) else None
+
+    def find_ids(self, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig) -> Ids | None:
+        """Return under which ids it has both; None where it has not these incarnations."""
+        own_topic = self.find_topic(topic)
+        own_group = self.link.configuration.groups.get(group.name)
+        if own_topic is None or own_group is None or not _is_same(own_group, group):
+            return None
+        return Ids(own_group.id, own_topic.id)
+
+
+def _is_same(
+    own: link_pb2.TopicConfig | link_pb2.GroupConfig,
+    homes: link_pb2.TopicConfig | link_pb2.GroupConfig,
+) -> bool:
+    """Whether a broker's own topic or group is of the incarnation that the home has."""
+    if isinstance(own, link_pb2.TopicConfig) and own.is_system:
+        return True  # Each broker makes its own, and none knows of the others'.
+    return (own.home_id or own.id) == homes.id
+
+
+@final
+class Deliveries:
+    """Opens the receipt handles of one request, mostly of few deliveries."""
+
+    def __init__(self, brokers: Iterable[BrokerGroup], group: str, topic: str) -> None:
+        self._group = group
+        self._topic = topic
+        # By what handles begin with. It is short, so two brokers may have the same.
+        self._brokers: dict[str, list[BrokerGroup]] = {}
+        self._anybody: list[BrokerGroup] = []
+        for broker in brokers:
+            self._anybody = self._anybody or [broker]
+            self._brokers.setdefault(broker.signer.mark, []).append(broker)
+        self._openers: dict[BrokerGroup, HandleOpener] = {}
+
+    def open(self, handle: str) -> tuple[BrokerGroup, HandleFields]:
+        """Return which delivery of whom `handle` names. Raises InvalidReceiptHandle."""
+        limits.RECEIPT_HANDLE.check_text(handle)
+        refused = InvalidReceiptHandle("no broker group that there is has issued the handle")
+        # Of a handle that is nobody's, anybody says what is wrong with it.
+        brokers = self._brokers.get(handle[: receipt_handle.MARK_CHARS]) or self._anybody
+        for broker in brokers:
+            opener = self._openers.get(broker)
+            if opener is None:
+                opener = broker.signer.opener(self._group, self._topic)
+                self._openers[broker] = opener
+            try:
+                return broker, opener.open(handle)
+            except InvalidReceiptHandle as error:
+                refused = error
+        raise refused
+
+
+def open_recall(
+    brokers: Sequence[BrokerGroup], handle: str, topic: str
+) -> tuple[BrokerGroup, Recall]:
+    """Return which timer of whom a recall handle names. Raises BadRequest."""
+    limits.RECALL_HANDLE.check_text(handle)
+    refused = BadRequest("no broker group that there is has issued the recall handle")
+    mark = handle[: recall_handle.MARK_CHARS]
+    # Of a handle that is nobody's, anybody says what is wrong with it.
+    marked = [broker for broker in brokers if broker.recall_signer.mark == mark] or brokers[:1]
+    for broker in marked:
+        try:
+            return broker, broker.recall_signer.open(handle, topic)
+        except BadRequest as error:
+            refused = error
+    raise refused

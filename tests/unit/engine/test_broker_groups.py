@@ -1,0 +1,305 @@
+"""The home's list of broker groups, and what a follower makes of what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, World
+from tidemill.broker.engine.following import Left
+from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.metadata.membership import Home, without
+from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
+from tidemill.message.broker_names import natural_order
+
+ADDRESSES = {"broker-0": "h0:1", "broker-1": "h1:1", "broker-2": "h2:1"}
+HOME = Home(cluster_id="c", name="home", address="h:1")
+
+
+def founded() -> World:
+    world = World()
+    world.engine.broker_groups.found(ADDRESSES, world.now_ms)
+    world.commit()
+    return world
+
+
+def following() -> World:
+    world = World()
+    world.engine.following.meet(HOME, may_join=True, now_ms=world.now_ms)
+    return world
+
+
+def tell(
+    follower: World,
+    home: World,
+    *,
+    deleted_topic_ids: Collection[int] = (),
+    is_complete: bool = True,
+) -> None:
+    """Tell a follower of all that the home has."""
+    catalog = home.engine.catalog
+    for _ in follower.engine.following.follow(
+        [topic for topic in catalog.topics.values() if not topic.is_system],
+        list(catalog.groups.values()),
+        deleted_topic_ids=deleted_topic_ids,
+        deleted_group_ids=(),
+        is_complete=is_complete,
+        now_ms=follower.now_ms,
+    ):
+        pass
+    follower.commit()
+
+
+# ---------------------------------------------------------------- the home
+
+
+def test_the_list_of_broker_groups_is_there_after_a_restart() -> None:
+    world = founded()
+    world.engine.broker_groups.drain("broker-2", world.now_ms)
+    world.commit()
+    world.restart()
+    groups = world.engine.catalog.membership
+    assert groups.home is not None
+    assert groups.home.name == "broker-0"
+    assert [(g.name, g.address, g.state) for g in groups.in_order()] == [
+        ("broker-0", "h0:1", "active"),
+        ("broker-1", "h1:1", "active"),
+        ("broker-2", "h2:1", "draining"),
+    ]
+
+
+def test_founding_twice_changes_nothing() -> None:
+    world = founded()
+    end = world.engine.log_end
+    world.engine.broker_groups.found(ADDRESSES, world.now_ms)
+    assert world.engine.log_end == end
+
+
+def test_a_member_that_is_not_connected_may_have_moved() -> None:
+    world = founded()
+    world.engine.broker_groups.connected.add("broker-1")
+    moved = {"broker-0": "h0:2", "broker-1": "h1:2", "broker-2": "h2:2"}
+    world.engine.broker_groups.found(moved, world.now_ms)
+    groups = world.engine.catalog.membership
+    assert [g.address for g in groups.in_order()] == ["h0:2", "h1:1", "h2:2"]
+    assert groups.home is not None
+    assert groups.home.address == "h0:2"
+
+
+def test_a_broker_is_no_home_of_others_that_follows_one() -> None:
+    with pytest.raises(Conflict, match="follows home"):
+        following().engine.broker_groups.found(ADDRESSES, 0)
+    with pytest.raises(BadRequest, match="not among"):
+        World().engine.broker_groups.found({"broker-9": "h9:1"}, 0)
+
+
+def test_a_new_topic_has_its_places_in_all_active_groups() -> None:
+    world = founded()
+    world.engine.broker_groups.drain("broker-1", world.now_ms)
+    topic = world.engine.administration.put_topic(
+        "t", type_=TopicType.FIFO, queues=3, now_ms=world.now_ms
+    )
+    assert topic.placements == (("broker-0", 3), ("broker-2", 3))
+    world.commit()
+    world.restart()
+    assert world.engine.catalog.find_topic("t") == topic
+
+
+def test_places_are_counted_again_where_the_queues_of_a_normal_topic_grow() -> None:
+    world = founded()
+    put = world.engine.administration.put_topic
+    put("t", type_=TopicType.NORMAL, queues=1, now_ms=world.now_ms)
+    grown = put("t", type_=None, queues=4, now_ms=world.now_ms)
+    assert grown.placements == (("broker-0", 4), ("broker-1", 4), ("broker-2", 4))
+
+
+def test_the_home_does_not_drain() -> None:
+    world = founded()
+    with pytest.raises(Conflict, match="it stays"):
+        world.engine.broker_groups.drain("broker-0", world.now_ms)
+    with pytest.raises(Conflict, match="it stays"):
+        world.engine.broker_groups.find_removable("broker-0")
+
+
+def test_only_who_drains_is_removed_and_its_places_go_to_the_others() -> None:
+    world = founded()
+    put, groups = world.engine.administration.put_topic, world.engine.broker_groups
+    put("t", type_=TopicType.FIFO, queues=3, now_ms=world.now_ms)
+    with pytest.raises(Conflict, match="drain it first"):
+        groups.find_removable("broker-1")
+    groups.drain("broker-1", world.now_ms)
+    for _ in groups.remove("broker-1", world.now_ms):
+        pass
+    world.commit()
+    world.restart()
+    topic = world.engine.catalog.find_topic("t")
+    assert topic is not None
+    assert topic.placements == (
+        ("broker-0", 3), ("broker-0", 2), ("broker-2", 1), ("broker-2", 3),
+    )  # fmt: skip
+    assert list(world.engine.catalog.membership.groups) == ["broker-0", "broker-2"]
+
+
+def test_no_place_but_those_of_the_group_that_goes_moves() -> None:
+    before = (("a", 4), ("b", 4), ("c", 4))
+    after = without(before, "b", ["a", "c"])
+
+    def spread(placements: tuple[tuple[str, int], ...]) -> list[str]:
+        return [name for name, queues in placements for _ in range(queues)]
+
+    assert len(spread(after)) == len(spread(before))
+    for was, now in zip(spread(before), spread(after), strict=True):
+        assert now == was or was == "b"
+    assert "b" not in spread(after)
+
+
+def test_broker_groups_are_in_natural_order() -> None:
+    names = ["b-10", "b-2", "a", "b", "b-1"]
+    assert sorted(names, key=natural_order) == ["a", "b", "b-1", "b-2", "b-10"]
+
+
+def test_a_broker_that_is_alone_says_how_there_may_be_several() -> None:
+    with pytest.raises(Forbidden, match="setting brokers"):
+        World().engine.broker_groups.add("broker-1", "h1:1", 0)
+
+
+def test_the_members_are_stated_again_before_the_log_that_states_them_goes() -> None:
+    world = founded()
+    world.topic()
+    while len(world.engine.log.segments) < 3:
+        world.send("x" * 1_000)
+    world.checkpoint()
+    world.retire()
+    world.commit()
+    world.restart()
+    assert list(world.engine.catalog.membership.groups) == list(ADDRESSES)
+    assert world.engine.broker_groups.is_home
+
+
+# ---------------------------------------------------------------- a follower
+
+
+def test_a_follower_has_the_homes_topics_under_ids_of_its_own() -> None:
+    home, follower = founded(), following()
+    home.engine.administration.put_topic("other", type_=None, queues=2, now_ms=0)
+    home.group()
+    home.topic()
+    tell(follower, home)
+    follower.commit()
+    follower.restart()
+    own, homes = follower.engine.catalog, home.engine.catalog
+    for name in (TOPIC, "other"):
+        mine, theirs = own.find_topic(name), homes.find_topic(name)
+        assert mine is not None
+        assert theirs is not None
+        assert mine.home_id == theirs.id
+        assert mine.placements == theirs.placements
+    group = own.find_group(GROUP)
+    assert group is not None
+    assert group.home_id == homes.group_ids[GROUP]
+    assert own.membership.home == HOME
+
+
+def test_being_told_twice_records_nothing() -> None:
+    home, follower = founded(), following()
+    home.topic()
+    tell(follower, home)
+    end = follower.engine.log_end
+    tell(follower, home)
+    assert follower.engine.log_end == end
+
+
+def test_a_topic_that_was_created_again_is_another_one() -> None:
+    home, follower = founded(), following()
+    home.topic()
+    tell(follower, home)
+    follower.send("of before")
+    before = follower.engine.catalog.topic_ids[TOPIC]
+    home.engine.administration.delete_topic(TOPIC, home.now_ms)
+    home.engine.administration.put_topic(TOPIC, type_=None, queues=1, now_ms=home.now_ms)
+    tell(follower, home)
+    after = follower.engine.catalog.find_topic(TOPIC)
+    assert after is not None
+    assert after.id != before
+    assert after.home_id == home.engine.catalog.topic_ids[TOPIC]
+    assert follower.engine.inspection.use_of(after).message_count == 0
+
+
+def test_who_was_away_deletes_what_is_gone() -> None:
+    home, follower = founded(), following()
+    home.topic()
+    home.group()
+    tell(follower, home)
+    home.engine.administration.delete_topic(TOPIC, home.now_ms)
+    home.engine.administration.delete_group(GROUP, home.now_ms)
+    tell(follower, home)
+    assert follower.engine.catalog.find_topic(TOPIC) is None
+    assert follower.engine.catalog.find_group(GROUP) is None
+    assert not follower.engine.catalog.topic_ids_at_home
+
+
+def test_changes_are_refused_at_a_follower_and_the_home_is_named() -> None:
+    administration = following().engine.administration
+    for change in (
+        lambda: administration.put_topic("t", type_=None, queues=1, now_ms=0),
+        lambda: administration.put_group("g", now_ms=0),
+        lambda: administration.ensure("t", "", 0),
+        lambda: administration.ensure("", "g", 0),
+    ):
+        with pytest.raises(Forbidden, match="home at h:1"):
+            change()
+
+
+def test_topics_of_its_own_are_not_lost_by_joining() -> None:
+    world = World()
+    world.topic()
+    with pytest.raises(Conflict, match="of its own"):
+        world.engine.following.meet(HOME, may_join=True, now_ms=0)
+
+
+def test_another_clusters_home_is_refused() -> None:
+    other = Home(cluster_id="d", name="home", address="h:1")
+    with pytest.raises(Forbidden, match="belongs to home"):
+        following().engine.following.meet(other, may_join=True, now_ms=0)
+
+
+def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
+    home, follower = founded(), following()
+    home.topic()
+    home.group()
+    tell(follower, home)
+    follower.send("m0")
+    draining = Home(cluster_id="c", name="home", address="h:1", is_draining=True)
+    with pytest.raises(Conflict, match="not draining"):
+        follower.engine.following.leave("c", 0)
+    follower.engine.following.meet(draining, may_join=False, now_ms=follower.now_ms)
+    follower.commit()
+    follower.restart()
+    with pytest.raises(GroupDraining):
+        follower.send("m1")
+    assert left(follower) == (1, 0, 0)
+    popped = follower.pop(1)
+    assert left(follower) == (0, 1, 0)
+    follower.ack(*popped)
+    assert left(follower) == (0, 0, 0)
+    follower.engine.following.leave("c", follower.now_ms)
+    follower.commit()
+    follower.restart()
+    assert follower.engine.catalog.membership.home is None
+    assert not follower.engine.catalog.is_draining
+
+
+def test_what_nobody_has_read_is_left() -> None:
+    home, follower = founded(), following()
+    home.topic()
+    tell(follower, home)
+    follower.send("m0")
+    assert left(follower) == (1, 0, 0)
+
+
+def left(world: World) -> tuple[int, int, int]:
+    found = Left()
+    for _ in world.engine.following.count_left(found):
+        pass
+    return found.ready_count, found.in_flight_count, found.delayed_count
