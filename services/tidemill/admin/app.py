@@ -33,7 +33,8 @@ def create_app(broker: BrokerClient) -> FastAPI:
         version=API_VERSION,
         description="Topics, consumer groups, messages and timers of a Tidemill cluster.",
         responses=RESPONSES,
-        # FastAPI's own pages load from elsewhere.
+        # FastAPI's own pages load from elsewhere, and its document is rendered each time.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
