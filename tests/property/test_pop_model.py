@@ -26,6 +26,7 @@ from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tests.support.log_checker import judge
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
 from tidemill.broker.engine.pop.renewals import HELD_MAX_MS, SILENT_GRACE_MS, SILENT_MS
 from tidemill.common.errors import InvalidReceiptHandle
 
@@ -92,12 +93,12 @@ class PopModel(RuleBasedStateMachine):
             known.client, known.popped_at = client, self.world.now_ms
         return multiple(*popped)
 
-    @rule(client=CLIENTS)
+    @rule(client=CLIENTS.filter(bool))
     def live_on(self, client: str) -> None:
         self.world.alive(client)
         self.heard[client] = self.world.now_ms
 
-    @rule(client=CLIENTS)
+    @rule(client=CLIENTS.filter(bool))
     def end(self, client: str) -> None:
         for known in self.known.values():
             if known.client == client and known.state == "in flight":
@@ -179,7 +180,16 @@ class PopModel(RuleBasedStateMachine):
         return until
 
     def everybody_counts_as_heard(self) -> None:
+        """A start has heard nobody; and what was popped last perhaps nobody has."""
         self.heard = dict.fromkeys(self.heard, self.world.now_ms)
+        table = self.world.engine.state.table
+        for known in self.known.values():
+            slot, delivery_id, _ = known.handle
+            if known.client and known.state == "in flight" and known.handle not in self.ended:
+                assert table.ids[slot] == delivery_id
+                if not table.flags[slot] & FLAG_RENEWS:
+                    assert known.until == table.visible_at_ms[slot]
+                    known.client = ""
 
     @rule(power_cut=st.booleans())
     def restart(self, power_cut: bool) -> None:

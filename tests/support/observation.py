@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
 
 Lows = dict[tuple[int, int], int]  # (topic id, queue id) -> offset
 
@@ -73,6 +72,5 @@ def observe(engine: Engine, now_ms: int, lows: Lows | None = None) -> dict[str, 
         if live or replaced:
             seen[f"delivery {table.ids[slot]}"] = (
                 *key, slot, table.visible_at_ms[slot], live, replaced, table.client_id_of(slot),
-                bool(table.flags[slot] & FLAG_RENEWS),
             )  # fmt: skip
     return seen
