@@ -288,7 +288,8 @@ def test_timers_are_listed_by_due_time_and_filtered(rest: httpx.Client) -> None:
     assert listed(dueFrom=base_ms + 1_000, dueTo=base_ms + 3_000) == [ids[1], ids[2]]
     [first] = rest.get("/timers", params={"dueFrom": base_ms, "pageSize": 1}).json()["timers"]
     assert first == {
-        "timerId": ids[0], "broker": "broker-0", "state": "PENDING", "topic": "list-0", "queueId": sent[0]["queueId"],
+        "timerId": ids[0], "broker": "broker-0", "state": "PENDING", "topic": "list-0",
+        "queueId": sent[0]["queueId"],
         "dueAtMs": base_ms, "scheduledAtMs": first["scheduledAtMs"], "size": first["size"],
         "messageId": sent[0]["messageId"], "keys": ["key-0"], "bornAtMs": first["bornAtMs"],
         "bornHost": first["bornHost"],

@@ -169,18 +169,27 @@ class Brokers:
         """Return the list as the home of a broker has it."""
         client = await self.client_at(address)
         try:
-            return await self._list_at(address, client)
+            return await self._list_at(address, client, may_be_alone=len(self._seeds) == 1)
         except Forbidden:
             # It follows another, and says whom.
             address = (await client.config()).membership.home_address
             return await self._list_at(address, await self.client_at(address))
 
-    async def _list_at(self, address: str, home: BrokerClient) -> list[Member]:
+    async def _list_at(
+        self, address: str, home: BrokerClient, *, may_be_alone: bool = True
+    ) -> list[Member]:
+        """Return the members as the home has them, which is asked at `address`."""
         listed = await home.list_broker_groups(with_left=False)
         found = []
         for group in listed.groups:
+            if not (group.member.address or may_be_alone):
+                # It was removed, or nobody has made a cluster of the seeds yet: it is no home.
+                raise BrokerUnreachable(
+                    f"{group.member.name} at {address} belongs to no cluster yet: one is made when"
+                    f" a proxy reaches all of its brokers"
+                )
             # One that is alone does not know under which address.
-            at = address if group.is_home else group.member.address
+            at = group.member.address or address
             is_draining = group.member.state == pb.DRAINING
             client = home if group.is_home else await self.client_at(at)
             found.append(Member(group.member.name, at, group.is_home, is_draining, client))

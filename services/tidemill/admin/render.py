@@ -126,5 +126,6 @@ def _sums(queues: list[pb.QueueProgress]) -> dict[str, int | None]:
         "ready": ready,
         "blocked": blocked,
         "in_flight": in_flight,
+        "stored": sum(queue.max_offset for queue in queues if not queue.is_retry),
         "oldest_unacked_at_ms": min(oldest, default=None),
     }

@@ -271,6 +271,10 @@ class Progress(Schema):
         description="Stored in queues of a FIFO group that are locked: nobody gets it yet."
     )
     in_flight: int = Field(description="Messages that were popped and not acked yet.")
+    stored: int = Field(
+        description="Messages that the topic's queues have got so far, retries not counted. It only"
+        " grows: between two looks it says how fast messages come."
+    )
     oldest_unacked_at_ms: int | None = Field(
         None, description="When the oldest of them was stored (Unix, ms); missing: there is none."
     )
