@@ -21,8 +21,21 @@ def test_no_promise_is_broken_in_any_order_of_events(chunk: int) -> None:
         assert run.received > 0
 
 
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_promise_is_broken_with_several_broker_groups(chunk: int) -> None:
+    for seed in range(chunk, SEEDS // 4, CHUNKS):
+        run = run_seed(seed, trouble_s=TROUBLE_S, groups=3)
+        assert not run.findings, str(run)
+        assert run.received > 0
+
+
 def test_a_seed_is_the_same_run_again() -> None:
     first, second = (run_seed(1_000, trouble_s=5) for _ in range(2))
     assert first.trace == second.trace
     assert first.sent == second.sent
     assert run_seed(1_001, trouble_s=5).trace != first.trace
+
+
+def test_a_seed_is_the_same_run_again_with_several_broker_groups() -> None:
+    first, second = (run_seed(1_000, trouble_s=5, groups=3) for _ in range(2))
+    assert first.trace == second.trace

@@ -71,7 +71,7 @@ class Client:
 
     async def _run(self, proxy: Proxy, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a call in the proxy's process; now and then the caller does not wait for its end."""
-        task = asyncio.ensure_future(coroutine)
+        task = asyncio.ensure_future(proxy.serve(coroutine))
         proxy.tasks.append(task)
         patience_s = 0.05 if self.random.random() < 0.03 else None
         try:
@@ -231,7 +231,8 @@ async def consume(
             continue
         if messages:
             keys = [one.body.decode().rstrip() for one in messages]
-            subscription.history.received(keys)
+            places = [one.system_properties.store_host for one in messages]
+            subscription.history.received(keys, places=places)
             await _settle(client, subscription, messages, keys)
 
 
@@ -248,7 +249,10 @@ async def _settle(
             for handle in handles
         ]
     await asyncio.sleep(random.expovariate(5))
-    acks = [subscription.history.ack(key) for key in keys]
+    acks = [
+        subscription.history.ack(key, place=one.system_properties.store_host)
+        for key, one in zip(keys, messages, strict=True)
+    ]
     with contextlib.suppress(Gone):
         response = await client.call(
             "AckMessage",

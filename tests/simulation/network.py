@@ -18,8 +18,8 @@ SLOW_S_MAX = 0.4
 class Server(Protocol):
     """Who takes calls at an address."""
 
-    async def exchange(self, call: ServerEnd) -> None:
-        """Serve one link until it ends."""
+    async def serve(self, path: str, call: ServerEnd) -> None:
+        """Serve one call of a method until it ends."""
 
 
 class Network:
@@ -73,16 +73,21 @@ class NetworkLink:
         self._end = ServerEnd(self)
         self._serving: asyncio.Task[None] | None = None
         self._arrives_at_s = {"up": 0.0, "down": 0.0}
-        self.heard_at_s = self._loop.time()  # of the broker, by the proxy
+        self._heard_at_s = self._loop.time()  # of the broker, by the proxy
         self.is_closed = False
         self._late_until_s = 0.0
 
     # ------------------------------------------------------------ the proxy's side
 
-    def open(self, _path: str, on_message: Callable[[bytes], None]) -> NetworkLink:
+    def open(self, path: str, on_message: Callable[[bytes], None]) -> NetworkLink:
         self._on_message = on_message
-        self._serving = self._loop.create_task(self._serve())
+        self._serving = self._loop.create_task(self._serve(path))
         return self
+
+    @property
+    def heard_at_s(self) -> float:
+        """When the broker gave its last sign of life; pings are answered as long as it is there."""
+        return self._heard_at_s if self.is_closed else self._loop.time()
 
     def write(self, message: bytes) -> None:
         self._carry("up", self._end.arrived, message)
@@ -159,13 +164,13 @@ class NetworkLink:
                 self._loop.call_at(self._late_until_s, to, message)
 
     def _deliver(self, message: bytes) -> None:
-        self.heard_at_s = self._loop.time()
+        self._heard_at_s = self._loop.time()
         assert self._on_message is not None, "the call is open"
         self._on_message(message)
 
-    async def _serve(self) -> None:
+    async def _serve(self, path: str) -> None:
         with contextlib.suppress(RpcError):
-            await self.server.exchange(self._end)
+            await self.server.serve(path, self._end)
         self.close()
 
 
@@ -194,6 +199,9 @@ class ServerEnd:
         return request
 
     def write(self, message: bytes) -> None:
+        self._link.answer(message)
+
+    async def send(self, message: bytes) -> None:
         self._link.answer(message)
 
     async def drained(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.simulation.loop import BEGIN_S
 from tests.simulation.network import Network, ServerEnd
@@ -18,15 +18,20 @@ from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.durability import Durability
+from tidemill.broker.server.home_service import BrokerHomeService
 from tidemill.broker.server.link import BrokerLinkService
 from tidemill.broker.server.long_polling import LongPolling
+from tidemill.broker.server.members import FOLLOW, Members
 from tidemill.broker.server.rounds import Rounds
 from tidemill.broker.sync_process import HasFileno
 from tidemill.proxy.app import cluster_of, wire
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.settings import ProxySettings
+
+T = TypeVar("T")
 
 EPOCH_MS = 1_700_000_000_000
 RESTART_S = 0.3  # what the supervisor and a start take
@@ -117,13 +122,15 @@ class Broker(Process):
         self._random = random
         self.rounds: Rounds
         self._links: BrokerLinkService
+        self._homes: BrokerHomeService
         self._is_alive = False
 
     def start(self) -> None:
         """Begin a life on the disk as it is. Raises CorruptStore."""
         self.lives += 1
         self.clock.process_began()
-        engine, _ = open_engine(self.disk, CONFIG, now_ms=self.clock.wall_ms(), entropy=ENTROPY)
+        config = replace(CONFIG, broker_name=self.address)
+        engine, _ = open_engine(self.disk, config, now_ms=self.clock.wall_ms(), entropy=ENTROPY)
         rounds = Rounds(
             engine,
             durability=Durability(engine, Syncs(self._random)),
@@ -134,7 +141,9 @@ class Broker(Process):
         )
         self.rounds = rounds
         self._links = BrokerLinkService(rounds, Traffic(), auto_create=True)
+        self._homes = BrokerHomeService(rounds)
         self.begin(self._run(rounds))
+        self.begin(self._keep_told(Members(rounds, self._connect)))
         self._network.servers[self.address] = self
         self._is_alive = True
 
@@ -154,12 +163,20 @@ class Broker(Process):
             self.failure = error
             raise
 
-    async def exchange(self, call: ServerEnd) -> None:
-        """Serve one link."""
+    async def _keep_told(self, members: Members) -> None:
+        async with members.running():
+            await asyncio.Event().wait()
+
+    def _connect(self, address: str, limits: object, **options: Any) -> Any:
+        return self._network.connect(address.removesuffix(":1"), limits, **options)
+
+    async def serve(self, path: str, call: ServerEnd) -> None:
+        """Serve one stream: a proxy's, or the home's."""
         task = asyncio.current_task()
         assert task is not None, "a link has a task"
         self.tasks.append(task)
-        await self._links.exchange(call)  # type: ignore[arg-type]  # it does what RpcCall does
+        serve = self._homes.follow if path == FOLLOW else self._links.exchange
+        await serve(call)  # type: ignore[arg-type]  # it does what RpcCall does
 
     async def stop(self, how: str) -> None:
         """End this life: "kill" or "power cut"; the disk is as it leaves it."""
@@ -204,6 +221,7 @@ class Proxy(Process):
         self.methods = wire(
             settings,
             self.cluster,
+            PollingShell(self.cluster, self._clock, pop_timeout_ms=settings.request_timeout_ms),
             Clients(clients_max=1_000, monotonic_ms=self._clock.monotonic_ms),
             self._clock,
         )
@@ -212,6 +230,15 @@ class Proxy(Process):
 
     def _connect(self, address: str, limits: object, **options: Any) -> Any:
         return self._network.connect(address.removesuffix(":1"), limits, **options)
+
+    async def serve(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a call; nobody gets in before the proxy serves."""
+        try:
+            await self.cluster.configured()
+        except asyncio.CancelledError:
+            coroutine.close()
+            raise
+        return await coroutine
 
     async def _run(self) -> None:
         async with self.cluster.running():

@@ -48,12 +48,12 @@ class Run:
         return "\n".join([head, *self.story, *self.findings])
 
 
-def run_seed(seed: int, *, trouble_s: float = TROUBLE_S) -> Run:
-    """Run a seed; nothing is raised, all is in the run."""
+def run_seed(seed: int, *, trouble_s: float = TROUBLE_S, groups: int = 1) -> Run:
+    """Run a seed with so many broker groups; nothing is raised, all is in the run."""
     run = Run(seed)
     random = Random(seed)
     try:
-        _, loop = simulate(_Simulation(run, random).main(trouble_s), random)
+        _, loop = simulate(_Simulation(run, random, groups).main(trouble_s), random)
     except Exception as error:  # noqa: BLE001 - a finding of any kind
         run.findings.append(f"{type(error).__name__}: {error}")
         if error.__cause__ is not None:
@@ -66,9 +66,10 @@ def run_seed(seed: int, *, trouble_s: float = TROUBLE_S) -> Run:
 class _Simulation:
     """The processes and clients of one run."""
 
-    def __init__(self, run: Run, random: Random) -> None:
+    def __init__(self, run: Run, random: Random, groups: int) -> None:
         self._run = run
         self._random = random
+        self._groups = groups
         self._plain = Subscription("plain", "plain-group")
         self._ordered = Subscription("fifo", "fifo-group")
         self._delayed = Subscription("delayed", "delayed-group")
@@ -79,43 +80,54 @@ class _Simulation:
 
     async def main(self, trouble_s: float) -> None:
         network = Network(self._random)
-        broker = self._broker = Broker(network, self._random)
+        self._brokers = [
+            Broker(network, self._random, name=f"broker-{n}") for n in range(self._groups)
+        ]
         self._network = network
-        broker.start()
+        for broker in self._brokers:
+            broker.start()
         await self._declare()
-        self._proxies = [Proxy(network, [broker.address], name=f"proxy-{n}") for n in range(2)]
+        addresses = [broker.address for broker in self._brokers]
+        self._proxies = [Proxy(network, addresses, name=f"proxy-{n}") for n in range(2)]
         for proxy in self._proxies:
             proxy.start()
         for proxy in self._proxies:
             await proxy.cluster.configured()
         consuming = self._begin_consumers()
         producing = self._begin_producers()
-        supervising = asyncio.ensure_future(self._supervise())
+        supervising = [asyncio.ensure_future(self._supervise(one)) for one in self._brokers]
         try:
             await self._trouble(trouble_s)
             for task in producing:
                 task.cancel()
             await self._drain()
         finally:
-            for task in (*producing, *consuming, supervising):
+            for task in (*producing, *consuming, *supervising):
                 task.cancel()
-            ends = await asyncio.gather(*producing, *consuming, supervising, return_exceptions=True)
+            ends = await asyncio.gather(
+                *producing, *consuming, *supervising, return_exceptions=True
+            )
             self._run.findings += [
                 f"a client failed: {end!r}"
                 for end in ends
                 if not isinstance(end, asyncio.CancelledError)
             ]
         self._judge()
-        await broker.stop("kill")
+        for broker in self._brokers:
+            await broker.stop("kill")
         for proxy in self._proxies:
             await proxy.kill()
 
     async def _declare(self) -> None:
         """Make topics and groups, as an operator would before the first client."""
-        engine = self._broker.rounds.engine
+        home = self._brokers[0]
+        engine = home.rounds.engine
 
         def declare() -> None:
-            admin, now_ms = engine.administration, self._broker.clock.wall_ms()
+            admin, now_ms = engine.administration, home.clock.wall_ms()
+            if len(self._brokers) > 1:
+                addresses = {one.address: f"{one.address}:1" for one in self._brokers}
+                engine.broker_groups.found(addresses, now_ms)
             admin.put_topic("plain", type_=TopicType.NORMAL, queues=2, now_ms=now_ms)
             admin.put_topic("fifo", type_=TopicType.FIFO, queues=2, now_ms=now_ms)
             admin.put_topic("delayed", type_=TopicType.DELAY, queues=2, now_ms=now_ms)
@@ -125,7 +137,7 @@ class _Simulation:
                     one.group, is_ordered=one is self._ordered, max_attempts=100, now_ms=now_ms
                 )
 
-        await self._broker.rounds.call(lambda _engine, _turn: declare())
+        await home.rounds.call(lambda _engine, _turn: declare())
 
     def _begin_consumers(self) -> list[asyncio.Task[None]]:
         return [
@@ -150,7 +162,7 @@ class _Simulation:
         delayed = [
             schedule(
                 self._client(f"scheduler-{n}"), self._delayed,
-                lambda: EPOCH_MS + self._broker.clock.monotonic_ms(),
+                lambda: EPOCH_MS + self._brokers[0].clock.monotonic_ms(),
             )
             for n in range(2)
         ]  # fmt: skip
@@ -175,8 +187,13 @@ class _Simulation:
             (kind,) = self._random.choices(list(kinds), list(kinds.values()))
             what = await kind()
             self._run.story.append(f"{loop.time():.3f} s: {what}")
-        self._broker.disk.capacity_bytes = UNBOUNDED
-        self._broker.clock.wrong_by_ms = 0
+        for broker in self._brokers:
+            broker.disk.capacity_bytes = UNBOUNDED
+            broker.clock.wrong_by_ms = 0
+
+    def _any_broker(self) -> Broker:
+        # One broker alone takes no chance, so that seeds of before are the runs that they were.
+        return self._brokers[0] if self._groups == 1 else self._random.choice(self._brokers)
 
     async def _close_link(self) -> str:
         if self._network.links:
@@ -193,7 +210,7 @@ class _Simulation:
 
     async def _stop_broker(self) -> str:
         """End the broker, often a second time soon after its next start."""
-        random, broker = self._random, self._broker
+        random, broker = self._random, self._any_broker()
         ends: list[str] = []
         while not ends or random.random() < 0.5:
             how = random.choice(("kill", "power cut"))
@@ -206,28 +223,30 @@ class _Simulation:
 
     async def _cut_operation(self) -> str:
         """End the broker in the middle of a disk operation; the supervisor says how."""
-        disk = self._broker.disk
+        disk = self._any_broker().disk
         disk.cut_at = len(disk.operations) + self._random.randrange(30)
         return "the broker is ended at an operation of the disk"
 
     async def _fail_sync(self) -> str:
-        disk = self._broker.disk
+        disk = self._any_broker().disk
         disk.sync_fails_at = len(disk.operations) + self._random.randrange(10)
         return "a sync fails"
 
     async def _step_clock(self) -> str:
         step_ms = self._random.choice(STEPS_MS)
-        self._broker.clock.wrong_by_ms = step_ms
+        clock = self._any_broker().clock
+        clock.wrong_by_ms = step_ms
         await asyncio.sleep(self._random.choice((0.5, 1.0, 20.0)))
-        self._broker.clock.wrong_by_ms = 0
+        clock.wrong_by_ms = 0
         return f"the clock was off by {step_ms} ms"
 
     async def _fill_disk(self) -> str:
-        disk = self._broker.disk
+        broker = self._any_broker()
+        disk = broker.disk
         free_bytes = self._random.choice((0, 60_000, 300_000))
         disk.capacity_bytes += free_bytes + (512 << 10) - 200_000 - disk.free_bytes()
         await asyncio.sleep(self._random.uniform(0, 5))
-        self._broker.disk.capacity_bytes = UNBOUNDED
+        broker.disk.capacity_bytes = UNBOUNDED
         return "the disk was nearly full"
 
     async def _administer(self) -> str:
@@ -245,7 +264,7 @@ class _Simulation:
         what = self._random.choice(list(admin_of))
         with contextlib.suppress(ServiceError, TimeoutError):
             async with asyncio.timeout(1):
-                await self._broker.rounds.call(
+                await self._brokers[0].rounds.call(
                     lambda engine, turn: admin_of[what](engine.administration, turn.now_ms)
                 )
         return what
@@ -256,9 +275,8 @@ class _Simulation:
         proxy.start()
         return f"{proxy.name} is killed"
 
-    async def _supervise(self) -> None:
-        """Start the broker again whenever it has ended."""
-        broker = self._broker
+    async def _supervise(self, broker: Broker) -> None:
+        """Start a broker again whenever it has ended."""
         while True:
             await asyncio.sleep(RESTART_S)
             broker.check()
@@ -276,8 +294,9 @@ class _Simulation:
         end_s = loop.time() + DRAIN_S_MAX
         while any(one.left() for one in self._subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(LOOK_S)
-        if self._broker.is_alive:
-            await self._broker.stop("power cut")
+        for broker in self._brokers:
+            if broker.is_alive:
+                await broker.stop("power cut")
         await asyncio.sleep(QUIET_S)
 
     def _judge(self) -> None:
@@ -287,18 +306,19 @@ class _Simulation:
             run.received += len(one.history.receives)
             if verdict := one.judge():
                 run.findings.append(verdict)
-        run.lives = self._broker.lives
+        run.lives = sum(broker.lives for broker in self._brokers)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--groups", type=int, default=1, help="how many broker groups")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
-        run = run_seed(seed)
+        run = run_seed(seed, groups=arguments.groups)
         sys.stdout.write(f"{run}\n")
         sys.stdout.flush()
         failed += bool(run.findings)

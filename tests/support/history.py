@@ -53,6 +53,7 @@ class Ack:
     attempt: int
     begun_at: int
     clock: Iterator[int]
+    place: str = ""  # as of the receive
     outcome: Outcome = Outcome.UNKNOWN
     ended_at: int | None = None
 
@@ -69,6 +70,8 @@ class Receive(NamedTuple):
     received_at: int  # the same for all messages of one answer
     position: int  # in that answer
     attempt: int  # which delivery of the message it is, 0 where nobody says
+    # The broker group that had it: a send that was moved to another one may be stored at both.
+    place: str = ""
 
 
 class Verdict(NamedTuple):
@@ -111,18 +114,25 @@ class History:
         self.sends[key] = send
         return send
 
-    def received(self, keys: Sequence[str], attempts: Sequence[int] = ()) -> None:
-        """Note the messages of one answer, in its order, and which delivery of each it is."""
+    def received(
+        self, keys: Sequence[str], attempts: Sequence[int] = (), places: Sequence[str] = ()
+    ) -> None:
+        """Note the messages of one answer, in its order: which delivery of each it is, of whom."""
         now = next(self._clock)
         attempts = attempts or [0] * len(keys)
+        places = places or [""] * len(keys)
         self.receives += [
-            Receive(key, now, position, attempt)
-            for position, (key, attempt) in enumerate(zip(keys, attempts, strict=True))
+            Receive(key, now, position, attempt, place)
+            for position, (key, attempt, place) in enumerate(
+                zip(keys, attempts, places, strict=True)
+            )
         ]
 
-    def ack(self, key: str, attempt: int = 0) -> Ack:
+    def ack(self, key: str, attempt: int = 0, place: str = "") -> Ack:
         """Note that a delivery is about to be acked."""
-        ack = Ack(key=key, attempt=attempt, begun_at=next(self._clock), clock=self._clock)
+        ack = Ack(
+            key=key, attempt=attempt, begun_at=next(self._clock), clock=self._clock, place=place
+        )
         self.acks.append(ack)
         return ack
 
@@ -152,14 +162,14 @@ class History:
         ]
 
     def _duplicated(self) -> list[str]:
-        acked: dict[str, Ack] = {}
+        acked: dict[tuple[str, str], Ack] = {}
         for ack in self.acks:
             if ack.outcome is Outcome.OK and ack.ended_at is not None:
-                acked.setdefault(ack.key, ack)
+                acked.setdefault((ack.key, ack.place), ack)
         return [
             f"{one.key} came again after its ack was answered with OK"
             for one in self.receives
-            if one.key in acked and _is_again(one, acked[one.key])
+            if (place := (one.key, one.place)) in acked and _is_again(one, acked[place])
         ]
 
     def _unexpected(self) -> list[str]:
@@ -183,9 +193,9 @@ class History:
             if send.message_group and send.outcome is Outcome.OK:
                 waiting[send.message_group].append(send)
         settled_at = self._settled_at()
-        position = {(key, at): position for key, at, position, _ in reversed(self.receives)}
+        position = {(key, at): position for key, at, position, *_ in reversed(self.receives)}
         findings = []
-        for key, received_at, position_here, _ in self.receives:
+        for key, received_at, position_here, *_ in self.receives:
             if (this := self.sends.get(key)) is None:
                 continue
             earlier_sends = waiting[this.message_group]

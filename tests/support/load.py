@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import dataclass, field
 
 import grpc
@@ -27,10 +28,12 @@ class Load:
     group: str
     rng: random.Random
     message_groups: int = 0  # 0: without order
+    delay_ms: int = 0  # at most, of each message
     history: History = field(default_factory=History)
     sent_ok: int = 0
     received: int = 0
     acked_ok: int = 0
+    places: set[str] = field(default_factory=set)  # broker groups of what was received
     _last_received_at: float = 0.0
 
     @property
@@ -82,10 +85,16 @@ class Load:
 
     async def _send(self, client: Api, key: str, message_group: str) -> Outcome:
         body = f"{key} ".encode().ljust(self.rng.choice((64, 512, 4096)), b".")
+        due_at_ms = 0
+        if self.delay_ms:
+            due_at_ms = time.time_ns() // 1_000_000 + self.rng.randrange(self.delay_ms)
         try:
             answer = await client.send(
-                message(self.topic, body, message_group=message_group, message_id=key)
-            )
+                message(
+                    self.topic, body,
+                    message_group=message_group, message_id=key, due_at_ms=due_at_ms,
+                )
+            )  # fmt: skip
         except grpc.aio.AioRpcError:
             return Outcome.UNKNOWN
         return outcome_of(answer.status.code)
@@ -109,11 +118,13 @@ class Load:
         """Ack most messages; forget some, and give some back at once."""
         keys = [each.body.partition(b" ")[0].decode() for each in messages]
         attempts = [each.system_properties.delivery_attempt for each in messages]
-        self.history.received(keys, attempts)
+        places = [each.system_properties.store_host for each in messages]
+        self.history.received(keys, attempts, places)
+        self.places.update(places)
         self.received += len(keys)
         self._last_received_at = asyncio.get_running_loop().time()
-        wanted: list[tuple[str, int, str]] = []
-        for key, attempt, each in zip(keys, attempts, messages, strict=True):
+        wanted: list[tuple[str, int, str, str]] = []
+        for key, attempt, place, each in zip(keys, attempts, places, messages, strict=True):
             handle = each.system_properties.receipt_handle
             chance = self.rng.random()
             if chance < LAZY_SHARE:
@@ -121,10 +132,10 @@ class Load:
             if chance < 2 * LAZY_SHARE:
                 await self._give_back(client, handle)
                 continue
-            wanted.append((key, attempt, handle))
+            wanted.append((key, attempt, place, handle))
         if not wanted:
             return
-        acks = [self.history.ack(key, attempt) for key, attempt, _ in wanted]
+        acks = [self.history.ack(key, attempt, place) for key, attempt, place, _ in wanted]
         try:
             answer = await client.ack(self.topic, self.group, [handle for *_, handle in wanted])
         except grpc.aio.AioRpcError:

@@ -8,6 +8,7 @@ wants a message back, or a delayed one delivered, says so.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from tidemill.broker.engine.metadata.catalog import (
 )
 from tidemill.broker.engine.metadata.membership import Membership
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
+from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import (
     BadRequest,
@@ -112,6 +114,9 @@ class MemoryEngine:
         self.tally = Tally()
         self.log: list[Message] = []
         self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
+        self.alive_clients: list[str] = []  # that were told, in order
+        self.ended_clients: list[str] = []
+        self.pops: list[tuple[str, bool]] = []  # client id, and whether it renews
         self._changes = ConfigChanges()
         self._taken: set[tuple[int, int]] = set()  # (group id, position in the log)
         self._deliveries: dict[int, Delivered] = {}
@@ -210,6 +215,12 @@ class MemoryEngine:
 
     # ------------------------------------------------------------ deliveries
 
+    def clients_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+        self.alive_clients += client_ids
+
+    def clients_ended(self, client_ids: Iterable[str]) -> None:
+        self.ended_clients += client_ids
+
     def pop(
         self,
         group_id: int,
@@ -221,9 +232,11 @@ class MemoryEngine:
         attempt_id: str,
         now_ms: int,
         client_id: str = "",  # It locks no queue.
+        renews: bool = False,  # Nothing here runs out.
     ) -> list[Batch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")
+        self.pops.append((client_id, renews))
         self._topic(topic_id)
         self._group(group_id)
         by_queue: dict[int, list[int]] = {}
@@ -241,6 +254,19 @@ class MemoryEngine:
             self._deliver(group_id, positions, now_ms, now_ms + invisible_duration_ms)
             for positions in by_queue.values()
         ]
+
+    def ready_count(
+        self, group_id: int, topic_id: int, *, tags: frozenset[str], now_ms: int
+    ) -> Ready:
+        self._topic(topic_id)
+        self._group(group_id)
+        count = sum(
+            message.topic_id == topic_id
+            and (group_id, position) not in self._taken
+            and (not tags or stored_message.tag_of(message.blob) in tags)
+            for position, message in enumerate(self.log)
+        )
+        return Ready(min(count, READY_COUNT_MAX))
 
     def _deliver(
         self, group_id: int, positions: list[int], now_ms: int, visible_at_ms: int

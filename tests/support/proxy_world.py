@@ -15,6 +15,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.proxy.app import cluster_of, wire
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary, Call
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -55,7 +56,8 @@ class ProxyWorld:
         self.clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
         self.cluster = cluster_of(settings, self.metrics)
         self.link = self.cluster.brokers[0].link
-        self.methods = wire(settings, self.cluster, self.clients, clock)
+        self.polling = PollingShell(self.cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
+        self.methods = wire(settings, self.cluster, self.polling, self.clients, clock)
         self.boundary = Boundary(self.metrics, clock)
 
     @classmethod

@@ -18,6 +18,8 @@ from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.metrics import ProxyMetrics
+from tidemill.proxy.polling.shell import PollingShell
+from tidemill.proxy.polling_metrics import PollingMetrics
 from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client import ClientLife
@@ -66,7 +68,10 @@ async def serve(settings: ProxySettings) -> None:
     certificates = Certificates([each for each in (front, link) if each is not None])
     registry.register(certificates.collect)
     cluster = cluster_of(settings, metrics, connect=connect_of(link))
-    server = GrpcServer(wire(settings, cluster, clients, clock), Boundary(metrics, clock))
+    polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
+    PollingMetrics(registry, polling, cluster.knows)
+    methods = wire(settings, cluster, polling, clients, clock)
+    server = GrpcServer(methods, Boundary(metrics, clock))
     registry.register(server.collect)
     readiness = Readiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
     with stop_on_signal(
@@ -149,22 +154,25 @@ def cluster_of(
             pending_max=settings.link_pending_max,
             pending_bytes_max=settings.memory_bytes_max,
             patience_ms=settings.unready_after_ms,
+            clients_max=settings.clients_max,
             connect=connect,
         )
 
     return Cluster(open_link, settings)
 
 
-def wire(settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock) -> Methods:
+def wire(
+    settings: ProxySettings, cluster: Cluster, polling: PollingShell, clients: Clients, clock: Clock
+) -> Methods:
     """Put the families of methods together."""
     return methods(
         producer=Producer(cluster, clock),
-        consumer=Consumer(cluster, clock, settings),
+        consumer=Consumer(cluster, polling, clock, settings),
         routes=Routes(cluster, advertised_endpoints(settings.advertised_address)),
         telemetry=Telemetry(
             cluster, clients, clock, long_polling_max_ms=settings.long_polling_max_ms
         ),
-        client_life=ClientLife(clients, clock),
+        client_life=ClientLife(cluster, clients, clock),
     )
 
 

@@ -61,11 +61,22 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         le=2_000,
         description="Time before a client's deadline at which its answer leaves at the latest.",
     )
-    long_polling_min_ms: int = Field(
-        5_000, ge=0, le=60_000, description="Shortest long poll; shorter requests are lengthened."
+    grpc_client_consumer_min_long_polling_timeout_ms: int = Field(
+        5_000,
+        ge=0,
+        le=60_000,
+        description="Shortest long poll; shorter requests are lengthened. A client that asks for 0"
+        " asks every broker once.",
     )
     long_polling_max_ms: int = Field(
         20_000, ge=1_000, le=60_000, description="Longest long poll; longer requests are cut."
+    )
+    invisible_duration_min_ms: int = Field(
+        1_000,
+        ge=10,
+        le=600_000,
+        description="Shortest invisible duration of a receive: below it a message comes back before"
+        " it has arrived. A later change may be shorter.",
     )
     unready_after_ms: int = Field(
         10_000,

@@ -19,6 +19,7 @@ from tests.support.engine_world import blob
 from tests.support.memory_broker import MemoryBroker
 from tests.support.memory_engine import NOW_MS
 from tests.support.round_world import RoundWorld
+from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.message import stored_message
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -103,6 +104,31 @@ class Session:
             batch.crcs.append(crc32(data))
             batch.blobs.append(data)
         return batch
+
+    def notification(
+        self,
+        *,
+        request_id: int = 1,
+        group_id: int | None = None,
+        topic_id: int | None = None,
+        poll_ms: int = 0,
+        tags: tuple[str, ...] = (),
+    ) -> pb.NotificationRequest:
+        return pb.NotificationRequest(
+            request_id=request_id,
+            group_id=self.group_id if group_id is None else group_id,
+            topic_id=self.topic_id if topic_id is None else topic_id,
+            poll_duration_ms=poll_ms,
+            tags=tags,
+        )
+
+    async def ready_count(self, *, tags: tuple[str, ...] = ()) -> int:
+        """Ask once how much is ready."""
+        request = self.notification(request_id=7, tags=tags)
+        reply = await self.ask(pb.RequestFrame(notifications=[request]))
+        [answered] = reply.notifications
+        assert (answered.request_id, answered.is_unsure) == (7, False)
+        return answered.ready_count
 
     def pop_request(
         self,
@@ -421,9 +447,92 @@ def test_a_parked_pop_that_was_cancelled_takes_nothing(run: Run) -> None:
     async def scenario(session: Session) -> None:
         parked = session.pop_request(request_id=9, poll_ms=POLL_MS)
         await session.ask(pb.RequestFrame(pops=[parked]))
-        await session.ask(pb.RequestFrame(cancelled_pops=[9]))
+        await session.ask(pb.RequestFrame(cancelled_polls=[9]))
         await session.append("a")
         assert bodies(await session.pop()) == ["a"]
+
+    run(scenario)
+
+
+# ------------------------------------------------------------ notifications
+
+
+def test_a_notification_tells_how_much_is_ready_and_takes_nothing(run: Run) -> None:
+    async def scenario(session: Session) -> None:
+        assert await session.pop() == []
+        await session.append("a", "b", tag="red")
+        for _ in range(2):
+            assert await session.ready_count() == 2
+        assert await session.ready_count(tags=("red", "blue")) == 2
+        assert await session.ready_count(tags=("blue",)) == 0
+        assert bodies(await session.pop()) == ["a", "b"]
+        assert await session.ready_count() == 0
+
+    run(scenario)
+
+
+def test_a_notification_counts_to_a_small_number(run: Run) -> None:
+    async def scenario(session: Session) -> None:
+        assert await session.pop() == []
+        await session.append(*map(str, range(READY_COUNT_MAX + 1)))
+        assert await session.ready_count() == READY_COUNT_MAX
+
+    run(scenario)
+
+
+def test_a_notification_for_nobody_or_of_nothing_is_refused(run: Run) -> None:
+    async def scenario(session: Session) -> None:
+        notifications = [
+            session.notification(request_id=1, group_id=NOBODY),
+            session.notification(request_id=2, topic_id=NOBODY),
+        ]
+        reply = await session.ask(pb.RequestFrame(notifications=notifications))
+        assert errors(reply) == [(1, "GroupNotFound"), (2, "TopicNotFound")]
+        assert not reply.notifications
+
+    run(scenario)
+
+
+def test_a_parked_notification_is_answered_by_a_message(run: Run) -> None:
+    async def scenario(session: Session) -> None:
+        assert await session.pop() == []
+        parked = session.notification(request_id=9, poll_ms=POLL_MS)
+        assert not (await session.ask(pb.RequestFrame(notifications=[parked]))).notifications
+        reply = await session.ask(pb.RequestFrame(appends=session.appends([blob("a")])))
+        if not reply.notifications:
+            reply = await session.reply()
+        assert [(one.request_id, one.ready_count) for one in reply.notifications] == [(9, 1)]
+
+    run(scenario)
+
+
+def test_a_parked_pop_has_what_a_parked_notification_would_be_told_of(run: Run) -> None:
+    async def scenario(session: Session) -> None:
+        assert await session.pop() == []
+        notification = session.notification(request_id=8, poll_ms=POLL_MS)
+        pop = session.pop_request(request_id=9, poll_ms=POLL_MS)
+        await session.ask(pb.RequestFrame(notifications=[notification], pops=[pop]))
+        reply = await session.ask(pb.RequestFrame(appends=session.appends([blob("a")])))
+        if not reply.pops:
+            reply = await session.reply()
+        [answered] = reply.pops
+        assert (answered.request_id, answered.was_parked) == (9, True)
+        assert not reply.notifications
+        await session.append("b")
+        assert bodies(await session.pop()) == ["b"]
+
+    run(scenario)
+
+
+def test_a_parked_notification_that_was_cancelled_is_told_nothing(run: Run) -> None:
+    async def scenario(session: Session) -> None:
+        assert await session.pop() == []
+        parked = session.notification(request_id=9, poll_ms=POLL_MS)
+        await session.ask(pb.RequestFrame(notifications=[parked]))
+        await session.ask(pb.RequestFrame(cancelled_polls=[9]))
+        reply = await session.ask(pb.RequestFrame(appends=session.appends([blob("a")])))
+        assert not reply.notifications
+        assert await session.ready_count() == 1
 
     run(scenario)
 

@@ -98,7 +98,7 @@ def test_a_pop_whose_caller_goes_before_it_left_never_leaves() -> None:
             await calls[2]
         sent = world.broker.frames[frames:]
         assert sum(len(frame.pops) for frame in sent) == 1
-        assert not any(frame.cancelled_pops for frame in sent)
+        assert not any(frame.cancelled_polls for frame in sent)
 
     run(scenario)
 

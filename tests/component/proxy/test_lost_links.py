@@ -261,7 +261,7 @@ def test_a_poll_whose_caller_goes_while_the_broker_is_away_never_leaves() -> Non
         world.broker.is_there.set()
         assert (await world.send(message())).status.code == v2.OK
         assert world.broker.count_of("pops") == 0
-        assert not any(frame.cancelled_pops for frame in world.broker.frames)
+        assert not any(frame.cancelled_polls for frame in world.broker.frames)
 
     run(scenario)
 

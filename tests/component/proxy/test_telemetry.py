@@ -42,6 +42,9 @@ class HangingCluster:
         self.answers = asyncio.Event()
         self.asked = asyncio.Event()
 
+    def client_alive(self, _client_id: str, _now_ms: int) -> None:
+        pass
+
     async def use_group(self, _name: str, _call: Call) -> link_pb2.GroupConfig:
         self.asked.set()
         await self.answers.wait()

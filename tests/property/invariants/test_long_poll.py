@@ -114,7 +114,7 @@ def test_invariant_40_a_cancelled_receive_takes_nothing() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(1, poll_ms=10_000))
         await idle()
-        await proxy.send(pb.RequestFrame(cancelled_pops=[1]))
+        await proxy.send(pb.RequestFrame(cancelled_polls=[1]))
         await proxy.send(world.append_frame("m0", first_id=100))
         await idle()
         await proxy.send(world.pop_frame(2))
@@ -128,7 +128,7 @@ def test_invariant_40_a_receive_cancelled_too_late_is_answered_and_can_be_given_
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         frame = world.append_frame("m0", first_id=100)
         frame.pops.append(world.pop_frame(1, poll_ms=10_000).pops[0])
-        frame.cancelled_pops.append(1)
+        frame.cancelled_polls.append(1)
         await proxy.send(frame)
         reply = await proxy.reply()
         (batch,) = reply.pops[0].batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.broker.server.long_polling import PARKED_PER_KEY_MAX, LongPolling, Pop
+from tidemill.broker.server.long_polling import PARKED_PER_KEY_MAX, LongPolling, Notification, Pop
 from tidemill.common.errors import BadRequest, Overloaded
 
 GROUP, TOPIC = 1, 2
@@ -23,8 +23,12 @@ class Receiver:
         self.asked.append(pop.request_id)
         return pop.request_id in self.served
 
-    def answer_empty(self, pop: Pop) -> None:
-        self.emptied.append(pop.request_id)
+    def notify(self, notification: Notification) -> bool:
+        self.asked.append(notification.request_id)
+        return notification.request_id in self.served
+
+    def answer_empty(self, request: Pop | Notification) -> None:
+        self.emptied.append(request.request_id)
 
 
 def pop(request_id: int, *, tags: tuple[str, ...] = (), topic: int = TOPIC) -> Pop:
@@ -77,7 +81,7 @@ def test_a_wake_of_a_key_leaves_other_topics_alone() -> None:
 def test_a_request_id_waits_once() -> None:
     polls, receiver = LongPolling(), Receiver(1)
     polls.park(receiver, pop(1), deadline_ms=10)
-    with pytest.raises(BadRequest, match="request id 1"):
+    with pytest.raises(BadRequest, match="request id 1 is"):
         polls.park(receiver, pop(1), deadline_ms=10)
     polls.park(Receiver(), pop(1), deadline_ms=10)
     wake_topic(polls)
@@ -139,3 +143,48 @@ def test_deadlines_of_answered_polls_do_not_pile_up() -> None:
         polls.park(receiver, pop(request_id), deadline_ms=10)
         polls.cancel(receiver, request_id)
     assert len(polls._deadlines) < 100
+
+
+def notification(request_id: int) -> Notification:
+    return Notification(request_id, GROUP, TOPIC, frozenset())
+
+
+def test_pops_are_woken_before_notifications() -> None:
+    polls, receiver = LongPolling(), Receiver(1, 2)
+    polls.park(receiver, notification(1), deadline_ms=10)
+    polls.park(receiver, pop(2), deadline_ms=10)
+    wake_topic(polls)
+    assert receiver.asked == [2, 1]
+    assert polls.count == 0
+
+
+def test_a_pop_that_finds_nothing_keeps_no_notification_from_looking() -> None:
+    """The link of the pop may be full, and another proxy's notification waits."""
+    polls, receiver = LongPolling(), Receiver(2)
+    polls.park(receiver, pop(1), deadline_ms=10)
+    polls.park(receiver, notification(2), deadline_ms=10)
+    wake_topic(polls)
+    assert receiver.asked == [1, 2]
+    assert polls.count == 1
+
+
+def test_a_notification_ends_like_a_pop() -> None:
+    polls, receiver, closed = LongPolling(), Receiver(), Receiver()
+    for request_id in (1, 2, 3):
+        polls.park(receiver, notification(request_id), deadline_ms=10 * request_id)
+    polls.park(closed, notification(4), deadline_ms=10)
+    polls.cancel(receiver, 2)
+    polls.forget(closed)
+    polls.expire(10)
+    assert (receiver.emptied, closed.emptied, polls.count) == ([1], [], 1)
+    polls.release()
+    assert (receiver.emptied, polls.count) == ([1, 3], 0)
+
+
+def test_notifications_and_pops_of_one_key_are_bounded_each() -> None:
+    polls, receiver = LongPolling(), Receiver()
+    for request_id in range(PARKED_PER_KEY_MAX):
+        polls.park(receiver, notification(request_id), deadline_ms=10)
+    with pytest.raises(Overloaded):
+        polls.park(receiver, notification(PARKED_PER_KEY_MAX), deadline_ms=10)
+    polls.park(receiver, pop(PARKED_PER_KEY_MAX), deadline_ms=10)

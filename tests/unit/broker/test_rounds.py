@@ -371,7 +371,7 @@ def test_the_oldest_poll_is_served_first_and_the_rest_wait_on() -> None:
 def test_a_cancelled_poll_takes_no_message() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7, poll_ms=20_000))
-        await proxy.send(pb.RequestFrame(cancelled_pops=[7]))
+        await proxy.send(pb.RequestFrame(cancelled_polls=[7]))
         await proxy.send(world.append_frame("a"))
         assert not (await proxy.reply()).pops
         await proxy.send(world.pop_frame(8))

@@ -1,4 +1,4 @@
-"""Messages of a queue are read in their order and in bounded slices; nobody consumes them by it."""
+"""Messages of a queue are read in order, in bounded slices, and nobody consumes them by it."""
 
 from __future__ import annotations
 

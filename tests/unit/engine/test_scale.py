@@ -50,7 +50,7 @@ from tidemill.broker.engine.timer.deliver import (
 )
 from tidemill.broker.engine.timer.evacuation import MOVES_A_SLICE
 from tidemill.broker.engine.timer.load import SLOTS_A_SCAN
-from tidemill.broker.engine.timer.table import PAGE_ENTRIES
+from tidemill.broker.engine.timer.table import PAGE_ENTRIES, TimerTable
 from tidemill.broker.engine.timer.timer_log import TAIL_PIECE_BYTES, TimerLog
 from tidemill.broker.engine.timer.wheel import Wheel
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
@@ -740,6 +740,35 @@ def test_evacuation_moves_a_bounded_number_of_timers_and_bytes_at_once(
     assert max(one.records for one in spent) <= MOVES_A_SLICE
     assert max(one.size_bytes for one in spent) <= SLICE_BYTES + size + 4096
     assert sum(one.size_bytes for one in spent) > size * evacuation.evacuated.total()
+
+
+def test_evacuation_looks_through_a_bounded_part_of_the_table_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = timers_beyond(20_000, delay_ms=DAY_MS)
+    engine = world.engine
+    engine.timers.index.link_gathered()
+    world.checkpoint()
+    # As if what it says of a timer were damaged: the table alone knows where that is.
+    engine.timers.index.counts.pins[engine.log.segments[0].start] += 1
+    world.now_ms += HOUR_MS
+    looks, rows = 0, TimerTable.rows
+
+    def counted(table: TimerTable, number: int) -> object:
+        nonlocal looks
+        looks += 1
+        return rows(table, number)
+
+    monkeypatch.setattr(TimerTable, "rows", counted)
+    of_each = []
+    for _ in range(1_000):
+        world.now_ms += 1_000
+        before = looks
+        engine.timers.evacuation.step(world.now_ms)
+        of_each.append(looks - before)
+        world.commit()
+    assert sum(of_each) >= 20_000 // PAGE_ENTRIES
+    assert max(of_each) <= 9
 
 
 @pytest.mark.parametrize("is_backlog", [False, True])

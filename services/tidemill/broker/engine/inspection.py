@@ -236,7 +236,7 @@ class Inspection:
             len(offsets),
             min(offsets),
             self._message_id(progress.queue, min(offsets)),
-            progress.ordered.holder_id,
+            progress.ordered.holder_id or table.client_id_of(slots[0]),
             min(table.popped_at_ms[slot] for slot in slots),
             max(table.visible_at_ms[slot] for slot in slots),
             ready,

@@ -22,7 +22,7 @@ from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.server import config_log
-from tidemill.broker.server.long_polling import Pop
+from tidemill.broker.server.long_polling import Notification, Pop
 from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -220,6 +220,7 @@ def _apply_pops(
             tags=frozenset(request.tags),
             attempt_id=request.attempt_id,
             client_id=request.client_id,
+            renews=request.renews,
             arrived_s=link.arrived_s,
         )
         while turn.engine.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
@@ -252,6 +253,7 @@ def take(pop: Pop, turn: Turn) -> list[Batch]:
         tags=pop.tags,
         attempt_id=pop.attempt_id,
         client_id=pop.client_id,
+        renews=pop.renews,
         now_ms=turn.now_ms,
     )
 
@@ -276,7 +278,7 @@ def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
 def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], link: Link) -> int:
     size = 0
     for pop, batches in results:
-        reply = frame.pops.add(request_id=pop.request_id)
+        reply = frame.pops.add(request_id=pop.request_id, was_parked=pop.is_parked)
         for batch in batches:
             size += _add_batch(reply, pop, batch, link)
     return size
@@ -315,17 +317,58 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
     return size
 
 
-def _observe_pops(
-    _name: str,
+def _observe_polls(
+    name: str,
     results: Sequence[Result],
     latencies: Histogram[Labels],
     _arrived_s: float,
     now_s: float,
 ) -> None:
     # Each from its own arrival: one that was parked came with an earlier frame.
-    for pop, _ in results:
-        labels = ("grpc", "pop", _OK, "true" if pop.is_parked else "false", "success")
-        latencies.observe(labels, (now_s - pop.arrived_s) * 1000)
+    for request, _ in results:
+        labels = ("grpc", name, _OK, "true" if request.is_parked else "false", "success")
+        latencies.observe(labels, (now_s - request.arrived_s) * 1000)
+
+
+# ---------------------------------------------------------------- notifications
+
+
+def _apply_notifications(
+    link: Link, _results: list[Result], requests: Iterable[pb.NotificationRequest], turn: Turn
+) -> Iterator[None]:
+    for request in requests:
+        notification = Notification(
+            request_id=request.request_id,
+            group_id=request.group_id,
+            topic_id=request.topic_id,
+            tags=frozenset(request.tags),
+            arrived_s=link.arrived_s,
+        )
+        if not link.notify(notification):
+            _park_notification(link, notification, request.poll_duration_ms, turn)
+        yield
+
+
+def _park_notification(
+    link: Link, notification: Notification, poll_duration_ms: int, turn: Turn
+) -> None:
+    if poll_duration_ms <= 0 or turn.is_draining:
+        link.answer_empty(notification)
+        return
+    try:
+        turn.polls.park(link, notification, deadline_ms=turn.monotonic_ms + poll_duration_ms)
+    except ServiceError as error:
+        link.replies.failures.append((notification.request_id, error))
+
+
+def _reply_notifications(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+    for notification, ready in results:
+        frame.notifications.add(
+            request_id=notification.request_id,
+            ready_count=ready.ready_count,
+            is_unsure=ready.is_unsure,
+        )
+    return 0
 
 
 # ---------------------------------------------------------------- one by one
@@ -431,9 +474,21 @@ POP: Final = Command(
     reply_field="pops",
     apply=_apply_pops,
     reply=_reply_pops,
-    observe=_observe_pops,
+    observe=_observe_polls,
     is_large=True,
 )
+NOTIFICATION: Final = Command(
+    name="notification",
+    request_field="notifications",
+    reply_field="notifications",
+    apply=_apply_notifications,
+    reply=_reply_notifications,
+    observe=_observe_polls,
+)
 
-# In the order in which those of one frame are applied: a pop finds what came with it.
-COMMANDS: Final = (APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, POP)
+# In the order in which those of one frame are applied: a pop finds what came with it, and a
+# notification tells of what is left then.
+COMMANDS: Final = (
+    APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, POP,
+    NOTIFICATION,
+)  # fmt: skip

@@ -26,6 +26,7 @@ class BrokerHomeService:
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
+        self._newest = 0, 0  # epoch and sequence of the home's last word
 
     async def follow(self, call: RpcCall) -> None:
         """Do as the home says until it leaves."""
@@ -35,7 +36,12 @@ class BrokerHomeService:
 
     async def _answer(self, frame: pb.FollowFrame) -> pb.FollowReply:
         def do(engine: Engine, turn: Turn) -> Generator[None, None, pb.FollowReply]:
-            return follow(frame, engine, turn)
+            # Streams overlap where one of them was lost at one end only.
+            if (frame.epoch, frame.sequence) <= self._newest:
+                raise Conflict("the home has said something newer meanwhile")
+            done = yield from follow(frame, engine, turn)
+            self._newest = frame.epoch, frame.sequence
+            return done
 
         try:
             return await self._rounds.call_slices(do)

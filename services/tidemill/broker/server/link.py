@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
 
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.pop.readiness import NOTHING_READY
 from tidemill.broker.server import commands
-from tidemill.broker.server.commands import COMMANDS, POP
+from tidemill.broker.server.commands import COMMANDS, NOTIFICATION, POP
 from tidemill.broker.server.config_frames import changed_config, complete_config
+from tidemill.broker.server.long_polling import Notification, Pop
 from tidemill.broker.server.replies import Replies
 from tidemill.broker.server.round_log import tell_frame
 from tidemill.common.errors import Overloaded, ServiceError
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.commands import Result
-    from tidemill.broker.server.long_polling import Key, Pop
+    from tidemill.broker.server.long_polling import Key
     from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.transport.aio.call import RpcCall
 
@@ -183,6 +186,9 @@ class Link:
         replies.answered_sequence = frame.sequence
         self.asked_again = frozenset(frame.asked_again)
         replies.arrived_s = min(replies.arrived_s, arrived_s)
+        if frame.alive_clients:
+            turn.engine.clients_alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
+            yield
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:
             tell_frame(frame, requested)
@@ -190,8 +196,11 @@ class Link:
             requests = requested.get(command.request_field)
             if requests is not None:
                 yield from command.apply(self, replies.of(command), requests, turn)
-        for request_id in frame.cancelled_pops:
+        for request_id in frame.cancelled_polls:
             turn.polls.cancel(self, request_id)
+        if frame.ended_clients:
+            # Behind its last acks, which may be in the same frame.
+            turn.engine.clients_ended(frame.ended_clients)
 
     def _introduce(self, frame: pb.RequestFrame, turn: Turn) -> None:
         """Learn who opened the stream, and let the newest of a process be its only one.
@@ -241,11 +250,36 @@ class Link:
             self._popped_bytes += size
         return bool(batches)
 
-    def answer_empty(self, pop: Pop) -> None:
+    def notify(self, notification: Notification) -> bool:
+        """Look, and keep the answer until the round is committed; False: nothing is ready."""
+        if self.is_closed:
+            return True  # Its goodbye is queued.
+        turn = self._rounds.turn
+        try:
+            ready = turn.engine.ready_count(
+                GroupId(notification.group_id),
+                TopicId(notification.topic_id),
+                tags=notification.tags,
+                now_ms=turn.now_ms,
+            )
+        except ServiceError as error:
+            self.replies.failures.append((notification.request_id, error))
+            return True
+        if ready.ready_count:
+            self.replies.of(NOTIFICATION).append((notification, ready))
+        return bool(ready.ready_count)
+
+    def answer_empty(self, request: Pop | Notification) -> None:
         """Keep an empty answer until the round is committed.
 
         Of a pop that had no room on the link nobody knows whether anything is there.
         """
+        if isinstance(request, Notification):
+            self.replies.of(NOTIFICATION).append((request, NOTHING_READY))
+            return
+        self._answer_empty_pop(request)
+
+    def _answer_empty_pop(self, pop: Pop) -> None:
         if pop.request_id in self._crowded.get((pop.group_id, pop.topic_id), ()):
             error = Overloaded("the proxy reads too slowly; poll again after a pause")
             self.replies.failures.append((pop.request_id, error))

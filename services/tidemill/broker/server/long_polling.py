@@ -1,9 +1,11 @@
-"""Pops that found nothing and wait, parked by (group, topic).
+"""Pops and notifications that found nothing and wait, parked by (group, topic).
 
 A parked pop ends when a round in which messages arrive or become visible pops again for it, or in
 which its topic or group goes and it is refused; when its link has room again for what is there, if
 it waits for that; when its poll duration ends or the broker drains,
-and it is answered empty; when its client cancels it, or its link closes.
+and it is answered empty; when its client cancels it, or its link closes. A notification ends in the
+same ways, told of what the pops of its key have left: who is told too much pops once in vain, who
+is told too little waits.
 
 Owned by the round loop. Nothing here survives a restart: a client whose poll breaks off polls
 again.
@@ -19,7 +21,7 @@ from typing import NamedTuple, Protocol
 from tidemill.common.errors import BadRequest, Overloaded
 
 PARKED_PER_KEY_MAX = 1024  # of one group on one topic: more consumers than that share no topic
-PARKED_MAX = 100_000  # in all, about 60 MB; beyond either bound a pop is refused with Overloaded
+PARKED_MAX = 100_000  # in all, about 60 MB; beyond either bound one more is refused with Overloaded
 
 Key = tuple[int, int]  # group id, topic id
 
@@ -35,12 +37,24 @@ class Pop(NamedTuple):
     tags: frozenset[str]
     attempt_id: str
     client_id: str = ""
+    renews: bool = False
+    arrived_s: float = 0.0  # time.monotonic()
+    is_parked: bool = False
+
+
+class Notification(NamedTuple):
+    """The arguments of a notification, kept to look again."""
+
+    request_id: int
+    group_id: int
+    topic_id: int
+    tags: frozenset[str]
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
 
 
 class PopReceiver(Protocol):
-    """Who gets the answer of a parked pop: a link."""
+    """Who gets the answer of what is parked: a link."""
 
     @property
     def is_full(self) -> bool:
@@ -51,70 +65,93 @@ class PopReceiver(Protocol):
         """Pop, and keep the answer until the round is committed; False: nothing was found."""
         ...
 
-    def answer_empty(self, pop: Pop) -> None:
+    def notify(self, notification: Notification) -> bool:
+        """Look, and keep the answer until the round is committed; False: nothing is ready."""
+        ...
+
+    def answer_empty(self, request: Pop | Notification) -> None:
         """Keep an empty answer until the round is committed."""
         ...
 
 
 class Parked:
-    """One waiting pop."""
+    """One waiting pop or notification."""
 
-    __slots__ = ("deadline_ms", "is_gone", "pop", "receiver")
+    __slots__ = ("deadline_ms", "is_gone", "receiver", "request")
 
-    def __init__(self, receiver: PopReceiver, pop: Pop, deadline_ms: int) -> None:
+    def __init__(
+        self, receiver: PopReceiver, request: Pop | Notification, deadline_ms: int
+    ) -> None:
         self.receiver = receiver
-        self.pop = pop
+        self.request = request
         self.deadline_ms = deadline_ms  # monotonic
         self.is_gone = False
 
 
+class Waiting:
+    """Who waits at one key. Of each kind the oldest comes first: dictionaries keep that order."""
+
+    __slots__ = ("notifications", "pops")
+
+    def __init__(self) -> None:
+        self.pops: dict[int, Parked] = {}
+        self.notifications: dict[int, Parked] = {}
+
+    def of(self, request: Pop | Notification) -> dict[int, Parked]:
+        """Return those of the kind of `request`."""
+        return self.pops if isinstance(request, Pop) else self.notifications
+
+
 class LongPolling:
-    """All parked pops of this broker."""
+    """All that is parked at this broker."""
 
     def __init__(self, *, parked_max: int = PARKED_MAX) -> None:
         self._parked_max = parked_max
-        # In each queue the oldest comes first: dictionaries keep the order of insertion.
-        self._queues: dict[Key, dict[int, Parked]] = {}
+        self._waiting: dict[Key, Waiting] = {}
         self._keys_of_topic: dict[int, set[Key]] = {}
         self._of_receiver: dict[PopReceiver, dict[int, Parked]] = {}
-        # Entries of pops that are gone stay until they surface or outnumber the others.
+        # Entries of requests that are gone stay until they surface or outnumber the others.
         self._deadlines: list[tuple[int, int, Parked]] = []
         self._sequence = itertools.count()
         self.count = 0
 
-    def park(self, receiver: PopReceiver, pop: Pop, *, deadline_ms: int) -> None:
-        """Keep `pop` until something is there for it, at most to `deadline_ms` (monotonic).
+    def park(self, receiver: PopReceiver, request: Pop | Notification, *, deadline_ms: int) -> None:
+        """Keep `request` until something is there for it, at most to `deadline_ms` (monotonic).
 
         Raises Overloaded where too many wait, and BadRequest for a request id that waits already.
         """
-        if pop.request_id in self._of_receiver.get(receiver, {}):
-            raise BadRequest(f"a pop with the request id {pop.request_id} is waiting already")
-        key = (pop.group_id, pop.topic_id)
-        queue = self._queues.get(key, {})
-        if self.count >= self._parked_max or len(queue) >= PARKED_PER_KEY_MAX:
+        request_id = request.request_id
+        if request_id in self._of_receiver.get(receiver, {}):
+            raise BadRequest(f"the request id {request_id} is waiting already")
+        key = (request.group_id, request.topic_id)
+        waiting = self._waiting.get(key)
+        queued = 0 if waiting is None else len(waiting.of(request))
+        if self.count >= self._parked_max or queued >= PARKED_PER_KEY_MAX:
             raise Overloaded("too many consumers are waiting for messages here; try again later")
-        parked = Parked(receiver, pop._replace(is_parked=True), deadline_ms)
-        self._queues.setdefault(key, {})[id(parked)] = parked
-        self._keys_of_topic.setdefault(pop.topic_id, set()).add(key)
-        self._of_receiver.setdefault(receiver, {})[pop.request_id] = parked
+        if waiting is None:
+            waiting = self._waiting[key] = Waiting()
+            self._keys_of_topic.setdefault(request.topic_id, set()).add(key)
+        parked = Parked(receiver, request._replace(is_parked=True), deadline_ms)
+        waiting.of(request)[id(parked)] = parked
+        self._of_receiver.setdefault(receiver, {})[request_id] = parked
         heapq.heappush(self._deadlines, (deadline_ms, next(self._sequence), parked))
         self.count += 1
 
     def cancel(self, receiver: PopReceiver, request_id: int) -> None:
-        """Forget a pop whose client is gone; one that is answered already is not here."""
+        """Forget what nobody waits for any more; what is answered already is not here."""
         parked = self._of_receiver.get(receiver, {}).get(request_id)
         if parked is not None:
             self._remove(parked)
 
     def forget(self, receiver: PopReceiver) -> None:
-        """Forget all pops of a link that closed."""
+        """Forget all that waits for a link that closed."""
         for parked in list(self._of_receiver.get(receiver, {}).values()):
             self._remove(parked)
 
     def wake(self, topic_ids: Iterable[int], keys: Iterable[Key]) -> Iterator[None]:
-        """Pop again for those who wait at `topic_ids` and `keys`, the oldest first.
+        """Pop and look again for those who wait at `topic_ids` and `keys`, the oldest first.
 
-        Yields after each pop, so that the caller can give way.
+        Yields after each, so that the caller can give way.
         """
         woken = dict.fromkeys(keys)
         for topic_id in topic_ids:
@@ -129,14 +166,14 @@ class LongPolling:
             _, _, parked = heapq.heappop(deadlines)
             if not parked.is_gone:
                 self._remove(parked)
-                parked.receiver.answer_empty(parked.pop)
+                parked.receiver.answer_empty(parked.request)
 
     def release(self) -> None:
         """Answer everybody empty: the broker is about to stop."""
-        for queue in list(self._queues.values()):
-            for parked in list(queue.values()):
+        for waiting in list(self._waiting.values()):
+            for parked in [*waiting.pops.values(), *waiting.notifications.values()]:
                 self._remove(parked)
-                parked.receiver.answer_empty(parked.pop)
+                parked.receiver.answer_empty(parked.request)
 
     def find_next_deadline_ms(self) -> int | None:
         """Return when `expire` has something to do next, monotonic."""
@@ -146,17 +183,31 @@ class LongPolling:
         return deadlines[0][0] if deadlines else None
 
     def keys_of_group(self, group_id: int) -> list[Key]:
-        """Return where pops of a group wait; walks all keys, for rare use."""
-        return [key for key in self._queues if key[0] == group_id]
+        """Return where those of a group wait; walks all keys, for rare use."""
+        return [key for key in self._waiting if key[0] == group_id]
 
     def _wake_key(self, key: Key) -> Iterator[None]:
-        for parked in list(self._queues.get(key, {}).values()):
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return
+        yield from self._wake_pops(waiting)
+        for parked in list(waiting.notifications.values()):
+            if parked.is_gone:
+                continue
+            assert isinstance(parked.request, Notification), "each kind has its own queue"
+            if parked.receiver.notify(parked.request):
+                self._remove(parked)
+            yield
+
+    def _wake_pops(self, waiting: Waiting) -> Iterator[None]:
+        for parked in list(waiting.pops.values()):
             # The caller may have given way, and a link closed meanwhile.
             if parked.is_gone:
                 continue
-            if parked.receiver.pop_again(parked.pop):
+            assert isinstance(parked.request, Pop), "each kind has its own queue"
+            if parked.receiver.pop_again(parked.request):
                 self._remove(parked)
-            elif not parked.pop.tags and not parked.receiver.is_full:
+            elif not parked.request.tags and not parked.receiver.is_full:
                 # What one unfiltered pop does not find, no other finds either.
                 return
             yield
@@ -164,18 +215,18 @@ class LongPolling:
     def _remove(self, parked: Parked) -> None:
         parked.is_gone = True
         self.count -= 1
-        pop = parked.pop
-        key = (pop.group_id, pop.topic_id)
-        queue = self._queues[key]
-        del queue[id(parked)]
-        if not queue:
-            del self._queues[key]
-            keys = self._keys_of_topic[pop.topic_id]
+        request = parked.request
+        key = (request.group_id, request.topic_id)
+        waiting = self._waiting[key]
+        del waiting.of(request)[id(parked)]
+        if not waiting.pops and not waiting.notifications:
+            del self._waiting[key]
+            keys = self._keys_of_topic[request.topic_id]
             keys.discard(key)
             if not keys:
-                del self._keys_of_topic[pop.topic_id]
+                del self._keys_of_topic[request.topic_id]
         mine = self._of_receiver[parked.receiver]
-        del mine[pop.request_id]
+        del mine[request.request_id]
         if not mine:
             del self._of_receiver[parked.receiver]
         if len(self._deadlines) > 64 and len(self._deadlines) > 2 * self.count:

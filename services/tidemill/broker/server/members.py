@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from typing import TYPE_CHECKING, Final, final
 
 import structlog
@@ -47,11 +48,14 @@ LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=5.0)
 class Follower:
     """The connection to one member."""
 
-    def __init__(self, group: BrokerGroup, rounds: Rounds, connect: Connect) -> None:
+    def __init__(
+        self, group: BrokerGroup, rounds: Rounds, connect: Connect, sequences: Iterator[int]
+    ) -> None:
         self.group = group
         self.reason = "no connection was tried yet"  # why it is not connected; "" means it is
         self._rounds = rounds
         self._connect = connect
+        self._sequences = sequences
         self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
         self._is_behind = False
         self._changed = asyncio.Event()
@@ -65,14 +69,14 @@ class Follower:
         """Whether it was told everything on the connection that there is."""
         return not self.reason
 
-    def tell(self, count: int, update: pb.ConfigUpdate) -> None:
+    def tell(self, round_number: int, update: pb.ConfigUpdate) -> None:
         """Tell what changed in a round."""
         if update.HasField("membership"):
             self._membership.CopyFrom(update.membership)
         if len(self._updates) == UPDATES_MAX:
             self._updates.clear()
             self._is_behind = True
-        self._updates.append((count, update))
+        self._updates.append((round_number, update))
         self._changed.set()
 
     async def run(self) -> None:
@@ -91,6 +95,8 @@ class Follower:
                 raise BrokerUnreachable(f"{self.group.name} is not connected: {self.reason}")
             frame.membership.CopyFrom(self._membership)
             frame.member.CopyFrom(config_frames.member(self.group))
+            frame.epoch = self._rounds.engine.log.epoch
+            frame.sequence = next(self._sequences)
             self._reply = asyncio.get_running_loop().create_future()
             self._stream.write(frame.SerializeToString())
             try:
@@ -171,11 +177,11 @@ class Follower:
             return self._rounds.count, config_frames.complete_config(engine, auto_create=False)
 
         self._is_behind = False
-        count, config = await self._rounds.call(read)
+        round_number, config = await self._rounds.call(read)
         # The key of receipt handles is nobody else's.
         config.ClearField("handle_secret")
         self._membership.CopyFrom(config.membership)
-        self._updates = [each for each in self._updates if each[0] >= count]
+        self._updates = [each for each in self._updates if each[0] >= round_number]
         await self.ask(pb.FollowFrame(configs=[config]))
         self._rounds.engine.broker_groups.connected.add(self.group.name)
         if self.reason:
@@ -195,6 +201,7 @@ class Members:
         self.followers: dict[str, Follower] = {}
         self._rounds = rounds
         self._connect = connect
+        self._sequences = count(1)  # of all frames of this process
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
@@ -231,7 +238,9 @@ class Members:
                 follower.group = group
         for name, group in groups.items():
             if name not in self.followers:
-                follower = self.followers[name] = Follower(group, self._rounds, self._connect)
+                follower = self.followers[name] = Follower(
+                    group, self._rounds, self._connect, self._sequences
+                )
                 self._tasks[name] = self._group.create_task(follower.run(), name=f"member {name}")
 
     def config_changed(self, changes: ConfigChanges) -> None:
@@ -239,22 +248,22 @@ class Members:
         effects = self._rounds.turn.effects
         effects[self] = _Committed(self, self._rounds.count, config_frames.changed_config(changes))
 
-    def spread(self, count: int, update: pb.ConfigUpdate) -> None:
+    def spread(self, round_number: int, update: pb.ConfigUpdate) -> None:
         """Tell every member of the changes of a round that is committed."""
         if update.HasField("membership"):
             self._look()
         for follower in self.followers.values():
-            follower.tell(count, update)
+            follower.tell(round_number, update)
 
 
 class _Committed:
     """What the members are told of a round when it is committed."""
 
-    def __init__(self, members: Members, count: int, update: pb.ConfigUpdate) -> None:
+    def __init__(self, members: Members, round_number: int, update: pb.ConfigUpdate) -> None:
         self._members = members
-        self._count = count
+        self._round_number = round_number
         self._update = update
 
     def leave(self) -> Iterator[None]:
-        self._members.spread(self._count, self._update)
+        self._members.spread(self._round_number, self._update)
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, final
 
 import structlog
 
@@ -18,10 +18,18 @@ from tidemill.common.errors import (
 )
 from tidemill.common.log import is_debug
 from tidemill.proxy.link.batching import Batching
-from tidemill.proxy.link.commands import ACK, APPEND, CHANGE_INVISIBLE, COMMANDS, POP
+from tidemill.proxy.link.commands import (
+    ACK,
+    APPEND,
+    CHANGE_INVISIBLE,
+    COMMANDS,
+    NOTIFICATION,
+    POP,
+)
 from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
 from tidemill.proxy.link.polls import Poll, Polls
+from tidemill.proxy.link.signs_of_life import SignsOfLife
 from tidemill.proxy.link.stream import LinkStream
 from tidemill.transport.aio.channel import connected
 
@@ -44,6 +52,19 @@ _NOT_SENT = "the broker took nothing in time; the request was not sent and has d
 _BY_REPLY_FIELD = {command.reply_field: command for command in COMMANDS}
 
 
+class LinkWatcher(Protocol):
+    """Who is told whether the broker can be asked."""
+
+    def connected(self) -> None:
+        """Know that the broker can be asked, and what its configuration is."""
+
+    def lost(self) -> None:
+        """Know that it cannot; what was asked of it may be asked again."""
+
+    def released(self) -> None:
+        """Know that the process is to stop: no poll may wait."""
+
+
 class LinkState(NamedTuple):
     """Whether a broker can be reached."""
 
@@ -64,6 +85,7 @@ class BrokerLink:
         pending_max: int,
         pending_bytes_max: int,
         patience_ms: int,
+        clients_max: int,
         connect: Connect = connected,
     ) -> None:
         self.address = address
@@ -81,8 +103,10 @@ class BrokerLink:
             patience_ms=patience_ms,
             on_expired=self._expire,
         )
-        self.batching = Batching(self.pending, self._stream.write)
+        self._signs = SignsOfLife(clients_max=clients_max)
+        self.batching = Batching(self.pending, self._stream.write, self._signs)
         self._polls = Polls(self.pending, self.batching)
+        self._watchers: list[LinkWatcher] = []  # one for each who polls: that is known at the start
 
     @property
     def is_connected(self) -> bool:
@@ -105,6 +129,10 @@ class BrokerLink:
         if unanswered_s > SILENT_S:
             return LinkState("silent", unanswered_s, "connected, and its disk does not answer")
         return LinkState("up", 0.0, "")
+
+    def watch(self, watcher: LinkWatcher) -> None:
+        """Tell `watcher` from now on whether the broker can be asked."""
+        self._watchers.append(watcher)
 
     async def run(self) -> None:
         """Keep the stream open until cancelled; while there is none, requests wait for it."""
@@ -248,6 +276,23 @@ class BrokerLink:
             del future  # See `ask`.
             self._polls.ended(request_id)
 
+    def stop_pop(self, request_id: int) -> None:
+        """Let a pop end empty at once: its caller has something better to do."""
+        self._polls.stop(request_id)
+
+    def notify(
+        self, request: link_pb2.NotificationRequest, *, timeout_ms: int
+    ) -> asyncio.Future[link_pb2.NotificationReply]:
+        """Ask whether anything is ready; the future fails when the link is lost."""
+        future: asyncio.Future[link_pb2.NotificationReply]
+        request.request_id, future = self.pending.begin(NOTIFICATION, timeout_ms)
+        self.batching.add(NOTIFICATION, (request.request_id, request))
+        return future
+
+    def stop_notification(self, request_id: int) -> None:
+        """Take a notification back; its future stays as it is."""
+        self._polls.stop_notification(request_id)
+
     def give_back(
         self,
         group_id: int,
@@ -260,9 +305,21 @@ class BrokerLink:
         poll = Poll(group_id, topic_id)
         self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
 
+    def client_alive(self, client_id: str, now_ms: int) -> None:
+        """Let the broker know, soon, that a consumer lives, by monotonic time."""
+        if self._signs.alive(client_id, now_ms):
+            self.batching.tell_signs()
+
+    def client_ended(self, client_id: str) -> None:
+        """Let the broker know that a consumer has ended."""
+        self._signs.ended(client_id)
+        self.batching.tell_signs()
+
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
         self._polls.release()
+        for watcher in self._watchers:
+            watcher.released()
 
     def _expire(self, request_ids: Collection[int]) -> None:
         unsent = self.batching.withdraw(set(request_ids))
@@ -324,6 +381,8 @@ class BrokerLink:
                 topics=len(config.topics),
                 groups=len(config.groups),
             )
+            for watcher in self._watchers:
+                watcher.connected()
         self.on_change()
 
     def _lose(self, reason: str) -> bool:
@@ -339,6 +398,9 @@ class BrokerLink:
         unsent = self.batching.lose()
         again = self.pending.lose(unsent, silent_since_s=self._stream.heard_at_s)
         self.batching.add_again([*again, (CHANGE_INVISIBLE, self._polls.not_returned(unsent))])
+        if was_connected:
+            for watcher in self._watchers:
+                watcher.lost()
         return was_connected
 
 

@@ -224,6 +224,12 @@ FOUND: Final = _asked(
     when_lost=_HARMLESS, may_repeat=True,
 )  # fmt: skip
 
+NOTIFICATION: Final = _asked(
+    "notification", "notifications", "notifications",
+    pb.NotificationRequest, _messages(pb.NotificationReply),
+    when_lost="it took nothing, and is asked again",
+)  # fmt: skip
+
 COMMANDS: Final[Collection[Command[Any, Any]]] = (
-    APPEND, ACK, POP, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND,
+    APPEND, ACK, POP, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, NOTIFICATION,
 )  # fmt: skip

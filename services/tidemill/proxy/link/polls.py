@@ -1,7 +1,8 @@
-"""Pops under way, and what becomes of them when their callers go.
+"""Pops and notifications under way, and what becomes of them when their callers go.
 
 A pop hides what it takes, so its reply may not get lost: a caller that goes cancels its pop at the
-broker, and what comes nevertheless is given back at once.
+broker, and what comes nevertheless is given back at once. A notification takes nothing, and is only
+cancelled.
 """
 
 from __future__ import annotations
@@ -63,6 +64,23 @@ class Polls:
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._cancel(request_id)
 
+    def stop(self, request_id: int) -> None:
+        """Answer a pop empty that waits for its reply; one that has it keeps it."""
+        request = self._pending.forget(request_id)
+        if request is None:
+            return
+        if not self._batching.withdraw({request_id}) and self._pending.is_open:
+            self._cancel(request_id)
+        if not request.future.done():
+            request.future.set_result(link_pb2.PopReply(request_id=request_id))
+
+    def stop_notification(self, request_id: int) -> None:
+        """Forget a notification that nobody waits for any more, here and at the broker."""
+        if self._pending.forget(request_id) is None:
+            return
+        if not self._batching.withdraw({request_id}) and self._pending.is_open:
+            self._batching.cancel_poll(request_id)
+
     def shorten(self) -> None:
         """Let the pops that leave late wait for as much less: their callers' time has gone on."""
         for request_id, request in self._batching.rows_of(POP):
@@ -85,7 +103,7 @@ class Polls:
         if len(self._abandoned) >= ABANDONED_MAX:
             del self._abandoned[next(iter(self._abandoned))]
         self._abandoned[request_id] = self._under_way[request_id]
-        self._batching.cancel_pop(request_id)
+        self._batching.cancel_poll(request_id)
 
     def unclaimed(self, reply: link_pb2.PopReply) -> int:
         """Give back what a pop brings whose caller has gone; return how many messages."""

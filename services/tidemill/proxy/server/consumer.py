@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.common.errors import (
     BadRequest,
@@ -26,6 +27,8 @@ from tidemill.proxy.message_codec import (
     encode_received,
     encode_topic,
 )
+from tidemill.proxy.polling.poll import Pop
+from tidemill.proxy.polling.shell import PollingShell, PopRefused, Target
 from tidemill.proxy.server.call import CLIENT_VERSION, Status, status_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.cluster import BrokerGroup, Cluster, Ids
+    from tidemill.proxy.link import BrokerLink
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings
 
@@ -49,11 +53,10 @@ REPLY_ROOM_BYTES = 5 << 20
 POPS_MAX = 4
 # Of a poll that keeps room from others: the link is full no longer than that.
 ROOM_POLL_MS = 250
+_NOTHING = "no message became available"
 _MUCH_UNREAD = "this connection has much unread already; read it, and poll again"
-INVISIBLE_MIN_MS = 1_000  # on receive: below it a message comes back before it has arrived
 INVISIBLE_MAX_MS = 12 * 3_600_000
 AUTO_RENEW_INVISIBLE_MS = 60_000
-HOLDER_CHARS_MAX = 256  # of a client id that the broker remembers; official ones have below 100
 # What a poll may take beyond its poll duration when the client has set no deadline.
 _POLL_GRACE_MS = 3_000
 # The first client version that knows ILLEGAL_POLLING_TIME.
@@ -66,30 +69,47 @@ _GONE = InvalidReceiptHandle(
 )
 
 
+class Ask(Protocol):
+    """How a broker is asked for messages; `BrokerLink.pop` is one way."""
+
+    def __call__(
+        self, request: link_pb2.PopRequest, *, timeout_ms: int
+    ) -> Awaitable[link_pb2.PopReply]:
+        """Ask, and return the reply."""
+
+
 class Consumer:
     """Answers consumers."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, settings: ProxySettings) -> None:
+    def __init__(
+        self, cluster: Cluster, polling: PollingShell, clock: Clock, settings: ProxySettings
+    ) -> None:
         self._cluster = cluster
+        self._polling = polling
         self._clock = clock
-        self._poll_min_ms = settings.long_polling_min_ms
+        self._poll_min_ms = settings.grpc_client_consumer_min_long_polling_timeout_ms
         self._poll_max_ms = settings.long_polling_max_ms
+        self._invisible_min_ms = settings.invisible_duration_min_ms
         self._reserve_ms = settings.deadline_reserve_ms
         self._request_timeout_ms = settings.request_timeout_ms
+        self._turn = 0  # of brokers that are waited for
 
     async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
         """Pop messages and send them, each in an item of its own."""
+        # What the metrics tell of one that is refused.
+        call.is_long_polling = call.is_short_polling_hit = "false"
         # What a poll keeps while it waits is little: neither the request nor what it is parsed to.
         group, topic, topic_wire, pop = await self._read_poll(call, request)
         del request
-        broker = self._cluster.broker_to_pop(topic, group)
-        ids = broker.find_ids(group, topic)
-        if ids is None:
+        brokers = self._cluster.brokers_of(topic, group)
+        if not brokers:
             raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
-        pop.group_id, pop.topic_id = ids
-        reply = await self._pop(call, broker, pop, responses)
-        if not reply.batches:
-            raise MessageNotFound("no message became available")
+        if len(self._cluster.brokers) == 1:
+            broker, ids, reply = await self._poll_one(
+                call, brokers[0], group, topic, pop, responses
+            )
+        else:
+            broker, ids, reply = await self._poll_all(call, brokers, group, topic, pop, responses)
         items = _items(broker, group, topic, topic_wire, reply)
         # Of the reply, whose messages are in the items now, only what gives them back is kept.
         popped = [_without_messages(batch) for batch in reply.batches]
@@ -100,7 +120,7 @@ class Consumer:
         except BaseException:
             # The status is the first that has left.
             skip = max(responses.sent_count - 1, 0)
-            broker.link.give_back(pop.group_id, pop.topic_id, popped, skip=skip)
+            broker.link.give_back(ids.group_id, ids.topic_id, popped, skip=skip)
             raise
 
     async def _read_poll(
@@ -119,20 +139,115 @@ class Consumer:
         group = await self._cluster.use_group(parsed.group.name, call)
         topic = await self._cluster.use_topic(resource.name, call)
         poll_ms = self._poll_duration_ms(call, parsed)
-        call.is_long_polling = "true" if poll_ms else "false"
-        is_ordered = group.delivery_order == link_pb2.ORDERED
+        if poll_ms:
+            call.is_long_polling = "true"
+        if parsed.auto_renew:
+            self._cluster.client_alive(call.client_id, self._clock.monotonic_ms())
         pop = link_pb2.PopRequest(
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
-            invisible_duration_ms=_receive_invisible_ms(parsed),
+            invisible_duration_ms=self._receive_invisible_ms(parsed),
             poll_duration_ms=poll_ms,
             tags=tags,
             attempt_id=parsed.attempt_id,
-            client_id=call.client_id[:HOLDER_CHARS_MAX] if is_ordered else "",
+            client_id=call.client_id,
+            renews=parsed.auto_renew,
         )
         return group, topic, encode_topic(resource.resource_namespace, resource.name), pop
 
+    async def _poll_one(
+        self,
+        call: Call,
+        broker: BrokerGroup,
+        group: link_pb2.GroupConfig,
+        topic: link_pb2.TopicConfig,
+        pop: link_pb2.PopRequest,
+        responses: Responses,
+    ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply]:
+        """Poll the one broker that there is: it is parked there, and nobody else need be asked."""
+        ids = _ids_of_polled(broker, group, topic)
+        pop.group_id, pop.topic_id = ids
+        poll_ms, began_ms = pop.poll_duration_ms, self._clock.monotonic_ms()
+        outcome = "cancelled"
+        self._polling.counts.began(topic.name, group.name, "direct", is_long=poll_ms > 0)
+        try:
+            reply = await self._pop(
+                call, pop, responses,
+                ask=broker.link.pop, link=broker.link,
+                poll_ms=poll_ms, room_end_ms=began_ms + poll_ms // 2,
+            )  # fmt: skip
+            outcome = _outcome_of(reply)
+            if not reply.batches:
+                raise MessageNotFound(_NOTHING)
+        except Overloaded:
+            outcome = "throttled"
+            raise
+        except MessageNotFound:
+            outcome = "timeout_empty"
+            raise
+        except ServiceError:
+            outcome = "error"
+            raise
+        finally:
+            waited_ms = self._clock.monotonic_ms() - began_ms
+            self._polling.counts.ended(
+                topic.name, group.name, "direct", outcome, waited_ms, is_long=poll_ms > 0
+            )
+        if outcome == "first_pop":
+            call.is_short_polling_hit = "true"
+        return broker, ids, reply
+
+    async def _poll_all(
+        self,
+        call: Call,
+        brokers: Sequence[BrokerGroup],
+        group: link_pb2.GroupConfig,
+        topic: link_pb2.TopicConfig,
+        pop: link_pb2.PopRequest,
+        responses: Responses,
+    ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply]:
+        """Pop where the polling says, until a pop has found something or the poll is over."""
+        if not any(broker.link.is_connected for broker in brokers):
+            # As a call of any kind it waits for its broker, or is refused (ADR 0020).
+            self._turn += 1
+            broker = brokers[self._turn % len(brokers)]
+            return await self._poll_one(call, broker, group, topic, pop, responses)
+        # The other half is for the client to read what comes.
+        room_end_ms = self._clock.monotonic_ms() + pop.poll_duration_ms // 2
+        receive = self._polling.begin(Target(group, topic), brokers, pop)
+        try:
+            while isinstance(step := await receive.step(), Pop):
+                broker = self._polling.broker(step.broker)
+                ids = _ids_of_polled(broker, group, topic)
+                pop.group_id, pop.topic_id = ids
+                try:
+                    reply = await self._pop(
+                        call, pop, responses,
+                        ask=receive.pop, link=broker.link,
+                        poll_ms=step.poll_ms, room_end_ms=room_end_ms,
+                    )  # fmt: skip
+                except PopRefused:
+                    continue
+                if receive.popped(reply):
+                    call.is_short_polling_hit = "true" if receive.is_first_hit else "false"
+                    return broker, ids, reply
+                if reply.batches:
+                    # The poll has ended while the reply was on its way.
+                    responses.release(reply.ByteSize())
+                    broker.link.give_back(*ids, reply.batches)
+        finally:
+            receive.leave()
+        raise step.error or MessageNotFound(_NOTHING)
+
     async def _pop(
-        self, call: Call, broker: BrokerGroup, pop: link_pb2.PopRequest, responses: Responses
+        self,
+        call: Call,
+        pop: link_pb2.PopRequest,
+        responses: Responses,
+        *,
+        ask: Ask,
+        link: BrokerLink,
+        poll_ms: int,
+        room_end_ms: int,
     ) -> link_pb2.PopReply:
         """Pop what the client's connection has room for, and take the room.
 
@@ -141,9 +256,7 @@ class Consumer:
         that is taken is kept from other polls.
         """
         now_ms = self._clock.monotonic_ms
-        end_ms = now_ms() + pop.poll_duration_ms
-        # The other half is for the client to read what comes.
-        room_end_ms = now_ms() + pop.poll_duration_ms // 2
+        end_ms = now_ms() + poll_ms
         room_bytes = 0  # taken
         wanted_bytes = 0 if responses.has_room(REPLY_ROOM_BYTES) else REPLY_ROOM_BYTES
         for _ in range(POPS_MAX):
@@ -155,7 +268,11 @@ class Consumer:
             left_ms = max(end_ms - now_ms(), 0)
             request.poll_duration_ms = min(left_ms, ROOM_POLL_MS) if room_bytes else left_ms
             timeout_ms = self._pop_timeout_ms(call, request.poll_duration_ms)
-            reply = await broker.link.pop(request, timeout_ms=timeout_ms)
+            try:
+                reply = await ask(request, timeout_ms=timeout_ms)
+            except BaseException:
+                responses.release(room_bytes)
+                raise
             if reply.batches:
                 size_bytes = reply.ByteSize()
                 if size_bytes <= room_bytes:
@@ -163,9 +280,10 @@ class Consumer:
                     return reply
                 if responses.hold(size_bytes - room_bytes):
                     return reply
-                broker.link.give_back(pop.group_id, pop.topic_id, reply.batches)
+                link.give_back(pop.group_id, pop.topic_id, reply.batches)
                 wanted_bytes = size_bytes
             elif not room_bytes or not left_ms:
+                responses.release(room_bytes)
                 return reply
             del reply
             responses.release(room_bytes)
@@ -245,8 +363,7 @@ class Consumer:
         topic = self._cluster.find_topic(parsed.topic.name)
         group = self._cluster.find_group(parsed.group.name)
         invisible_ms = _milliseconds(parsed.invisible_duration)
-        if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
-            raise IllegalInvisibleDuration("the invisible duration is 0 to 12 hours")
+        _check_invisible(invisible_ms, min_ms=0)
         handles = self._cluster.deliveries(group.name, topic.name)
         broker, delivery = handles.open(parsed.receipt_handle)
         ids = _ids_of_live(broker, group, topic)
@@ -295,6 +412,13 @@ class Consumer:
         )
         return OK_STATUS
 
+    def _receive_invisible_ms(self, parsed: service.ReceiveMessageRequest) -> int:
+        if parsed.auto_renew:
+            return AUTO_RENEW_INVISIBLE_MS
+        invisible_ms = _milliseconds(parsed.invisible_duration)
+        _check_invisible(invisible_ms, min_ms=self._invisible_min_ms)
+        return invisible_ms
+
     def _poll_duration_ms(self, call: Call, parsed: service.ReceiveMessageRequest) -> int:
         """Return how long the poll may wait; 0 asks once.
 
@@ -330,6 +454,23 @@ class Consumer:
         # Half of the reserve is the broker's and the link's, the other half the client's.
         reserve_ms = min(self._reserve_ms // 2, remaining_ms // 4)
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
+
+
+def _ids_of_polled(
+    broker: BrokerGroup, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig
+) -> Ids:
+    """Return the ids with which a broker is asked for messages."""
+    ids = broker.find_ids(group, topic)
+    if ids is None:
+        raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
+    return ids
+
+
+def _outcome_of(reply: link_pb2.PopReply) -> str:
+    """Return what the metrics call the end of a poll that was one pop."""
+    if not reply.batches:
+        return "timeout_empty"
+    return "notified" if reply.was_parked else "first_pop"
 
 
 def _ids_of_live(
@@ -374,13 +515,14 @@ def _without_messages(batch: link_pb2.Batch) -> link_pb2.Batch:
     )
 
 
-def _receive_invisible_ms(parsed: service.ReceiveMessageRequest) -> int:
-    if parsed.auto_renew:
-        return AUTO_RENEW_INVISIBLE_MS
-    invisible_ms = _milliseconds(parsed.invisible_duration)
-    if not INVISIBLE_MIN_MS <= invisible_ms <= INVISIBLE_MAX_MS:
-        raise IllegalInvisibleDuration("the invisible duration is 1 second to 12 hours")
-    return invisible_ms
+def _check_invisible(invisible_ms: int, *, min_ms: int) -> None:
+    """Raise IllegalInvisibleDuration beyond the limits."""
+    limits_text = f"it is {min_ms} ms to 12 hours"
+    # Applications of the reference look for these words.
+    if invisible_ms < min_ms:
+        raise IllegalInvisibleDuration(f"the invisibleTime is too small: {limits_text}")
+    if invisible_ms > INVISIBLE_MAX_MS:
+        raise IllegalInvisibleDuration(f"the invisibleTime is too large: {limits_text}")
 
 
 def _milliseconds(duration: Duration) -> int:

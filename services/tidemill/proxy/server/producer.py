@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.common.errors import (
     BadRequest,
+    BrokerTimeout,
+    BrokerUnreachable,
     Forbidden,
     MessageCorrupted,
     MessageNotFound,
@@ -35,12 +37,6 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.server.call import Call
 
-    # Of one message: who stores it, and what becomes of it; or what says both in the end.
-    Append = (
-        tuple[BrokerGroup, asyncio.Future[Appended]]
-        | tuple[None, asyncio.Future[tuple[BrokerGroup, Appended]]]
-    )
-
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
 _OK = Status(v2.OK, "OK")
 # Headers of SendMessageResponse.entries and SendResultEntry.message_id.
@@ -54,6 +50,20 @@ class _Outcome(NamedTuple):
     status: Status
     queue_offset: int = 0
     recall_handle: str = ""
+
+
+class _Stored(NamedTuple):
+    """Who has stored a message, and what it is there."""
+
+    broker: BrokerGroup
+    appended: Appended
+    # Whether another broker group, which was asked before, may have it as well.
+    may_be_elsewhere: bool = False
+
+
+if TYPE_CHECKING:
+    # Of one message: who stores it, and what becomes of it; or what says both in the end.
+    Append = tuple[BrokerGroup, asyncio.Future[Appended]] | tuple[None, asyncio.Future[_Stored]]
 
 
 class Producer:
@@ -138,17 +148,17 @@ class Producer:
                 storing = self._store(call, name, place, blob, may_repeat=_may_repeat(properties))
             # The link's from here on: nothing of the message is kept while it is stored.
             del message, properties, blob
-            broker, appended = await storing
+            stored = await storing
         except ServiceError as error:
             return _refusal(call, (message_id,), status_of(error))
-        queue_offset, due_at_ms = appended
+        queue_offset, due_at_ms = stored.appended
         if due_at_ms:
-            return _ok_response(message_id, 0, _recall_handle(name, message_id, broker, appended))
+            return _ok_response(message_id, 0, _recall_handle(name, message_id, stored))
         return _ok_response(message_id, queue_offset)
 
     async def _store(
         self, call: Call, topic_name: str, place: Place, blob: bytes, *, may_repeat: bool
-    ) -> tuple[BrokerGroup, Appended]:
+    ) -> _Stored:
         """Store a message in its one place."""
         broker, topic_id, queue_id, _ = place
         if not topic_id:
@@ -158,11 +168,11 @@ class Producer:
             timeout_ms=self._cluster.timeout_ms(call), may_repeat=may_repeat,
         )  # fmt: skip
         del blob
-        return broker, await storing
+        return _Stored(broker, await storing)
 
     async def _store_anywhere(
         self, call: Call, topic: link_pb2.TopicConfig, place: Place, blob: bytes
-    ) -> tuple[BrokerGroup, Appended]:
+    ) -> _Stored:
         """Store a message at one broker group or, where that fails, at another, within its time.
 
         A broker that has taken a message and does not say so may have stored it: it is then there
@@ -171,18 +181,24 @@ class Producer:
         now_ms = self._clock.monotonic_ms
         end_ms = now_ms() + self._cluster.timeout_ms(call)
         tried: list[BrokerGroup] = []
+        unknown: UnavailableError | None = None
         while True:
-            left_ms = end_ms - now_ms()
+            left_ms = max(end_ms - now_ms(), 0)
             try:
-                return place.broker, await place.broker.link.store(
+                appended = await place.broker.link.store(
                     place.topic_id, place.queue_id, blob,
-                    timeout_ms=max(left_ms // 2 if place.may_move else left_ms, 0),
+                    timeout_ms=left_ms // 2 if place.may_move else left_ms,
                     may_move=place.may_move,
                 )  # fmt: skip
-            except UnavailableError:
+            except UnavailableError as error:
                 tried.append(place.broker)
+                if isinstance(error, BrokerTimeout | BrokerUnreachable):
+                    unknown = unknown or error
                 if not place.may_move or end_ms <= now_ms():
-                    raise
+                    # That the last one refused it does not say that nobody has it.
+                    raise unknown or error from None
+            else:
+                return _Stored(place.broker, appended, may_be_elsewhere=unknown is not None)
             place = self._cluster.place(topic, "", tried=tried)
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
@@ -259,24 +275,24 @@ def _refused(error: ServiceError) -> asyncio.Future[Appended]:
 def _outcome(topic_name: str, message_id: str, append: Append) -> _Outcome:
     error = append[1].exception()
     if error is None:
-        broker, appended = (
-            append[1].result() if append[0] is None else (append[0], append[1].result())
-        )
-        queue_offset, due_at_ms = appended
+        stored = append[1].result() if append[0] is None else _Stored(append[0], append[1].result())
+        queue_offset, due_at_ms = stored.appended
         if due_at_ms:
-            return _Outcome(
-                _OK, recall_handle=_recall_handle(topic_name, message_id, broker, appended)
-            )
+            return _Outcome(_OK, recall_handle=_recall_handle(topic_name, message_id, stored))
         return _Outcome(_OK, queue_offset)
     if isinstance(error, ServiceError):
         return _Outcome(status_of(error))
     raise error
 
 
-def _recall_handle(
-    topic_name: str, message_id: str, broker: BrokerGroup, scheduled: Appended
-) -> str:
-    return broker.recall_signer.sign(topic_name, Recall(*scheduled, message_id))
+def _recall_handle(topic_name: str, message_id: str, stored: _Stored) -> str:
+    """Return what recalls a delayed message; "" where that could not be promised.
+
+    A handle names one timer, and one that nobody knows of at another broker group would still fire.
+    """
+    if stored.may_be_elsewhere:
+        return ""
+    return stored.broker.recall_signer.sign(topic_name, Recall(*stored.appended, message_id))
 
 
 def _may_repeat(properties: v2.SystemProperties) -> bool:

@@ -114,6 +114,9 @@ class Telemetry:
         except RequestError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         group_name = settings.subscription.group.name
+        now_ms = self._clock.monotonic_ms()
+        if not settings.HasField("publishing"):
+            self._cluster.client_alive(call.client_id, now_ms)
         self._clients.seen(
             call.client_id,
             Client(
@@ -121,7 +124,7 @@ class Telemetry:
                 group=group_name,
                 language=call.language,
                 version=call.version,
-                seen_at_ms=self._clock.monotonic_ms(),
+                seen_at_ms=now_ms,
             ),
         )
         return _Kind(

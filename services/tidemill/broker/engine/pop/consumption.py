@@ -6,9 +6,11 @@ a revive or dead letter settles in the copy itself.
 
     consumption   which queues a pop looks at          settlement  acks, changes, dead letters
     queue_reader  which messages match, `budget` of    revive      deadlines
+    readiness     whether a pop would find something
     ordered       the next batch of an ordered queue   redelivery  retry and dead-letter copies
     deliveries    the CK of what goes out              damaged     messages that cannot be read
                                                        acks        what a round has settled
+                                                       renewals    what a living client holds
     state         what the records make of it all      catch_up    the same behind a snapshot
 """
 
@@ -31,7 +33,9 @@ from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, 
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.queue_reader import QueueReader
+from tidemill.broker.engine.pop.readiness import Readiness, Ready
 from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
+from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import Key, PopState
@@ -76,9 +80,16 @@ class Consumption:
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
+        self.renewals = Renewals(state, recorder, tally)
         self.revive = Revive(
-            state, catalog, self._redelivery, self._ordered, tally, may_copy=may_copy
-        )
+            state, catalog, self._redelivery, self._ordered, self.renewals, tally,
+            may_copy=may_copy,
+        )  # fmt: skip
+        self._readiness = Readiness(
+            state, catalog, tally,
+            is_blocked=self._ordered.has_nothing,
+            settle_acks=self.acks.record,
+        )  # fmt: skip
         self.damaged = DamagedMessages(state, store, self.acks, self._redelivery, self.settlement)
 
     def pop(
@@ -91,6 +102,7 @@ class Consumption:
         tags: frozenset[str],
         attempt_id: str,
         client_id: str,
+        renews: bool,
         now_ms: int,
     ) -> list[Batch]:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
@@ -115,6 +127,7 @@ class Consumption:
             )
         subscription.turn += 1
         visible_at_ms = now_ms + invisible_duration_ms
+        self._deliveries.client_id, self._deliveries.renews = client_id, renews
         want, taken_bytes = max_messages, 0
         batches: list[Batch] = []
         queues, first = subscription.queues, subscription.turn % len(subscription.queues)
@@ -173,6 +186,12 @@ class Consumption:
             self._tally.add(1)
             self._state.progress_of(group_id, topic_id, queue_id)
         return next(missing, None) is not None
+
+    def ready_count(
+        self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
+    ) -> Ready:
+        """Say how much a pop would find, and take nothing. Raises TopicNotFound, GroupNotFound."""
+        return self._readiness.look(group_id, topic_id, tags=tags, now_ms=now_ms)
 
     def release_lock(self, key: Key, now_ms: int) -> bool:
         """Let the next pop have what locks an ordered queue; False: nothing does."""

@@ -1,0 +1,100 @@
+"""The adaptive switch: notifications for a few polls, parked pops for many.
+
+With c polls of a pair parked, each at the broker that had fewest, some broker of B has none with a
+chance of about exp(-c / B). From c = B ln 100 on that is below one in a hundred, and what a
+notification saves is not worth its round trip.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal, TypeAlias, final
+
+WINDOW_MS: Final = 10_000  # over which polls are averaged: half of a long poll
+BUCKET_MS: Final = 1_000
+UNCOVERED_RATIO: Final = 0.01  # of moments at which a broker may have no parked poll
+BACK_RATIO: Final = 0.7  # of the threshold: below it notifications again, so that it does not flap
+DWELL_MS: Final = 10_000  # in a mode, at least: a window has to see what it brings
+
+Name: TypeAlias = Literal["notify", "direct"]
+
+
+def threshold(brokers: int) -> float:
+    """Return from how many polls on parked pops take over."""
+    return brokers * math.log(1 / UNCOVERED_RATIO)
+
+
+@final
+class Mode:
+    """How polls of one (topic, group) wait.
+
+    Receives a second times the seconds that each waits is the number that wait at a moment
+    (Little's law): that is what is averaged.
+    """
+
+    __slots__ = ("_at_ms", "_begun", "_buckets", "_changed_at_ms", "is_direct", "key", "waiting")
+
+    def __init__(self, key: tuple[str, str], now_ms: int) -> None:
+        self.key = key
+        self.waiting = 0
+        self.is_direct = False
+        self._at_ms = now_ms
+        # Poll-milliseconds by second, of those of the window.
+        self._buckets: dict[int, int] = {}
+        self._begun: dict[int, int] = {}  # polls by second
+        self._changed_at_ms = now_ms - DWELL_MS
+
+    @property
+    def name(self) -> Name:
+        """What the metrics call it."""
+        return "direct" if self.is_direct else "notify"
+
+    def began(self, now_ms: int) -> None:
+        """Count a poll that begins to wait."""
+        self._advance(now_ms)
+        self.waiting += 1
+        number = now_ms // BUCKET_MS
+        self._begun[number] = self._begun.get(number, 0) + 1
+
+    def ended(self, now_ms: int) -> None:
+        """Count one that does not wait any more."""
+        self._advance(now_ms)
+        self.waiting -= 1
+
+    def choose(self, brokers: int, now_ms: int) -> bool:
+        """Decide how the next poll waits; True: the mode is another one now."""
+        if now_ms - self._changed_at_ms < DWELL_MS:
+            return False
+        limit = threshold(brokers)
+        if self.is_direct:
+            is_direct = self.concurrency(now_ms) >= limit * BACK_RATIO
+        else:
+            is_direct = self.concurrency(now_ms) >= limit
+        if is_direct == self.is_direct:
+            return False
+        self.is_direct, self._changed_at_ms = is_direct, now_ms
+        return True
+
+    def concurrency(self, now_ms: int) -> float:
+        """Return how many polls waited on average over the window."""
+        self._advance(now_ms)
+        return sum(self._buckets.values()) / WINDOW_MS
+
+    def rate(self, now_ms: int) -> float:
+        """Return how many polls a second began in the window."""
+        self._advance(now_ms)
+        return sum(self._begun.values()) * 1000 / WINDOW_MS
+
+    def _advance(self, now_ms: int) -> None:
+        buckets, first = self._buckets, now_ms // BUCKET_MS - WINDOW_MS // BUCKET_MS + 1
+        for of_second in (buckets, self._begun):
+            for number in [number for number in of_second if number < first]:
+                del of_second[number]
+        if self.waiting:
+            at_ms = max(self._at_ms, first * BUCKET_MS)
+            while at_ms < now_ms:
+                number = at_ms // BUCKET_MS
+                end_ms = min((number + 1) * BUCKET_MS, now_ms)
+                buckets[number] = buckets.get(number, 0) + self.waiting * (end_ms - at_ms)
+                at_ms = end_ms
+        self._at_ms = now_ms

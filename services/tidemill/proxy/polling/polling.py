@@ -1,0 +1,464 @@
+"""All polls of this proxy: a state machine without I/O, which is told what time it is.
+
+Events go in by methods, and what is to be done comes out of `take_actions`: brokers to ask, and
+polls whose `step` is another one than before. Whoever carries a poll out does its step, tells what
+came of it, and looks at the next one.
+
+Invariant: while a poll waits for hints, each of its brokers is asked, has hinted, will be asked at
+a known time, or is down. At its end it pops wherever nobody would have told of a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
+
+from tidemill.common.errors import BrokerUnreachable, Overloaded
+from tidemill.proxy.polling.counts import PollCounts
+from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, Mode
+from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
+from tidemill.proxy.polling.pair import LINGER_MS, Key, Pair
+from tidemill.proxy.polling.poll import Broker, End, Outcome, Poll, Pop
+from tidemill.proxy.polling.timers import Timers
+
+if TYPE_CHECKING:
+    from tidemill.common.errors import ServiceError
+
+# A look of a broker may end before it has found anything; a pop that waits a little looks on.
+UNSURE_POLL_MS: Final = 50
+# An empty answer is false if a message was ready for this long before it.
+FALSE_EMPTY_MS: Final = 200
+# Of a receive that asks once: beyond it what it has not asked is left out.
+ASK_ONCE_MS: Final = 3_000
+
+
+class Wake(NamedTuple):
+    """A poll that waited has something to do."""
+
+    poll: Poll
+
+
+class StopPop(NamedTuple):
+    """The pop that is a poll's step is to end at once, or not to begin.
+
+    What it brings nevertheless goes back.
+    """
+
+    poll: Poll
+
+
+Action: TypeAlias = Ask | StopAsking | Wake | StopPop
+
+
+@final
+class Polling:
+    """Every poll, and what is asked for them."""
+
+    def __init__(self, counts: PollCounts, *, random: Callable[[], float]) -> None:
+        """Take `random` for back-off: evenly spread from 0 to 1."""
+        self.counts = counts
+        self.pairs: dict[Key, Pair] = {}
+        self.modes: dict[tuple[str, str], Mode] = {}
+        self.down: set[Broker] = set()
+        self._random = random
+        self._timers: Timers[Poll | Watch | Pair | Mode] = Timers()
+        self._actions: list[Action] = []
+        self._numbers = 0
+        self._is_released = False
+
+    # ------------------------------------------------------------ for the shell
+
+    def take_actions(self) -> list[Action]:
+        """Return and clear what is to be done."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def next_due_ms(self) -> int | None:
+        """Return when `due` has something to do; None: never."""
+        return self._timers.next_ms()
+
+    def due(self, now_ms: int) -> None:
+        """Do what is to be done by now."""
+        while (item := self._timers.take_due(now_ms)) is not None:
+            if isinstance(item, Poll):
+                self._poll_due(item, now_ms)
+            elif isinstance(item, Watch):
+                self._update(item.pair, now_ms)
+            elif isinstance(item, Pair):
+                self._linger_ended(item, now_ms)
+            else:
+                # Nothing has waited by it for a window and a dwell: it is as good as new.
+                del self.modes[item.key]
+
+    # ------------------------------------------------------------ polls
+
+    def begin(
+        self,
+        key: Key,
+        brokers: Sequence[Broker],
+        *,
+        poll_ms: int,
+        asks_all: bool,
+        now_ms: int,
+        silent: frozenset[Broker] = frozenset(),
+        target: object = None,
+    ) -> Poll:
+        """Begin a poll at `brokers`, of which some may be down, or are `silent`.
+
+        Its step says what to do.
+
+        `poll_ms` of 0 asks every broker once; `asks_all` does so before it waits.
+        """
+        pair = self._pair(key, now_ms)
+        pair.target, pair.silent = target, silent
+        self._actions += pair.watch(brokers, self.down)
+        is_long = poll_ms > 0 and not self._is_released
+        if is_long:
+            self._choose_mode(pair.mode, len(brokers), now_ms)
+        self._numbers += 1
+        poll = Poll(
+            pair, self._numbers,
+            began_ms=now_ms, end_ms=now_ms + (poll_ms if is_long else ASK_ONCE_MS),
+            is_long=is_long, is_direct=is_long and (pair.mode.is_direct or len(brokers) == 1),
+        )  # fmt: skip
+        self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
+        pair.polls[poll] = None
+        self._timers.set(poll, poll.end_ms)
+        if is_long:
+            self._timers.discard(pair.mode)
+            pair.mode.began(now_ms)
+            pair.until_ms = max(pair.until_ms, poll.end_ms)
+            self._first_step(poll, asks_all=asks_all, now_ms=now_ms)
+        else:
+            # It looks everywhere as it is.
+            poll.has_looked = True
+            self._ask(poll, pair.in_turn(), now_ms)
+        self._update(pair, now_ms)
+        return poll
+
+    def _first_step(self, poll: Poll, *, asks_all: bool, now_ms: int) -> None:
+        pair = poll.pair
+        brokers = pair.in_turn()
+        if pair.hinted and not asks_all:
+            self._follow(poll, now_ms)
+        elif poll.is_direct and brokers:
+            self._park(poll, pair.least_covered(brokers), now_ms)
+        else:
+            self._ask(poll, brokers if asks_all else brokers[:1], now_ms)
+
+    def _ask(self, poll: Poll, brokers: Sequence[Broker], now_ms: int) -> None:
+        if brokers:
+            poll.ask(brokers)
+        else:
+            poll.wait()
+            self._rest(poll, now_ms)
+
+    def popped(self, poll: Poll, *, count: int, was_parked: bool, now_ms: int) -> bool:
+        """Take how many messages the pop has brought that was a poll's step.
+
+        False: they go back, it has ended before.
+        """
+        if poll.is_done:
+            return False
+        pair = poll.pair
+        self._learn(poll, count, now_ms)
+        # Where its broker drains, the rest of the poll is for the others.
+        is_cut = poll.parked_at is not None and not poll.is_stopping and now_ms < poll.end_ms
+        pair.unpark(poll)
+        if count:
+            poll.found(was_parked=was_parked)
+            self._ended(poll, now_ms)
+        elif poll.missed():
+            poll.is_direct = poll.is_direct and not is_cut
+            self._rest(poll, now_ms)
+        self._update(pair, now_ms)
+        return bool(count)
+
+    def _learn(self, poll: Poll, count: int, now_ms: int) -> None:
+        """Take what a pop tells of the hints of its broker."""
+        assert isinstance(poll.step, Pop), "a pop was under way"
+        pair, is_hinted = poll.pair, poll.hinted_by is not None
+        watch = pair.watches.get(poll.step.broker)
+        is_told = bool(count) or not poll.is_stopping
+        if watch is None or not is_told:
+            return
+        if is_hinted:
+            self.counts.followed(pair.key, is_hit=bool(count))
+        if count:
+            watch.hit(count - is_hinted)
+        elif is_hinted:
+            watch.missed(now_ms)
+        else:
+            watch.hint_count = 0
+        _note_hint(watch)
+
+    def pop_failed(self, poll: Poll, error: ServiceError, now_ms: int) -> None:
+        """Know that the pop that was a poll's step was refused, or is lost."""
+        if poll.is_done:
+            return
+        pair = poll.pair
+        assert isinstance(poll.step, Pop), "a pop was under way"
+        if watch := pair.watches.get(poll.step.broker):
+            watch.pop_failed(error, now_ms)
+            _note_hint(watch)
+        pair.unpark(poll)
+        poll.is_direct = False
+        if poll.missed(error):
+            self._rest(poll, now_ms)
+        self._fail_all(pair, now_ms)
+        self._update(pair, now_ms)
+
+    def cancel(self, poll: Poll, now_ms: int) -> None:
+        """End a poll whose caller has gone; one that has ended stays as it is."""
+        if not poll.is_done:
+            self._end(poll, End(Outcome.CANCELLED), now_ms)
+            self._update(poll.pair, now_ms)
+
+    def release(self, now_ms: int) -> None:
+        """Answer every poll that waits empty; those that come may not wait."""
+        self._is_released = True
+        for pair in self.pairs.values():
+            for poll in list(pair.polls):
+                # What is being popped is for its client.
+                poll.has_looked = True
+                if not poll.has_pop or poll.parked_at is not None:
+                    self._end(poll, End(Outcome.EMPTY), now_ms)
+            self._update(pair, now_ms)
+
+    # ------------------------------------------------------------ notifications
+
+    def notified(
+        self, watch: Watch, number: int, count: int, now_ms: int, *, is_unsure: bool = False
+    ) -> None:
+        """Take the answer of a notification: how many messages are ready, 0 at its end."""
+        if not watch.answered(number, count, now_ms, is_unsure=is_unsure):
+            return
+        self.counts.notified(watch.pair.key, has_message=bool(count))
+        _note_hint(watch)
+        self._update(watch.pair, now_ms)
+
+    def notification_failed(
+        self, watch: Watch, number: int, error: ServiceError, now_ms: int
+    ) -> None:
+        """Know that a notification was refused, or is lost."""
+        if not watch.failed(number, error, now_ms):
+            return
+        key = watch.pair.key
+        self.counts.notification_failures[key.topic, key.group] += 1
+        self._fail_all(watch.pair, now_ms)
+        self._update(watch.pair, now_ms)
+
+    def lost(self, broker: Broker, now_ms: int) -> None:
+        """Know that a broker cannot be reached: nothing is asked of it, and nothing awaited."""
+        self.down.add(broker)
+        for pair in self.pairs.values():
+            watch = pair.watches.get(broker)
+            if watch is None:
+                continue
+            if stopped := watch.lost():
+                self._actions.append(stopped)
+            _note_hint(watch)
+            for poll in pair.polls:
+                poll.leave_out(broker)
+                if poll.has_pop and isinstance(poll.step, Pop) and poll.step.broker == broker:
+                    self._stop_pop(poll)
+            self._update(pair, now_ms)
+
+    def back(self, broker: Broker, now_ms: int) -> None:
+        """Know that a broker can be reached again: it is asked at once."""
+        self.down.discard(broker)
+        for pair in self.pairs.values():
+            if watch := pair.watches.get(broker):
+                watch.back()
+                self._update(pair, now_ms)
+
+    def moved(self, pair: Pair, brokers: Sequence[Broker], now_ms: int) -> None:
+        """Know that others than before have messages of a pair: its polls hear of them too."""
+        self._actions += pair.watch(brokers, self.down)
+        self._update(pair, now_ms)
+
+    # ------------------------------------------------------------ what a poll does next
+
+    def _rest(self, poll: Poll, now_ms: int) -> None:
+        """Find something to do for a poll without a pop under way, or let it wait."""
+        pair = poll.pair
+        if pair.hinted and now_ms < poll.hard_end_ms:
+            self._follow(poll, now_ms)
+        elif poll.has_looked or now_ms >= poll.end_ms:
+            self._last_look(poll, now_ms)
+        elif poll.is_direct and (brokers := pair.in_turn()):
+            self._park(poll, pair.least_covered(brokers), now_ms)
+        else:
+            poll.is_direct = False
+            if any(watch.number for watch in pair.watches.values()):
+                self.counts.coalesced[pair.key.topic, pair.key.group] += 1
+            pair.wait(poll)
+
+    def _follow(self, poll: Poll, now_ms: int) -> None:
+        """Send a poll where the oldest hint points."""
+        watch = next(iter(poll.pair.hinted))
+        watch.take()
+        _note_hint(watch)
+        if poll.is_direct and now_ms < poll.end_ms:
+            # None is parked there: it stays.
+            self._park(poll, watch.broker, now_ms)
+        else:
+            poll.follow(watch.broker, poll_ms=UNSURE_POLL_MS if watch.is_unsure else 0)
+
+    def _park(self, poll: Poll, broker: Broker, now_ms: int) -> None:
+        poll.park(broker, now_ms)
+        poll.pair.park(poll, broker)
+
+    def _last_look(self, poll: Poll, now_ms: int) -> None:
+        """Pop once more wherever nobody would tell of a message; then end."""
+        pair = poll.pair
+        if not poll.has_looked:
+            poll.has_looked = True
+            blind = [
+                watch.broker
+                for watch in pair.watches.values()
+                if not watch.is_down
+                and watch.broker not in pair.silent
+                and not watch.is_covered(now_ms)
+            ]
+            if blind and now_ms < poll.hard_end_ms:
+                poll.ask(blind)
+                return
+        self._end(poll, self._empty_end(poll, now_ms), now_ms)
+
+    def _empty_end(self, poll: Poll, now_ms: int) -> End:
+        """Return how a poll ends that has found nothing: empty, unless no broker was heard."""
+        pair = poll.pair
+        watches = list(pair.watches.values())
+        is_heard = poll.has_heard or any(
+            not watch.is_down and not watch.is_failing(now_ms) for watch in watches
+        )
+        if not is_heard:
+            errors = [watch.error for watch in watches if watch.error is not None]
+            unreachable = BrokerUnreachable("there is no connection to any broker of the topic")
+            return End(Outcome.FAILED, poll.error or next(iter(errors), unreachable))
+        if any(now_ms - watch.hinted_at_ms > FALSE_EMPTY_MS for watch in pair.hinted):
+            self.counts.false_empties[pair.key.topic, pair.key.group] += 1
+        return End(Outcome.EMPTY)
+
+    def _poll_due(self, poll: Poll, now_ms: int) -> None:
+        if now_ms >= poll.hard_end_ms:
+            self._end(poll, self._empty_end(poll, now_ms), now_ms)
+        else:
+            # A pop that is under way ends by itself, or then.
+            self._timers.set(poll, poll.hard_end_ms)
+            if poll.pair.unwait(poll):
+                self._rest(poll, now_ms)
+                self._actions.append(Wake(poll))
+        self._update(poll.pair, now_ms)
+
+    def _fail_all(self, pair: Pair, now_ms: int) -> None:
+        """End those who wait with an error where every broker refuses."""
+        watches = list(pair.watches.values())
+        failing = [watch.error for watch in watches if watch.is_failing(now_ms)]
+        if failing and all(watch.is_down or watch.is_failing(now_ms) for watch in watches):
+            for poll in list(pair.waiting):
+                self._end(poll, End(Outcome.FAILED, failing[-1]), now_ms)
+
+    def _stop_pop(self, poll: Poll) -> None:
+        poll.is_stopping = True
+        self._actions.append(StopPop(poll))
+
+    def _end(self, poll: Poll, end: End, now_ms: int) -> None:
+        pair = poll.pair
+        if poll.has_pop:
+            self._actions.append(StopPop(poll))
+        elif pair.unwait(poll):
+            self._actions.append(Wake(poll))
+        pair.unpark(poll)
+        poll.end(end)
+        self._ended(poll, now_ms)
+
+    def _ended(self, poll: Poll, now_ms: int) -> None:
+        assert isinstance(poll.step, End), "it has an end"
+        pair, mode = poll.pair, poll.pair.mode
+        self._timers.discard(poll)
+        del pair.polls[poll]
+        if poll.is_long:
+            mode.ended(now_ms)
+            if not mode.waiting:
+                self._timers.set(mode, now_ms + WINDOW_MS + DWELL_MS)
+        self.counts.ended(
+            pair.key.topic, pair.key.group, poll.mode, _called(poll.step), now_ms - poll.began_ms,
+            is_long=poll.is_long,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ what a pair does
+
+    def _pair(self, key: Key, now_ms: int) -> Pair:
+        pair = self.pairs.get(key)
+        if pair is None:
+            of_mode = key.topic, key.group
+            mode = self.modes.get(of_mode)
+            if mode is None:
+                mode = self.modes[of_mode] = Mode(of_mode, now_ms)
+                # Until a poll waits by it.
+                self._timers.set(mode, now_ms + WINDOW_MS + DWELL_MS)
+            pair = self.pairs[key] = Pair(key, mode, random=self._random)
+        return pair
+
+    def _choose_mode(self, mode: Mode, brokers: int, now_ms: int) -> None:
+        if mode.choose(brokers, now_ms):
+            self.counts.switches[mode.name] += 1
+
+    def _update(self, pair: Pair, now_ms: int) -> None:
+        """Send polls where hints point, and ask the brokers that are to hint."""
+        self._serve(pair, now_ms)
+        is_lingering = not pair.polls
+        for watch in pair.watches.values():
+            watch.is_wanted = pair.wants(watch)
+            if not watch.is_wanted:
+                is_lingering = is_lingering or watch.number > 0
+            elif ask := watch.ask(pair.until_ms, now_ms):
+                self._actions.append(ask)
+            elif (due_ms := watch.due_ms()) is not None and due_ms > now_ms:
+                # Otherwise all polls are at their ends, and look by themselves.
+                self._timers.set(watch, due_ms)
+        if not is_lingering:
+            pair.linger_until_ms = 0
+            self._timers.discard(pair)
+        elif not pair.linger_until_ms:
+            pair.linger_until_ms = now_ms + LINGER_MS
+            self._timers.set(pair, pair.linger_until_ms)
+
+    def _serve(self, pair: Pair, now_ms: int) -> None:
+        while pair.hinted:
+            poll = pair.oldest_waiting()
+            if poll is None:
+                for parked in pair.to_move(len(pair.hinted)):
+                    self._stop_pop(parked)
+                return
+            pair.unwait(poll)
+            self._follow(poll, now_ms)
+            self._actions.append(Wake(poll))
+
+    def _linger_ended(self, pair: Pair, now_ms: int) -> None:
+        """Ask for nothing that nobody has wanted for long; forget a pair without polls."""
+        pair.linger_until_ms = 0
+        for watch in pair.watches.values():
+            if not watch.is_wanted and (stopped := watch.stop()):
+                self._actions.append(stopped)
+        if pair.polls:
+            self._update(pair, now_ms)
+        else:
+            for watch in pair.watches.values():
+                self._timers.discard(watch)
+            del self.pairs[pair.key]
+
+
+def _note_hint(watch: Watch) -> None:
+    """Keep what a hint points at where polls look for it, as long as it points."""
+    if watch.hint_count:
+        watch.pair.hinted.setdefault(watch)
+    else:
+        watch.pair.hinted.pop(watch, None)
+
+
+def _called(end: End) -> str:
+    """Return what the metrics call an end."""
+    return "throttled" if isinstance(end.error, Overloaded) else end.outcome.value

@@ -1,0 +1,307 @@
+"""Carries out what polls at several brokers are to do: the asyncio around `Polling`.
+
+A receive carries itself through its steps: it pops where it is told to, tells what came of it, and
+waits in between. Everything that concerns several of them is done at once by whatever event brought
+it about: nothing here runs by itself but one timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from tidemill.common.errors import ServiceError, TopicNotFound
+from tidemill.proxy.polling.counts import PollCounts
+from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
+from tidemill.proxy.polling.pair import Key
+from tidemill.proxy.polling.poll import Broker, End, Outcome, Poll, Pop
+from tidemill.proxy.polling.polling import Polling, StopPop, Wake
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+if TYPE_CHECKING:
+    from tidemill.common.clock import Clock
+    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.link import BrokerLink
+
+# Beyond its time, until a broker is given up that does not answer a notification.
+NOTIFICATION_GRACE_MS: Final = 3_000
+
+
+class PopRefused(Exception):
+    """A pop has brought nothing but an error, which the poll knows of."""
+
+
+class _Asked(NamedTuple):
+    """A notification under way."""
+
+    number: int
+    link: BrokerLink
+    request_id: int
+
+
+class Target(NamedTuple):
+    """Whose messages of which topic a pair is about, as the home of both has them."""
+
+    group: link_pb2.GroupConfig
+    topic: link_pb2.TopicConfig
+
+
+@final
+class PollingShell:
+    """The polls of this proxy at several brokers."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, *, pop_timeout_ms: int) -> None:
+        """Give up a pop that does not wait, and is not answered, after `pop_timeout_ms`."""
+        self._cluster = cluster
+        cluster.on_change = self._look
+        self.counts = PollCounts()
+        self.polling = Polling(self.counts, random=random.random)
+        self.pop_timeout_ms = pop_timeout_ms
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._brokers: dict[Broker, BrokerGroup] = {}
+        self._receives: dict[Poll, Receive] = {}
+        self._asked: dict[Watch, _Asked] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+
+    def now_ms(self) -> int:
+        """Return the time by which polls wait."""
+        return self._clock.monotonic_ms()
+
+    def begin(
+        self,
+        target: Target,
+        brokers: Sequence[BrokerGroup],
+        pop: link_pb2.PopRequest,
+    ) -> Receive:
+        """Begin a receive of what `pop` asks for; the caller ends it with `leave`."""
+        names = [self._know(broker) for broker in brokers]
+        is_ordered = target.group.delivery_order == link_pb2.ORDERED
+        poll = self.polling.begin(
+            Key(target.topic.name, target.group.name, frozenset(pop.tags)),
+            names,
+            poll_ms=pop.poll_duration_ms,
+            # A repeated attempt gets the batch that it holds, wherever that is.
+            asks_all=is_ordered and bool(pop.attempt_id),
+            now_ms=self.now_ms(),
+            silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
+            target=target,
+        )
+        receive = self._receives[poll] = Receive(self, poll)
+        self.carry_out()
+        return receive
+
+    def broker(self, name: Broker) -> BrokerGroup:
+        """Return the broker group of a step."""
+        return self._brokers[name]
+
+    def forget(self, poll: Poll) -> None:
+        """End a receive, however it stands."""
+        self.polling.cancel(poll, self.now_ms())
+        self.carry_out()
+        del self._receives[poll]
+
+    def release(self) -> None:
+        """Answer every poll empty: the process is to stop."""
+        self.polling.release(self.now_ms())
+        self.carry_out()
+
+    def _know(self, broker: BrokerGroup) -> Broker:
+        name = broker.name
+        if self._brokers.get(name) is not broker:
+            self._brokers[name] = broker
+            broker.link.watch(_BrokerWatcher(self, name))
+            if broker.link.is_connected:
+                self.polling.back(name, self.now_ms())
+            else:
+                self.polling.lost(name, self.now_ms())
+        return name
+
+    def _look(self) -> None:
+        """Let those who wait hear of brokers too that have the topic and the group since."""
+        for pair in list(self.polling.pairs.values()):
+            assert isinstance(pair.target, Target), "a pair is about what its polls are"
+            group, topic = pair.target
+            brokers = self._cluster.brokers_of(topic, group)
+            # Where none has them they were deleted, which whoever is asked will say.
+            if brokers and len(brokers) != len(pair.watches):
+                names = [self._know(broker) for broker in brokers]
+                self.polling.moved(pair, names, self.now_ms())
+        self.carry_out()
+
+    # ------------------------------------------------------------ actions
+
+    def carry_out(self) -> None:
+        """Do what the last event has brought about."""
+        while actions := self.polling.take_actions():
+            for action in actions:
+                match action:
+                    case Wake(poll):
+                        self._receives[poll].wake()
+                    case StopPop(poll):
+                        if (receive := self._receives.get(poll)) is not None:
+                            receive.stop_pop()
+                    case Ask(watch, number, poll_ms):
+                        self._ask(watch, number, poll_ms)
+                    case StopAsking(watch, number):
+                        self._stop_asking(watch, number)
+        self._arm()
+
+    def _ask(self, watch: Watch, number: int, poll_ms: int) -> None:
+        target = watch.pair.target
+        assert isinstance(target, Target), "a pair is about what its polls are"
+        broker = self._brokers[watch.broker]
+        ids = broker.find_ids(target.group, target.topic)
+        if ids is None:
+            error = TopicNotFound("the topic or the group was deleted; query its route again")
+            self.polling.notification_failed(watch, number, error, self.now_ms())
+            return
+        request = link_pb2.NotificationRequest(
+            group_id=ids.group_id,
+            topic_id=ids.topic_id,
+            tags=watch.pair.key.tags,
+            poll_duration_ms=poll_ms,
+        )
+        try:
+            future = broker.link.notify(request, timeout_ms=poll_ms + NOTIFICATION_GRACE_MS)
+        except ServiceError as error:
+            self.polling.notification_failed(watch, number, error, self.now_ms())
+            return
+        self._asked[watch] = _Asked(number, broker.link, request.request_id)
+        future.add_done_callback(lambda done: self._answered(watch, number, done))
+
+    def _answered(
+        self, watch: Watch, number: int, done: asyncio.Future[link_pb2.NotificationReply]
+    ) -> None:
+        asked = self._asked.get(watch)
+        if asked is not None and asked.number == number:
+            del self._asked[watch]
+        error = done.exception()
+        if error is None:
+            reply = done.result()
+            self.polling.notified(
+                watch, number, reply.ready_count, self.now_ms(), is_unsure=reply.is_unsure
+            )
+        else:
+            assert isinstance(error, ServiceError), "a link fails a request with one of ours"
+            self.polling.notification_failed(watch, number, error, self.now_ms())
+        self.carry_out()
+
+    def _stop_asking(self, watch: Watch, number: int) -> None:
+        asked = self._asked.get(watch)
+        if asked is not None and asked.number == number:
+            del self._asked[watch]
+            asked.link.stop_notification(asked.request_id)
+
+    def _arm(self) -> None:
+        """Have one timer for what is due next."""
+        due_ms = self.polling.next_due_ms()
+        if due_ms is None or (self._timer is not None and self._timer_at_ms <= due_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_ms = due_ms
+        delay_ms = max(due_ms - self.now_ms(), 0)
+        self._timer = self._loop.call_later(delay_ms / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.polling.due(self.now_ms())
+        self.carry_out()
+
+
+@final
+class Receive:
+    """One receive, as its caller carries it through."""
+
+    __slots__ = ("_link", "_poll", "_request", "_shell", "_woken")
+
+    def __init__(self, shell: PollingShell, poll: Poll) -> None:
+        self._shell = shell
+        self._poll = poll
+        self._woken: asyncio.Future[None] | None = None
+        self._link: BrokerLink | None = None  # of the pop under way, and what it asks
+        self._request: link_pb2.PopRequest | None = None
+
+    async def step(self) -> Pop | End:
+        """Wait until there is something to do: a pop, or the end."""
+        while self._poll.step is None:
+            self._woken = asyncio.get_running_loop().create_future()
+            try:
+                await self._woken
+            finally:
+                self._woken = None
+        return self._poll.step
+
+    async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
+        """Do the pop that is the step, up to the end of the poll at most.
+
+        Raises PopRefused when it fails, and then there is another step.
+        """
+        poll, shell, step = self._poll, self._shell, self._poll.step
+        if poll.is_stopping or not isinstance(step, Pop):
+            return link_pb2.PopReply()
+        timeout_ms = min(timeout_ms, poll.hard_end_ms - shell.now_ms())
+        if not step.poll_ms:
+            timeout_ms = min(timeout_ms, shell.pop_timeout_ms)
+        self._link, self._request = shell.broker(step.broker).link, request
+        try:
+            return await self._link.pop(request, timeout_ms=max(timeout_ms, 0))
+        except ServiceError as error:
+            shell.polling.pop_failed(poll, error, shell.now_ms())
+            shell.carry_out()
+            raise PopRefused from error
+        finally:
+            self._link = self._request = None
+
+    def popped(self, reply: link_pb2.PopReply) -> bool:
+        """Tell what the pop has brought; False: it is for nobody, and goes back."""
+        count = sum(len(batch.indexes) for batch in reply.batches)
+        is_taken = self._shell.polling.popped(
+            self._poll, count=count, was_parked=reply.was_parked, now_ms=self._shell.now_ms()
+        )
+        self._shell.carry_out()
+        return is_taken
+
+    @property
+    def is_first_hit(self) -> bool:
+        """Whether the very first pop has found something, and had not to wait."""
+        end = self._poll.step
+        return isinstance(end, End) and end.outcome is Outcome.FOUND_AT_FIRST
+
+    def leave(self) -> None:
+        """End, however it stands."""
+        self._shell.forget(self._poll)
+
+    def wake(self) -> None:
+        """Go on: there is another step."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def stop_pop(self) -> None:
+        """End the pop under way; one that has not begun does not."""
+        if self._link is not None and self._request is not None:
+            self._link.stop_pop(self._request.request_id)
+
+
+@final
+class _BrokerWatcher:
+    """Tells the polls how one broker is."""
+
+    def __init__(self, shell: PollingShell, name: Broker) -> None:
+        self._shell = shell
+        self._name = name
+
+    def connected(self) -> None:
+        self._shell.polling.back(self._name, self._shell.now_ms())
+        self._shell.carry_out()
+
+    def lost(self) -> None:
+        self._shell.polling.lost(self._name, self._shell.now_ms())
+        self._shell.carry_out()
+
+    def released(self) -> None:
+        self._shell.release()

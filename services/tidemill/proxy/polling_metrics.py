@@ -1,0 +1,142 @@
+"""How receives wait, for a scrape: the three measures of long polling, and what explains them.
+
+how many receives may wait        is_long_polling="true" of rocketmq_rpc_latency, and
+                                  rocketmq_proxy_long_polling_total
+how many brokers were asked       rocketmq_proxy_notification_total, and request_code
+whether anything is there         "notification" of the brokers' rocketmq_rpc_latency
+how many found something at once  is_short_polling_hit="true", and
+                                  rocketmq_proxy_short_polling_hit_total
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from tidemill.common.metrics import Labels, full_parts, histogram_family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from prometheus_client.core import Metric
+
+    from tidemill.common.metrics import Registry
+    from tidemill.proxy.polling.shell import PollingShell
+
+_PAIR: Final = ("topic", "consumer_group")
+# Metric, help, labels behind topic and group, and which counter of `PollCounts` it shows.
+_COUNTERS: Final = (
+    ("long_polling", "Receives that may wait.", ("polling_mode",), "long_polls"),
+    ("receive", "Receives that have ended.", ("polling_mode", "outcome"), "receives"),
+    (
+        "short_polling_hit",
+        "Receives whose very first pop found something at once.",
+        (),
+        "first_hits",
+    ),
+    ("notification", "Answers of brokers asked for a hint.", ("has_message",), "notifications"),
+    (
+        "notification_failed",
+        "Hints that a broker refused, or whose link was lost.",
+        (),
+        "notification_failures",
+    ),
+    ("notification_coalesced", "Polls that joined a hint already asked for.", (), "coalesced"),
+    (
+        "notified_pop",
+        "Pops where a hint pointed; a miss: somebody else was faster.",
+        ("outcome",),
+        "notified_pops",
+    ),
+    (
+        "false_empty",
+        "Receives answered empty while a hint of a broker had waited for over 200 ms.",
+        (),
+        "false_empties",
+    ),
+)
+
+
+@final
+class PollingMetrics:
+    """Shows what polls have counted."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        polling: PollingShell,
+        is_known: Callable[[str, str], bool],
+    ) -> None:
+        """Forget what is counted of a topic or group that `is_known` denies."""
+        self._polling = polling
+        self._is_known = is_known
+        self._sets = {
+            name: registry.bounded(f"rocketmq_proxy_{name}_total", (*_PAIR, *labels))
+            for name, _, labels, _ in _COUNTERS
+        }
+        registry.register(self._collect)
+
+    def _collect(self) -> Iterator[Metric]:
+        counts, polling = self._polling.counts, self._polling.polling
+        for name, help_, labels, field in _COUNTERS:
+            yield from self._collect_pairs(name, help_, labels, getattr(counts, field))
+        inflight = GaugeMetricFamily(
+            "rocketmq_proxy_long_polling_inflight", "Receives that wait.", labels=("polling_mode",)
+        )
+        switches = CounterMetricFamily(
+            "rocketmq_proxy_polling_mode_switch_total",
+            "Pairs of topic and group whose polls wait in another way from then on.",
+            labels=("to",),
+        )
+        modes = GaugeMetricFamily(
+            "rocketmq_proxy_polling_mode",
+            "Pairs of topic and group whose polls wait in this way.",
+            labels=("mode",),
+        )
+        of_pairs: Counter[str] = Counter(mode.name for mode in polling.modes.values())
+        for name in ("notify", "direct"):
+            inflight.add_metric((name,), counts.inflight[name])
+            switches.add_metric((name,), counts.switches[name])
+            modes.add_metric((name,), of_pairs[name])
+        yield from (inflight, switches, modes)
+        now_ms = self._polling.now_ms()
+        yield GaugeMetricFamily(
+            "rocketmq_proxy_pop_request_rate",
+            "Receives a second over the last ten, of those that the adaptive switch decides on.",
+            value=sum(mode.rate(now_ms) for mode in polling.modes.values()),
+        )
+        yield histogram_family(
+            "rocketmq_proxy_long_polling_wait_seconds",
+            "Seconds from a receive that may wait to its end.",
+            ("polling_mode", "outcome"),
+            counts.waits,
+            lambda labels: labels,
+            divisor=1000,
+        )
+
+    def _collect_pairs(
+        self, name: str, help_: str, labels: Labels, counts: Counter[Labels]
+    ) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            f"rocketmq_proxy_{name}_total", help_, labels=(*_PAIR, *labels)
+        )
+        folded: Counter[Labels] = Counter()
+        for key, count in self._living(name, counts).items():
+            admitted = self._sets[name].admit(key)
+            if admitted == key:
+                family.add_metric(key, count)
+                yield from full_parts(family)
+            else:
+                folded[admitted] += count
+        for key, count in folded.items():
+            family.add_metric(key, count)
+        yield family
+
+    def _living(self, name: str, counts: Counter[Labels]) -> Mapping[Labels, int]:
+        for key in [key for key in counts if not self._is_known(key[0], key[1])]:
+            del counts[key]
+            self._sets[name].forget(key)
+        return dict(counts)

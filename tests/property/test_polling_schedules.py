@@ -1,0 +1,69 @@
+"""Polls of a proxy under every order of replies, hints, deadlines, cancels and failures.
+
+A seed chooses the order; the oracle is in `tests/support/polling_world.py`: no false empty, nothing
+held longer than a poll, each poll answered once, one pop under way at most, and what is popped is
+answered or goes back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.polling_world import World
+
+SEEDS = int(os.environ.get("TIDEMILL_POLLING_SEEDS", "120"))
+EVENTS = 60
+
+
+def story(world: World, *, has_failures: bool) -> None:
+    """Let things happen in the next half minute."""
+    random = world.random
+    names = list(world.brokers)
+
+    def later(what: Callable[[], object]) -> None:
+        world.at(random.randrange(30_000), what)
+
+    for _ in range(EVENTS):
+        later(
+            lambda: world.receive(
+                random.choice((300, 2_000, 5_000)), asks_all=random.random() < 0.1
+            )
+        )
+        later(lambda: world.send(random.choice(names), count=random.choice((1, 1, 1, 3, 9))))
+    for _ in range(EVENTS // 4):
+        later(lambda: world.receive(0))
+        later(lambda: world.take_elsewhere(random.choice(names)))
+        later(lambda: world.leave(random.choice(world.clients)) if world.clients else None)
+        later(lambda: toggle_mode(world))
+    if has_failures:
+        for _ in range(4):
+            later(lambda: world.lose(random.choice(names)))
+            later(lambda: world.come_back(random.choice(names)))
+            later(lambda: world.drain(random.choice(names)))
+            later(lambda: refuse(world, random.choice(names), "notifications"))
+            later(lambda: refuse(world, random.choice(names), "pops"))
+            later(lambda: refuse(world, random.choice(names), ""))
+
+
+def toggle_mode(world: World) -> None:
+    """The switch is right in either position."""
+    for mode in world.polling.modes.values():
+        mode.is_direct = not mode.is_direct
+
+
+def refuse(world: World, name: str, what: str) -> None:
+    world.brokers[name].refuses = what
+
+
+@pytest.mark.parametrize("has_failures", [False, True], ids=["well", "failing"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_polls_under_any_schedule(seed: int, has_failures: bool) -> None:
+    world = World(seed, brokers=seed % 4 + 1)
+    story(world, has_failures=has_failures)
+    world.finish()
+    assert not sum(world.counts.false_empties.values())
+    assert sum(world.counts.inflight.values()) == 0
+    assert sum(world.counts.receives.values()) == len(world.clients)

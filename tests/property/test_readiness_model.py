@@ -1,0 +1,192 @@
+"""The look of a notification beside the pop that it speaks of.
+
+The model is the pop itself: what a pop finds the look has told of. The look may tell of what a pop
+does not find only where it says that it is unsure, or where a filter, a retry or an ordered queue
+is in play; without those it counts right. It changes nothing: neither the log nor what pops find.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, Popped, World
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready
+from tidemill.common.errors import InvalidReceiptHandle
+
+SEEDS = int(os.environ.get("TIDEMILL_READINESS_SEEDS", "30"))
+STEPS = 60
+QUEUES = 3
+TAGS = ("red", "green", "blue")
+
+
+class Trial:
+    """One group on one topic, and what is out."""
+
+    def __init__(self, seed: int, *, is_ordered: bool) -> None:
+        self.random = Random(seed)
+        self.is_ordered = is_ordered
+        self.world = World(checkpoint_log_bytes=20_000)
+        self.topic_id = self.world.topic(TOPIC, queues=QUEUES)
+        options = {"start_from_latest": self.random.random() < 0.5}
+        self.group_id = self.world.group(GROUP, is_ordered=is_ordered, max_attempts=3, **options)
+        self.out: list[Popped] = []
+        self.sent = 0
+
+    def step(self) -> None:
+        kind = self.random.choice(
+            ("send", "send", "pop", "pop", "ack", "wait", "give back", "restart")
+        )
+        match kind:
+            case "send":
+                self.send()
+            case "pop":
+                self.pop()
+            case "ack" if self.out:
+                self.ack()
+            case "give back" if self.out:
+                self.give_back()
+            case "wait":
+                self.world.now_ms += self.random.choice((10, 1_000, 31_000))
+            case "restart" if self.random.random() < 0.2:
+                self.world.restart()
+
+    def send(self) -> None:
+        queue_id, tag = self.random.randrange(QUEUES), self.random.choice(TAGS)
+        texts = [f"m{self.sent + n}" for n in range(self.random.randrange(1, 50))]
+        self.sent += len(texts)
+        self.world.send(*texts, queue_id=queue_id, tag=tag)
+
+    def ack(self) -> None:
+        one = self.out.pop(self.random.randrange(len(self.out)))
+        # In the round of the look: what it has acked must not block an ordered queue.
+        self.world.engine.ack(one.delivery, self.world.now_ms)
+
+    def give_back(self) -> None:
+        one = self.out.pop(self.random.randrange(len(self.out)))
+        if one.delivery.visible_at_ms > self.world.now_ms:
+            self.world.run_due()
+            # Dead-lettered, or voided by a later batch of its queue.
+            with contextlib.suppress(InvalidReceiptHandle):
+                self.world.change(one, self.random.choice((0, 1_000)))
+
+    def look(self, tags: tuple[str, ...]) -> Ready:
+        engine = self.world.engine
+        engine.consumption.acks.record(self.world.now_ms)
+        before = fingerprint(engine)
+        ready = engine.ready_count(
+            self.group_id, self.topic_id, tags=frozenset(tags), now_ms=self.world.now_ms
+        )
+        assert fingerprint(engine) == before, "a look changes nothing"
+        return ready
+
+    def pop(self) -> None:
+        tags = self.random.choice(((), (), ("red",), ("green", "blue")))
+        self.world.run_due()
+        ready = self.look(tags)
+        assert self.look(tags) == ready, "a look that is repeated tells the same"
+        want = self.random.choice((1, 7, 32))
+        popped = self.world.pop(want, tags=tags)
+        self.out += popped
+        if popped:
+            assert ready.ready_count, "a pop found what a look did not tell of"
+        if not tags and not self.is_ordered and not ready.is_unsure:
+            assert len(popped) == 0 if not ready.ready_count else len(popped) > 0
+            if ready.ready_count < READY_COUNT_MAX:
+                assert len(popped) == min(want, ready.ready_count)
+
+
+def fingerprint(engine: Engine) -> object:
+    return engine.log_end, [
+        (row, progress.in_flight, sorted(engine.state.deliveries_of(progress)))
+        for progress in engine.state.progress.values()
+        for row in (progress.as_row(),)
+    ]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["any order", "ordered"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_look_tells_of_all_that_a_pop_finds(seed: int, is_ordered: bool) -> None:
+    trial = Trial(seed, is_ordered=is_ordered)
+    for _ in range(STEPS):
+        trial.step()
+
+
+def test_a_group_that_has_never_popped_here_is_told_to_come() -> None:
+    world = World()
+    topic_id, group_id = world.topic(), world.group(start_from_latest=True)
+    before = world.engine.log_end
+    look = world.engine.ready_count
+    ready = look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms)
+    assert (ready.ready_count > 0, ready.is_unsure, world.engine.log_end) == (True, True, before)
+    assert world.pop() == []
+    assert look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms).ready_count == 0
+    world.send("a")
+    assert look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms).ready_count == 1
+    assert world.bodies() == ["a"]
+
+
+def test_a_look_with_a_filter_is_bounded_and_does_not_look_again() -> None:
+    world = World()
+    topic_id, group_id = world.topic(), world.group()
+    tags = frozenset({"red"})
+    assert world.pop(tags=("red",)) == []
+    world.send(*map(str, range(6_000)), tag="blue")
+    engine = world.engine
+
+    def look() -> tuple[Ready, int]:
+        before = engine.tally.items
+        ready = engine.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
+        return ready, engine.tally.items - before
+
+    first, looked = look()
+    assert (first.is_unsure, looked) == (True, 4_096)
+    assert look() == (Ready(0), 6_000 - 4_096)
+    assert look() == (Ready(0), 0)
+    world.send("a", tag="red")
+    assert look() == (Ready(1), 1)
+    while not (found := world.bodies(tags=("red",))):
+        pass
+    assert found == ["a"]
+
+
+def test_what_is_acked_in_the_round_of_a_look_blocks_no_ordered_queue() -> None:
+    world = World()
+    topic_id, group_id = world.topic(), world.group(is_ordered=True)
+    world.send("a", "b")
+    [one] = world.pop(1)
+    look = world.engine.ready_count
+    arguments = {"tags": frozenset[str](), "now_ms": world.now_ms}
+    assert look(group_id, topic_id, **arguments) == Ready(0)  # type: ignore[arg-type]  # by name
+    world.engine.ack(one.delivery, world.now_ms)
+    assert look(group_id, topic_id, **arguments) == Ready(1)  # type: ignore[arg-type]  # by name
+
+
+def test_what_is_pending_in_an_ordered_queue_is_ready_when_its_time_is_up() -> None:
+    world = World()
+    topic_id, group_id = world.topic(), world.group(is_ordered=True)
+    world.send("a")
+    world.pop(1, invisible_ms=1_000)
+    world.now_ms += 1_001
+    world.run_due()
+    for tags in (frozenset[str](), frozenset({"red"})):
+        ready = world.engine.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
+        assert ready == Ready(1)
+
+
+def test_a_look_looks_anew_behind_a_reset() -> None:
+    world = World()
+    topic_id, group_id = world.topic(), world.group()
+    world.send("a", tag="red")
+    assert world.bodies() == ["a"]
+    world.send("b", tag="blue")
+    look, tags = world.engine.ready_count, frozenset({"red"})
+    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == Ready(0)
+    earliest = ResetTarget(earliest=True)
+    world.engine.administration.reset_offset(GROUP, TOPIC, earliest, world.now_ms)
+    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == Ready(1)

@@ -1,0 +1,423 @@
+"""Brokers, links and clients around the polls of a proxy, on virtual time, in an order by chance.
+
+Every message between the proxy and a broker takes up to some milliseconds, every step of a poll is
+carried out a little later, and what goes wrong does so at any moment. `World.step` does the next
+thing that happens; what must hold is checked as it happens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from tidemill.common.errors import Overloaded
+from tidemill.proxy.polling.counts import PollCounts
+from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
+from tidemill.proxy.polling.pair import Key
+from tidemill.proxy.polling.poll import LAST_LOOK_MS, End, Outcome, Poll, Pop
+from tidemill.proxy.polling.polling import FALSE_EMPTY_MS, Polling, StopPop, Wake
+from tidemill.proxy.polling.timers import TICK_MS
+
+KEY = Key("orders", "billing", frozenset())
+LATENCY_MS = 8  # one way, at most: four looks and their answers have room in LAST_LOOK_MS
+TURN_MS = 1  # until a poll that is woken is carried on, at most
+GIVE_BACK_MS = 1_000
+BATCH = 4
+STEPS_MAX = 50_000  # ten times what a story takes
+REFUSED_MS = 300  # behind a pop that was refused, in which what is there may be missed
+
+
+@dataclass(eq=False)
+class Broker:
+    """A broker group: what is ready, and who waits."""
+
+    name: str
+    ready: dict[int, int] = field(default_factory=dict)  # message -> since when
+    pops: list[Popping] = field(default_factory=list)
+    notifications: dict[tuple[Watch, int], int] = field(default_factory=dict)  # until
+    is_up: bool = True
+    up_at_ms: int = -10_000
+    stream: int = 0
+    refused_at_ms: int = -10_000
+    refuses: str = ""  # "notifications", "pops"
+
+
+@dataclass(eq=False)
+class Popping:
+    """One pop under way."""
+
+    poll: Poll
+    broker: Broker
+    until_ms: int
+    stream: int
+    is_over: bool = False  # its poll has gone on without it
+
+
+@dataclass(eq=False)
+class Client:
+    """One receive."""
+
+    poll: Poll
+    popping: Popping | None = None
+    answer: End | None = None
+    messages: list[int] = field(default_factory=list)
+    is_running: bool = False
+
+
+class World:
+    """All of it."""
+
+    def __init__(self, seed: int, *, brokers: int) -> None:
+        self.random = Random(seed)
+        self.now_ms = 1_000_000
+        self.counts = PollCounts()
+        self.polling = Polling(self.counts, random=self.random.random)
+        self.brokers = {f"broker-{n}": Broker(f"broker-{n}") for n in range(brokers)}
+        self.clients: list[Client] = []
+        self.of_poll: dict[Poll, Client] = {}
+        self.taken_by_others: set[int] = set()
+        self.answered: set[int] = set()
+        self.hidden: set[int] = set()
+        self.sent = 0
+        self.pops = self.asks = 0
+        self._events: list[tuple[int, float, int, Callable[[], object]]] = []
+        self._sequence = itertools.count()
+
+    # ------------------------------------------------------------ time
+
+    def at(self, delay_ms: int, what: Callable[[], object]) -> None:
+        """Let something happen; of what happens in one millisecond chance chooses the order."""
+        entry = (self.now_ms + delay_ms, self.random.random(), next(self._sequence), what)
+        heapq.heappush(self._events, entry)
+
+    def step(self) -> bool:
+        """Do the next thing; False: nothing is left to happen."""
+        due_ms = self.polling.next_due_ms()
+        if self._events and (due_ms is None or self._events[0][0] <= due_ms):
+            at_ms, _, _, what = heapq.heappop(self._events)
+            self.now_ms = max(self.now_ms, at_ms)
+            what()
+        elif due_ms is not None:
+            self.now_ms = max(self.now_ms, due_ms)
+            self.polling.due(self.now_ms)
+        else:
+            return False
+        self.carry_out()
+        self.check()
+        return True
+
+    def latency(self) -> int:
+        return self.random.randrange(LATENCY_MS + 1)
+
+    # ------------------------------------------------------------ what happens outside
+
+    def receive(self, poll_ms: int, *, asks_all: bool = False) -> Client:
+        poll = self.polling.begin(
+            KEY, list(self.brokers), poll_ms=poll_ms, asks_all=asks_all, now_ms=self.now_ms
+        )
+        client = self.of_poll[poll] = Client(poll)
+        self.clients.append(client)
+        self.carry_out()
+        self.run(client)
+        return client
+
+    def leave(self, client: Client) -> None:
+        """The client cancels, or its connection breaks."""
+        if client.answer is None:
+            if client.popping is not None:
+                self.abandon(client)
+            self.polling.cancel(client.poll, self.now_ms)
+            client.answer = End(Outcome.CANCELLED)
+            self.carry_out()
+
+    def send(self, name: str, *, count: int = 1) -> None:
+        broker = self.brokers[name]
+        for _ in range(count):
+            self.sent += 1
+            broker.ready[self.sent] = self.now_ms
+        self.serve(broker)
+
+    def take_elsewhere(self, name: str) -> None:
+        """Another proxy's consumer is faster."""
+        broker = self.brokers[name]
+        if broker.ready:
+            message = next(iter(broker.ready))
+            del broker.ready[message]
+            self.taken_by_others.add(message)
+
+    def lose(self, name: str) -> None:
+        broker = self.brokers[name]
+        if broker.is_up:
+            broker.is_up = False
+            broker.stream += 1
+            broker.pops.clear()
+            broker.notifications.clear()
+            self.polling.lost(name, self.now_ms)
+
+    def come_back(self, name: str) -> None:
+        broker = self.brokers[name]
+        if not broker.is_up:
+            broker.is_up, broker.up_at_ms = True, self.now_ms
+            self.polling.back(name, self.now_ms)
+
+    def drain(self, name: str) -> None:
+        """Everything that waits there is answered empty, long before its time."""
+        broker = self.brokers[name]
+        for popping in broker.pops:
+            self.reply(popping, [], was_parked=True)
+        broker.pops.clear()
+        for watch, number in broker.notifications:
+            self.hint(broker, watch, number, 0)
+        broker.notifications.clear()
+
+    # ------------------------------------------------------------ the shell
+
+    def carry_out(self) -> None:
+        while actions := self.polling.take_actions():
+            for action in actions:
+                match action:
+                    case Ask():
+                        self.ask(action)
+                    case StopAsking():
+                        self.stop_asking(action)
+                    case Wake():
+                        self.wake(self.of_poll[action.poll])
+                    case StopPop():
+                        self.stop_pop(self.of_poll[action.poll])
+
+    def ask(self, action: Ask) -> None:
+        self.asks += 1
+        broker, watch, number = self.brokers[action.watch.broker], action.watch, action.number
+        assert broker.is_up, "a broker that is down is asked nothing"
+        stream, until_ms = broker.stream, self.now_ms + action.poll_ms
+        if self.random.random() < 0.02:
+            self.polling.notification_failed(watch, number, Overloaded("full"), self.now_ms)
+            return
+
+        def arrive() -> None:
+            if stream != broker.stream:
+                return
+            if broker.refuses == "notifications":
+                error = Overloaded("full")
+                self.at(
+                    self.latency(),
+                    lambda: self.polling.notification_failed(watch, number, error, self.now_ms),
+                )
+            elif broker.ready:
+                self.hint(broker, watch, number, len(broker.ready))
+            else:
+                broker.notifications[watch, number] = until_ms
+                self.at(max(until_ms - self.now_ms, 0), end)
+
+        def end() -> None:
+            if stream == broker.stream and broker.notifications.pop((watch, number), 0):
+                self.hint(broker, watch, number, 0)
+
+        self.at(self.latency(), arrive)
+
+    def hint(self, broker: Broker, watch: Watch, number: int, count: int) -> None:
+        stream = broker.stream
+
+        def arrive() -> None:
+            if stream == broker.stream:
+                self.polling.notified(watch, number, count, self.now_ms)
+
+        self.at(self.latency(), arrive)
+
+    def stop_asking(self, action: StopAsking) -> None:
+        broker = self.brokers[action.watch.broker]
+        entry = action.watch, action.number
+        self.at(self.latency(), lambda: broker.notifications.pop(entry, None))
+
+    def wake(self, client: Client) -> None:
+        self.at(self.random.randrange(TURN_MS + 1), lambda: self.run(client))
+
+    def stop_pop(self, client: Client) -> None:
+        if client.popping is not None:
+            self.abandon(client)
+            self.at(self.random.randrange(TURN_MS + 1), lambda: self.popped(client, [], False))
+
+    def abandon(self, client: Client) -> None:
+        """Cancel a pop; what it brings nevertheless goes back."""
+        popping = client.popping
+        assert popping is not None
+        popping.is_over, client.popping = True, None
+        broker = popping.broker
+
+        def arrive() -> None:
+            if popping in broker.pops:
+                broker.pops.remove(popping)
+
+        self.at(self.latency(), arrive)
+
+    def run(self, client: Client) -> None:
+        """Carry a poll on: its step, if it has one."""
+        step = client.poll.step
+        if client.answer is not None or client.popping is not None or step is None:
+            return
+        if isinstance(step, End):
+            self.answer(client, step, [])
+        else:
+            self.pop(client, step)
+
+    def pop(self, client: Client, step: Pop) -> None:
+        assert client.popping is None, "one pop under way"
+        if client.poll.is_stopping:
+            self.popped(client, [], False)
+            return
+        self.pops += 1
+        broker = self.brokers[step.broker]
+        popping = Popping(client.poll, broker, self.now_ms + step.poll_ms, broker.stream)
+        client.popping = popping
+
+        def arrive() -> None:
+            if not broker.is_up or popping.stream != broker.stream or popping.is_over:
+                if not broker.is_up and not popping.is_over:
+                    # The link keeps it until it is stopped.
+                    return
+                if popping.stream != broker.stream and not popping.is_over:
+                    self.fail(client, popping)
+                return
+            if broker.refuses == "pops":
+                broker.refused_at_ms = self.now_ms
+                self.at(self.latency(), lambda: self.fail(client, popping))
+                return
+            broker.pops.append(popping)
+            self.serve(broker)
+            if popping in broker.pops:
+                if popping.until_ms <= self.now_ms:
+                    broker.pops.remove(popping)
+                    self.reply(popping, [], was_parked=False)
+                else:
+                    self.at(popping.until_ms - self.now_ms, end)
+
+        def end() -> None:
+            if popping in broker.pops:
+                broker.pops.remove(popping)
+                self.reply(popping, [], was_parked=True)
+
+        self.at(self.latency(), arrive)
+
+    def fail(self, client: Client, popping: Popping) -> None:
+        if client.popping is popping:
+            client.popping = None
+            popping.broker.refused_at_ms = self.now_ms
+            self.polling.pop_failed(client.poll, Overloaded("full"), self.now_ms)
+            self.carry_out()
+            self.run(client)
+
+    def serve(self, broker: Broker) -> None:
+        """Give what is ready to the pops that wait, and then tell notifications of the rest."""
+        while broker.ready and broker.pops:
+            popping = broker.pops.pop(0)
+            messages = list(broker.ready)[:BATCH]
+            for message in messages:
+                del broker.ready[message]
+                self.hidden.add(message)
+            self.reply(popping, messages, was_parked=False)
+        if broker.ready:
+            for watch, number in broker.notifications:
+                self.hint(broker, watch, number, len(broker.ready))
+            broker.notifications.clear()
+
+    def reply(self, popping: Popping, messages: list[int], *, was_parked: bool) -> None:
+        broker, stream = popping.broker, popping.broker.stream
+
+        def arrive() -> None:
+            client = self.of_poll[popping.poll]
+            if stream != broker.stream or popping.is_over:
+                self.give_back(broker, messages)
+            else:
+                client.popping = None
+                self.popped(client, messages, was_parked, broker)
+
+        self.at(self.latency(), arrive)
+
+    def popped(
+        self, client: Client, messages: list[int], was_parked: bool, broker: Broker | None = None
+    ) -> None:
+        if client.answer is not None:
+            assert not messages, "its pop was abandoned"
+            return
+        is_taken = self.polling.popped(
+            client.poll, count=len(messages), was_parked=was_parked, now_ms=self.now_ms
+        )
+        self.carry_out()
+        if is_taken:
+            assert isinstance(client.poll.step, End)
+            self.answer(client, client.poll.step, messages)
+        else:
+            if messages:
+                assert broker is not None
+                self.give_back(broker, messages)
+            self.run(client)
+
+    def give_back(self, broker: Broker, messages: list[int]) -> None:
+        def come_back() -> None:
+            for message in messages:
+                self.hidden.discard(message)
+                broker.ready[message] = self.now_ms
+            self.serve(broker)
+
+        if messages:
+            self.at(GIVE_BACK_MS, come_back)
+
+    # ------------------------------------------------------------ what must hold
+
+    def answer(self, client: Client, end: End, messages: list[int]) -> None:
+        assert client.answer is None, "a poll is answered once"
+        client.answer, client.messages = end, messages
+        for message in messages:
+            assert message in self.hidden, "what is answered was popped, and answered once"
+            self.hidden.discard(message)
+            self.answered.add(message)
+        late_ms = self.now_ms - client.poll.hard_end_ms
+        assert late_ms <= TICK_MS + TURN_MS, f"held {late_ms} ms longer than a poll"
+        if end.outcome is Outcome.EMPTY and client.poll.is_long:
+            self.check_empty()
+
+    def check_empty(self) -> None:
+        for broker in self.brokers.values():
+            if not broker.is_up or self.now_ms - broker.up_at_ms < FALSE_EMPTY_MS + LAST_LOOK_MS:
+                continue
+            if self.now_ms - broker.refused_at_ms < REFUSED_MS:
+                continue
+            waiting = [
+                m for m, at_ms in broker.ready.items() if self.now_ms - at_ms > FALSE_EMPTY_MS
+            ]
+            assert not waiting, f"empty, and {broker.name} has had {waiting} for long"
+
+    def check(self) -> None:
+        """Whoever waits is told of every message that comes."""
+        for pair in self.polling.pairs.values():
+            for watch in pair.watches.values():
+                if pair.waiting and not watch.is_down:
+                    is_told = watch.number or watch.hint_count or watch.due_ms() is not None
+                    assert is_told, f"{watch.broker} tells nobody"
+                assert not watch.hint_count or not pair.waiting, "a hint waits for nobody"
+        for client in self.clients[-50:]:
+            if client.popping is None and client.answer is None:
+                assert not isinstance(client.poll.step, Pop) or self._events, (
+                    "a step is carried out"
+                )
+
+    def finish(self) -> None:
+        """Let everything end; nothing is left over."""
+        for broker in self.brokers.values():
+            broker.refuses = ""
+            self.come_back(broker.name)
+        steps = 0
+        while self.step():
+            steps += 1
+            assert steps < STEPS_MAX, "it comes to rest"
+        assert all(client.answer is not None for client in self.clients), "every poll is answered"
+        assert not self.polling.pairs, "nothing is kept of polls that are over"
+        assert not self.polling.modes
+        assert not any(broker.pops or broker.notifications for broker in self.brokers.values())
+        left = {message for broker in self.brokers.values() for message in broker.ready}
+        every = self.answered | self.taken_by_others | left | self.hidden
+        assert every == set(range(1, self.sent + 1)), "what is popped is answered or goes back"
+        assert not self.hidden, "what is popped is answered or goes back"
