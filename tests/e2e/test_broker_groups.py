@@ -24,6 +24,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 NAMES = ["broker-0", "broker-1", "broker-2"]
 CALL_S = 20.0  # the API gives a broker that hangs up after five
 COMMAND_S = 30.0
+HIDDEN_MS = 600_000  # longer than any test
 QUEUES = 2
 COUNT = 24  # message groups: enough to have a place in every broker group
 
@@ -267,3 +268,47 @@ def test_timers_of_one_number_at_several_broker_groups_are_told_apart(
     left = rest.get("/timers").json()["timers"]
     assert [each for each in paged if each != timer] == left
     assert rest.get("/timers/0?broker=nobody").status_code == 404
+
+
+def test_a_locked_queue_is_released_at_the_broker_group_that_has_it(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    rest.put("/groups/ordered", json={"deliveryOrder": "FIFO"}).raise_for_status()
+    sent = send_all(rest)
+
+    async def lock_all() -> None:
+        async with api(running.grpc) as client:
+            while not all(queue_of(each) in locked(rest) for each in sent):
+                await client.receive("orders", "ordered", invisible_ms=HIDDEN_MS)
+
+    asyncio.run(lock_all())
+    body = {"topic": "orders", "queue": sent[0]["queueId"]}
+    refused = rest.post("/groups/ordered:releaseLock", json=body)
+    assert refused.status_code == 409
+    assert "name the broker group" in refused.json()["detail"]
+    place = queue_of(sent[0])
+    released = tidemill(
+        running, "group", "release", "ordered", "--topic=orders", f"--queue={place[1]}",
+        f"--broker={place[0]}", "--yes",
+    )  # fmt: skip
+    assert released.returncode == 0
+    assert place not in locked(rest)
+    others = {queue_of(each) for each in sent} - {place}
+    assert others <= locked(rest)
+
+
+def queue_of(sent: dict[str, Any]) -> tuple[str, int]:
+    return sent["broker"], sent["queueId"]
+
+
+def locked(rest: httpx.Client) -> set[tuple[str, int]]:
+    found = rest.get("/groups/ordered/progress").json()
+    return {(lock["broker"], lock["queue"]) for lock in found["locks"]}
+
+
+def test_the_first_message_of_a_message_group_makes_its_topic(rest: httpx.Client) -> None:
+    sent = []
+    for n in range(COUNT):
+        body = {"body": "b", "messageGroup": f"g{n}"}
+        sent.append(rest.post("/topics/made/messages", json=body).raise_for_status().json())
+    assert {each["broker"] for each in sent} == set(NAMES)

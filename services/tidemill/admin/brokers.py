@@ -16,6 +16,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
+import grpc
+import structlog
+
 from tidemill.admin.broker_client import BrokerClient
 from tidemill.common.errors import (
     BrokerGroupNotFound,
@@ -30,6 +33,8 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+log = structlog.get_logger()
 
 LOOK_EVERY_S: Final = 1.0  # the list may be so old: proxies know as little of the moment
 LOOK_PATIENCE_S: Final = 0.5  # then who asks goes on with the last list: the home is away, or slow
@@ -144,26 +149,35 @@ class Brokers:
             home = self._members[0]
             self._take(await self._list_at(home.address, home.client))
             return
-        refused: ServiceError = BrokerUnreachable("no broker can be reached; try again later")
-        looks = [asyncio.ensure_future(self._list_from(address)) for address in self._seeds]
+        looks = [asyncio.ensure_future(self._try(address)) for address in self._seeds]
+        refusals = []
         try:
             for look in asyncio.as_completed(looks):
-                try:
-                    self._take(await look)
-                except ServiceError as error:
-                    refused = error
-                else:
+                answer = await look
+                if not isinstance(answer, Exception):
+                    self._take(answer)
                     return
+                refusals.append(answer)
         finally:
-            for look in looks:
-                look.cancel()
-        raise refused
+            for waiting in looks:
+                waiting.cancel()
+        raise refusals[0]
 
     async def _look_again(self) -> None:
-        with contextlib.suppress(ServiceError):
+        try:
             await self.look()
+        except Exception as error:
+            # The last list stays, whatever it was; who asks at the home is told what is wrong.
+            log.debug("the list of broker groups was not read", exc_info=error)
         # Also where it failed: a home that is away is asked once a second, and not by everybody.
         self._looked_at_s = time.monotonic()
+
+    async def _try(self, address: str) -> list[Member] | ServiceError | grpc.aio.AioRpcError:
+        """Return what `_list_from` returns or raises."""
+        try:
+            return await self._list_from(address)
+        except (ServiceError, grpc.aio.AioRpcError) as error:
+            return error
 
     async def _list_from(self, address: str) -> list[Member]:
         """Return the list as the home of a broker has it."""

@@ -24,13 +24,13 @@ class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
         " of its cluster.",
     )
     request_timeout_ms: int = Field(
-        5_000, ge=1, description="How long a request waits for the broker."
+        5_000, ge=1, description="How long a request waits for a broker."
     )
     unready_after_ms: int = Field(
         10_000,
         ge=0,
         le=600_000,
-        description="How long the broker may be unreachable until this process is unready.",
+        description="How long all brokers may be unreachable until this process is unready.",
     )
     drain_delay_ms: int = Field(
         3_000,

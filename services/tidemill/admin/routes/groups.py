@@ -184,11 +184,11 @@ async def _holder_of(cluster: Brokers, group: str, release: schemas.LockRelease)
     ]
     what = f"queue {release.queue} of {release.topic}"
     if len(locked) > 1:
-        raise Conflict(f"{what} is locked at {', '.join(locked)}: name the broker")
+        raise Conflict(f"{what} is locked at {', '.join(locked)}: name the broker group")
     if found.unreachable:
         raise BrokerGroupUnreachable(
             f"{', '.join(found.unreachable)} cannot be asked whether {what} is locked there: name"
-            f" the broker"
+            f" the broker group"
         )
     # Where nobody has it locked the home says what is wrong.
     return await cluster.member(locked[0]) if locked else members[0]

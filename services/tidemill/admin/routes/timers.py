@@ -137,12 +137,13 @@ async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> Mem
     names = [name for name, _ in found.answers]
     if len(names) > 1:
         raise Conflict(
-            f"timer {timer_id} is one of {', '.join(names)} each: name the broker (?broker=...)"
+            f"{', '.join(names)} have a timer {timer_id} each: name the broker group"
+            f" (?broker={names[0]}, or --broker {names[0]})"
         )
     if found.unreachable:
         raise BrokerGroupUnreachable(
             f"{', '.join(found.unreachable)} cannot be asked whether it has a timer {timer_id} too:"
-            f" name the broker (?broker=...)"
+            f" name the broker group (?broker={names[0]}, or --broker {names[0]})"
         )
     return await cluster.member(names[0])
 
