@@ -101,6 +101,31 @@ class BrokerClient:
         """Find messages by id or by key."""
         return await self._call(self._stub.FindMessages, request)
 
+    async def read_messages(self, request: pb.ReadMessagesRequest) -> pb.ReadMessagesReply:
+        """Return messages of one queue in their order."""
+        return await self._call(self._stub.ReadMessages, request)
+
+    async def list_broker_groups(self, *, with_left: bool) -> pb.BrokerGroupList:
+        """Return the members of the cluster, of those that drain also what is left."""
+        request = pb.ListBrokerGroupsRequest(with_left=with_left)
+        return await self._call(self._stub.ListBrokerGroups, request)
+
+    async def broker_status(self) -> pb.BrokerStatus:
+        """Return what the broker says of itself."""
+        return await self._call(self._stub.GetBrokerStatus, pb.Empty())
+
+    async def add_broker_group(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
+        """Add a member, or take one back that drains."""
+        return await self._call(self._stub.AddBrokerGroup, request)
+
+    async def drain_broker_group(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+        """Let a member have no more messages."""
+        return await self._call(self._stub.DrainBrokerGroup, request)
+
+    async def remove_broker_group(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+        """Remove a member that drains and is empty."""
+        return await self._call(self._stub.RemoveBrokerGroup, request)
+
     async def store_message(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
         """Store or schedule a message."""
         return await self._call(self._stub.StoreMessage, request)
@@ -160,7 +185,7 @@ async def broker_client(
     """Connect, and again whenever the connection is lost; renewed credentials get a new channel."""
     renewed = asyncio.Event()
     if credentials is not None:
-        credentials.on_reload = renewed.set
+        credentials.on_reload.add(renewed.set)
     channel = _channel(address, credentials)
     client = BrokerClient(channel, timeout_ms=timeout_ms)
 
@@ -184,6 +209,8 @@ async def broker_client(
             yield client
         finally:
             keeping.cancel()
+            if credentials is not None:
+                credentials.on_reload.discard(renewed.set)
             await channel.close()
 
 

@@ -1,4 +1,4 @@
-"""The admin process: connect to the broker, serve, drain."""
+"""The admin process: connect to the brokers, serve, drain."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tidemill.admin.app import create_app
 from tidemill.admin.broker_client import broker_client
 from tidemill.admin.broker_credentials import broker_credentials
 from tidemill.admin.broker_watch import BrokerWatch
+from tidemill.admin.brokers import Brokers
 from tidemill.admin.connections import Connection, Told
 from tidemill.admin.door import Door, TokenFile
 from tidemill.admin.metrics import AdminMetrics, Measured
@@ -81,14 +82,18 @@ async def serve(settings: AdminSettings) -> None:
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
             await enter(certificates.watching())
-            broker = await enter(
-                broker_client(
-                    settings.broker, timeout_ms=settings.request_timeout_ms, credentials=credentials
-                )
+            connect = functools.partial(
+                broker_client, timeout_ms=settings.request_timeout_ms, credentials=credentials
             )
-            watch = BrokerWatch(broker, settings.broker)
-            await enter(watch.running())
-            readiness = Readiness(watch.peers, unready_after_ms=settings.unready_after_ms)
+            brokers = Brokers(settings.broker, connect, timeout_ms=settings.request_timeout_ms)
+            await enter(brokers.running())
+            watches = [BrokerWatch(await brokers.client_at(a), a) for a in settings.broker]
+            for watch in watches:
+                await enter(watch.running())
+            readiness = Readiness(
+                lambda: [peer for watch in watches for peer in watch.peers()],
+                unready_after_ms=settings.unready_after_ms,
+            )
             metrics = await enter(
                 MetricsServer(registry, readiness).serving(
                     settings.metrics_host, settings.metrics_port
@@ -96,7 +101,7 @@ async def serve(settings: AdminSettings) -> None:
             )
             await enter(
                 serving(
-                    with_door(create_app(broker), settings, token, counted),
+                    with_door(create_app(brokers), settings, token, counted),
                     listener,
                     settings.drain_timeout_ms,
                     tls=newest_of(served) if served else None,

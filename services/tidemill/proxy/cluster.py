@@ -24,7 +24,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.common.readiness import Peer
-from tidemill.message.queue_choice import queue_of_group
+from tidemill.message.queue_choice import place_of_group, queue_of_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -181,21 +181,16 @@ class Cluster:
         if not topic.placements:
             queue_id = queue_of_group(message_group, queues=topic.queues)
             return Place(self.home, topic.id, queue_id)
-        place_count = sum([place.queues for place in topic.placements])
-        queue_id = queue_of_group(message_group, queues=place_count)
-        for place in topic.placements:
-            if queue_id < place.queues:
-                break
-            queue_id -= place.queues
-        broker = self._members.by_name.get(place.broker_group)
+        name, queue_id = place_of_group(message_group, topic.placements)
+        broker = self._members.by_name.get(name)
         if broker is None:
             raise BrokerUnreachable(
-                f"the broker group {place.broker_group}, which has the message group, is not to be"
+                f"the broker group {name}, which has the message group, is not to be"
                 f" found at its address"
             )
         if broker.is_draining:
             raise GroupDraining(
-                f"the broker group {place.broker_group}, which has the message group, is draining;"
+                f"the broker group {name}, which has the message group, is draining;"
                 f" send again when it has left"
             )
         own = broker.find_topic(topic)

@@ -101,8 +101,7 @@ class Reloading(Generic[T]):
             # There is no older one, and it may do for others that look at less.
             log.warning("certificate may be refused by others", use=use, reason=str(refusal))
         self.results: Counter[str] = Counter()
-        # Called after each reload that has worked.
-        self.on_reload: Callable[[], None] = lambda: None
+        self.on_reload: set[Callable[[], None]] = set()  # called after each that has worked
 
     def check(self) -> None:
         """Reload if a file has changed since the last look."""
@@ -124,7 +123,8 @@ class Reloading(Generic[T]):
         self.newest, self.expires_at_s = newest, expires_at_s
         self.results["done"] += 1
         log.info("certificates reloaded", use=self.use, expires_at_s=expires_at_s)
-        self.on_reload()
+        for tell in list(self.on_reload):
+            tell()
 
 
 class _Told(NamedTuple):
