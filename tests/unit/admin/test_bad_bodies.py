@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tidemill.admin.app import create_app
-from tidemill.admin.broker_client import BrokerClient
+from tidemill.admin.brokers import Brokers
 from tidemill.admin.door import OTHER_BODY_BYTES_MAX, Door
 from tidemill.admin.problems import REASON_CHARS_MAX, REASONS_MAX
 from tidemill.admin.routes.messages import MESSAGES, TOKENS_MAX, has_many_tokens
@@ -22,7 +22,7 @@ SEND = "/api/v1/topics/orders/messages"
 
 def asked(method: str, path: str, body: bytes) -> httpx.Response:
     async def request() -> httpx.Response:
-        app = create_app(object.__new__(BrokerClient))  # Nobody gets as far as a broker.
+        app = create_app(object.__new__(Brokers))  # Nobody gets as far as a broker.
         door = Door(app, body_bytes_max=8 << 20, large=MESSAGES)
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
