@@ -102,6 +102,11 @@ class Cluster:
     def knows(self, topic: str) -> bool:
         return self.follower.world.engine.catalog.find_topic(topic) is not None
 
+    def metric(self) -> float:
+        (family,) = self.members.collect()
+        (sample,) = family.samples
+        return sample.value
+
     async def put(self, topic: str) -> None:
         await self.home.rounds.call(
             lambda engine, turn: engine.administration.put_topic(
@@ -161,10 +166,12 @@ def test_who_was_away_is_told_everything_again() -> None:
         cluster.channel.lose()
         await eventually(lambda: not cluster.is_connected)
         assert not cluster.home.world.engine.broker_groups.connected
+        assert cluster.metric() == 0
         await cluster.put("more")
         cluster.channel.is_there = True
         await eventually(lambda: cluster.is_connected)
         assert cluster.knows("more")
+        assert cluster.metric() == 1
 
     run(scenario)
 
@@ -231,5 +238,31 @@ def test_a_member_that_is_not_connected_cannot_be_asked() -> None:
         await eventually(lambda: not cluster.is_connected)
         with pytest.raises(BrokerUnreachable, match="is not connected"):
             await follower.ask(pb.FollowFrame(count_left=True))
+
+    run(scenario)
+
+
+def test_an_answer_to_who_has_given_up_is_not_the_next_ones() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        follower = cluster.members.followers["broker-1"]
+        stream = cluster.channel.streams[0]
+        cluster.follower.syncs.gate.clear()
+        # No answer leaves the follower before this is durable.
+        recording = asyncio.create_task(
+            cluster.follower.rounds.call(
+                lambda engine, turn: engine.administration.record(
+                    {"op": "nextId", "nextId": 50}, turn.now_ms
+                )
+            )
+        )
+        await idle()
+        counting = asyncio.create_task(follower.ask(pb.FollowFrame(count_left=True)))
+        await eventually(lambda: stream.written[-1].count_left)
+        late = pb.FollowReply(sequence=1, error="Conflict", message="to another question")
+        await stream.send(late.SerializeToString())
+        cluster.follower.syncs.gate.set()
+        assert (await counting).HasField("left")
+        await recording
 
     run(scenario)
