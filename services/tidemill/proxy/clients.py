@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 EXPIRY_MS = 120_000  # clients give a sign of life every 10 s, some every 30 s
-# Forgotten in a turn of the loop, at some two microseconds each: a crowd falls silent at once, and a
-# sign of life, or a scrape, is not to pay for all of it.
+# Forgotten in a turn of the loop, at some two microseconds each: a crowd falls silent at once, and
+# a sign of life, or a scrape, is not to pay for all of it.
 EXPIRED_A_TURN = 1_000
 # Of each of the two gauges. What they tell apart is what clients say of themselves; beyond it they
 # are counted together.
