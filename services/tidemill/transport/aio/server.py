@@ -643,6 +643,7 @@ class ServerProtocol(Accepted):
                 self._server.notices.hits[Limit.STALLED] += 1
                 self._transport.abort()
             return
+        self._writer.recount()
         for event in self._connection.check(now_s):
             self._on_event(event)
         self._check_age(now_s)

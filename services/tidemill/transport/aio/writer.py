@@ -109,6 +109,13 @@ class Writer:
                 self._count(unwritten_bytes)
                 self._loop.call_soon(self.count)
             transport.write(output)
+        else:
+            self.recount()
+
+    def recount(self) -> None:
+        """Tell how much of what was told of is written by now; nobody else says when it is."""
+        if self._told_bytes:
+            self.count()
 
     def count(self) -> None:
         """Tell what the transport holds now; it writes at the end of a turn, and later."""
