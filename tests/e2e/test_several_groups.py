@@ -166,7 +166,7 @@ def test_a_broker_group_drains_and_leaves(tmp_path: Path) -> None:
 
 
 async def groups(admin: broker_pb2_grpc.BrokerAdminAsyncStub) -> list[pb.BrokerGroup]:
-    return list((await admin.ListBrokerGroups(pb.ListBrokerGroupsRequest())).groups)
+    return list((await admin.ListBrokerGroups(pb.ListBrokerGroupsRequest(with_left=True))).groups)
 
 
 async def refusal(call: Awaitable[object]) -> str:

@@ -34,7 +34,8 @@ def create_app(brokers: Brokers) -> FastAPI:
         description="Topics, consumer groups, messages, timers and broker groups of a Tidemill"
         " cluster.",
         responses=RESPONSES,
-        # FastAPI's own pages load from elsewhere.
+        # FastAPI's own pages load from elsewhere, and its document is rendered each time.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )

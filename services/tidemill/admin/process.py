@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,9 +20,10 @@ from tidemill.admin.broker_client import broker_client
 from tidemill.admin.broker_credentials import broker_credentials
 from tidemill.admin.broker_watch import BrokerWatch
 from tidemill.admin.brokers import Brokers
-from tidemill.admin.connections import Connection
+from tidemill.admin.connections import Connection, Told
 from tidemill.admin.door import Door, TokenFile
 from tidemill.admin.metrics import AdminMetrics, Measured
+from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
     announce_ready,
@@ -33,6 +35,7 @@ from tidemill.common.lifecycle import (
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import Readiness
+from tidemill.transport.aio.notices import Notices
 from tidemill.transport.aio.tls import (
     Certificates,
     Reloading,
@@ -141,6 +144,7 @@ def with_door(
         hosts=[settings.host, *settings.admin_hosts],
         token=token,
         body_bytes_max=settings.admin_body_bytes_max,
+        large=MESSAGES,
     )
     return Measured(door, metrics, app.state.paths)
 
@@ -166,6 +170,7 @@ async def serving(
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """Serve `app` until the block ends, then finish the requests that are in flight."""
+    logging.getLogger("uvicorn.error").addFilter(Told())
     server = _Server(
         uvicorn.Config(
             app,
@@ -173,7 +178,7 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
-            http=Connection,
+            http=functools.partial(Connection, notices=Notices()),  # type: ignore[arg-type]  # It is called, and nothing else.
             ws="none",
             # Whoever asks is who has connected, and not what a header says.
             proxy_headers=False,

@@ -73,10 +73,33 @@ Instant = Annotated[
 ]
 
 
+# Of any list or map of a request, looked at before what it holds: each wrong item is an error by
+# itself, of half a kilobyte. What is allowed is less.
+ITEMS_MAX = 1_000
+FIELDS_MAX = 64  # of an object with known fields, the unknown ones included
+
+
+def _at_most(value: object) -> object:
+    if isinstance(value, list | dict) and len(value) > ITEMS_MAX:
+        raise ValueError(f"it has at most {ITEMS_MAX} items, not {len(value)}")
+    return value
+
+
+Few = BeforeValidator(_at_most)
+
+
 class Schema(BaseModel):
     """Fields in camelCase; an unknown one is an error, since it is a misspelt known one."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def few_fields(cls, value: object) -> object:
+        """Refuse many unknown fields at once."""
+        if isinstance(value, dict) and len(value) > FIELDS_MAX:
+            raise ValueError(f"it has {len(value)} fields; none has as many")
+        return value
 
 
 BROKER = Field(description="Name of its broker group.")
@@ -196,7 +219,7 @@ class Exponential(Schema):
 class Customized(Schema):
     """One waiting time an attempt; the last one repeats."""
 
-    next_ms: list[Millis] = Field(
+    next_ms: Annotated[list[Millis], Few] = Field(
         min_length=1, max_length=100, description="The waits, in their order."
     )
 
@@ -385,8 +408,12 @@ class NewMessage(Schema):
     body: Text | None = Field(None, description="The body as text, stored as UTF-8.")
     body_base64: str | None = Field(None, description="The body as bytes.")
     tag: Text | None = Field(None, description="Tag, by which consumers filter.")
-    keys: list[Text] = Field([], max_length=1000, description="Keys, by which it is found.")
-    properties: dict[Text, Text] = Field({}, description="Properties, which consumers get.")
+    keys: Annotated[list[Text], Few] = Field(
+        [], max_length=ITEMS_MAX, description="Keys, by which it is found."
+    )
+    properties: Annotated[dict[Text, Text], Few] = Field(
+        {}, max_length=ITEMS_MAX, description="Properties, which consumers get."
+    )
     message_group: Text | None = Field(None, description="Messages of one group stay in order.")
     deliver_at_ms: int | None = Field(
         None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True,

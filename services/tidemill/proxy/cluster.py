@@ -315,4 +315,12 @@ class Cluster:
     async def _ensure(self, request: link_pb2.EnsureRequest, call: Call) -> None:
         """Create what is missing; the configuration holds it when this returns."""
         self._check_home()
-        await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
+        try:
+            await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
+        except (BrokerTimeout, BrokerUnreachable) as error:
+            if len(self._members.by_name) < 2:
+                raise
+            raise type(error)(
+                f"{request.topic or request.group} is not known, and can only be created by"
+                f" {self.home.name}: {error.message}"
+            ) from error

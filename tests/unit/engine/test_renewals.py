@@ -17,6 +17,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_RENEWS,
     PopCheckpoint,
 )
+from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.renewal import Renewal, Why
 from tidemill.broker.engine.pop.holders import Holders
 from tidemill.broker.engine.pop.renewals import (
@@ -164,7 +165,7 @@ def test_deliveries_of_one_client_that_run_out_together_share_a_record() -> None
     for _ in range(4):
         push(world, want=1)
     live_on(world, FIRST_MS, ONE)
-    assert judge(world).kinds[9] == 1
+    assert judge(world).kinds[Kind.RENEW] == 1
 
 
 def test_what_does_not_renew_runs_out_though_its_client_lives() -> None:
@@ -194,6 +195,7 @@ def test_a_reset_voids_what_would_be_extended() -> None:
     assert world.ack(popped) == [AckResult.GONE]
     world.end(ONE)
     assert counts["given_back_ended", *ids] == 0
+    assert Kind.RENEW not in judge(world).kinds
 
 
 # ---------------------------------------------------------------- when it does not
@@ -307,6 +309,48 @@ def test_an_ordered_queue_goes_on_when_its_client_ends() -> None:
     world.end(ONE)
     assert [(one.body, one.attempt) for one in push(world, OTHER)] == [("m1", 2), ("m2", 1)]
     judge(world)
+
+
+# ---------------------------------------------------------------- what nobody may have
+
+
+def test_what_a_proxy_did_not_hand_over_keeps_its_time_and_renews_no_more() -> None:
+    world = world_with("m", "n")
+    lost, kept = push(world, want=1), push(world, want=1)
+    delivery = lost[0].delivery
+    world.engine.consumption.renewals.withhold(
+        [(delivery.slot, delivery.delivery_id), (kept[0].delivery.slot, 1)], world.now_ms
+    )
+    world.commit()
+    live_on(world, FIRST_MS - HEARTBEAT_MS, ONE)
+    assert world.bodies() == []
+    live_on(world, HEARTBEAT_MS, ONE)
+    assert world.bodies() == [one.body for one in lost]
+    judge(world)
+
+
+def test_a_start_extends_nothing_whose_answer_may_not_have_left() -> None:
+    world = world_with("m", "n")
+    push(world, want=1)
+    world.send("o")
+    world.send("p")
+    (last,) = push(world, want=1)
+    world.restart()
+    live_on(world, 2 * FIRST_MS, ONE)
+    assert world.bodies(1, topic=TOPIC) == [last.body]
+    assert sorted(world.bodies()) == ["o", "p"], "and what was popped before is held on"
+
+
+def test_a_late_sign_of_life_keeps_what_was_not_given_back_yet() -> None:
+    world = world_with("m")
+    push(world)
+    world.advance(LOOK_PERIOD_MS)
+    renewals = world.engine.consumption.renewals
+    world.now_ms += SILENT_MS
+    renewals.look(monotonic_ms=world.now_ms, log_end=world.engine.log_end)
+    world.alive(ONE)
+    live_on(world, FIRST_MS, ONE)
+    assert world.bodies() == []
 
 
 # ---------------------------------------------------------------- starts

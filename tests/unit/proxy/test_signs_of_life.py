@@ -13,18 +13,18 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 def test_a_client_is_told_of_once_in_a_period() -> None:
     signs = SignsOfLife(clients_max=10)
     assert signs.alive("a", 0)
-    assert signs.take() == Signs(["a"], [])
+    assert signs.take() == Signs(["a"], [], [])
     assert not signs.alive("a", TOLD_EVERY_MS - 1)
     assert not signs
     assert signs.alive("a", TOLD_EVERY_MS)
-    assert signs.take() == Signs(["a"], [])
+    assert signs.take() == Signs(["a"], [], [])
 
 
 def test_an_end_takes_the_place_of_what_was_to_be_told() -> None:
     signs = SignsOfLife(clients_max=10)
     signs.alive("a", 0)
     signs.ended("a")
-    assert signs.take() == Signs([], ["a"])
+    assert signs.take() == Signs([], ["a"], [])
     assert signs.alive("a", 1), "its next life is news"
 
 
@@ -42,7 +42,7 @@ def test_what_waits_and_what_is_remembered_is_bounded() -> None:
         signs.alive(f"alive-{n}", n)
         signs.ended(f"ended-{n}")
     assert signs.take() == Signs(
-        ["alive-7", "alive-8", "alive-9"], ["ended-7", "ended-8", "ended-9"]
+        ["alive-7", "alive-8", "alive-9"], ["ended-7", "ended-8", "ended-9"], []
     )
     assert signs.alive("alive-6", 11), "it was forgotten"
     assert not signs.alive("alive-8", 11)
@@ -53,7 +53,7 @@ def test_a_frame_tells_of_a_bounded_number() -> None:
     for n in range(TOLD_A_FRAME_MAX + 1):
         signs.alive(f"client-{n}", 0)
     assert len(signs.take().alive) == TOLD_A_FRAME_MAX
-    assert signs.take() == Signs([f"client-{TOLD_A_FRAME_MAX}"], [])
+    assert signs.take() == Signs([f"client-{TOLD_A_FRAME_MAX}"], [], [])
 
 
 def test_signs_travel_with_a_request_and_ends_travel_alone() -> None:

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Callable, Coroutine
+from itertools import islice
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.routing import APIRoute
 
 from tidemill.admin import schemas
 from tidemill.admin.brokers import Answers
+from tidemill.admin.door import OTHER_BODY_BYTES_MAX
 from tidemill.admin.peek import message_of
 from tidemill.admin.placing import store
 from tidemill.admin.routes import BrokerName, Cluster, MessageComposer
-from tidemill.common.errors import BrokerGroupUnreachable, MessageNotFound
+from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import Recall
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-router = APIRouter(tags=["messages"])
+# Strings and commas of a message: fields, keys and properties, some three thousand at most. Parsed,
+# each may take fifty times its size, and its refusal as much again.
+TOKENS_MAX: Final = 8_192
+MESSAGES: Final = re.compile(r"/api/v1/topics/[^/]+/messages")  # where bodies may be large
+_TOKENS: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"|,', re.DOTALL)
+
+
+class MessageRoute(APIRoute):
+    """A route that looks at a large body before it is parsed."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what serves a request."""
+        serve = super().get_route_handler()
+
+        async def check(request: Request) -> Response:
+            body = await request.body()
+            if len(body) > OTHER_BODY_BYTES_MAX and has_many_tokens(body):
+                raise BadRequest("a message has not so many fields, keys and properties")
+            return await serve(request)
+
+        return check
+
+
+def has_many_tokens(body: bytes) -> bool:
+    """Whether a body of JSON holds more strings and commas than any message."""
+    return next(islice(_TOKENS.finditer(body), TOKENS_MAX, None), None) is not None
+
+
+router = APIRouter(tags=["messages"], route_class=MessageRoute)
 
 COPIES_MAX = 64  # of one message id: the original, its retries, its dead letter
 Key = Annotated[str, Query(min_length=1, description="One of the keys set by the producer.")]

@@ -390,6 +390,11 @@ class Engine:
         """Give back what clients hold and renew that have ended; `due_slices` does it."""
         self.consumption.renewals.ended(client_ids, log_end=self.log.log_end)
 
+    def not_handed_over(self, batches: Iterable[Batch], now_ms: int) -> None:
+        """Let what was popped for a proxy that has gone run out: perhaps no client has got it."""
+        deliveries = [(batch.slot, batch.delivery_id) for batch in batches]
+        self.consumption.renewals.withhold(deliveries, now_ms)
+
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
         """Move a delivered message to the dead-letter topic.
 
@@ -560,6 +565,7 @@ class Engine:
         self.log.epoch += 1
         self.fold.append(EpochStart(), now_ms)
         self._bring_back(now_ms)
+        self.consumption.renewals.withhold_behind(self.fold.known_durable, now_ms)
         self.consumption.revive.take_over()
         if not self.catalog.handle_secret:
             item = {

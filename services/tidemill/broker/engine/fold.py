@@ -76,6 +76,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     Kind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(Kind.MESSAGE)
+NOTHING_APPLIED: Final = 1 << 62  # as an offset that no record reaches
 
 
 @final
@@ -99,6 +100,9 @@ class Fold:
         # everything before these offsets.
         self.catalog_from = 0
         self.timers_from = 0
+        # Up to where the last record that somebody else has written knew the log to be durable:
+        # what leaves the broker behind a record may not have left when it lies behind that.
+        self.known_durable = NOTHING_APPLIED
         self._appliers: Final[dict[type, Callable[[Any, LogOffset, int], None]]] = {
             PopCheckpoint: pops.apply_checkpoint,
             Acks: pops.apply_acks,
@@ -148,6 +152,7 @@ class Fold:
     def apply(self, found: Record) -> None:
         """Apply a record that somebody else has put into the log. Raises UnknownRecord."""
         header, body, tail = found
+        self.known_durable = header.log_offset - header.unsynced
         if header.kind == _MESSAGE:
             sent = message.decode(body, header.flags, tail, header.tail_crc)
             if header.flags:

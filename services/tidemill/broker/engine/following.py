@@ -168,14 +168,19 @@ class Following:
                     yield
             yield
 
-    def leave(self, cluster_id: str, now_ms: int) -> None:
-        """Forget the home: the caller has seen in the same round that nothing is left here.
+    def leave(self, cluster_id: str, now_ms: int) -> Iterator[None]:
+        """Forget the home and what it has told; nothing of that has messages for anybody.
 
-        Raises Conflict unless the home has made this broker group drain.
+        The caller has seen so in the same round. Another home would have other topics under the
+        same ids. Raises Conflict unless the home has made this broker group drain.
         """
-        if self._catalog.membership.home is None:
+        home = self._catalog.membership.home
+        if home is None:
             return  # It has left already.
         self.check(cluster_id)
-        if not self._catalog.membership.home.is_draining:
+        if not home.is_draining:
             raise Conflict(f"{self._catalog.broker_name} is not draining: drain it first")
+        yield from self.follow(
+            (), (), deleted_topic_ids=(), deleted_group_ids=(), is_complete=True, now_ms=now_ms
+        )
         self._administration.record(home_item(None), now_ms)

@@ -31,7 +31,9 @@ class BrokerHomeService:
     async def follow(self, call: RpcCall) -> None:
         """Do as the home says until it leaves."""
         async for request in call:
-            reply = await self._answer(_parse(request))
+            frame = _parse(request)
+            reply = await self._answer(frame)
+            reply.sequence = frame.sequence
             await call.send(reply.SerializeToString())
 
     async def _answer(self, frame: pb.FollowFrame) -> pb.FollowReply:
@@ -91,7 +93,7 @@ def follow(
                     f"{own_name} is not empty: {left.ready_count} messages are ready, "
                     f"{left.in_flight_count} in flight and {left.delayed_count} delayed"
                 )
-            following.leave(frame.membership.cluster_id, turn.now_ms)
+            yield from following.leave(frame.membership.cluster_id, turn.now_ms)
             config_log.home_met(home, None)
     return reply
 

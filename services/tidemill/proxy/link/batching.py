@@ -247,7 +247,10 @@ class Batching:
             self._cancelled_polls = []
         room_bytes = FRAME_BYTES
         if self._signs:
-            frame.alive_clients[:], frame.ended_clients[:] = self._signs.take()
+            signs = self._signs.take()
+            frame.alive_clients.extend(signs.alive)
+            frame.ended_clients.extend(signs.ended)
+            frame.handed_over_pops.extend(signs.handed_over)
             room_bytes -= frame.ByteSize()
         gathered, self._rows, self._weight = self._rows, {}, 0
         partly: list[tuple[Command[Any, Any], list[Row]]] = []

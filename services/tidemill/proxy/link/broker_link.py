@@ -310,6 +310,11 @@ class BrokerLink:
         if self._signs.alive(client_id, now_ms):
             self.batching.tell_signs()
 
+    def handed_over(self, request_id: int) -> None:
+        """Let the broker know, soon, that a client has got what was popped for it."""
+        self._signs.handed_over(request_id)
+        self.batching.tell_signs()
+
     def client_ended(self, client_id: str) -> None:
         """Let the broker know that a consumer has ended."""
         self._signs.ended(client_id)

@@ -1,4 +1,4 @@
-"""What a broker is told of the lives of consumers, so that it renews what they hold.
+"""What a broker is told of consumers, so that it renews what they hold: lives, ends, hand-overs.
 
 A client speaks every few seconds at several places, and two minutes of silence are long: it is told
 of once in `TOLD_EVERY_MS`. An end is told at once. What a lost stream took along is not told again:
@@ -13,8 +13,9 @@ from typing import Final, NamedTuple, final
 
 TOLD_EVERY_MS: Final = 10_000  # a twelfth of the silence after which a broker gives messages back
 TOLD_A_FRAME_MAX: Final = 1_024  # of either kind: 0.5 ms of the broker's time, 255 KiB at most
+HANDED_OVER_A_FRAME_MAX: Final = 4_096  # under a millisecond of the broker's time
 # A sign of life waits so long for a request to travel with, before a frame leaves for it alone.
-WAIT_S: Final = 1.0
+WAIT_S: Final = 0.1
 
 
 class Signs(NamedTuple):
@@ -22,6 +23,7 @@ class Signs(NamedTuple):
 
     alive: list[str]
     ended: list[str]
+    handed_over: list[int]  # request ids of pops
 
 
 @final
@@ -35,9 +37,10 @@ class SignsOfLife:
         # Dictionaries, since they keep the order.
         self._alive: dict[str, None] = {}
         self._ended: dict[str, None] = {}
+        self._handed_over: list[int] = []  # No more than pops under way, of a tenth of a second.
 
     def __bool__(self) -> bool:
-        return bool(self._alive or self._ended)
+        return bool(self._alive or self._ended or self._handed_over)
 
     @property
     def has_ended(self) -> bool:
@@ -63,13 +66,20 @@ class SignsOfLife:
         self._ended[client_id] = None
         _cut(self._ended, self._clients_max)
 
+    def handed_over(self, request_id: int) -> None:
+        """Note that a client has got what was popped for it."""
+        self._handed_over.append(request_id)
+
     def take(self) -> Signs:
         """Return what the next frame tells."""
-        return Signs(_take(self._alive), _take(self._ended))
+        handed_over = self._handed_over[:HANDED_OVER_A_FRAME_MAX]
+        del self._handed_over[:HANDED_OVER_A_FRAME_MAX]
+        return Signs(_take(self._alive), _take(self._ended), handed_over)
 
     def lose(self) -> None:
-        """Know that the stream is lost: a new broker may have heard of nobody."""
+        """Know that the stream is lost: a new broker may have heard of nobody, or of any pop."""
         self._told_at_ms.clear()
+        self._handed_over.clear()
 
 
 def _cut(of: dict[str, None] | OrderedDict[str, int], most: int) -> None:

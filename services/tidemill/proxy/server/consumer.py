@@ -113,6 +113,7 @@ class Consumer:
         items = _items(broker, group, topic, topic_wire, reply)
         # Of the reply, whose messages are in the items now, only what gives them back is kept.
         popped = [_without_messages(batch) for batch in reply.batches]
+        request_id = reply.request_id
         del reply
         timestamp = encode_delivery_timestamp(self._clock.wall_ms())
         try:
@@ -122,6 +123,10 @@ class Consumer:
             skip = max(responses.sent_count - 1, 0)
             broker.link.give_back(ids.group_id, ids.topic_id, popped, skip=skip)
             raise
+        finally:
+            # Of the rest it is known that nobody has it.
+            if pop.renews:
+                broker.link.handed_over(request_id)
 
     async def _read_poll(
         self, call: Call, request: bytes

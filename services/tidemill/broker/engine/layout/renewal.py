@@ -6,7 +6,8 @@
     └──────────────────┴────────┴─────────┴────────────┴──────────┴─────────────────┘
 
 Big-endian. why: 1 EXTENDED, the client lives and is at work; 2 CLIENT_ENDED and 3 CLIENT_SILENT,
-what it held is given back and renews no more. What is settled by then stays as it is.
+what it held is given back and renews no more; 4 NOT_HANDED_OVER, perhaps the client never got it,
+so it keeps its time and renews no more. What is settled by then stays as it is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Why(IntEnum):
     EXTENDED = 1
     CLIENT_ENDED = 2
     CLIENT_SILENT = 3
+    NOT_HANDED_OVER = 4
 
 
 class Renewal(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS, cut_client_id
-from tidemill.broker.engine.layout.renewal import Renewal, Why
+from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, Why
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE
 from tidemill.broker.engine.pop.holders import NOBODY, UNHEARD
 from tidemill.broker.engine.pop.state import PopState
@@ -126,6 +126,35 @@ class Renewals:
     def _is_alive(self, number: int) -> bool:
         heard_at_ms = self._state.table.clients.heard_at_ms[number]
         return heard_at_ms == UNHEARD or heard_at_ms > self._now_ms - SILENT_MS
+
+    # ------------------------------------------------------------ what nobody may have
+
+    def withhold(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """Let deliveries (slot, delivery id) run out that perhaps nobody has got.
+
+        Their client lives, so they would be extended for hours.
+        """
+        table = self._state.table
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by client and deadline
+        for slot, delivery_id in deliveries:
+            renews = table.flags[slot] & FLAG_RENEWS and table.live[slot]
+            if table.ids[slot] == delivery_id and renews:
+                key = table.holders[slot], table.visible_at_ms[slot]
+                found.setdefault(key, []).append((slot, delivery_id))
+        for (number, until_ms), entries in found.items():
+            client_id = table.clients.client_ids[number]
+            for begin in range(0, len(entries), ENTRIES_MAX):
+                part = entries[begin : begin + ENTRIES_MAX]
+                self._recorder.append(
+                    Renewal(until_ms, Why.NOT_HANDED_OVER, client_id, part), now_ms
+                )
+
+    def withhold_behind(self, log_offset: int, now_ms: int) -> None:
+        """Do so with all that was popped behind `log_offset`: a start, with the end of the log."""
+        table = self._state.table
+        is_behind = np.frombuffer(table.ids, dtype=np.int64) >= log_offset
+        slots = np.flatnonzero(is_behind).tolist()
+        self.withhold([(slot, table.ids[slot]) for slot in slots], now_ms)
 
     # ------------------------------------------------------------ deadlines
 
