@@ -239,3 +239,14 @@ def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
     files = TlsFiles(certificate=str(tmp_path / "none"), key=str(tmp_path / "none"))
     with pytest.raises(StartRefused, match="tls_certificate_file must name a file"):
         reloading(files)
+
+
+def test_all_who_hold_a_certificate_hear_of_a_new_one(tmp_path: Path, files: TlsFiles) -> None:
+    """The admin process has a connection to each broker group."""
+    tls = reloading(files)
+    heard: list[str] = []
+    for name in ("first", "second"):
+        tls.on_reload.add(functools.partial(heard.append, name))
+    make_certificate(tmp_path, "server", days=30)
+    tls.check()
+    assert sorted(heard) == ["first", "second"]
