@@ -18,6 +18,7 @@ from tests.support.proxy_world import (
     receive_request,
     run,
 )
+from tidemill.proxy.server import consumer
 from tidemill.proxy.server.consumer import REPLY_ROOM_BYTES
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -332,6 +333,22 @@ def test_what_was_not_written_to_the_client_is_given_back(failing_item: int) -> 
         assert [change.index for change in frame.changes] == list(
             range(max(failing_item - 1, 0), 4)
         )
+
+    run(scenario)
+
+
+def test_what_cannot_be_made_an_answer_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> list[bytes]:
+        raise ValueError("a defect")
+
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic(queues=1)
+        await world.send(message(), message())
+        monkeypatch.setattr(consumer, "encode_received", broken)
+        answer, *_ = await world.receive(receive_request())
+        assert answer.status.code == v2.INTERNAL_SERVER_ERROR
+        frame = await world.broker.wait_for_frame("changes")
+        assert [change.index for change in frame.changes] == [0, 1]
 
     run(scenario)
 

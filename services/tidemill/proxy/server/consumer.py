@@ -110,13 +110,13 @@ class Consumer:
             )
         else:
             broker, ids, reply = await self._poll_all(call, brokers, group, topic, pop, responses)
-        items = _items(broker, group, topic, topic_wire, reply)
-        # Of the reply, whose messages are in the items now, only what gives them back is kept.
         popped = [_without_messages(batch) for batch in reply.batches]
         request_id = reply.request_id
-        del reply
-        timestamp = encode_delivery_timestamp(self._clock.wall_ms())
         try:
+            items = _items(broker, group, topic, topic_wire, reply)
+            # Its messages are in the items now; what gives them back is kept.
+            del reply
+            timestamp = encode_delivery_timestamp(self._clock.wall_ms())
             await responses.send_all((OK_STATUS, *items, timestamp))
         except BaseException:
             # The status is the first that has left.
