@@ -157,7 +157,7 @@ def check_messages(running: Standalone, rest: httpx.Client, sent: list[dict[str,
 def test_a_broker_group_is_added_drained_and_removed(
     running: Standalone, rest: httpx.Client, tmp_path: Path
 ) -> None:
-    with broker(tmp_path / "fourth", "--name=broker-3") as (_, address, _):
+    with broker(tmp_path / "fourth", "--name=broker-3") as (process, address, _):
         added = tidemill(running, "broker-group", "add", "broker-3", address)
         assert added.stdout.startswith(f"broker group broker-3 at {address} is a member")
         eventually(lambda: "reason" not in group_of(rest, "broker-3"))
@@ -169,6 +169,21 @@ def test_a_broker_group_is_added_drained_and_removed(
         for n in range(COUNT):
             body = {"body": "again", "messageGroup": f"g{n}"}
             assert rest.post("/topics/orders/messages", json=body).json()["broker"] in names
+        process.kill()
+        process.wait()
+        check_dead(running, rest, "broker-3")
+
+
+def check_dead(running: Standalone, rest: httpx.Client, name: str) -> None:
+    """What is asked says that a broker group is gone, and it can be drained and not removed."""
+    assert rest.get("/topics/orders").json()["unreachable"] == [name]
+    tidemill(running, "broker-group", "drain", name, "--yes")
+    shown = group_of(rest, name)
+    assert (shown["state"], shown["reachable"]) == ("draining", False)
+    assert "left" not in shown, "nobody knows"
+    assert "not known" in tidemill(running, "broker-group", "status", name).stdout
+    assert rest.delete(f"/broker-groups/{name}?dryRun=true").status_code == 409
+    assert not rest.delete(f"/broker-groups/{name}").is_success
 
 
 def check_draining(running: Standalone, rest: httpx.Client) -> None:
