@@ -178,6 +178,7 @@ def test_many_large_messages_are_received_over_one_connection(
             pending_max=1_000,
             pending_bytes_max=1 << 30,
             patience_ms=10_000,
+            clients_max=100,
         )
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(link.run())

@@ -26,10 +26,13 @@ from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tests.support.log_checker import judge
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
+from tidemill.broker.engine.pop.renewals import HELD_MAX_MS, SILENT_GRACE_MS, SILENT_MS
 from tidemill.common.errors import InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
 QUEUES = 2
+CLIENTS = st.sampled_from(["", "client-1", "client-2"])  # of whom "" does not renew
 DURATIONS = st.sampled_from([1_000, 5_000, 70_000, 200_000])
 
 
@@ -41,6 +44,8 @@ class Known:
     state: str = "ready"
     until: int = 0
     handle: tuple[int, int, int] = (0, 0, 0)
+    client: str = ""  # who holds it, where that renews it
+    popped_at: int = 0
 
 
 def key_of(popped: Popped) -> tuple[int, int, int]:
@@ -59,6 +64,9 @@ class PopModel(RuleBasedStateMachine):
         self.world.group(max_attempts=MAX_ATTEMPTS)
         self.known: dict[str, Known] = {}
         self.acked_under: dict[tuple[int, int, int], bool] = {}
+        self.heard: dict[str, int] = {}  # when each client was at the latest
+        # Handles of clients that had ended: an ack may be told that the message is settled.
+        self.ended: set[tuple[int, int, int]] = set()
 
     @rule(count=st.integers(1, 40), queue_id=st.integers(0, QUEUES - 1), size=st.integers(1, 3000))
     def send(self, count: int, queue_id: int, size: int) -> None:
@@ -66,9 +74,11 @@ class PopModel(RuleBasedStateMachine):
         self.world.send(*texts, queue_id=queue_id, size=size)
         self.known.update({text: Known() for text in texts})
 
-    @rule(target=handles, want=st.integers(1, 32), duration=DURATIONS)
-    def pop(self, want: int, duration: int) -> object:
-        popped = self.world.pop(want, invisible_ms=duration)
+    @rule(target=handles, want=st.integers(1, 32), duration=DURATIONS, client=CLIENTS)
+    def pop(self, want: int, duration: int, client: str) -> object:
+        if client:
+            self.live_on(client)
+        popped = self.world.pop(want, invisible_ms=duration, client_id=client, renews=bool(client))
         ready = [known for known in self.known.values() if known.state == "ready"]
         assert len(popped) <= want
         assert bool(popped) == bool(ready), "a pop is empty exactly when nothing is ready"
@@ -80,7 +90,23 @@ class PopModel(RuleBasedStateMachine):
             assert one.attempt == known.attempt
             known.state, known.handle = "in flight", key_of(one)
             known.until = self.world.now_ms + duration
+            known.client, known.popped_at = client, self.world.now_ms
         return multiple(*popped)
+
+    @rule(client=CLIENTS.filter(bool))
+    def live_on(self, client: str) -> None:
+        self.world.alive(client)
+        self.heard[client] = self.world.now_ms
+
+    @rule(client=CLIENTS.filter(bool))
+    def end(self, client: str) -> None:
+        for known in self.known.values():
+            if known.client == client and known.state == "in flight":
+                known.until = self.world.now_ms
+                self.ended.add(known.handle)
+        self.world.end(client)
+        self.heard.pop(client, None)
+        self.expire()
 
     @rule(one=handles)
     def ack(self, one: Popped) -> None:
@@ -94,6 +120,8 @@ class PopModel(RuleBasedStateMachine):
             self.acked_under[key_of(one)] = True
         elif was_acked and one.delivery.visible_at_ms > self.world.now_ms:
             assert result is AckResult.ALREADY
+        elif not was_acked and key_of(one) in self.ended:
+            assert result is not AckResult.APPLIED
         elif not was_acked:
             assert result is AckResult.GONE
 
@@ -108,7 +136,7 @@ class PopModel(RuleBasedStateMachine):
             return multiple(one)
         assert is_live
         known.until = self.world.now_ms + duration
-        known.handle = key_of(changed)
+        known.handle, known.client = key_of(changed), ""
         self.expire()
         return multiple(one, changed)
 
@@ -126,7 +154,7 @@ class PopModel(RuleBasedStateMachine):
         known.state = "dead"
         self.acked_under[key_of(one)] = True
 
-    @rule(duration=st.sampled_from([1, 999, 4_000, 66_000, 130_000]))
+    @rule(duration=st.sampled_from([1, 999, 4_000, 66_000, 130_000, 3_600_000]))
     def advance(self, duration: int) -> None:
         self.world.advance(duration)
         self.expire()
@@ -134,16 +162,44 @@ class PopModel(RuleBasedStateMachine):
     def expire(self) -> None:
         self.world.run_due()
         for known in self.known.values():
+            if known.client and known.state == "in flight" and known.handle not in self.ended:
+                known.until = self.deadline_of(known)
             if known.state == "in flight" and known.until <= self.world.now_ms:
                 known.state = "dead" if known.attempt >= MAX_ATTEMPTS else "ready"
+
+    def deadline_of(self, known: Known) -> int:
+        """Return when what renews runs out; the engine knows, and may not be wrong."""
+        (slot, delivery_id, index), now_ms = known.handle, self.world.now_ms
+        table = self.world.engine.state.table
+        is_out = table.ids[slot] == delivery_id and table.live[slot] >> index & 1
+        until = table.visible_at_ms[slot] if is_out else 0
+        is_heard = now_ms - self.heard.get(known.client, 0) < SILENT_MS
+        if is_heard and now_ms - known.popped_at < HELD_MAX_MS:
+            assert until > now_ms, "its client lives"
+        assert until <= max(known.popped_at + HELD_MAX_MS, now_ms + SILENT_GRACE_MS)
+        return until
+
+    def everybody_counts_as_heard(self) -> None:
+        """A start has heard nobody; and what was popped last perhaps nobody has."""
+        self.heard = dict.fromkeys(self.heard, self.world.now_ms)
+        table = self.world.engine.state.table
+        for known in self.known.values():
+            slot, delivery_id, _ = known.handle
+            if known.client and known.state == "in flight" and known.handle not in self.ended:
+                assert table.ids[slot] == delivery_id
+                if not table.flags[slot] & FLAG_RENEWS:
+                    assert known.until == table.visible_at_ms[slot]
+                    known.client = ""
 
     @rule(power_cut=st.booleans())
     def restart(self, power_cut: bool) -> None:
         self.world.restart(power_cut=power_cut)
+        self.everybody_counts_as_heard()
 
     @rule()
     def fail_over(self) -> None:
         self.world.fail_over()
+        self.everybody_counts_as_heard()
 
     @rule()
     def restart_without_derived_files(self) -> None:
@@ -153,6 +209,7 @@ class PopModel(RuleBasedStateMachine):
                 disk.remove(name)
         self.world.disk = disk
         self.world.open()
+        self.everybody_counts_as_heard()
 
     @rule()
     def checkpoint(self) -> None:

@@ -33,6 +33,8 @@ GROUPS = ("plain", "fifo", "fifo-2", "late")
 DERIVED = ("queues", "index", "snapshots")
 TOPIC = st.sampled_from(TOPICS)
 GROUP = st.sampled_from(GROUPS)
+CLIENTS = ("simple", "push-1", "push-2")  # what the first one holds does not renew
+CLIENT = st.sampled_from(CLIENTS)
 ENDS_ROUND = st.booleans()
 PLACE = st.integers(0, 1 << 30)  # from the end of what the rule chooses from
 
@@ -105,10 +107,18 @@ class RestartAnywhere(RuleBasedStateMachine):
         want=st.integers(1, 10),
         duration=st.sampled_from([1_000, 20_000, 500_000]),
         attempt_id=st.sampled_from(["", "a", "b"]),
+        client=CLIENT,
         ends=ENDS_ROUND,
     )
     def pop(
-        self, name: str, group_name: str, want: int, duration: int, attempt_id: str, ends: bool
+        self,
+        name: str,
+        group_name: str,
+        want: int,
+        duration: int,
+        attempt_id: str,
+        client: str,
+        ends: bool,
     ) -> None:
         group, topic = self.group(group_name), self.topic(name)
         batches = self.world.engine.pop(
@@ -119,6 +129,8 @@ class RestartAnywhere(RuleBasedStateMachine):
             tags=frozenset(),
             attempt_id=attempt_id,
             now_ms=self.world.now_ms,
+            client_id=client,
+            renews=client != "simple",
         )
         self.handles += [
             Delivery(group.id, topic.id, one.slot, one.delivery_id, index, one.visible_at_ms)
@@ -163,6 +175,14 @@ class RestartAnywhere(RuleBasedStateMachine):
         with contextlib.suppress(InvalidReceiptHandle, TopicNotFound, GroupNotFound):
             self.world.engine.dead_letter(delivery, self.world.now_ms)
         self.end(ends)
+
+    @rule(client=CLIENT)
+    def live_on(self, client: str) -> None:
+        self.world.alive(client)
+
+    @rule(client=CLIENT)
+    def end_client(self, client: str) -> None:
+        self.world.engine.clients_ended([client])
 
     @rule(duration=st.sampled_from([1, 1_500, 25_000, 600_000]))
     def advance(self, duration: int) -> None:
@@ -265,7 +285,7 @@ TestRestartAnywhere = RestartAnywhere.TestCase
 WEIGHTS = {
     "send": 20, "pop": 20, "ack": 14, "change": 8, "dead_letter": 2, "advance": 8, "revive": 10,
     "reset": 1, "grow": 1, "delete_topic": 1, "delete_group": 1, "step": 60, "restart": 4,
-    "fail_over": 1,
+    "fail_over": 1, "live_on": 10, "end_client": 2,
 }  # fmt: skip
 
 
@@ -288,7 +308,10 @@ def test_a_restart_changes_nothing_in_long_histories(seed: int) -> None:
                 machine.send(topic, random.randint(1, 12), random.choice([50, 3_000]), ends)
             case "pop":
                 want, attempt_id = random.randint(1, 10), random.choice(["", "a", "b"])
-                machine.pop(topic, group, want, random.choice(durations[1:]), attempt_id, ends)
+                duration, client = random.choice(durations[1:]), random.choice(CLIENTS)
+                machine.pop(topic, group, want, duration, attempt_id, client, ends)
+            case "live_on" | "end_client":
+                getattr(machine, name)(random.choice(CLIENTS))
             case "ack":
                 recent = max(len(machine.handles) - 1 - place % 30, 0)
                 machine.ack(recent, random.randint(1, 6), ends)

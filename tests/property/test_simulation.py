@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.simulation.push import run_push
 from tests.simulation.run import run_seed
 
 SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "200"))
@@ -27,6 +28,15 @@ def test_no_promise_is_broken_with_several_broker_groups(chunk: int) -> None:
         run = run_seed(seed, trouble_s=TROUBLE_S, groups=3)
         assert not run.findings, str(run)
         assert run.received > 0
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nobody_gets_what_a_living_push_consumer_has(chunk: int) -> None:
+    for seed in range(chunk, max(SEEDS // 10, 1), CHUNKS):
+        run, holding = run_push(seed)
+        assert not run.findings, str(run)
+        assert holding.longest_s > 120, "they work longer than messages are hidden at first"
+        assert holding.deaths > 0
 
 
 def test_a_seed_is_the_same_run_again() -> None:

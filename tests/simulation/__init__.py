@@ -5,6 +5,7 @@
     network    links between proxies and brokers: delays, and ends at any moment
     processes  a broker over a faulty disk, a proxy; each can be killed, clocks are their own
     clients    producers and consumers, whose histories are judged
+    push       consumers that work for minutes, in a run of their own
     run        one seed from its begin to its verdict; `python -m tests.simulation.run --seeds 200`
 
 A seed says it all: the same seed is the same run, operation by operation.

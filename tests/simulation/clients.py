@@ -158,10 +158,11 @@ async def produce(
     *,
     message_group: str = "",
     tags: tuple[str, ...] = ("",),
+    pause_s: float = 0.125,
 ) -> None:
     """Send one message after the other; what another tag has is not for the subscription."""
     while True:
-        await asyncio.sleep(client.random.expovariate(8))
+        await asyncio.sleep(client.random.expovariate(1 / pause_s))
         tag, key = client.random.choice(tags), subscription.new_key()
         history = subscription.history if tag == tags[0] else History()
         send = history.send(key, message_group=message_group)
@@ -249,6 +250,14 @@ async def _settle(
             for handle in handles
         ]
     await asyncio.sleep(random.expovariate(5))
+    await ack(client, subscription, messages, handles)
+
+
+async def ack(
+    client: Client, subscription: Subscription, messages: list[v2.Message], handles: list[str]
+) -> None:
+    """Ack messages, and note what came of it."""
+    keys = [one.body.decode().rstrip() for one in messages]
     acks = [
         subscription.history.ack(key, place=one.system_properties.store_host)
         for key, one in zip(keys, messages, strict=True)
@@ -259,11 +268,11 @@ async def _settle(
             ack_request(*handles, topic=subscription.topic, group=subscription.group),
             service.AckMessageResponse,
         )
-        for ack, entry in zip(acks, response.entries, strict=False):
+        for one, entry in zip(acks, response.entries, strict=False):
             if entry.status.code == v2.OK:
-                ack.ended(Outcome.OK)
+                one.ended(Outcome.OK)
             elif entry.status.code == v2.INVALID_RECEIPT_HANDLE:
-                ack.ended(Outcome.UNKNOWN)
+                one.ended(Outcome.UNKNOWN)
 
 
 async def _renew(client: Client, subscription: Subscription, handle: str) -> str:

@@ -67,6 +67,7 @@ class PopOptions(TypedDict, total=False):
     tags: tuple[str, ...]
     attempt_id: str
     client_id: str
+    renews: bool
 
 
 class World:
@@ -189,6 +190,7 @@ class World:
         tags: tuple[str, ...] = (),
         attempt_id: str = "",
         client_id: str = "",
+        renews: bool = False,
     ) -> list[Popped]:
         """Pop, and return the messages with their deliveries, due revives done first."""
         self.run_due()
@@ -200,6 +202,7 @@ class World:
             tags=frozenset(tags),
             attempt_id=attempt_id,
             client_id=client_id,
+            renews=renews,
             now_ms=self.now_ms,
         )
         popped = [one for batch in batches for one in self._popped(batch, *ids)]
@@ -261,6 +264,16 @@ class World:
         self.commit()
         return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
 
+    def alive(self, *client_ids: str) -> None:
+        """Report signs of life."""
+        now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms
+        self.engine.clients_alive(client_ids, monotonic_ms=now_ms)
+
+    def end(self, *client_ids: str) -> None:
+        """Report that clients have ended, and let what follows happen."""
+        self.engine.clients_ended(client_ids)
+        self.run_due()
+
     def release_lock(self, *, group: str = GROUP, topic: str = TOPIC, queue_id: int = 0) -> None:
         """Take what locks an ordered queue from who holds it. Raises Conflict."""
         key = self.group(group), self.topic(topic), QueueId(queue_id)
@@ -271,7 +284,9 @@ class World:
         """Revive all that is due."""
         self._note_time()
         for _ in range(100_000):
-            is_more = self.engine.run_due(self.now_ms, firing_ms=self.now_ms)
+            is_more = self.engine.run_due(
+                self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms
+            )
             self.commit()
             if not is_more:
                 return

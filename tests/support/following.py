@@ -214,7 +214,7 @@ def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
                 table.ids[slot], owner.group_id, owner.topic_id, owner.queue.queue_id,
                 table.starts[slot], table.counts[slot], table.flags[slot] & FLAGS_STORED,
                 table.visible_at_ms[slot], table.popped_at_ms[slot], table.live[slot],
-                table.superseded[slot], table.gaps.get(slot),
+                table.superseded[slot], table.gaps.get(slot), table.client_id_of(slot),
             )  # fmt: skip
     return found
 

@@ -26,8 +26,9 @@ class LinkedCluster:
 
     def _open(self, address: str) -> BrokerLink:
         link = self.links[address] = BrokerLink(
-            address, ProxyMetrics(), pending_max=10, pending_bytes_max=1 << 20, patience_ms=1_000
-        )
+            address, ProxyMetrics(), pending_max=10, pending_bytes_max=1 << 20, patience_ms=1_000,
+            clients_max=10,
+        )  # fmt: skip
         return link
 
     @property

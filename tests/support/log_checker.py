@@ -8,7 +8,8 @@ Promises are named as in `spec/pop.md` section 10:
 
     2   what lies below a consumer offset is settled, out in a live delivery, pending, or reset
     12  a settled message is not delivered again, by no delivery and by no copy
-    13  while a message is out under one delivery it is not under another; nothing is taken twice
+    13  while a message is out under one delivery it is not under another; nothing is taken twice;
+        renewed is only what is live, and for who holds it
     14  one retry copy a delivery and message; 15  one dead letter a group and message
     16  change-invisible replaces exactly one live delivery of the same message
     21  positions go forward, but for a reset
@@ -29,7 +30,14 @@ from typing import Any
 
 from tests.support.engine_world import World
 from tests.support.timer_log_fold import TimerFold
-from tidemill.broker.engine.layout import ack, delivery_rows, message, pop_checkpoint, record
+from tidemill.broker.engine.layout import (
+    ack,
+    delivery_rows,
+    message,
+    pop_checkpoint,
+    record,
+    renewal,
+)
 from tidemill.broker.engine.layout.config import decode_item
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import (
@@ -39,6 +47,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     PopCheckpoint,
 )
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, Header, Kind
+from tidemill.broker.engine.layout.renewal import Renewal, Why
 from tidemill.broker.engine.layout.state import What
 from tidemill.broker.engine.store.disk import Disk
 
@@ -61,6 +70,9 @@ class OneDelivery:
     is_ordered: bool
     live: set[int] = field(default_factory=set)  # offsets
     is_released: bool = False  # an operator has let go of it
+    client_id: str = ""
+    popped_at_ms: int = 0
+    renews: bool = False
 
 
 @dataclass
@@ -103,6 +115,8 @@ class LogChecker:
         elif header.kind == Kind.ACK:
             for slot, delivery_id, bits in ack.ENTRY.iter_unpack(body):
                 self._settle(slot, delivery_id, bits, "12: an ack")
+        elif header.kind == Kind.RENEW:
+            self._renewal(renewal.decode(body), now_ms)
         elif header.kind == Kind.CONFIG:
             self._config(decode_item(body), at)
         elif header.kind == Kind.STATE:
@@ -144,6 +158,7 @@ class LogChecker:
         )
         is_ordered = bool(ck.flags & FLAG_ORDERED)
         one = OneDelivery(at, ck.slot, key, offsets, ck.visible_at_ms, is_ordered, set(offsets))
+        one.client_id, one.renews, one.popped_at_ms = ck.client_id, ck.renews, now_ms
         queue.is_ordered |= is_ordered
         if ck.flags & FLAG_SUPERSEDES:
             self._replace(ck, one, queue)
@@ -213,6 +228,18 @@ class LogChecker:
             del queue.live[offset]
             queue.settled.add(offset)
 
+    def _renewal(self, found: Renewal, now_ms: int) -> None:
+        for slot, delivery_id in found.entries:
+            one = self.deliveries.get(delivery_id)
+            if one is None or not one.live or one.slot != slot:
+                raise BrokenPromise(f"13: {delivery_id} is renewed, and is not live")
+            _check(one.renews, 13, f"{delivery_id} does not renew")
+            _check(
+                one.client_id == found.client_id, 13, f"{delivery_id} is not {found.client_id}'s"
+            )
+            _check(found.visible_at_ms >= now_ms, 13, f"{delivery_id} ended in the past")
+            one.visible_at_ms, one.renews = found.visible_at_ms, found.why is Why.EXTENDED
+
     def _config(self, config: dict[str, Any], at: int) -> None:
         self.timers.fold_config(config)
         if config["op"] == "reset":
@@ -233,7 +260,7 @@ class LogChecker:
 
     def _state(self, what: int, tail: bytes) -> None:
         if what == What.DELIVERIES:
-            rows, _ = delivery_rows.decode(tail)
+            rows = delivery_rows.decode(tail).rows
             for row in rows[rows["flags"] & FLAG_RELEASED > 0]:
                 self.deliveries[int(row["delivery_id"])].is_released = True
         # Of what is stated again else only the start of a group at the latest message is news.

@@ -8,6 +8,7 @@ wants a message back, or a delayed one delivered, says so.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -113,6 +114,9 @@ class MemoryEngine:
         self.tally = Tally()
         self.log: list[Message] = []
         self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
+        self.alive_clients: list[str] = []  # that were told, in order
+        self.ended_clients: list[str] = []
+        self.pops: list[tuple[str, bool]] = []  # client id, and whether it renews
         self._changes = ConfigChanges()
         self._taken: set[tuple[int, int]] = set()  # (group id, position in the log)
         self._deliveries: dict[int, Delivered] = {}
@@ -211,6 +215,12 @@ class MemoryEngine:
 
     # ------------------------------------------------------------ deliveries
 
+    def clients_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+        self.alive_clients += client_ids
+
+    def clients_ended(self, client_ids: Iterable[str]) -> None:
+        self.ended_clients += client_ids
+
     def pop(
         self,
         group_id: int,
@@ -222,9 +232,11 @@ class MemoryEngine:
         attempt_id: str,
         now_ms: int,
         client_id: str = "",  # It locks no queue.
+        renews: bool = False,  # Nothing here runs out.
     ) -> list[Batch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")
+        self.pops.append((client_id, renews))
         self._topic(topic_id)
         self._group(group_id)
         by_queue: dict[int, list[int]] = {}

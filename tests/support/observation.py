@@ -71,6 +71,6 @@ def observe(engine: Engine, now_ms: int, lows: Lows | None = None) -> dict[str, 
             replaced = []
         if live or replaced:
             seen[f"delivery {table.ids[slot]}"] = (
-                *key, slot, table.visible_at_ms[slot], live, replaced,
+                *key, slot, table.visible_at_ms[slot], live, replaced, table.client_id_of(slot),
             )  # fmt: skip
     return seen

@@ -154,6 +154,7 @@ class RoundWorld:
         tags: tuple[str, ...] = (),
         want: int = 32,
         topic_id: int = 0,
+        renews_for: str = "",
     ) -> pb.RequestFrame:
         pop = pb.PopRequest(
             request_id=request_id,
@@ -163,5 +164,7 @@ class RoundWorld:
             invisible_duration_ms=30_000,
             poll_duration_ms=poll_ms,
             tags=tags,
+            client_id=renews_for,
+            renews=bool(renews_for),
         )
         return pb.RequestFrame(pops=[pop])

@@ -414,6 +414,16 @@ class BrokerMetrics:
             "Messages that were damaged in the log, and dead-lettered without their body.",
             labels=("topic", "consumer_group"),
         )
+        extended = CounterMetricFamily(
+            "rocketmq_pop_extended_deliveries_total",
+            "Deliveries extended because their client lives.",
+            labels=("topic", "consumer_group"),
+        )
+        given_back = CounterMetricFamily(
+            "rocketmq_pop_given_back_messages_total",
+            "Messages made visible again because the client that held them ended, or fell silent.",
+            labels=("topic", "consumer_group", "reason"),
+        )
         counts = self._rounds.engine.state.counts
         for topic_id, group_id in list(self._traffic.sent):
             topic, group = topics.get(topic_id), groups.get(group_id)
@@ -426,8 +436,12 @@ class BrokerMetrics:
             revived.add_metric((*pair, "put_ok"), counts["revived", group_id, topic_id])
             expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
             damaged.add_metric(pair, counts["damaged", group_id, topic_id])
-            yield from full_parts(written, dead, revived, expired, damaged)
-        yield from (written, dead, revived, expired, damaged)
+            extended.add_metric(pair, counts["extended", group_id, topic_id])
+            for reason in ("ended", "silent"):
+                count = counts[f"given_back_{reason}", group_id, topic_id]
+                given_back.add_metric((*pair, reason), count)
+            yield from full_parts(written, dead, revived, expired, damaged, extended, given_back)
+        yield from (written, dead, revived, expired, damaged, extended, given_back)
 
     def _collect_lag(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]

@@ -154,6 +154,7 @@ def cluster_of(
             pending_max=settings.link_pending_max,
             pending_bytes_max=settings.memory_bytes_max,
             patience_ms=settings.unready_after_ms,
+            clients_max=settings.clients_max,
             connect=connect,
         )
 
@@ -171,7 +172,7 @@ def wire(
         telemetry=Telemetry(
             cluster, clients, clock, long_polling_max_ms=settings.long_polling_max_ms
         ),
-        client_life=ClientLife(clients, clock),
+        client_life=ClientLife(cluster, clients, clock),
     )
 
 

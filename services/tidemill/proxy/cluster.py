@@ -24,7 +24,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.common.readiness import Peer
-from tidemill.message.queue_choice import queue_of_group
+from tidemill.message.queue_choice import place_of_group, queue_of_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -111,6 +111,16 @@ class Cluster:
             found.append(Peer(broker.name, broker.link.address, word, since_s, reason))
         return found
 
+    def client_alive(self, client_id: str, now_ms: int) -> None:
+        """Note that a consumer lives, by monotonic time: whoever has messages of it renews them."""
+        for broker in self.brokers:
+            broker.link.client_alive(client_id, now_ms)
+
+    def client_ended(self, client_id: str) -> None:
+        """Note that a consumer has ended: what it held is for others."""
+        for broker in self.brokers:
+            broker.link.client_ended(client_id)
+
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
         for broker in self._members.all:
@@ -171,21 +181,16 @@ class Cluster:
         if not topic.placements:
             queue_id = queue_of_group(message_group, queues=topic.queues)
             return Place(self.home, topic.id, queue_id)
-        place_count = sum([place.queues for place in topic.placements])
-        queue_id = queue_of_group(message_group, queues=place_count)
-        for place in topic.placements:
-            if queue_id < place.queues:
-                break
-            queue_id -= place.queues
-        broker = self._members.by_name.get(place.broker_group)
+        name, queue_id = place_of_group(message_group, topic.placements)
+        broker = self._members.by_name.get(name)
         if broker is None:
             raise BrokerUnreachable(
-                f"the broker group {place.broker_group}, which has the message group, is not to be"
+                f"the broker group {name}, which has the message group, is not to be"
                 f" found at its address"
             )
         if broker.is_draining:
             raise GroupDraining(
-                f"the broker group {place.broker_group}, which has the message group, is draining;"
+                f"the broker group {name}, which has the message group, is draining;"
                 f" send again when it has left"
             )
         own = broker.find_topic(topic)

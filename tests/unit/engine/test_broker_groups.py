@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
@@ -30,21 +28,15 @@ def following() -> World:
     return world
 
 
-def tell(
-    follower: World,
-    home: World,
-    *,
-    deleted_topic_ids: Collection[int] = (),
-    is_complete: bool = True,
-) -> None:
+def tell(follower: World, home: World) -> None:
     """Tell a follower of all that the home has."""
-    catalog = home.engine.catalog
-    for _ in follower.engine.following.follow(
+    catalog, following = home.engine.catalog, follower.engine.following
+    gone_topics, gone_groups = following.gone(catalog.topics, catalog.groups)
+    for _ in following.follow(
         [topic for topic in catalog.topics.values() if not topic.is_system],
         list(catalog.groups.values()),
-        deleted_topic_ids=deleted_topic_ids,
-        deleted_group_ids=(),
-        is_complete=is_complete,
+        deleted_topic_ids=gone_topics,
+        deleted_group_ids=gone_groups,
         now_ms=follower.now_ms,
     ):
         pass

@@ -200,7 +200,27 @@ def released_history() -> dict[str, bytes]:
     return {"released_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
 
 
-RELEASED_SEGMENT = 4_096
+def renewed_history() -> dict[str, bytes]:
+    """Write a log in which clients that hold messages live, fall silent and end.
+
+    A row with a holder is in it, as an operator releases a batch.
+    """
+    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=RENEWED_SEGMENT)
+    world.group()
+    world.group("fifo", is_ordered=True)
+    world.send("m0", "m1", "m2")
+    for client_id in ("lives", "falls silent", "ends"):
+        world.pop(1, invisible_ms=60_000, client_id=client_id, renews=True)
+    world.pop(1, group="fifo", invisible_ms=3_600_000, client_id="hangs", renews=True)
+    world.release_lock(group="fifo")
+    world.end("ends")
+    for _ in range(13):
+        world.alive("lives", "hangs")
+        world.advance(10_000)
+    return {"renewed_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
+
+
+RELEASED_SEGMENT = RENEWED_SEGMENT = 4_096
 LATER_FIRST, LATER_SEGMENT = 32_768, 8_192
 
 
@@ -369,6 +389,30 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_a_release() -> None:
     assert [(one.body, one.attempt) for one in world.pop()] == [("m0", 2), ("m1", 2), ("m2", 1)]
 
 
+def test_todays_encoders_write_the_golden_bytes_of_renewals() -> None:
+    assert renewed_history() == {"renewed_log.bin": golden("renewed_log.bin")}
+
+
+def renewed_disk() -> FaultyDisk:
+    disk = FaultyDisk(Random(0))
+    file = disk.open(f"log/{0:020d}.log", create=True)
+    file.write_at(0, [golden("renewed_log.bin")])
+    file.sync()
+    disk.sync_folder(".")
+    return disk
+
+
+def test_an_engine_of_today_goes_on_with_the_golden_log_of_renewals() -> None:
+    world = World(renewed_disk(), segment_bytes=RENEWED_SEGMENT, now_ms=START_MS + 131_000)
+    assert sorted((one.body, one.attempt) for one in world.pop()) == [("m1", 2), ("m2", 2)]
+    table = world.engine.state.table
+    holders = {table.client_id_of(slot) for slot in table.in_use(0, len(table.ids)).tolist()}
+    assert holders >= {"lives", "hangs"}
+    world.advance(300_000)
+    world.advance(1_000)
+    assert ("m0", 2) in [(one.body, one.attempt) for one in world.pop()]
+
+
 def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
     disk = FaultyDisk(Random(0))
     data = golden("log.bin")
@@ -394,7 +438,12 @@ def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
 def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> None:
     checker = check_log(golden_disk(with_derived_files=False))
     timer_checker = check_log(golden_timer_disk(with_timer_files=False))
-    assert checker.kinds.keys() | timer_checker.kinds.keys() == set(Kind)
+    renewed_checker = check_log(renewed_disk())
+    checkers = checker, timer_checker, renewed_checker
+    assert {kind for one in checkers for kind in one.kinds} == set(Kind)
+    assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
+        300_000, 131_000, 0, 3_600_000,
+    }  # fmt: skip
     flags, states, reasons, operations = 0, set(), set(), set()
     view = memoryview(golden("log.bin"))
     at = 0
@@ -472,7 +521,8 @@ def test_the_golden_message_and_handles_are_read() -> None:
 def make_missing() -> None:
     """Write the golden files that do not exist."""
     FOLDER.mkdir(exist_ok=True)
-    for name, data in (history() | timer_history() | later_history() | released_history()).items():
+    made = history() | timer_history() | later_history() | released_history() | renewed_history()
+    for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)
 

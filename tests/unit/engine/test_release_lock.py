@@ -153,7 +153,7 @@ def test_what_locks_a_queue_is_told_with_who_holds_it_and_until_when() -> None:
     world.pop(2, client_id="bob", attempt_id="a")
     assert lock_of(world) == lock._replace(client_id="bob"), "who repeats the attempt has it"
     world.restart()
-    assert lock_of(world) == lock._replace(client_id=""), "no record says who"
+    assert lock_of(world) == lock._replace(client_id="alice"), "no record says who repeated"
     world.release_lock()
     assert lock_of(world) is None
     with pytest.raises(Conflict, match="queue 0 is not locked"):

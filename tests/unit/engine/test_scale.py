@@ -33,6 +33,11 @@ from tidemill.broker.engine.pop.consumption import QUEUES_A_SLICE
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
+from tidemill.broker.engine.pop.renewals import (
+    GIVEN_BACK_A_TURN,
+    SILENT_GRACE_MS,
+    SILENT_MS,
+)
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.retention import QUEUES_CUT_A_SLICE
@@ -822,3 +827,64 @@ class ListingDisk(FaultyDisk):
     def names(self, folder: str) -> list[str]:
         self.listings[folder] += 1
         return super().names(folder)
+
+
+def test_what_silent_clients_held_is_given_back_in_bounded_slices() -> None:
+    """Two thousand clients hold two messages each, and fall silent at once."""
+    world, count = quiet_world(), 4_000
+    world.group()
+    for n in range(0, count, 100):
+        world.send(*[f"m{n + k}" for k in range(100)])
+    for n in range(count):
+        batches = world.engine.pop(
+            world.engine.catalog.group_ids[GROUP],
+            world.engine.catalog.topic_ids[TOPIC],
+            max_messages=1,
+            invisible_duration_ms=600_000,
+            tags=frozenset(),
+            attempt_id="",
+            now_ms=world.now_ms,
+            client_id=f"client-{n // 2}",
+            renews=True,
+        )
+        assert batches
+    world.commit()
+    world.run_due()
+    world.now_ms += SILENT_MS
+    turns = list(each_turn(world.engine, world.now_ms, world.commit))
+    given_back = world.engine.state.counts[
+        "given_back_silent", world.engine.catalog.group_ids[GROUP], world.topic()
+    ]
+    assert given_back == count
+    assert max(turn.items for turn in turns) <= GIVEN_BACK_A_TURN
+    assert max(turn.records for turn in turns) <= GIVEN_BACK_A_TURN
+    world.now_ms += SILENT_GRACE_MS
+    turns = list(each_turn(world.engine, world.now_ms, world.commit))
+    assert_bounded(turns)
+    assert sum(turn.records for turn in turns) == count + 1
+
+
+def test_what_is_extended_at_one_moment_is_extended_in_bounded_slices() -> None:
+    world, count = quiet_world(), 4_000
+    world.group()
+    world.send(*[f"m{n}" for n in range(count)])
+    group_id, topic_id = world.group(), world.topic()
+    for n in range(count):
+        world.engine.pop(
+            group_id,
+            topic_id,
+            max_messages=1,
+            invisible_duration_ms=60_000,
+            tags=frozenset(),
+            attempt_id="",
+            now_ms=world.now_ms,
+            client_id=f"client-{n % 10}",
+            renews=True,
+        )
+    world.commit()
+    world.run_due()
+    world.now_ms += 60_000
+    turns = list(each_turn(world.engine, world.now_ms, world.commit))
+    assert world.engine.state.counts["extended", group_id, topic_id] == count
+    assert max(turn.items for turn in turns) <= DUE_SLOTS_A_TURN
+    assert max(turn.records for turn in turns) <= 10, "one of each client"

@@ -26,7 +26,6 @@ from tidemill.broker.engine.layout import (
     snapshot,
     store_checkpoint,
 )
-from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
 from tidemill.broker.engine.layout.queue_entry import SIZE
@@ -267,13 +266,12 @@ class Checkpoints:
         for progress in progresses:
             slots += self._pops.deliveries_of(progress)
             ends.append(len(slots))
-        rows, gaps = self._pops.rows_of(np.array(slots, dtype=np.int64))
+        deliveries = self._pops.rows_of(np.array(slots, dtype=np.int64))
         self._tally.add(len(slots))
         blocks, begin = [], 0
         for progress, end in zip(progresses, ends, strict=True):
-            own_gaps = {n - begin: gaps[n] for n in range(begin, end) if n in gaps}
-            deliveries = DeliveryRows(rows[begin:end], own_gaps)
-            data = snapshot.encode_ordered(progress.as_row(), deliveries)
+            own = delivery_rows.part_of(deliveries, begin, end)
+            data = snapshot.encode_ordered(progress.as_row(), own)
             blocks.append(self._section(Section.ORDERED, progress.index, data))
             begin = end
         return blocks

@@ -17,7 +17,7 @@ A round of the owner:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import repeat
 from typing import TypeAlias, final
 from zlib import crc32
@@ -33,6 +33,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.following import Following
 from tidemill.broker.engine.inspection import Inspection
+from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import EpochStart
 from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, Message
@@ -73,9 +74,10 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 # Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
 COPY_RESERVE_PART = 4
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
+CLIENT_ID_CHARS_SURE = pop_checkpoint.HOLDER_BYTES_MAX // 4  # a character has up to 4 bytes
 SENT_AGAIN_MS = 120_000  # twice as long as a send may wait at a proxy
 REVIVES_A_TURN = 2  # slices: what a busy broker does of it in a round
-STATED_A_COMMIT = 16  # records of up to 184 KiB that a start writes together
+STATED_A_COMMIT = 16  # records of up to 450 KiB that a start writes together
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
 # What became of a message that was sent: its queue offset and 0; or, when it waits for its time,
 # its timer id and when it is due. A plain tuple, since every send makes one.
@@ -308,10 +310,11 @@ class Engine:
         attempt_id: str,
         now_ms: int,
         client_id: str = "",
+        renews: bool = False,
     ) -> list[Batch]:
         """Take up to `max_messages` for a group and hide them from it; none is an answer.
 
-        `client_id` is for people who ask who holds an ordered queue.
+        `client_id` is who gets them; what `renews` is extended while that client lives.
 
         Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
         """
@@ -319,6 +322,8 @@ class Engine:
             raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
         if attempt_id and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
+        if len(client_id) > CLIENT_ID_CHARS_SURE:
+            client_id = pop_checkpoint.cut_client_id(client_id)
         if not self.may_copy:
             raise self._disk_full("even deliveries stop, acks go on,")
         return self.consumption.pop(
@@ -329,6 +334,7 @@ class Engine:
             tags=tags,
             attempt_id=attempt_id,
             client_id=client_id,
+            renews=renews,
             now_ms=now_ms,
         )
 
@@ -375,6 +381,19 @@ class Engine:
         return self.consumption.settlement.change_invisible(
             delivery, invisible_duration_ms=invisible_duration_ms, suspend=suspend, now_ms=now_ms
         )
+
+    def clients_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+        """Note signs of life: what such a client holds and renews is extended."""
+        self.consumption.renewals.alive(client_ids, monotonic_ms=monotonic_ms)
+
+    def clients_ended(self, client_ids: Iterable[str]) -> None:
+        """Give back what clients hold and renew that have ended; `due_slices` does it."""
+        self.consumption.renewals.ended(client_ids, log_end=self.log.log_end)
+
+    def not_handed_over(self, batches: Iterable[Batch], now_ms: int) -> None:
+        """Let what was popped for a proxy that has gone run out: perhaps no client has got it."""
+        deliveries = [(batch.slot, batch.delivery_id) for batch in batches]
+        self.consumption.renewals.withhold(deliveries, now_ms)
 
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
         """Move a delivered message to the dead-letter topic.
@@ -444,9 +463,18 @@ class Engine:
 
     # ------------------------------------------------------------ time and wake-ups
 
-    def run_due(self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None) -> bool:
+    def run_due(
+        self,
+        now_ms: int,
+        *,
+        firing_ms: int,
+        expiry_ms: int | None = None,
+        monotonic_ms: int | None = None,
+    ) -> bool:
         """Do what `due_slices` does in one go; True: call again soon."""
-        slices = self.due_slices(now_ms, firing_ms=firing_ms, expiry_ms=expiry_ms)
+        slices = self.due_slices(
+            now_ms, firing_ms=firing_ms, expiry_ms=expiry_ms, monotonic_ms=monotonic_ms
+        )
         while True:
             try:
                 next(slices)
@@ -454,22 +482,34 @@ class Engine:
                 return bool(ended.value)
 
     def due_slices(
-        self, now_ms: int, *, firing_ms: int, expiry_ms: int | None = None
+        self,
+        now_ms: int,
+        *,
+        firing_ms: int,
+        expiry_ms: int | None = None,
+        monotonic_ms: int | None = None,
     ) -> Generator[None, None, bool]:
         """Revive, and deliver, a bounded part of what is due; returns whether more is.
 
         Yields between slices, and no command may come between them. Deliveries of popped messages
         run out by `expiry_ms` (`now_ms` where that is not given), delayed messages are due by
-        `firing_ms`: clocks that wait out a jump of wall time.
+        `firing_ms`: clocks that wait out a jump of wall time. Clients fall silent by
+        `monotonic_ms`.
         """
         self._acks.record(now_ms)
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
+        monotonic_ms = now_ms if monotonic_ms is None else monotonic_ms
         has_more = False
         # Copies wait for room: they would take what acks and retention need to make some.
         if self.may_copy:
             self.consumption.damaged.settle(now_ms)
             for _ in range(REVIVES_A_TURN):
-                has_more = self.consumption.revive.run_due(now_ms, expiry_ms=expiry_ms)
+                has_more = self.consumption.revive.run_due(
+                    now_ms,
+                    expiry_ms=expiry_ms,
+                    monotonic_ms=monotonic_ms,
+                    log_end=self.log.log_end,
+                )
                 yield
                 if not has_more:
                     break
@@ -525,6 +565,7 @@ class Engine:
         self.log.epoch += 1
         self.fold.append(EpochStart(), now_ms)
         self._bring_back(now_ms)
+        self.consumption.renewals.withhold_behind(self.fold.known_durable, now_ms)
         self.consumption.revive.take_over()
         if not self.catalog.handle_secret:
             item = {

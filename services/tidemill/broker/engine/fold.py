@@ -6,7 +6,7 @@
 Both end in the same function of the same entry. What an entry changes:
 
     MESSAGE              queue and index; the delivery, or the timer, that it settles or is
-    CK, ACK              deliveries and progress
+    CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
     TIMER, FRONTIER      timers
     STATE                what it states, where that is not known; and which record states it
@@ -20,7 +20,15 @@ from collections.abc import Callable
 from typing import Any, Final, cast, final
 from zlib import crc32
 
-from tidemill.broker.engine.layout import ack, config, message, pop_checkpoint, state, timer_control
+from tidemill.broker.engine.layout import (
+    ack,
+    config,
+    message,
+    pop_checkpoint,
+    renewal,
+    state,
+    timer_control,
+)
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
@@ -28,6 +36,7 @@ from tidemill.broker.engine.layout.message import Cause, Message, Remains, Targe
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.record import Kind, UnknownRecord
+from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
     State,
     StatedConfig,
@@ -47,6 +56,7 @@ _pack_place = message.PLACE.pack
 _BODIES: Final[dict[type, tuple[Kind, Callable[[Any], bytes]]]] = {
     PopCheckpoint: (Kind.CK, pop_checkpoint.encode),
     Acks: (Kind.ACK, ack.encode),
+    Renewal: (Kind.RENEW, renewal.encode),
     Config: (Kind.CONFIG, lambda entry: config.encode_item(entry.item)),
     TimerControl: (Kind.TIMER, timer_control.encode),
     Frontier: (Kind.FRONTIER, timer_control.encode_frontier),
@@ -58,6 +68,7 @@ _BODIES: Final[dict[type, tuple[Kind, Callable[[Any], bytes]]]] = {
 _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     Kind.CK: lambda body, _: pop_checkpoint.decode(body),
     Kind.ACK: lambda body, _: ack.decode(body),
+    Kind.RENEW: lambda body, _: renewal.decode(body),
     Kind.CONFIG: lambda body, _: Config(config.decode_item(body)),
     Kind.STATE: state.decode,
     Kind.TIMER: lambda body, _: timer_control.decode(body),
@@ -65,6 +76,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     Kind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(Kind.MESSAGE)
+NOTHING_APPLIED: Final = 1 << 62  # as an offset that no record reaches
 
 
 @final
@@ -88,9 +100,13 @@ class Fold:
         # everything before these offsets.
         self.catalog_from = 0
         self.timers_from = 0
+        # Up to where the last record that somebody else has written knew the log to be durable:
+        # what leaves the broker behind a record may not have left when it lies behind that.
+        self.known_durable = NOTHING_APPLIED
         self._appliers: Final[dict[type, Callable[[Any, LogOffset, int], None]]] = {
             PopCheckpoint: pops.apply_checkpoint,
             Acks: pops.apply_acks,
+            Renewal: pops.apply_renewal,
             Config: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
@@ -136,6 +152,7 @@ class Fold:
     def apply(self, found: Record) -> None:
         """Apply a record that somebody else has put into the log. Raises UnknownRecord."""
         header, body, tail = found
+        self.known_durable = header.log_offset - header.unsynced
         if header.kind == _MESSAGE:
             sent = message.decode(body, header.flags, tail, header.tail_crc)
             if header.flags:

@@ -223,6 +223,7 @@ def _apply_pops(
             tags=frozenset(request.tags),
             attempt_id=request.attempt_id,
             client_id=request.client_id,
+            renews=request.renews,
             arrived_s=link.arrived_s,
         )
         while turn.engine.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
@@ -260,6 +261,7 @@ def take(pop: Pop, turn: Turn) -> list[Batch]:
         tags=pop.tags,
         attempt_id=pop.attempt_id,
         client_id=pop.client_id,
+        renews=pop.renews,
         now_ms=turn.now_ms,
     )
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.pop.readiness import NOTHING_READY
 from tidemill.broker.server import commands
-from tidemill.broker.server.commands import COMMANDS, NOTIFICATION, POP
+from tidemill.broker.server.commands import COMMANDS, NOTIFICATION, POP, SLICE_REQUESTS
 from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Notification, Pop
 from tidemill.broker.server.replies import Replies
@@ -32,6 +32,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
+    from tidemill.broker.engine.pop.consumption import Batch
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.commands import Result
     from tidemill.broker.server.long_polling import Key
@@ -43,6 +44,8 @@ UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its 
 # frame may ask for hundreds, and messages that arrive may answer as many that are parked, of up to
 # POP_BYTES_MAX each: whatever else the link carries waits behind them, some 20 ms.
 UNSENT_POPS_BYTES_MAX = 4 << 20
+# Pops that a proxy has not said to have handed over: a second of many. Those beyond it renew.
+ON_ITS_WAY_MAX = 16_384
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 
 
@@ -80,6 +83,8 @@ class Link:
         self._popped_bytes = 0  # for answers that have not left
         # What was popped in frames that were written: it is hidden for nobody while it is unsent.
         self._unsent: deque[tuple[int, Sequence[Result]]] = deque()
+        # What was popped and renews, by request id, until the proxy says that its client has it.
+        self._on_its_way: OrderedDict[int, Sequence[Batch]] = OrderedDict()
         self._written_bytes = 0  # where the last of them ends
         # Which pops of this link wait for room on it: no more than are parked.
         self._crowded: dict[Key, set[int]] = {}
@@ -155,6 +160,8 @@ class Link:
         self._unsent.clear()
         if unsent:
             self._rounds.put(_GiveBack(unsent))
+        if self._on_its_way:
+            self._rounds.put(_Withhold(self._on_its_way.values()))
 
     def leave(self, turn: Turn) -> None:
         """Let nothing wait here for a stream that has ended."""
@@ -186,6 +193,9 @@ class Link:
         replies.answered_sequence = frame.sequence
         self.asked_again = frozenset(frame.asked_again)
         replies.arrived_s = min(replies.arrived_s, arrived_s)
+        if frame.alive_clients:
+            turn.engine.clients_alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
+            yield
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:
             tell_frame(frame, requested)
@@ -193,8 +203,13 @@ class Link:
             requests = requested.get(command.request_field)
             if requests is not None:
                 yield from command.apply(self, replies.of(command), requests, turn)
+        for request_id in frame.handed_over_pops:
+            self._on_its_way.pop(request_id, None)
         for request_id in frame.cancelled_polls:
             turn.polls.cancel(self, request_id)
+        if frame.ended_clients:
+            # Behind its last acks, which may be in the same frame.
+            turn.engine.clients_ended(frame.ended_clients)
 
     def _introduce(self, frame: pb.RequestFrame, turn: Turn) -> None:
         """Learn who opened the stream, and let the newest of a process be its only one.
@@ -296,10 +311,20 @@ class Link:
             if frame.pops:
                 results = replies.of(POP)[sent : sent + len(frame.pops)]
                 self._unsent.append((self._written_bytes, results))
+                self._note_on_its_way(results)
                 self._forget_sent()
                 sent += len(frame.pops)
             yield
         self._popped_bytes -= replies.pop_bytes
+
+    def _note_on_its_way(self, results: Sequence[Result]) -> None:
+        """Remember what renews until somebody has it."""
+        on_its_way = self._on_its_way
+        for pop, batches in results:
+            if pop.renews and batches:
+                on_its_way[pop.request_id] = batches
+        while len(on_its_way) > ON_ITS_WAY_MAX:
+            on_its_way.popitem(last=False)
 
     def _forget_sent(self) -> None:
         """Forget what was popped in frames that have left."""
@@ -373,6 +398,22 @@ class _GiveBack:
         for pop, batches in self._popped:
             commands.give_back(pop, batches, turn)
             yield
+
+
+class _Withhold:
+    """What was sent to a proxy that left before it told that a client has it."""
+
+    size_bytes = 0
+
+    def __init__(self, popped: Iterable[Sequence[Batch]]) -> None:
+        self._popped = popped
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        for n, batches in enumerate(self._popped, 1):
+            turn.engine.not_handed_over(batches, turn.now_ms)
+            if n % SLICE_REQUESTS == 0:
+                yield
+        yield
 
 
 def _parse(request: bytes) -> pb.RequestFrame:

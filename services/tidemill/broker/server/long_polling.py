@@ -37,6 +37,7 @@ class Pop(NamedTuple):
     tags: frozenset[str]
     attempt_id: str
     client_id: str = ""
+    renews: bool = False
     arrived_s: float = 0.0  # time.monotonic()
     is_parked: bool = False
 

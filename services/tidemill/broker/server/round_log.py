@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 # What happens to messages without being asked for, by what the engine counts.
-TOLD = {"revived": "messages revived", "dead_lettered": "messages dead-lettered"}
+TOLD = {
+    "revived": "messages revived",
+    "dead_lettered": "messages dead-lettered",
+    "extended": "deliveries extended",
+    "given_back_ended": "messages of an ended client given back",
+    "given_back_silent": "messages of a silent client given back",
+}
 
 
 def tell_frame(frame: pb.RequestFrame, requested: Mapping[str, Any]) -> None:

@@ -292,8 +292,9 @@ class Rounds:
 
     def _do_due(self, turn: Turn) -> Iterator[None]:
         self._has_more = yield from self._engine.due_slices(
-            turn.now_ms, firing_ms=turn.firing_ms, expiry_ms=turn.expiry_ms
-        )
+            turn.now_ms, firing_ms=turn.firing_ms, expiry_ms=turn.expiry_ms,
+            monotonic_ms=turn.monotonic_ms,
+        )  # fmt: skip
 
     async def _spread(self, changes: ConfigChanges) -> None:
         """Tell every link, and wake who waits at what was deleted, so that it learns of it."""

@@ -17,10 +17,12 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, final
 
 from tidemill.proxy.link.commands import FRAME_BYTES
+from tidemill.proxy.link.signs_of_life import WAIT_S
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.proxy.link.commands import Command, Row
+    from tidemill.proxy.link.signs_of_life import SignsOfLife
 
 BUSY_REQUESTS = 16  # under way on a link that is busy
 BUSY_TURNS = 4  # of the event loop before a busy link sends: it takes some to read a call
@@ -34,10 +36,17 @@ SWEEP_S = 0.1  # how long a request that was withdrawn may still take memory
 class Batching:
     """Requests on their way into a frame, and frames on their way to an answer."""
 
-    def __init__(self, under_way: Sized, write: Callable[[link_pb2.RequestFrame], None]) -> None:
-        """Send by `write`; a link is as busy as many are `under_way`."""
+    def __init__(
+        self,
+        under_way: Sized,
+        write: Callable[[link_pb2.RequestFrame], None],
+        signs: SignsOfLife | None = None,
+    ) -> None:
+        """Send by `write`; a link is as busy as many are `under_way`. `signs` travel along."""
         self._under_way = under_way
         self._write = write
+        self._signs = signs
+        self._is_telling = False  # Signs of life leave soon, with a request or without.
         self._loop = asyncio.get_running_loop()
         self._rows: dict[Command[Any, Any], list[Row]] = {}
         self._cancelled_polls: list[int] = []
@@ -109,6 +118,20 @@ class Batching:
         if not self._is_gathering:
             self._wake()
 
+    def tell_signs(self) -> None:
+        """Let signs of life leave with the next frame, soon; ends of clients at once."""
+        if self._signs is not None and self._signs.has_ended:
+            if not self._is_gathering:
+                self._wake()
+        elif not self._is_telling:
+            self._is_telling = True
+            self._loop.call_later(WAIT_S, self._tell_signs_now)
+
+    def _tell_signs_now(self) -> None:
+        self._is_telling = False
+        if self._has_work and not self._is_gathering:
+            self._wake()
+
     def answered(self, sequence: int) -> None:
         """Send on: the broker has answered a frame."""
         self._answered_sequence = sequence
@@ -166,6 +189,8 @@ class Batching:
         self._is_open = False
         # The broker has forgotten the polls of the stream by itself.
         self._cancelled_polls = []
+        if self._signs is not None:
+            self._signs.lose()
         self._sequence = self._answered_sequence = 0
         return set(self._gathered)
 
@@ -213,15 +238,21 @@ class Batching:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._rows or self._cancelled_polls)
+        return bool(self._rows or self._cancelled_polls or self._signs)
 
     def _take_frame(self) -> link_pb2.RequestFrame:
         frame = link_pb2.RequestFrame()
         if self._cancelled_polls:
             frame.cancelled_polls.extend(self._cancelled_polls)
             self._cancelled_polls = []
-        gathered, self._rows, self._weight = self._rows, {}, 0
         room_bytes = FRAME_BYTES
+        if self._signs:
+            signs = self._signs.take()
+            frame.alive_clients.extend(signs.alive)
+            frame.ended_clients.extend(signs.ended)
+            frame.handed_over_pops.extend(signs.handed_over)
+            room_bytes -= frame.ByteSize()
+        gathered, self._rows, self._weight = self._rows, {}, 0
         partly: list[tuple[Command[Any, Any], list[Row]]] = []
         left: list[list[Row]] = []
         for command, rows in gathered.items():

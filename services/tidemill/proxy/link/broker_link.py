@@ -29,6 +29,7 @@ from tidemill.proxy.link.commands import (
 from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
 from tidemill.proxy.link.polls import Poll, Polls
+from tidemill.proxy.link.signs_of_life import SignsOfLife
 from tidemill.proxy.link.stream import LinkStream
 from tidemill.transport.aio.channel import connected
 
@@ -84,6 +85,7 @@ class BrokerLink:
         pending_max: int,
         pending_bytes_max: int,
         patience_ms: int,
+        clients_max: int,
         connect: Connect = connected,
     ) -> None:
         self.address = address
@@ -101,7 +103,8 @@ class BrokerLink:
             patience_ms=patience_ms,
             on_expired=self._expire,
         )
-        self.batching = Batching(self.pending, self._stream.write)
+        self._signs = SignsOfLife(clients_max=clients_max)
+        self.batching = Batching(self.pending, self._stream.write, self._signs)
         self._polls = Polls(self.pending, self.batching)
         self._watchers: list[LinkWatcher] = []  # one for each who polls: that is known at the start
 
@@ -301,6 +304,21 @@ class BrokerLink:
         """Make messages visible again soon, all but the first `skip`: nobody has got them."""
         poll = Poll(group_id, topic_id)
         self._metrics.messages_returned += self._polls.give_back(poll, batches, skip=skip)
+
+    def client_alive(self, client_id: str, now_ms: int) -> None:
+        """Let the broker know, soon, that a consumer lives, by monotonic time."""
+        if self._signs.alive(client_id, now_ms):
+            self.batching.tell_signs()
+
+    def handed_over(self, request_id: int) -> None:
+        """Let the broker know, soon, that a client has got what was popped for it."""
+        self._signs.handed_over(request_id)
+        self.batching.tell_signs()
+
+    def client_ended(self, client_id: str) -> None:
+        """Let the broker know that a consumer has ended."""
+        self._signs.ended(client_id)
+        self.batching.tell_signs()
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""

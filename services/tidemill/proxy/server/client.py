@@ -14,13 +14,15 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.clients import Clients
+    from tidemill.proxy.cluster import Cluster
     from tidemill.proxy.server.call import Call
 
 
 class ClientLife:
     """Answers what clients say of their own life."""
 
-    def __init__(self, clients: Clients, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, clients: Clients, clock: Clock) -> None:
+        self._cluster = cluster
         self._clients = clients
         self._clock = clock
 
@@ -35,6 +37,9 @@ class ClientLife:
             raise UnrecognizedClientType("the heartbeat does not say what type of client it is of")
         if parsed.group.name:
             check_group(parsed.group.name)
+        now_ms = self._clock.monotonic_ms()
+        if parsed.client_type != v2.PRODUCER:
+            self._cluster.client_alive(call.client_id, now_ms)
         self._clients.seen(
             call.client_id,
             Client(
@@ -42,13 +47,15 @@ class ClientLife:
                 group=parsed.group.name,
                 language=call.language,
                 version=call.version,
-                seen_at_ms=self._clock.monotonic_ms(),
+                seen_at_ms=now_ms,
             ),
         )
         return OK_STATUS
 
     async def notify_client_termination(self, call: Call, request: bytes) -> bytes:
-        """Forget a client that ends."""
+        """Forget a client that ends, and let others have what it held."""
         service.NotifyClientTerminationRequest.FromString(request)
         self._clients.forget(call.client_id)
+        # Also of a producer, which holds nothing: not all clients say which they are.
+        self._cluster.client_ended(call.client_id)
         return OK_STATUS

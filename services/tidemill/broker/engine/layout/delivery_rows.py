@@ -13,13 +13,20 @@
     │ superseded u32 │  count rows of 56 bytes from byte 4 on; then, for each row with flag GAPS in
     └────────────────┘  order, n x u32: queue offsets minus start_offset
 
+    and, where any of them has a holder:
+    ┌─────────────┬────────────────────────────────────┬──────────────────────────────────────────┐
+    │ clients u32 │ clients x (u8 and so many bytes: id)│ count x u32: which of them, from 1 on; 0 │
+    └─────────────┴────────────────────────────────────┴──────────────────────────────────────────┘
+
 Big-endian. live: messages neither acked nor revived nor replaced; superseded: messages whose
 delivery was replaced by change-invisible, kept so that the old handle is refused. flags: those of
-the CK, and RELEASED (16): an operator let go of it, so it blocks its ordered queue no more.
+the CK, and RELEASED (16): an operator let go of it, so it blocks its ordered queue no more; and in
+place of HOLDER RENEWS (128): the broker renews it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,22 +55,38 @@ COUNT_SIZE = 4
 
 
 class DeliveryRows(NamedTuple):
-    """Rows of the form above, and by row number the gaps of those that have any."""
+    """Rows of the form above, by row number the gaps of those that have any, and who holds them."""
 
     rows: np.ndarray
     gaps: dict[int, tuple[int, ...]]
+    clients: Sequence[str] = ()  # ids of holders, each once
+    holders: np.ndarray | None = None  # of each row, 1 + index in `clients`; None: all 0
+
+    @property
+    def holder_numbers(self) -> np.ndarray:
+        """Of each row, 1 + the index of its holder, or 0."""
+        if self.holders is None:
+            return np.zeros(len(self.rows), dtype=np.uint32)
+        return self.holders
 
 
 def encode(deliveries: DeliveryRows) -> bytes:
-    """Encode rows and gaps."""
-    rows, gaps = deliveries
+    """Encode rows, gaps and holders."""
+    rows, gaps, clients, holders = deliveries
     flat = [gap for number in sorted(gaps) for gap in gaps[number]]
     count = len(rows).to_bytes(COUNT_SIZE, "big")
-    return count + rows.tobytes() + np.array(flat, dtype=">u4").tobytes()
+    encoded = count + rows.tobytes() + np.array(flat, dtype=">u4").tobytes()
+    if not clients or holders is None:
+        return encoded
+    ids = [client.encode() for client in clients]
+    trailer = b"".join([bytes([len(one)]) + one for one in ids])
+    return b"".join(
+        [encoded, len(ids).to_bytes(COUNT_SIZE, "big"), trailer, holders.astype(">u4").tobytes()]
+    )
 
 
 def decode(data: bytes | memoryview) -> DeliveryRows:
-    """Decode rows and gaps."""
+    """Decode rows, gaps and holders."""
     count = int.from_bytes(data[:COUNT_SIZE], "big")
     rows = np.frombuffer(data, dtype=ROW, count=count, offset=COUNT_SIZE)
     at = COUNT_SIZE + count * ROW_SIZE
@@ -72,15 +95,55 @@ def decode(data: bytes | memoryview) -> DeliveryRows:
         n = int(rows["count"][number])
         gaps[number] = tuple(np.frombuffer(data, dtype=">u4", count=n, offset=at).tolist())
         at += 4 * n
-    return DeliveryRows(rows, gaps)
+    if at == len(data):
+        return DeliveryRows(rows, gaps)
+    clients = []
+    left = int.from_bytes(data[at : at + COUNT_SIZE], "big")
+    at += COUNT_SIZE
+    for _ in range(left):
+        end = at + 1 + data[at]
+        clients.append(str(data[at + 1 : end], "utf-8", "replace"))
+        at = end
+    holders = np.frombuffer(data, dtype=">u4", count=count, offset=at).astype(np.uint32)
+    return DeliveryRows(rows, gaps, clients, holders)
 
 
 def joined(parts: list[DeliveryRows]) -> DeliveryRows:
     """Return the rows of several as one, in their order."""
     rows = np.concatenate([part.rows for part in parts])
     gaps: dict[int, tuple[int, ...]] = {}
+    numbers: dict[str, int] = {}
+    holders = np.zeros(len(rows), dtype=np.uint32)
     begin = 0
     for part in parts:
         gaps.update({begin + number: found for number, found in part.gaps.items()})
-        begin += len(part.rows)
-    return DeliveryRows(rows, gaps)
+        end = begin + len(part.rows)
+        if part.clients:
+            known = [0, *[numbers.setdefault(one, len(numbers) + 1) for one in part.clients]]
+            holders[begin:end] = np.array(known, dtype=np.uint32)[part.holder_numbers]
+        begin = end
+    return DeliveryRows(rows, gaps, list(numbers), holders if numbers else None)
+
+
+def part_of(deliveries: DeliveryRows, begin: int, end: int) -> DeliveryRows:
+    """Return some of the rows; of the holders those alone whom one of them names."""
+    gaps = {n - begin: deliveries.gaps[n] for n in range(begin, end) if n in deliveries.gaps}
+    rows = deliveries.rows[begin:end]
+    if deliveries.holders is None:
+        return DeliveryRows(rows, gaps)
+    return named_once(rows, gaps, deliveries.holders[begin:end], ("", *deliveries.clients))
+
+
+def named_once(
+    rows: np.ndarray,
+    gaps: dict[int, tuple[int, ...]],
+    numbers: np.ndarray,
+    client_ids: Sequence[str],
+) -> DeliveryRows:
+    """Return rows whose holders are of `client_ids` by number; 0 is nobody."""
+    used = sorted(set(numbers.tolist()) - {0})
+    if not used:
+        return DeliveryRows(rows, gaps)
+    # 0, which sorts before all, keeps its place.
+    holders = np.searchsorted([0, *used], numbers).astype(np.uint32)
+    return DeliveryRows(rows, gaps, [client_ids[number] for number in used], holders)

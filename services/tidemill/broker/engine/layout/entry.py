@@ -9,6 +9,7 @@ from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.message import Message
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
+from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
     StatedDeliveries,
@@ -23,7 +24,7 @@ class EpochStart(NamedTuple):
 
 
 Entry: TypeAlias = (
-    EpochStart | Message | PopCheckpoint | Acks | Config | TimerControl | Frontier
+    EpochStart | Message | PopCheckpoint | Acks | Renewal | Config | TimerControl | Frontier
     | StatedConfig | StatedQueues | StatedProgress | StatedDeliveries
 )  # fmt: skip
 

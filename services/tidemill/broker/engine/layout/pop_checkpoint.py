@@ -13,6 +13,7 @@
     GAPS         count x u32: each message's queue offset minus start_offset; else contiguous
     SUPERSEDES   slot u32, delivery_id i64, index u8 of the delivery that this one replaces
     ORDERED      count x u16: deliveries, this one counted; then u8 and that many bytes: attempt id
+    HOLDER       bits u8 (1: the broker renews it), u8 and that many bytes: the id of the client
 
 Field names of the reference's PopCheckPoint: startOffset, popTime (the record's stored_at_ms),
 invisibleTime (visible_at_ms - popTime), num (count), queueId, topic, cid (group), queueOffsetDiff
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, Slot, TopicId
@@ -34,6 +36,12 @@ FLAG_ORDERED = 4
 FLAG_SUSPEND = 8  # this delivery does not count as an attempt
 # Not in a CK: of a delivery whose row says that an operator has released it (`delivery_rows`).
 FLAG_RELEASED = 16
+FLAG_HOLDER = 128
+# In a row and in the table, where what a CK says of its holder stands elsewhere.
+FLAG_RENEWS = 128
+HOLDER_RENEWS = 1  # of the bits of HOLDER
+HOLDER_BYTES_MAX = 255  # its size is one byte
+HOLDERS_KEPT = 1_024  # encoded, since a client pops often
 BODY = struct.Struct(">IIIHBBBqqq")
 BODY_SIZE = 41
 SUPERSEDED = struct.Struct(">IqB")
@@ -42,7 +50,7 @@ REVIVE_QUEUES = 8
 ATTEMPT_ID_BYTES_MAX = 255  # its size is one byte
 MESSAGES_MAX = 32  # messages of one checkpoint: its bits fit one u32
 GAPS = [struct.Struct(f">{n}I") for n in range(MESSAGES_MAX + 1)]
-_NO_PARTS = (None, None, None, "")
+_NO_PARTS = (None, None, None, "", "", False)
 # Makes a named tuple of a tuple without a call of Python code: a start decodes very many.
 _tuple = tuple.__new__
 ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
@@ -65,6 +73,8 @@ class PopCheckpoint(NamedTuple):
     superseded: tuple[int, int, int] | None
     attempts: tuple[int, ...] | None
     attempt_id: str
+    client_id: str = ""  # of who holds it; known with HOLDER alone
+    renews: bool = False
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -92,7 +102,24 @@ def encode(ck: PopCheckpoint) -> bytes:
         attempt_id = ck.attempt_id.encode()
         assert len(attempt_id) <= ATTEMPT_ID_BYTES_MAX, "the engine refuses longer ones"
         body += ATTEMPTS[ck.num].pack(*ck.attempts) + bytes([len(attempt_id)]) + attempt_id
+    if ck.flags & FLAG_HOLDER:
+        body += _holder(ck.client_id, ck.renews)
     return body
+
+
+@lru_cache(HOLDERS_KEPT)
+def _holder(client_id: str, renews: bool) -> bytes:
+    encoded = client_id.encode()
+    assert len(encoded) <= HOLDER_BYTES_MAX, "the engine cuts longer ones"
+    return bytes([HOLDER_RENEWS if renews else 0, len(encoded)]) + encoded
+
+
+def cut_client_id(client_id: str) -> str:
+    """Return as much of a client id as a CK has room for, in whole characters."""
+    encoded = client_id.encode(errors="replace")
+    if len(encoded) <= HOLDER_BYTES_MAX:
+        return client_id
+    return str(encoded[:HOLDER_BYTES_MAX], "utf-8", "ignore")
 
 
 def decode(body: bytes | memoryview) -> PopCheckpoint:
@@ -103,7 +130,8 @@ def decode(body: bytes | memoryview) -> PopCheckpoint:
         return _tuple(PopCheckpoint, fixed + _NO_PARTS)
     at = BODY_SIZE
     gaps = superseded = attempts = None
-    attempt_id = ""
+    attempt_id = client_id = ""
+    renews = False
     if flags & FLAG_GAPS:
         gaps = GAPS[count].unpack_from(body, at)
         at += 4 * count
@@ -113,5 +141,12 @@ def decode(body: bytes | memoryview) -> PopCheckpoint:
     if flags & FLAG_ORDERED:
         attempts = ATTEMPTS[count].unpack_from(body, at)
         at += 2 * count
-        attempt_id = str(body[at + 1 : at + 1 + body[at]], "utf-8", "replace")
-    return PopCheckpoint._make((*fixed, gaps, superseded, attempts, attempt_id))
+        end = at + 1 + body[at]
+        attempt_id = str(body[at + 1 : end], "utf-8", "replace")
+        at = end
+    if flags & FLAG_HOLDER:
+        renews = bool(body[at] & HOLDER_RENEWS)
+        client_id = str(body[at + 2 : at + 2 + body[at + 1]], "utf-8", "replace")
+    return _tuple(
+        PopCheckpoint, (*fixed, gaps, superseded, attempts, attempt_id, client_id, renews)
+    )

@@ -60,6 +60,7 @@ class Kind(IntEnum):
     STATE = 6
     TIMER = 7
     FRONTIER = 8
+    RENEW = 9
 
 
 KINDS = frozenset(int(kind) for kind in Kind)

@@ -43,6 +43,7 @@ class CatchUp:
 
     def __init__(self, state: PopState) -> None:
         self._state = state
+        state.table.clients.is_counting = False
         self._progress_covered: dict[int, int] = {}  # by index of the progress
         self._slots_covered: dict[int, int] = {}  # by number of the slice
         self._together: list[DeliveryRows] = []  # of slices of the table that are not loaded yet
@@ -101,9 +102,10 @@ class CatchUp:
             self._load_rows(together)
 
     def _load_rows(self, deliveries: DeliveryRows) -> None:
-        state, (rows, gaps) = self._state, deliveries
+        state, rows = self._state, deliveries.rows
         if not len(rows):
             return
+        client_ids, holders = ("", *deliveries.clients), deliveries.holder_numbers
         for slot in self._ordered_among(rows["slot"]):
             self.displace(slot)
         plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
@@ -116,9 +118,14 @@ class CatchUp:
         for key in zip(*columns, strict=True):
             progress = known.get(key) or state.progress_of(*key)
             owners.append(progress.index)
-        state.table.load(plain_rows, np.array(owners, dtype=np.uint32)[places_at])
+        numbers = np.array(list(map(state.table.clients.number_of, client_ids)), dtype=np.uint32)
+        state.table.load(
+            plain_rows, np.array(owners, dtype=np.uint32)[places_at], numbers[holders[plain]]
+        )
         for number in np.flatnonzero(~plain).tolist():
-            state.load_row(rows[number].item(), gaps.get(number))
+            state.load_row(
+                rows[number].item(), deliveries.gaps.get(number), client_ids[int(holders[number])]
+            )
 
     def _ordered_among(self, slots: np.ndarray) -> list[int]:
         """Return which of `slots` hold a delivery of an ordered queue."""

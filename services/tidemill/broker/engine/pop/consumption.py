@@ -10,6 +10,7 @@ a revive or dead letter settles in the copy itself.
     ordered       the next batch of an ordered queue   redelivery  retry and dead-letter copies
     deliveries    the CK of what goes out              damaged     messages that cannot be read
                                                        acks        what a round has settled
+                                                       renewals    what a living client holds
     state         what the records make of it all      catch_up    the same behind a snapshot
 """
 
@@ -34,6 +35,7 @@ from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.queue_reader import QueueReader
 from tidemill.broker.engine.pop.readiness import Readiness, Ready
 from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
+from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import Key, PopState
@@ -78,9 +80,11 @@ class Consumption:
         self.settlement = Settlement(
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
+        self.renewals = Renewals(state, recorder, tally)
         self.revive = Revive(
-            state, catalog, self._redelivery, self._ordered, tally, may_copy=may_copy
-        )
+            state, catalog, self._redelivery, self._ordered, self.renewals, tally,
+            may_copy=may_copy,
+        )  # fmt: skip
         self._readiness = Readiness(
             state, catalog, tally,
             is_blocked=self._ordered.has_nothing,
@@ -98,6 +102,7 @@ class Consumption:
         tags: frozenset[str],
         attempt_id: str,
         client_id: str,
+        renews: bool,
         now_ms: int,
     ) -> list[Batch]:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
@@ -122,6 +127,7 @@ class Consumption:
             )
         subscription.turn += 1
         visible_at_ms = now_ms + invisible_duration_ms
+        self._deliveries.client_id, self._deliveries.renews = client_id, renews
         want, taken_bytes = max_messages, 0
         batches: list[Batch] = []
         queues, first = subscription.queues, subscription.turn % len(subscription.queues)

@@ -9,7 +9,12 @@ from typing import NamedTuple, final
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_ORDERED, PopCheckpoint
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_GAPS,
+    FLAG_HOLDER,
+    FLAG_ORDERED,
+    PopCheckpoint,
+)
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.queue_reader import Taken
 from tidemill.broker.engine.pop.state import PopState
@@ -63,6 +68,9 @@ class Deliveries:
     def __init__(self, state: PopState, recorder: Recorder) -> None:
         self._state = state
         self._recorder = recorder
+        # Of the pop under way: who gets what it takes, and whether that renews.
+        self.client_id = ""
+        self.renews = False
 
     def deliver(
         self,
@@ -83,6 +91,9 @@ class Deliveries:
         if offsets[-1] - start + 1 != count:
             gaps = tuple([offset - start for offset in offsets])
             flags |= FLAG_GAPS
+        client_id = self.client_id
+        if client_id:
+            flags |= FLAG_HOLDER
         queue_id = progress.queue.queue_id
         slot = self._state.table.allocate()
         delivery_id = self._recorder.append(
@@ -90,6 +101,7 @@ class Deliveries:
                 slot, progress.group_id, progress.topic_id, queue_id, count, flags,
                 pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
                 start, visible_at_ms, taken.next_offset, gaps, None, attempts, attempt_id,
+                client_id, self.renews,
             )),
             now_ms,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The table of live deliveries: one slot a pop checkpoint, columns instead of objects.
 
 A million deliveries as objects cost 400 MB and a half-second collection; as columns of machine
-numbers they cost 70 bytes each and the collector never sees them. A slot's identity is the log
+numbers they cost 74 bytes each and the collector never sees them. A slot's identity is the log
 offset of the CK record that filled it, so a handle to an earlier use of a slot never matches.
 
 Two doubly linked lists run through the slots: the deliveries of one (group, topic, queue) in pop
@@ -21,23 +21,27 @@ from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.layout.delivery_rows import ROW, DeliveryRows
+from tidemill.broker.engine.layout.delivery_rows import ROW, DeliveryRows, named_once
 from tidemill.broker.engine.layout.numbers import Slot
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_GAPS,
     FLAG_ORDERED,
     FLAG_RELEASED,
+    FLAG_RENEWS,
     FLAG_SUPERSEDES,
     FLAG_SUSPEND,
 )
+from tidemill.broker.engine.pop.holders import Holders
 
 NIL = 0xFFFFFFFF  # end of a list
 FREE = -1  # delivery id of an empty slot
 GROWTH = 4096  # slots added at once: a few hundred KiB
-# In column `flags`, beside those of the layout (1 to 16).
+# In column `flags`, beside those of the layout (1 to 16, 128).
 FLAG_DUE = 32  # taken out of its deadline's list
 FLAG_COARSE = 64  # in a coarse bucket
-FLAGS_STORED = FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND | FLAG_RELEASED
+FLAGS_STORED = (
+    FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND | FLAG_RELEASED | FLAG_RENEWS
+)
 AHEAD_MS = 1_000  # a clock that is corrected by less is not worth a look at every delivery
 NEAR_MS = 65_536  # deadlines up to here are exact; a push consumer's 60 s are
 COARSE_SHIFT = 10  # 1,024 ms a coarse bucket: 12 h are 42,000 of them
@@ -61,6 +65,8 @@ class DeliveryTable:
         self.superseded = array("I")
         self.previous = array("I")  # in pop order of the queue
         self.next = array("I")
+        self.holders = array("I")  # numbers of `clients`
+        self.clients = Holders()
         self._deadline_previous = array("I")
         self._deadline_next = array("I")
         self.gaps: dict[int, tuple[int, ...]] = {}
@@ -92,6 +98,7 @@ class DeliveryTable:
         self.ids[slot] = FREE
         if self.flags[slot] & FLAG_GAPS:
             del self.gaps[slot]
+        self.clients.counts[self.holders[slot]] -= 1
         if not self._is_listed[slot]:
             self._is_listed[slot] = 1
             self._free.append(slot)
@@ -105,7 +112,7 @@ class DeliveryTable:
         for column in (self.starts, self.visible_at_ms, self.popped_at_ms, self.stated_at):
             column.frombytes(zeros)
         for column in (
-            self.owners, self.live, self.superseded, self.previous, self.next,
+            self.owners, self.live, self.superseded, self.previous, self.next, self.holders,
             self._deadline_previous, self._deadline_next,
         ):  # fmt: skip
             column.frombytes(zeros[: 4 * count])
@@ -131,8 +138,9 @@ class DeliveryTable:
         visible_at_ms: int,
         popped_at_ms: int,
         gaps: tuple[int, ...] | None,
+        client_id: str,
     ) -> None:
-        """Fill an empty slot; the caller links it."""
+        """Fill an empty slot; the caller links it. "" as `client_id`: nobody knows who holds it."""
         self.ids[slot] = self.stated_at[slot] = delivery_id
         self.owners[slot] = owner
         self.starts[slot] = start
@@ -144,7 +152,23 @@ class DeliveryTable:
         self.superseded[slot] = 0
         if gaps is not None:
             self.gaps[slot] = gaps
+        clients = self.clients
+        number = clients.numbers.get(client_id)
+        if number is None:
+            if clients.has_too_many:
+                self._recount_holders()
+            number = clients.number_of(client_id)
+        clients.counts[number] += 1
+        self.holders[slot] = number
         self.used_count += 1
+
+    def _recount_holders(self) -> None:
+        is_used = np.frombuffer(self.ids, dtype=np.int64) != FREE
+        self.clients.recount(np.frombuffer(self.holders, dtype=np.uint32)[is_used])
+
+    def client_id_of(self, slot: int) -> str:
+        """Return who holds a delivery; "" where that is not known."""
+        return self.clients.client_ids[self.holders[slot]]
 
     def offset_of(self, slot: int, index: int) -> int:
         """Return the queue offset of a delivery's message."""
@@ -190,6 +214,13 @@ class DeliveryTable:
         else:
             # The key stays until its time, so that the heap never holds it twice.
             self._near[self.visible_at_ms[slot]] = after
+
+    def move(self, slot: int, visible_at_ms: int) -> None:
+        """Let a delivery run out at another time, also one that has been taken out as due."""
+        self.unwatch(slot)
+        self.visible_at_ms[slot] = visible_at_ms
+        self.flags[slot] &= FLAGS_STORED
+        self.watch(slot)
 
     def next_deadline_ms(self) -> int | None:
         """Return when `take_due` may find something next, None: never."""
@@ -264,14 +295,17 @@ class DeliveryTable:
             rows[name] = np.frombuffer(column, dtype=column.typecode)[slots]
         rows["flags"] = np.frombuffer(self.flags, dtype=np.uint8)[slots] & FLAGS_STORED
         with_gaps = np.flatnonzero(rows["flags"] & FLAG_GAPS).tolist()
-        return DeliveryRows(rows, {number: self.gaps[int(slots[number])] for number in with_gaps})
+        gaps = {number: self.gaps[int(slots[number])] for number in with_gaps}
+        numbers = np.frombuffer(self.holders, dtype=np.uint32)[slots]
+        return named_once(rows, gaps, numbers, self.clients.client_ids)
 
-    def load(self, rows: np.ndarray, owners: np.ndarray) -> None:
+    def load(self, rows: np.ndarray, owners: np.ndarray, holders: np.ndarray) -> None:
         """Take rows over where no later use of their slots is known; `relink` makes the lists."""
         self.grow_to(int(rows["slot"].max(initial=0)) + 1)
         slots = rows["slot"].astype(np.int64)
         is_later = np.frombuffer(self.ids, dtype=np.int64)[slots] < rows["delivery_id"]
         rows, owners, slots = rows[is_later], owners[is_later], slots[is_later]
+        np.frombuffer(self.holders, dtype=np.uint32)[slots] = holders[is_later]
         for slot in self.gaps.keys() & set(slots.tolist()):
             del self.gaps[slot]
         for name, column in (*self._stored_columns(), ("delivery_id", self.stated_at)):
@@ -300,6 +334,8 @@ class DeliveryTable:
         self._free = array("I", free.tobytes())
         np.frombuffer(self._is_listed, dtype=np.uint8)[:] = ids == FREE
         self._relink_deadlines(used)
+        self._recount_holders()
+        self.clients.is_counting = True
         live = used[np.frombuffer(self.live, dtype=np.uint32)[used] != 0]
         owners = np.frombuffer(self.owners, dtype=np.uint32)[live]
         order = np.lexsort((ids[live], owners))

@@ -23,13 +23,13 @@ class OrderedState:
     attempt_id: str = ""
     # Identity of the newest batch: all older deliveries of the queue are void.
     batch_id: int = -1
-    # Who got the newest batch, and which that was. For people alone: no record says it, so a start
-    # does not know, nor an engine that follows.
+    # Who got the newest batch last, and which that was: an attempt that was repeated may be another
+    # client's than the one that its CK names. For people alone, and in no record.
     holder: tuple[int, str] = (-1, "")
 
     @property
     def holder_id(self) -> str:
-        """The client id of who got the newest batch; "" where that is not known."""
+        """The client id of who got the newest batch last; "" where that is not known."""
         batch_id, client_id = self.holder
         return client_id if batch_id == self.batch_id else ""
 

@@ -1,5 +1,7 @@
 """Revive: what was not settled in time becomes available again, the moment its time is up.
 
+What renews is extended instead while its client lives (`renewals.py`).
+
 Work is bounded a turn, in messages and bytes, and a group a window, and goes round over the
 groups: one that never acks delays nobody else.
 """
@@ -13,10 +15,12 @@ from typing import final
 
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.redelivery import Redelivery
+from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Allowance, Tally
 
@@ -37,6 +41,7 @@ class Revive:
         catalog: Catalog,
         redelivery: Redelivery,
         ordered: OrderedPop,
+        renewals: Renewals,
         tally: Tally,
         *,
         may_copy: Callable[[], bool],
@@ -45,6 +50,7 @@ class Revive:
         self._catalog = catalog
         self._redelivery = redelivery
         self._ordered = ordered
+        self._renewals = renewals
         self._tally = tally
         self._may_copy = may_copy  # whether the disk has room for copies
         # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
@@ -56,12 +62,17 @@ class Revive:
         # Slots of what lies in a damaged queue file: it waits until that is repaired.
         self._held: list[int] = []
         self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
+        self._ran_at_ms = 0
         self._window_at_ms = 0
         self._window_used: dict[int, int] = {}
 
     def next_due_ms(self) -> int | None:
         """Return when `run_due` has something to do next, None: never."""
         deadline = self._state.table.next_deadline_ms()
+        look_ms = self._renewals.next_look_ms()
+        if look_ms is not None:
+            look_at_ms = self._ran_at_ms + look_ms
+            deadline = look_at_ms if deadline is None else min(deadline, look_at_ms)
         if self._inherited or self._turns or self._state.is_forgetting:
             return 0
         if not self._resting:
@@ -81,16 +92,23 @@ class Revive:
             late_ms[number] = max(late_ms[number], late)
         return list(zip(self._due_counts, late_ms, strict=True))
 
-    def run_due(self, now_ms: int, *, expiry_ms: int) -> bool:
-        """Revive one slice of what is due by `expiry_ms`; True: more is.
+    def run_due(
+        self, now_ms: int, *, expiry_ms: int, monotonic_ms: int, log_end: LogOffset
+    ) -> bool:
+        """Revive, or extend, one slice of what is due by `expiry_ms`; True: more is.
 
-        No ack of the round may be unrecorded.
+        No ack of the round may be unrecorded, and no delivery made so far lies at `log_end`.
         """
+        self._ran_at_ms = expiry_ms
+        self._renewals.look(monotonic_ms=monotonic_ms, log_end=log_end)
+        self._renewals.give_back_some(now_ms)
+        slots = []
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
             slot = self._inherited.popleft()
             if self._state.is_due(slot) and self._is_to_revive(slot):
-                self._queue(slot)
-        for slot in self.pass_time(expiry_ms):
+                slots.append(slot)
+        slots += self.pass_time(expiry_ms)
+        for slot in self._renewals.extend(slots, now_ms):
             self._queue(slot)
         if expiry_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
             self._begin_window(expiry_ms)

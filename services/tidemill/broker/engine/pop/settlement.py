@@ -14,6 +14,7 @@ from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_HOLDER,
     FLAG_ORDERED,
     FLAG_SUPERSEDES,
     FLAG_SUSPEND,
@@ -140,6 +141,10 @@ class Settlement:
         old_slot, old_index = delivery.slot, delivery.message_index
         offset = table.offset_of(old_slot, old_index)
         flags = FLAG_SUPERSEDES | (FLAG_SUSPEND if suspend else 0)
+        # Still held by who got it; but the time is the client's own choice, and does not renew.
+        client_id = table.client_id_of(old_slot)
+        if client_id:
+            flags |= FLAG_HOLDER
         attempts = None
         if progress.ordered is not None:
             flags |= FLAG_ORDERED
@@ -153,7 +158,7 @@ class Settlement:
                 slot, progress.group_id, progress.topic_id, queue_id, 1, flags,
                 pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
                 offset, visible_at_ms, progress.position, None,
-                (old_slot, delivery.delivery_id, old_index), attempts, "",
+                (old_slot, delivery.delivery_id, old_index), attempts, "", client_id,
             ),
             now_ms,
         )  # fmt: skip

@@ -27,12 +27,15 @@ from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_HOLDER,
     FLAG_ORDERED,
     FLAG_RELEASED,
+    FLAG_RENEWS,
     FLAG_SUPERSEDES,
     PopCheckpoint,
 )
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
+from tidemill.broker.engine.layout.renewal import Renewal, Why
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.layout.state import StatedDeliveries, StatedProgress
 from tidemill.broker.engine.metadata.catalog import Catalog
@@ -47,7 +50,8 @@ Key: TypeAlias = tuple[GroupId, TopicId, QueueId]
 # What is counted of each group and topic that consumers name; the last three are results of acks.
 COUNTED = (
     "ck", "ack", "revived", "dead_lettered", "damaged", "expired", "expired_before_revive",
-    "filtered_retry", "APPLIED", "ALREADY", "GONE",
+    "filtered_retry", "extended", "given_back_ended", "given_back_silent",
+    "APPLIED", "ALREADY", "GONE",
 )  # fmt: skip
 DELIVERIES_A_STATE_RECORD = 1024  # 56 KiB, and their gaps
 READERS_LOOK_MAX = 32_768  # queues of a topic's readers, 30 ns each, to name the groups
@@ -169,7 +173,9 @@ class PopState:
         self, ck: PopCheckpoint, progress: Progress, delivery_id: int, popped_at_ms: int
     ) -> None:
         table = self.table
-        slot, _, _, _, count, flags, _, start, visible_at_ms, _, gaps, *_ = ck
+        slot, _, _, _, count, flags, _, start, visible_at_ms, _, gaps, *_, client_id, renews = ck
+        if flags & FLAG_HOLDER and not renews:
+            flags &= ~FLAG_RENEWS  # It stands where HOLDER does.
         if slot >= len(table.ids):
             table.grow_to(slot + 1)
         if table.ids[slot] != FREE:
@@ -179,7 +185,7 @@ class PopState:
             self.discard(slot)
         table.place(
             slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms,
-            gaps,
+            gaps, client_id,
         )  # fmt: skip
         if self.catch_up is not None:
             return
@@ -196,6 +202,21 @@ class PopState:
         if progress.oldest == NIL and not flags & FLAG_SUPERSEDES:
             progress.oldest = slot
         table.watch(slot)
+
+    def apply_renewal(self, renewal: Renewal, log_offset: LogOffset, _stored_at_ms: int) -> None:
+        """Apply a RENEW record: what is live of its deliveries runs out at another time."""
+        visible_at_ms, why, _, entries = renewal
+        table = self.table
+        for slot, delivery_id in entries:
+            progress = self._owner(slot, delivery_id, log_offset)
+            if progress is None or not table.live[slot]:
+                continue
+            if why is not Why.EXTENDED:
+                table.flags[slot] &= ~FLAG_RENEWS
+            if self.catch_up is None:
+                table.move(slot, visible_at_ms)
+            else:
+                table.visible_at_ms[slot] = visible_at_ms
 
     # ------------------------------------------------------------ settling
 
@@ -465,11 +486,14 @@ class PopState:
         table, rows = self.table, deliveries.rows
         is_new = np.ones(len(rows), dtype=bool)
         if self.catch_up is not None:
+            client_ids, holders = ("", *deliveries.clients), deliveries.holder_numbers
             for number, row in enumerate(rows.tolist()):
                 progress = self.progress_of(*row[2:5])
                 is_new[number] = self.catch_up.is_new_to_slot(row[0], progress, log_offset)
                 if is_new[number]:
-                    self.load_row(row, deliveries.gaps.get(number))
+                    self.load_row(
+                        row, deliveries.gaps.get(number), client_ids[int(holders[number])]
+                    )
         is_inside = rows["slot"] < len(table.ids)
         rows, is_new = rows[is_inside], is_new[is_inside]
         slots = rows["slot"].astype(np.int64)
@@ -492,12 +516,13 @@ class PopState:
         """
         slots = self.table.popped_ahead_of(now_ms)
         for begin in range(0, len(slots), DELIVERIES_A_STATE_RECORD):
-            rows, gaps = self.rows_of(slots[begin : begin + DELIVERIES_A_STATE_RECORD])
+            deliveries = self.rows_of(slots[begin : begin + DELIVERIES_A_STATE_RECORD])
+            rows = deliveries.rows
             rows["visible_at_ms"] += now_ms - rows["popped_at_ms"]
             rows["popped_at_ms"] = now_ms
-            yield StatedDeliveries(DeliveryRows(rows, gaps))
+            yield StatedDeliveries(deliveries)
 
-    def load_row(self, row: tuple[int, ...], gaps: tuple[int, ...] | None) -> None:
+    def load_row(self, row: tuple[int, ...], gaps: tuple[int, ...] | None, client_id: str) -> None:
         """Take one row over while catching up; the latest use of a slot wins."""
         slot, delivery_id, group_id, topic_id, queue_id, count, flags, *rest = row
         start, visible_at_ms, popped_at_ms, live, superseded = rest
@@ -514,7 +539,7 @@ class PopState:
             progress.ordered = OrderedState()
         table.place(
             slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms,
-            gaps,
+            gaps, client_id,
         )  # fmt: skip
         table.live[slot] = live
         table.superseded[slot] = superseded
@@ -546,10 +571,15 @@ class PopState:
         return self.table.starts[progress.oldest]
 
     def locks(self, slot: int, now_ms: int) -> bool:
-        """Whether a live delivery of an ordered queue keeps the next pop from its messages."""
-        return self.table.visible_at_ms[slot] > now_ms and not (
-            self.table.flags[slot] & FLAG_RELEASED
-        )
+        """Whether a live delivery of an ordered queue keeps the next pop from its messages.
+
+        One that renews does until revive has looked at its deadline: it may be extended.
+        """
+        flags = self.table.flags[slot]
+        if flags & FLAG_RELEASED:
+            return False
+        is_undecided = flags & (FLAG_RENEWS | FLAG_DUE) == FLAG_RENEWS
+        return is_undecided or self.table.visible_at_ms[slot] > now_ms
 
     def locking_slots(self, progress: Progress) -> list[int]:
         """Return the slots whose deliveries lock an ordered queue, in pop order."""

@@ -1,0 +1,76 @@
+"""What a broker learns of the lives of a proxy's clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.proxy_world import HEADERS, ProxyWorld, eventually, receive_request, run
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+
+async def heartbeat(world: ProxyWorld, client_id: str, client_type: int = v2.PUSH_CONSUMER) -> None:
+    request = service.HeartbeatRequest(client_type=v2.ClientType.ValueType(client_type))
+    headers = {**HEADERS, "x-mq-client-id": client_id}
+    answer = await world.call("Heartbeat", request, service.HeartbeatResponse, headers=headers)
+    assert answer.status.code == v2.OK
+
+
+async def end(world: ProxyWorld, client_id: str) -> None:
+    await world.call(
+        "NotifyClientTermination",
+        service.NotifyClientTerminationRequest(group=v2.Resource(name="group")),
+        service.NotifyClientTerminationResponse,
+        headers={**HEADERS, "x-mq-client-id": client_id},
+    )
+
+
+def test_heartbeats_of_consumers_are_told_and_those_of_producers_are_not() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await heartbeat(world, "producer", v2.PRODUCER)
+        await heartbeat(world, "consumer-1")
+        await heartbeat(world, "consumer-2")
+        await eventually(lambda: bool(world.broker.engine.alive_clients))
+        assert world.broker.engine.alive_clients == ["consumer-1", "consumer-2"], "in one frame"
+
+    run(scenario)
+
+
+def test_signs_of_life_travel_with_requests_and_a_client_is_told_of_once() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic()
+        await world.put_group()
+        for _ in range(3):
+            await heartbeat(world, "consumer")
+        await world.receive_messages()
+        assert world.broker.engine.alive_clients == ["consumer"]
+
+    run(scenario)
+
+
+def test_the_end_of_a_client_is_told_at_once_and_its_next_life_too() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await heartbeat(world, "consumer")
+        await end(world, "consumer")
+        await eventually(lambda: world.broker.engine.ended_clients == ["consumer"])
+        assert world.broker.engine.alive_clients == [], "it was not told, and is over"
+        await heartbeat(world, "consumer")
+        await eventually(lambda: world.broker.engine.alive_clients == ["consumer"])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("auto_renew", [True, False])
+def test_a_pop_says_for_whom_it_is_and_whether_it_renews(auto_renew: bool) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic()
+        await world.put_group()
+        request = receive_request("topic", "group")
+        if auto_renew:
+            request.ClearField("invisible_duration")
+            request.auto_renew = True
+        await world.receive(request)
+        assert world.broker.engine.pops == [("client-1", auto_renew)]
+        assert world.broker.engine.alive_clients == ["client-1"] * auto_renew
+
+    run(scenario)

@@ -1,0 +1,231 @@
+"""Push consumers that work for minutes, and live on while proxies die: who gets their messages?
+
+Each has an id of its own for each life, sends heartbeats at any proxy, and often dies under its
+messages, with a word or without. While it lives nobody else may get what it holds, whatever happens
+to proxies and links, and to the broker; when it is dead somebody must.
+
+One thing is forgiven: what was received within a moment of some trouble. A broker extends only what
+it knows to be handed over, and a proxy tells so a tenth of a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from random import Random
+
+from tests.simulation.clients import POLL_MS, Client, Gone, Subscription, ack, produce
+from tests.simulation.loop import simulate
+from tests.simulation.network import Network
+from tests.simulation.processes import Broker, Proxy
+from tests.simulation.run import Run
+from tests.support.proxy_world import receive_request
+from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+TROUBLE_S = 600.0  # of virtual time: some lives
+DRAIN_S_MAX = 6_000.0  # far more than what a few deaths in a row cost
+FORGIVEN_S = 3.0  # around trouble; links are lost to a proxy seconds before its broker knows
+CONSUMERS = 3  # of each kind
+WORK_S = (0.1, 5.0, 70.0, 130.0, 400.0)  # from within the first minute to the third step
+HEARTBEAT_S = 10.0
+DEATHS_PART = 0.2  # of messages
+LOOK_S = 1.0
+
+
+class Holding:
+    """What living consumers hold."""
+
+    def __init__(self) -> None:
+        self.findings: list[str] = []
+        self.longest_s = 0.0
+        self.deaths = 0
+        self._held: dict[str, tuple[str, float]] = {}  # key -> whose it is, and since when
+        self._trouble_s: list[float] = []
+
+    def trouble(self, now_s: float) -> None:
+        """Note that something happened."""
+        self._trouble_s.append(now_s)
+
+    def got(self, key: str, name: str, now_s: float) -> None:
+        """Note a delivery: nobody who lives may have the message."""
+        if key in self._held:
+            holder, since_s = self._held[key]
+            if not any(abs(at_s - since_s) < FORGIVEN_S for at_s in self._trouble_s):
+                self.findings.append(
+                    f"{now_s:.3f} s: {key} came to {name}, and {holder} has it since {since_s:.3f}"
+                )
+        self._held[key] = name, now_s
+
+    def has_let_go(self, key: str, name: str) -> None:
+        """Note that somebody has a message no longer."""
+        if self._held.get(key, ("", 0.0))[0] == name:
+            del self._held[key]
+
+
+async def push_consume(client: Client, subscription: Subscription, holding: Holding) -> None:
+    """Live again and again."""
+    name = client.name
+    for life in itertools.count():
+        client.name = f"{name}-{life}"
+        beating = asyncio.ensure_future(_beat(client))
+        try:
+            await _live(client, subscription, holding)
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+        holding.deaths += 1
+        if client.random.random() < 0.5:
+            with contextlib.suppress(Gone):
+                await client.call(
+                    "NotifyClientTermination",
+                    service.NotifyClientTerminationRequest(
+                        group=v2.Resource(name=subscription.group)
+                    ),
+                    service.NotifyClientTerminationResponse,
+                )
+
+
+async def _beat(client: Client) -> None:
+    request = service.HeartbeatRequest(client_type=v2.PUSH_CONSUMER)
+    while True:
+        with contextlib.suppress(Gone):
+            await client.call("Heartbeat", request, service.HeartbeatResponse)
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+async def _live(client: Client, subscription: Subscription, holding: Holding) -> None:
+    """Receive and work, until death under a message."""
+    random, loop = client.random, asyncio.get_running_loop()
+    request = receive_request(subscription.topic, subscription.group, poll_ms=POLL_MS, batch_size=3)
+    request.ClearField("invisible_duration")
+    request.auto_renew = True
+    while True:
+        await asyncio.sleep(random.expovariate(20))
+        try:
+            messages = await client.receive(request)
+        except Gone:
+            continue
+        began_s = loop.time()
+        keys = [one.body.decode().rstrip() for one in messages]
+        places = [one.system_properties.store_host for one in messages]
+        subscription.history.received(keys, places=places)
+        for key in keys:
+            holding.got(key, client.name, began_s)
+        if not keys:
+            continue
+        await asyncio.sleep(random.choice(WORK_S))
+        is_dead = random.random() < DEATHS_PART
+        for key in keys:
+            # Before the ack: from there on its outcome decides.
+            holding.has_let_go(key, client.name)
+        if is_dead:
+            return
+        holding.longest_s = max(holding.longest_s, loop.time() - began_s)
+        handles = [one.system_properties.receipt_handle for one in messages]
+        await ack(client, subscription, messages, handles)
+
+
+def run_push(seed: int, *, trouble_s: float = TROUBLE_S) -> tuple[Run, Holding]:
+    """Run a seed; nothing is raised, all is in the run."""
+    run, holding, random = Run(seed), Holding(), Random(seed)
+    try:
+        _, loop = simulate(_main(run, holding, random, trouble_s), random)
+        run.trace = loop.trace
+    except Exception as error:  # noqa: BLE001 - a finding of any kind
+        run.findings.append(f"{type(error).__name__}: {error}")
+    return run, holding
+
+
+async def _main(run: Run, holding: Holding, random: Random, trouble_s: float) -> None:
+    network = Network(random)
+    broker = Broker(network, random)
+    broker.start()
+    plain, ordered = Subscription("plain", "plain-group"), Subscription("fifo", "fifo-group")
+
+    def declare() -> None:
+        admin, now_ms = broker.rounds.engine.administration, broker.clock.wall_ms()
+        admin.put_topic("plain", type_=TopicType.NORMAL, queues=2, now_ms=now_ms)
+        admin.put_topic("fifo", type_=TopicType.FIFO, queues=2, now_ms=now_ms)
+        for one in (plain, ordered):
+            admin.put_group(one.group, is_ordered=one is ordered, max_attempts=1_000, now_ms=now_ms)
+
+    await broker.rounds.call(lambda _engine, _turn: declare())
+    proxies = [Proxy(network, [broker.address], name=f"proxy-{n}") for n in range(2)]
+    for proxy in proxies:
+        proxy.start()
+    for proxy in proxies:
+        await proxy.cluster.configured()
+    consuming = [
+        asyncio.ensure_future(
+            push_consume(Client(f"{one.topic}-{n}", proxies, random), one, holding)
+        )
+        for one in (plain, ordered)
+        for n in range(CONSUMERS)
+    ]
+    producing = [
+        asyncio.ensure_future(
+            produce(
+                Client(f"producer-{one.topic}", proxies, random), one,
+                message_group="a" if one is ordered else "", pause_s=8.0,
+            )
+        )
+        for one in (plain, ordered)
+    ]  # fmt: skip
+    try:
+        await _trouble(run, holding, random, (network, broker, proxies), trouble_s)
+        for task in producing:
+            task.cancel()
+        await _drain((plain, ordered))
+    finally:
+        for task in (*producing, *consuming):
+            task.cancel()
+        await asyncio.gather(*producing, *consuming, return_exceptions=True)
+    run.findings += holding.findings
+    for one in (plain, ordered):
+        run.sent += len(one.history.sends)
+        run.received += len(one.history.receives)
+        if verdict := one.judge():
+            run.findings.append(verdict)
+    run.lives = broker.lives
+    broker.check()
+    await broker.stop("kill")
+    for proxy in proxies:
+        await proxy.kill()
+
+
+async def _trouble(
+    run: Run,
+    holding: Holding,
+    random: Random,
+    processes: tuple[Network, Broker, list[Proxy]],
+    trouble_s: float,
+) -> None:
+    network, broker, proxies = processes
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + trouble_s
+    while loop.time() < end_s:
+        await asyncio.sleep(random.expovariate(1 / 20))
+        holding.trouble(loop.time())
+        (kind,) = random.choices(("proxy", "link", "kill", "power cut"), (6, 2, 1, 1))
+        if kind == "proxy":
+            proxy = random.choice(proxies)
+            await proxy.kill()
+            proxy.start()
+        elif kind == "link":
+            if network.links:
+                random.choice(network.links).close()
+        else:
+            await broker.stop(kind)
+            broker.start()
+        holding.trouble(loop.time())
+        run.story.append(f"{loop.time():.3f} s: {kind}")
+
+
+async def _drain(subscriptions: tuple[Subscription, ...]) -> None:
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + DRAIN_S_MAX
+    while any(one.left() for one in subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
+        await asyncio.sleep(LOOK_S)

@@ -1,0 +1,110 @@
+"""What links tell of clients, and what the broker's rounds make of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tests.support.round_world import Proxy, RoundWorld, idle
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
+from tidemill.broker.engine.pop.renewals import SILENT_GRACE_MS, SILENT_MS
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+CLIENT = "client-1"
+HIDDEN_MS = 30_000  # as `pop_frame` asks
+
+
+def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = RoundWorld()
+        async with asyncio.timeout(20), world.running(), world.proxy() as proxy:
+            await scenario(world, proxy)
+
+    asyncio.run(main())
+
+
+async def pop_for_client(world: RoundWorld, proxy: Proxy, request_id: int = 2) -> None:
+    """Send a message, and let a push consumer have it."""
+    await proxy.send(world.append_frame("m"))
+    await proxy.reply()
+    await proxy.send(world.pop_frame(request_id, renews_for=CLIENT))
+    assert (await proxy.reply()).pops[0].batches
+
+
+async def pass_time(world: RoundWorld, duration_ms: int, proxy: Proxy | None = None) -> None:
+    """Let time pass, with heartbeats over `proxy`."""
+    for _ in range(duration_ms // 10_000):
+        if proxy is not None:
+            await proxy.send(pb.RequestFrame(alive_clients=[CLIENT]))
+            await idle()
+        world.advance(10_000)
+        await idle()
+
+
+def renewing(world: RoundWorld) -> int:
+    table = world.world.engine.state.table
+    return sum(
+        bool(table.flags[slot] & FLAG_RENEWS and table.live[slot])
+        for slot in table.in_use(0, len(table.ids)).tolist()
+    )
+
+
+def in_flight(world: RoundWorld) -> int:
+    return sum(one.in_flight for one in world.world.engine.state.progress.values())
+
+
+def test_signs_of_life_over_any_link_keep_what_another_one_popped() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        async with world.proxy() as gone:
+            await pop_for_client(world, gone)
+            await gone.send(pb.RequestFrame(handed_over_pops=[2]))
+            await idle()
+        await pass_time(world, 600_000, proxy)
+        assert (in_flight(world), renewing(world)) == (1, 1)
+        await pass_time(world, SILENT_MS)
+        world.advance(SILENT_GRACE_MS)
+        await idle()
+        world.advance(SILENT_GRACE_MS)
+        await idle()
+        assert in_flight(world) == 0
+
+    in_world(scenario)
+
+
+def test_what_a_link_had_on_its_way_when_it_ended_keeps_its_first_time() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        async with world.proxy() as gone:
+            await pop_for_client(world, gone)
+            assert renewing(world) == 1
+        await idle()
+        assert (in_flight(world), renewing(world)) == (1, 0)
+        await pass_time(world, HIDDEN_MS, proxy)
+        assert in_flight(world) == 0, "its client lives, and perhaps never got it"
+
+    in_world(scenario)
+
+
+def test_what_a_client_acked_in_the_frame_of_its_end_stays_acked() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        await proxy.send(world.append_frame("m", "n"))
+        await proxy.reply()
+        await proxy.send(world.pop_frame(3, renews_for=CLIENT))
+        (batch,) = (await proxy.reply()).pops[0].batches
+        frame = pb.RequestFrame(ended_clients=[CLIENT])
+        frame.acks.request_ids.append(4)
+        frame.acks.group_ids.append(world.group_id)
+        frame.acks.topic_ids.append(world.topic_id)
+        frame.acks.slots.append(batch.slot)
+        frame.acks.delivery_ids.append(batch.delivery_id)
+        frame.acks.indexes.append(0)
+        frame.acks.visible_at_ms.append(batch.visible_at_ms)
+        await proxy.send(frame)
+        while not (results := (await proxy.reply()).acks.results):
+            pass  # It tells of the retry topic first.
+        assert list(results) == [pb.APPLIED]
+        await idle()
+        state = world.world.engine.state
+        counts = {what: count for (what, *_), count in state.counts.items()}
+        assert (counts["given_back_ended"], counts["revived"]) == (1, 1)
+
+    in_world(scenario)

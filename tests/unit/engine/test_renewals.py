@@ -1,0 +1,440 @@
+"""What push consumers hold is extended while they live, and given back when they do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.log_checker import judge
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.layout import delivery_rows, pop_checkpoint, renewal
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_HOLDER,
+    FLAG_ORDERED,
+    FLAG_RENEWS,
+    PopCheckpoint,
+)
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.renewal import Renewal, Why
+from tidemill.broker.engine.pop.holders import Holders
+from tidemill.broker.engine.pop.renewals import (
+    HELD_MAX_MS,
+    LOOK_PERIOD_MS,
+    MINUTE_MS,
+    SILENT_GRACE_MS,
+    SILENT_MS,
+    step_of,
+)
+from tidemill.common.errors import InvalidReceiptHandle
+
+FIRST_MS = 60_000  # the invisible duration with which proxies pop for push consumers
+ONE = "client-1"
+OTHER = "client-2"
+HEARTBEAT_MS = 10_000
+
+
+def world_with(*texts: str, is_ordered: bool = False) -> World:
+    world = World(is_followed=True)
+    world.topic()
+    world.group(is_ordered=is_ordered)
+    world.send(*texts)
+    return world
+
+
+def push(world: World, client_id: str = ONE, want: int = 32, **options: str) -> list[Popped]:
+    """Pop as a proxy does for a push consumer."""
+    return world.pop(
+        want, invisible_ms=FIRST_MS, client_id=client_id, renews=True,
+        attempt_id=options.get("attempt_id", ""),
+    )  # fmt: skip
+
+
+def live_on(world: World, duration_ms: int, *client_ids: str) -> None:
+    """Let time pass in which these clients send heartbeats."""
+    for _ in range(duration_ms // HEARTBEAT_MS):
+        world.alive(*client_ids)
+        world.advance(HEARTBEAT_MS)
+
+
+def visible_at(world: World, popped: Popped) -> int:
+    table = world.engine.state.table
+    assert table.ids[popped.delivery.slot] == popped.delivery.delivery_id
+    return table.visible_at_ms[popped.delivery.slot]
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def test_a_checkpoint_says_who_holds_it_behind_all_its_other_parts() -> None:
+    ck = PopCheckpoint(
+        Slot(1), GroupId(2), TopicId(3), QueueId(4), 1, FLAG_ORDERED | FLAG_HOLDER,
+        0, 10, 20, 11, None, None, (3,), "try", ONE,
+        renews=True,
+    )  # fmt: skip
+    body = pop_checkpoint.encode(ck)
+    assert body[pop_checkpoint.BODY_SIZE :] == b"\0\3" + b"\3try" + b"\1\x08client-1"
+    assert pop_checkpoint.decode(body) == ck
+    assert pop_checkpoint.decode(pop_checkpoint.encode(ck._replace(renews=False))).renews is False
+
+
+def test_a_client_id_is_cut_to_whole_characters() -> None:
+    assert pop_checkpoint.cut_client_id("a" * 300) == "a" * 255
+    assert pop_checkpoint.cut_client_id("ä" * 200) == "ä" * 127
+    world = world_with("m")
+    (popped,) = push(world, "ä" * 200)
+    assert world.engine.state.table.client_id_of(popped.delivery.slot) == "ä" * 127
+    live_on(world, 90_000, "ä" * 200)
+    assert world.bodies() == [], "its signs of life are cut alike"
+
+
+def test_a_renewal_is_what_its_drawing_says() -> None:
+    found = Renewal(258, Why.CLIENT_SILENT, "ab", [(1, 2), (3, 4)])
+    body = renewal.encode(found)
+    assert body == bytes.fromhex(
+        "0000000000000102 03 02 6162 00000001 0000000000000002 00000003 0000000000000004"
+    )
+    assert renewal.decode(memoryview(body)) == found
+
+
+def test_rows_bring_their_holders_along_and_old_ones_have_none() -> None:
+    rows = np.zeros(3, dtype=delivery_rows.ROW)
+    rows["count"], rows["flags"] = 2, [1, 0, 1]
+    gaps: dict[int, tuple[int, ...]] = {0: (0, 5), 2: (0, 9)}
+    old = delivery_rows.DeliveryRows(rows, gaps)
+    assert delivery_rows.decode(delivery_rows.encode(old)).clients == ()
+    named = old._replace(clients=["a", "b"], holders=np.array([2, 0, 1], dtype=np.uint32))
+    encoded = delivery_rows.encode(named)
+    assert encoded.startswith(delivery_rows.encode(old))
+    trailer = encoded[len(delivery_rows.encode(old)) :]
+    assert trailer == bytes.fromhex("00000002 0161 0162 00000002 00000000 00000001")
+    found = delivery_rows.decode(encoded)
+    assert found.gaps == gaps
+    both = delivery_rows.joined([old, found])
+    assert [*both.clients], both.holder_numbers.tolist() == (["a", "b"], [0, 0, 0, 2, 0, 1])
+    part = delivery_rows.part_of(both, 5, 6)
+    assert part.gaps == {0: (0, 9)}
+    assert [part.clients[n - 1] for n in part.holder_numbers.tolist()] == ["a"]
+    assert delivery_rows.part_of(both, 0, 3).clients == ()
+
+
+# ---------------------------------------------------------------- while a client lives
+
+
+@pytest.mark.parametrize(
+    ("held_minutes", "step_minutes"), [(1, 1), (2, 3), (5, 5), (10, 10), (20, 30), (50, 60)]
+)
+def test_each_step_follows_from_how_long_the_delivery_is_out(
+    held_minutes: int, step_minutes: int
+) -> None:
+    assert step_of(held_minutes * MINUTE_MS) == step_minutes * MINUTE_MS
+
+
+def test_what_a_living_client_holds_is_extended_step_by_step() -> None:
+    world = world_with("m")
+    popped_at_ms = world.now_ms
+    (popped,) = push(world)
+    deadlines = [visible_at(world, popped)]
+    for _ in range(HELD_MAX_MS // HEARTBEAT_MS - 1):
+        live_on(world, HEARTBEAT_MS, ONE)
+        if visible_at(world, popped) != deadlines[-1]:
+            deadlines.append(visible_at(world, popped))
+    minutes = [(deadline - popped_at_ms) // MINUTE_MS for deadline in deadlines]
+    assert minutes == [1, 2, 5, 10, 20, 50, 110, 170, 180], "and three hours are the end"
+    assert world.bodies() == []
+    counts = world.engine.state.counts
+    assert counts["extended", world.group(), world.topic()] == 8
+    live_on(world, HEARTBEAT_MS, ONE)
+    assert [(one.body, one.attempt) for one in world.pop()] == [("m", 2)]
+    judge(world)
+
+
+def test_the_handle_of_the_first_pop_settles_what_was_extended() -> None:
+    world = world_with("m")
+    (popped,) = push(world)
+    live_on(world, 600_000, ONE)
+    assert world.ack(popped) == [AckResult.APPLIED]
+    live_on(world, 7_200_000, ONE)
+    assert world.bodies() == []
+
+
+def test_deliveries_of_one_client_that_run_out_together_share_a_record() -> None:
+    world = world_with(*"abcd")
+    for _ in range(4):
+        push(world, want=1)
+    live_on(world, FIRST_MS, ONE)
+    assert judge(world).kinds[Kind.RENEW] == 1
+
+
+def test_what_does_not_renew_runs_out_though_its_client_lives() -> None:
+    world = world_with("m")
+    world.pop(invisible_ms=FIRST_MS, client_id=ONE)
+    live_on(world, FIRST_MS, ONE)
+    assert world.bodies() == ["m"]
+
+
+def test_what_a_client_gave_a_time_of_its_own_renews_no_more() -> None:
+    world = world_with("m")
+    (popped,) = push(world)
+    changed = world.change(popped, 30_000)
+    assert world.engine.state.table.client_id_of(changed.delivery.slot) == ONE
+    live_on(world, 30_000, ONE)
+    assert world.bodies() == ["m"]
+
+
+def test_a_reset_voids_what_would_be_extended() -> None:
+    world = world_with("m")
+    (popped,) = push(world)
+    world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
+    world.commit()
+    live_on(world, 2 * FIRST_MS, ONE)
+    counts, ids = world.engine.state.counts, (world.group(), world.topic())
+    assert counts["extended", *ids] == 0
+    assert world.ack(popped) == [AckResult.GONE]
+    world.end(ONE)
+    assert counts["given_back_ended", *ids] == 0
+    assert Kind.RENEW not in judge(world).kinds
+
+
+# ---------------------------------------------------------------- when it does not
+
+
+def test_what_a_silent_client_held_is_visible_a_second_later() -> None:
+    world = world_with("m")
+    (popped,) = push(world)
+    world.advance(LOOK_PERIOD_MS)
+    world.alive(ONE)
+    world.advance(SILENT_MS - 1)
+    assert visible_at(world, popped) > world.now_ms + SILENT_GRACE_MS, "extended once"
+    world.advance(1)
+    world.advance(LOOK_PERIOD_MS)
+    assert visible_at(world, popped) <= world.now_ms + SILENT_GRACE_MS
+    world.advance(SILENT_GRACE_MS)
+    assert world.bodies() == ["m"]
+    assert world.engine.state.counts["given_back_silent", world.group(), world.topic()] == 1
+    with pytest.raises(InvalidReceiptHandle):
+        world.change(popped, 1_000)
+
+
+def test_what_a_client_held_that_ends_is_visible_at_once() -> None:
+    world = world_with("m", "n", "o")
+    push(world, ONE, want=2)
+    push(world, OTHER)
+    world.end(ONE)
+    assert sorted(world.bodies()) == ["m", "n"], "and nothing of the other one's"
+    assert world.engine.state.counts["given_back_ended", world.group(), world.topic()] == 2
+
+
+def pop_at_once(world: World, client_id: str) -> int:
+    """Pop for a push consumer, and let nothing that is due happen before; return how many."""
+    batches = world.engine.pop(
+        world.group(), world.topic(), max_messages=32, invisible_duration_ms=FIRST_MS,
+        tags=frozenset(), attempt_id="", now_ms=world.now_ms, client_id=client_id, renews=True,
+    )  # fmt: skip
+    world.commit()
+    return sum(len(batch.indexes) for batch in batches)
+
+
+def test_a_client_that_comes_back_under_its_id_keeps_what_it_pops_then() -> None:
+    world = world_with("m")
+    push(world)
+    world.engine.clients_ended([ONE])
+    world.send("n")
+    assert pop_at_once(world, ONE) == 1
+    world.run_due()
+    assert world.bodies() == ["m"]
+    live_on(world, 2 * FIRST_MS, ONE)
+    assert world.bodies() == ["m"], "that one does not renew"
+
+
+def test_a_client_is_heard_in_time_or_its_deliveries_go() -> None:
+    world = world_with("m")
+    push(world)
+    world.advance(LOOK_PERIOD_MS)
+    world.alive(ONE)
+    world.advance(SILENT_MS - 1)
+    world.alive(ONE)
+    live_on(world, 600_000, ONE)
+    assert world.bodies() == []
+
+
+def test_a_client_that_holds_nothing_is_not_kept_in_mind() -> None:
+    world = world_with()
+    world.alive(*[f"client-{n}" for n in range(100)])
+    world.end(*[f"client-{n}" for n in range(100)])
+    assert len(world.engine.state.table.clients) == 0
+    assert world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms) is None
+
+
+# ---------------------------------------------------------------- ordered groups
+
+
+def test_an_ordered_queue_stays_locked_while_its_client_lives() -> None:
+    world = world_with("m1", "m2", "m3", is_ordered=True)
+    first = push(world, want=1)
+    live_on(world, 600_000, ONE)
+    assert push(world, OTHER) == []
+    assert world.ack(*first) == [AckResult.APPLIED]
+    assert [one.body for one in push(world, OTHER)] == ["m2", "m3"]
+    judge(world)
+
+
+def test_no_pop_comes_between_a_deadline_and_its_extension() -> None:
+    world = world_with("m1", "m2", is_ordered=True)
+    push(world, want=1)
+    world.advance(LOOK_PERIOD_MS)
+    world.alive(ONE)
+    world.now_ms += FIRST_MS
+    assert pop_at_once(world, OTHER) == 0
+    lock = world.engine.inspection.find_lock((world.group(), world.topic(), QueueId(0)))
+    assert lock is not None
+    assert lock.client_id == ONE
+
+
+def test_progress_says_until_when_a_lock_is_extended_and_whose_it_is_after_a_start() -> None:
+    world = world_with("m1", is_ordered=True)
+    (popped,) = push(world)
+    live_on(world, FIRST_MS, ONE)
+    world.restart()
+    lock = world.engine.inspection.find_lock((world.group(), world.topic(), QueueId(0)))
+    assert lock is not None
+    assert (lock.client_id, lock.until_ms) == (ONE, visible_at(world, popped))
+
+
+def test_an_ordered_queue_goes_on_when_its_client_ends() -> None:
+    world = world_with("m1", "m2", is_ordered=True)
+    push(world, want=1)
+    world.end(ONE)
+    assert [(one.body, one.attempt) for one in push(world, OTHER)] == [("m1", 2), ("m2", 1)]
+    judge(world)
+
+
+# ---------------------------------------------------------------- what nobody may have
+
+
+def test_what_a_proxy_did_not_hand_over_keeps_its_time_and_renews_no_more() -> None:
+    world = world_with("m", "n")
+    lost, kept = push(world, want=1), push(world, want=1)
+    delivery = lost[0].delivery
+    world.engine.consumption.renewals.withhold(
+        [(delivery.slot, delivery.delivery_id), (kept[0].delivery.slot, 1)], world.now_ms
+    )
+    world.commit()
+    live_on(world, FIRST_MS - HEARTBEAT_MS, ONE)
+    assert world.bodies() == []
+    live_on(world, HEARTBEAT_MS, ONE)
+    assert world.bodies() == [one.body for one in lost]
+    judge(world)
+
+
+def test_a_start_extends_nothing_whose_answer_may_not_have_left() -> None:
+    world = world_with("m", "n")
+    push(world, want=1)
+    world.send("o")
+    world.send("p")
+    (last,) = push(world, want=1)
+    world.restart()
+    live_on(world, 2 * FIRST_MS, ONE)
+    assert world.bodies(1, topic=TOPIC) == [last.body]
+    assert sorted(world.bodies()) == ["o", "p"], "and what was popped before is held on"
+
+
+def test_a_late_sign_of_life_keeps_what_was_not_given_back_yet() -> None:
+    world = world_with("m")
+    push(world)
+    world.advance(LOOK_PERIOD_MS)
+    renewals = world.engine.consumption.renewals
+    world.now_ms += SILENT_MS
+    renewals.look(monotonic_ms=world.now_ms, log_end=world.engine.log_end)
+    world.alive(ONE)
+    live_on(world, FIRST_MS, ONE)
+    assert world.bodies() == []
+
+
+# ---------------------------------------------------------------- starts
+
+
+@pytest.mark.parametrize("how", ["kill", "power cut", "snapshot", "segments gone", "fail over"])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_start_knows_deadlines_and_holders(how: str, is_ordered: bool) -> None:
+    world = world_with("m", is_ordered=is_ordered)
+    (popped,) = push(world)
+    live_on(world, 2 * FIRST_MS, ONE)
+    before = visible_at(world, popped)
+    if how == "snapshot":
+        world.checkpoint()
+    elif how == "segments gone":
+        filler = "." * 1_000
+        while len(world.engine.log.segments) < 2:
+            world.send(*[filler] * 100, topic="filler")
+        world.checkpoint()
+        world.retire()
+        assert world.engine.log.min_offset > popped.delivery.delivery_id
+    if how == "fail over":
+        world.fail_over()
+    else:
+        world.restart(power_cut=how == "power cut")
+    table = world.engine.state.table
+    assert visible_at(world, popped) == before
+    assert table.client_id_of(popped.delivery.slot) == ONE
+    assert table.flags[popped.delivery.slot] & FLAG_RENEWS
+    assert table.clients.counts[table.holders[popped.delivery.slot]] == 1
+    live_on(world, 4 * FIRST_MS, ONE)
+    assert visible_at(world, popped) > before
+    world.end(ONE)
+    # Retention has taken the message itself along.
+    assert world.bodies() == ([] if how == "segments gone" else ["m"])
+
+
+def test_after_a_start_everybody_counts_as_alive_for_two_minutes() -> None:
+    world = world_with("m")
+    (popped,) = push(world)
+    live_on(world, FIRST_MS, ONE)
+    world.restart()
+    world.now_ms += FIRST_MS
+    world.run_due()
+    world.advance(SILENT_MS - 1)
+    assert world.bodies() == [], "a broker that was away has heard nobody"
+    world.advance(LOOK_PERIOD_MS)
+    world.advance(SILENT_GRACE_MS)
+    assert world.bodies() == ["m"]
+    with pytest.raises(InvalidReceiptHandle):
+        world.change(popped, 1_000)
+
+
+def test_what_was_given_back_is_not_extended_after_a_start() -> None:
+    world = world_with("m")
+    push(world)
+    world.advance(LOOK_PERIOD_MS)
+    world.advance(SILENT_MS)
+    world.restart()
+    world.advance(SILENT_GRACE_MS)
+    assert world.bodies() == ["m"]
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_numbers_of_clients_that_hold_nothing_are_given_out_again() -> None:
+    holders = Holders()
+    for n in range(10_000):
+        number = holders.number_of(f"client-{n}")
+        holders.counts[number] += 1
+        if n >= 10:
+            holders.counts[holders.find(f"client-{n - 10}")] -= 1
+    assert len(holders) < 32
+    assert [holders.find(f"client-{n}") != 0 for n in (9_999, 9_990, 5_000)] == [True, True, False]
+
+
+def test_ids_that_a_long_log_names_are_not_all_kept_while_it_is_read() -> None:
+    world = World()
+    world.topic()
+    world.group()
+    for n in range(300):
+        world.send(f"m{n}")
+        world.ack(*world.pop(client_id=f"client-{n}"))
+    world.engine.state.table.clients.is_counting = False
+    world.restart()
+    assert len(world.engine.state.table.clients) == 0
