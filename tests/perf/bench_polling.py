@@ -2,8 +2,7 @@
 
     latency   3 groups, one consumer that polls for 20 s, one message a second: from the send of a
               message to its receive, and answers that were empty by mistake
-    idle      one consumer that gets nothing, at 1, 8 and 64 groups: requests to brokers a second;
-              64 are brokers in memory, in this process
+    idle      one consumer that gets nothing, at 1 and 8 groups: requests to brokers a second
     many      5,000 long polls of 20 s on 50 connections, 3 groups, nothing to get: CPU of proxy and
               brokers in parts of a core, and memory that they add to what the processes had
 
@@ -27,15 +26,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.perf.bench_end_to_end import cpu_seconds, pss_mib
 from tests.support.processes import Standalone, standalone
-from tests.support.proxy_world import receive_request
-from tests.support.several_brokers import SeveralBrokers
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2.service_pb2_grpc import MessagingServiceStub
 
 TOPIC, GROUP = "bench", "readers"
 POLL_S = 20
-PROCESSES_MAX = 16  # of brokers, on a small machine
 CONNECTIONS, POLLS = 50, 5_000
 METADATA = (("x-mq-client-id", "bench"), ("x-mq-client-version", "5.0.7"))
 
@@ -188,27 +184,6 @@ async def idle(groups: int) -> None:
         )
 
 
-async def idle_in_memory(groups: int) -> None:
-    """Count the same at brokers in memory, where so many processes have no room."""
-    async with SeveralBrokers.several(groups) as world:
-        await world.receive(receive_request(poll_ms=POLL_S * 1000))
-
-        def asked() -> int:
-            return sum(
-                one.count_of("pops") + one.count_of("notifications") for one in world.brokers
-            )
-
-        before, began_s = asked(), time.monotonic()
-        for _ in range(2):
-            await world.receive(receive_request(poll_ms=POLL_S * 1000))
-        took_s = time.monotonic() - began_s
-        calls = asked() - before
-    print(
-        f"idle: {groups} groups in memory, {calls / took_s:.2f} calls a second,"
-        f" {calls / took_s / groups:.3f} a group"
-    )
-
-
 async def many(groups: int, consumer_groups: int) -> None:
     """Measure what idle polls cost."""
     with (
@@ -264,13 +239,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="?", choices=["latency", "idle", "many"])
     parser.add_argument("--messages", type=int, default=100)
-    parser.add_argument("--groups", type=int, nargs="*", default=[1, 8, 64])
+    parser.add_argument("--groups", type=int, nargs="*", default=[1, 8])
     arguments = parser.parse_args()
     if arguments.what in {None, "latency"}:
         asyncio.run(latency(arguments.messages))
     if arguments.what in {None, "idle"}:
         for groups in arguments.groups:
-            asyncio.run(idle(groups) if groups <= PROCESSES_MAX else idle_in_memory(groups))
+            asyncio.run(idle(groups))
     if arguments.what in {None, "many"}:
         for groups, consumer_groups in ((3, 50), (3, 1), (1, 50)):
             asyncio.run(many(groups, consumer_groups))

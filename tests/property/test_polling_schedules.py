@@ -67,3 +67,19 @@ def test_polls_under_any_schedule(seed: int, has_failures: bool) -> None:
     assert not sum(world.counts.false_empties.values())
     assert sum(world.counts.inflight.values()) == 0
     assert sum(world.counts.receives.values()) == len(world.clients)
+
+
+@pytest.mark.parametrize("brokers", [1, 8, 64])
+def test_an_idle_consumer_asks_each_broker_about_once_a_poll(brokers: int) -> None:
+    """One that polls again and again for 20 s each, for ten minutes."""
+    world = World(0, brokers=brokers)
+    polls = 30
+    for _ in range(polls):
+        client = world.receive(20_000)
+        while client.answer is None:
+            assert world.step()
+    calls = world.asks + world.pops
+    # Of a hundred notifications two are refused here, and asked again; and where one has ended a
+    # moment before its poll the poll looks for itself.
+    assert calls <= polls * brokers * 1.5 + polls
+    world.finish()
