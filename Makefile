@@ -65,8 +65,9 @@ night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, and 
 		-o faulthandler_timeout=0 -m "not heavy" $(PURE)
 	@$(MAKE) --no-print-directory heavy soak
 
-sim: setup ## Simulate a broker group under SEEDS (200) seeds, from FIRST (0) on, and judge each.
-	$(BIN)/python -m tests.simulation.run --seeds $${SEEDS:-200} --first $${FIRST:-0}
+sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0) on, and judge each.
+	$(BIN)/python -m tests.simulation.run --seeds $${SEEDS:-200} --first $${FIRST:-0} \
+		--groups $${BROKER_GROUPS:-1}
 
 soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
 	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(PYTEST) tests/e2e/test_kill_loop.py \

@@ -254,8 +254,11 @@ def test_a_reset_says_from_where_to_where_and_for_whom(running: Standalone, api:
     assert (planned["dryRun"], planned["queues"][0]["fromOffset"]) == (True, 2)
     done = reset(timestamp="2000-01-01T00:00:00Z")
     assert done["queues"] == [
-        {"queueId": 0, "minOffset": 0, "maxOffset": 0, "fromOffset": 2, "toOffset": 0}
-    ]
+        {
+            "broker": "broker-0", "queueId": 0, "minOffset": 0, "maxOffset": 0, "fromOffset": 2,
+            "toOffset": 0,
+        }
+    ]  # fmt: skip
     assert (done["dryRun"], done["by"]) == (False, "alice? at 127.0.0.1")
     lines = [json.loads(line) for line in running.log.read_text().splitlines()]
     told = [line for line in lines if line["event"] == "offsets reset" and line["group"] == "moved"]

@@ -80,8 +80,8 @@ def check_told(running: Standalone, message_id: str) -> None:
     assert lock["untilMs"] - lock["sinceMs"] == HIDDEN_MS
     del lock["untilMs"], lock["sinceMs"]
     assert lock == {
-        "topic": TOPIC, "queue": 0, "messages": 1, "offset": 0, "messageId": message_id,
-        "clientId": "tests", "waiting": 2,
+        "topic": TOPIC, "broker": "broker-0", "queue": 0, "messages": 1, "offset": 0,
+        "messageId": message_id, "clientId": "tests", "waiting": 2,
     }  # fmt: skip
     shown = tidemill(running, "group", "progress", GROUP).stdout.splitlines()
     assert shown[-1].split()[:7] == [TOPIC, "0", "2", "1", "0", message_id, "tests"]

@@ -63,12 +63,17 @@ def secured(
         f"cluster_tls_certificate_file: {chain}\ncluster_tls_key_file: {key}\n"
     )
     with standalone(
-        folder / "data", f"--config={folder / 'tidemill.yaml'}", "--tls=required",
+        folder / "data", f"--config={folder / 'tidemill.yaml'}", "--tls=required", "--groups=2",
         f"--tls-certificate-file={chain}", f"--tls-key-file={key}",
         f"--admin-tls-certificate-file={chain}", f"--admin-tls-key-file={key}",
         f"--admin-token-file={folder / 'token'}",
     ) as started:  # fmt: skip
         yield Secured(standalone=started, folder=folder)
+
+
+def test_the_home_reaches_its_members_by_tls(secured: Secured) -> None:
+    eventually(lambda: secured.lines("member connected"))
+    assert not secured.lines("certificate may be refused by others")
 
 
 def test_certificates_are_renewed_without_losing_a_call(secured: Secured, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
@@ -13,7 +15,7 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.api import Api, api, message
+from tests.support.api import POLL_MS_MIN, Api, api, message
 from tests.support.killing import RECOVERY_S, Stuck, kill, until
 from tests.support.load import Load
 from tests.support.processes import ADMIN_S, Standalone, standalone
@@ -93,14 +95,7 @@ def test_a_topic_is_everywhere_and_made_again_it_is_new_everywhere(tmp_path: Pat
         await send_everywhere(client, "orders")
         delete(running, "topics/orders")
         running.put("topics/orders", messageType="NORMAL", queues=2)
-        places: set[str] = set()
-        for n in count():
-            new = await send_everywhere(client, "orders", prefix=f"new-{n}", count=20)
-            received = await receive_all(client, "orders", "billing", len(new))
-            assert {each.body for each in received} == new
-            places |= {each.system_properties.store_host for each in received}
-            if places == ALL:
-                return
+        await send_until_all_have_it(client, "orders", "billing")
 
     with standalone(tmp_path / "data", *FLAGS) as running:
         with_api(running, scenario)
@@ -124,6 +119,29 @@ def test_a_restart_finds_the_same_cluster_on_other_ports(tmp_path: Path) -> None
     with standalone(tmp_path / "data", *FLAGS) as running:
         with_api(running, receive)
     assert running.log.read_text().count("cluster founded") == 1
+
+
+def test_without_the_home_traffic_goes_on_and_nothing_new_is_made(tmp_path: Path) -> None:
+    async def scenario(client: Api) -> None:
+        running.put("topics/orders", messageType="NORMAL", queues=2)
+        running.put("groups/billing")
+        await send_until_all_have_it(client, "orders", "billing")
+        os.kill(running.processes["broker-0"].pid, signal.SIGSTOP)
+        try:
+            sent = await send_everywhere(client, "orders", prefix="frozen", count=10)
+            received: set[bytes] = set()
+            while not sent <= received:
+                received |= {each.body for each in await receive_some(client, "orders", "billing")}
+            refused = await client.send(message("unheard-of", b"m"))
+            assert refused.status.code == v2.PROXY_TIMEOUT
+            assert "broker-0" in refused.status.message
+        finally:
+            os.kill(running.processes["broker-0"].pid, signal.SIGCONT)
+        while (await client.send(message("unheard-of", b"m"))).status.code != v2.OK:
+            pass
+
+    with standalone(tmp_path / "data", *FLAGS) as running:
+        with_api(running, scenario)
 
 
 def test_a_broker_group_drains_and_leaves(tmp_path: Path) -> None:
@@ -166,7 +184,7 @@ def test_a_broker_group_drains_and_leaves(tmp_path: Path) -> None:
 
 
 async def groups(admin: broker_pb2_grpc.BrokerAdminAsyncStub) -> list[pb.BrokerGroup]:
-    return list((await admin.ListBrokerGroups(pb.Empty())).groups)
+    return list((await admin.ListBrokerGroups(pb.ListBrokerGroupsRequest(with_left=True))).groups)
 
 
 async def refusal(call: Awaitable[object]) -> str:
@@ -195,6 +213,30 @@ async def send_everywhere(
         while (await client.send(one)).status.code != v2.OK:
             pass
     return {key.encode() for key in keys}
+
+
+async def send_until_all_have_it(client: Api, topic: str, group: str) -> None:
+    """Send until every broker group has had some; what comes is what was sent here."""
+    places: set[str] = set()
+    for n in count():
+        new = await send_everywhere(client, topic, prefix=f"new-{n}", count=20)
+        received = await receive_all(client, topic, group, len(new))
+        assert {each.body for each in received} == new
+        places |= {each.system_properties.store_host for each in received}
+        if places == ALL:
+            return
+
+
+async def receive_some(client: Api, topic: str, group: str) -> list[v2.Message]:
+    """Receive and ack what comes within a poll, from those that answer."""
+    try:
+        found = await client.receive(topic, group, poll_ms=POLL_MS_MIN)
+        handles = [each.system_properties.receipt_handle for each in found]
+        if handles:
+            await client.ack(topic, group, handles)
+    except (grpc.aio.AioRpcError, AssertionError):
+        return []  # A broker that hangs may have been asked; the next poll knows.
+    return found
 
 
 async def receive_all(client: Api, topic: str, group: str, count: int) -> list[v2.Message]:

@@ -351,7 +351,7 @@ def test_a_send_is_answered_with_its_code(endpoint: str, request_: Message, code
         ),
         (
             "broken tags",
-            receive(filter_expression=v2.FilterExpression(type=v2.TAG, expression="a||")),
+            receive(filter_expression=v2.FilterExpression(type=v2.TAG, expression="||")),
             v2.ILLEGAL_FILTER_EXPRESSION,
         ),
         (

@@ -111,7 +111,7 @@ def test_a_message_sent_over_rest_is_stored_like_any_other(
     running: Standalone, rest: httpx.Client
 ) -> None:
     sent = send(rest, "plain", body="grün", tag="tag", keys=["a", "b"], properties={"name": "wert"})
-    assert set(sent) == {"messageId", "queueId", "queueOffset"}
+    assert set(sent) == {"messageId", "broker", "queueId", "queueOffset"}
     assert len(sent["messageId"]) == 34
     assert sent["messageId"].startswith("01")
     [(message_, _)] = received(running.grpc, "plain")
@@ -150,7 +150,9 @@ def test_a_delayed_message_comes_when_it_is_due(
     if name == "deliverAtMs":
         fields = {name: before_ms + 1_234}
     sent = send(rest, name, **fields)
-    assert set(sent) == {"messageId", "queueId", "timerId", "deliverAtMs", "recallHandle"}
+    assert set(sent) == {
+        "messageId", "broker", "queueId", "timerId", "deliverAtMs", "recallHandle",
+    }  # fmt: skip
     expected_ms = {"delayMs": before_ms + 1_500, "delayLevel": before_ms + 1_000}.get(
         name, before_ms + 1_234
     )
@@ -185,7 +187,7 @@ def test_what_is_due_already_comes_at_once(
 ) -> None:
     topic = f"past-{next(iter(fields))}"
     sent = send(rest, topic, **fields)
-    assert set(sent) == {"messageId", "queueId", "queueOffset"}
+    assert set(sent) == {"messageId", "broker", "queueId", "queueOffset"}
     [(message_, _)] = received(running.grpc, topic)
     assert message_.system_properties.HasField("delivery_timestamp")
 
@@ -286,7 +288,8 @@ def test_timers_are_listed_by_due_time_and_filtered(rest: httpx.Client) -> None:
     assert listed(dueFrom=base_ms + 1_000, dueTo=base_ms + 3_000) == [ids[1], ids[2]]
     [first] = rest.get("/timers", params={"dueFrom": base_ms, "pageSize": 1}).json()["timers"]
     assert first == {
-        "timerId": ids[0], "state": "PENDING", "topic": "list-0", "queueId": sent[0]["queueId"],
+        "timerId": ids[0], "broker": "broker-0", "state": "PENDING", "topic": "list-0",
+        "queueId": sent[0]["queueId"],
         "dueAtMs": base_ms, "scheduledAtMs": first["scheduledAtMs"], "size": first["size"],
         "messageId": sent[0]["messageId"], "keys": ["key-0"], "bornAtMs": first["bornAtMs"],
         "bornHost": first["bornHost"],

@@ -221,7 +221,7 @@ class Proxy(Process):
         self.methods = wire(
             settings,
             self.cluster,
-            PollingShell(self._clock, pop_timeout_ms=settings.request_timeout_ms),
+            PollingShell(self.cluster, self._clock, pop_timeout_ms=settings.request_timeout_ms),
             Clients(clients_max=1_000, monotonic_ms=self._clock.monotonic_ms),
             self._clock,
         )

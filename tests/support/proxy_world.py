@@ -56,7 +56,7 @@ class ProxyWorld:
         self.clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
         self.cluster = cluster_of(settings, self.metrics)
         self.link = self.cluster.brokers[0].link
-        self.polling = PollingShell(clock, pop_timeout_ms=settings.request_timeout_ms)
+        self.polling = PollingShell(self.cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
         self.methods = wire(settings, self.cluster, self.polling, self.clients, clock)
         self.boundary = Boundary(self.metrics, clock)
 

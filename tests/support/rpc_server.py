@@ -21,7 +21,7 @@ from tests.support.http2_peer import Frame
 from tidemill.transport.aio import metrics
 from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
 from tidemill.transport.aio.listener import ListenSettings
-from tidemill.transport.aio.server import MESSAGE_BYTES_MAX, RpcServer
+from tidemill.transport.aio.server import HELD_BYTES_MAX, MESSAGE_BYTES_MAX, RpcServer
 from tidemill.transport.grpc.metadata import decode_binary
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2 import frames
@@ -160,6 +160,7 @@ def rpc_server(
     limits: Limits | None = None,
     *,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    held_bytes_max: int = HELD_BYTES_MAX,
     more_methods: Mapping[str, Method] | None = None,
     **listen: Any,
 ) -> Iterator[Running]:
@@ -177,6 +178,7 @@ def rpc_server(
             limits or Limits(),
             ListenSettings(**{"host": "127.0.0.1", "port": 0, **listen}),
             message_bytes_max=message_bytes_max,
+            held_bytes_max=held_bytes_max,
         )
         async with running.server.serving():
             ready.set()

@@ -9,7 +9,10 @@ from tidemill.proxy.link import commands as proxy
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # What a frame itself says, of no command or of all.
-OF_THE_REQUEST_FRAME = {"sequence", "cancelled_polls", "asked_again", "process_id", "stream_number"}
+OF_THE_REQUEST_FRAME = {
+    "sequence", "cancelled_polls", "asked_again", "process_id", "stream_number", "alive_clients",
+    "ended_clients", "handed_over_pops",
+}  # fmt: skip
 OF_THE_REPLY_FRAME = {"config", "failures", "answered_sequence"}
 
 

@@ -6,13 +6,13 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
-from tidemill.admin.broker_client import BrokerClient
+from tidemill.admin.brokers import Brokers
 from tidemill.admin.compose import Composer
 from tidemill.admin.pages import add_pages
 from tidemill.admin.paths import Paths
 from tidemill.admin.problems import RESPONSES, add_problem_handlers
 from tidemill.admin.query import KnownParameters
-from tidemill.admin.routes import groups, messages, timers, topics
+from tidemill.admin.routes import broker_groups, groups, messages, timers, topics
 from tidemill.common.clock import SystemClock
 
 PREFIX = "/api/v1"
@@ -25,21 +25,23 @@ BEARER = HTTPBearer(
 )
 
 
-def create_app(broker: BrokerClient) -> FastAPI:
-    """Return the application over `broker`."""
+def create_app(brokers: Brokers) -> FastAPI:
+    """Return the application over these broker groups."""
     clock = SystemClock()
     app = FastAPI(
         title="Tidemill admin API",
         version=API_VERSION,
-        description="Topics, consumer groups, messages and timers of a Tidemill cluster.",
+        description="Topics, consumer groups, messages, timers and broker groups of a Tidemill"
+        " cluster.",
         responses=RESPONSES,
-        # FastAPI's own pages load from elsewhere.
+        # FastAPI's own pages load from elsewhere, and its document is rendered each time.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
-    app.state.broker, app.state.clock = broker, clock
+    app.state.brokers, app.state.clock = brokers, clock
     app.state.composer = Composer(clock)
-    routers = [routes.router for routes in (topics, groups, messages, timers)]
+    routers = [routes.router for routes in (topics, groups, messages, timers, broker_groups)]
     of_all = [Depends(BEARER), Depends(KnownParameters(PREFIX))]
     for router in routers:
         app.include_router(router, prefix=PREFIX, dependencies=of_all)

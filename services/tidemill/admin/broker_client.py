@@ -20,6 +20,7 @@ ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an e
 RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second
 RECONNECT_MS_MAX = 5_000
 CONNECT_PATIENCE_S = 2.0  # gRPC waits up to a second between its first attempts
+HEALTH_TIMEOUT_S = 1.5  # for an answer after its health; a broker that hangs gives none
 WAITING_WARN_FIRST_S = 1.0  # until then a missing broker is one that starts beside us
 WAITING_WARN_EVERY_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
@@ -48,12 +49,14 @@ class BrokerClient:
         self._stub = broker_pb2_grpc.BrokerAdminStub(channel)
         self._recall_signer = None
 
-    async def is_serving(self, *, timeout_s: float) -> bool:
+    async def is_serving(self) -> bool:
         """Ask the broker for its health, at once. Raises AioRpcError where it does not answer."""
         check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         check = self._channel.unary_unary("/grpc.health.v1.Health/Check")
         # An empty question: after the process as a whole.
-        answer = health_pb2.HealthCheckResponse.FromString(await check(b"", timeout=timeout_s))
+        answer = health_pb2.HealthCheckResponse.FromString(
+            await check(b"", timeout=HEALTH_TIMEOUT_S)
+        )
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     async def put_topic(self, request: pb.PutTopicRequest) -> pb.PutTopicReply:
@@ -97,6 +100,31 @@ class BrokerClient:
     async def find_messages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
         """Find messages by id or by key."""
         return await self._call(self._stub.FindMessages, request)
+
+    async def read_messages(self, request: pb.ReadMessagesRequest) -> pb.ReadMessagesReply:
+        """Return messages of one queue in their order."""
+        return await self._call(self._stub.ReadMessages, request)
+
+    async def list_broker_groups(self, *, with_left: bool) -> pb.BrokerGroupList:
+        """Return the members of the cluster, of those that drain also what is left."""
+        request = pb.ListBrokerGroupsRequest(with_left=with_left)
+        return await self._call(self._stub.ListBrokerGroups, request)
+
+    async def broker_status(self) -> pb.BrokerStatus:
+        """Return what the broker says of itself."""
+        return await self._call(self._stub.GetBrokerStatus, pb.Empty())
+
+    async def add_broker_group(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
+        """Add a member, or take one back that drains."""
+        return await self._call(self._stub.AddBrokerGroup, request)
+
+    async def drain_broker_group(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+        """Let a member have no more messages."""
+        return await self._call(self._stub.DrainBrokerGroup, request)
+
+    async def remove_broker_group(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+        """Remove a member that drains and is empty."""
+        return await self._call(self._stub.RemoveBrokerGroup, request)
 
     async def store_message(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
         """Store or schedule a message."""
@@ -142,6 +170,9 @@ class BrokerClient:
             return await method(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _error_of(error) from error
+        except asyncio.CancelledError as error:
+            raise_own(error)
+            raise errors.BrokerUnreachable("the connection was closed; try again") from error
 
 
 @contextlib.asynccontextmanager
@@ -154,7 +185,7 @@ async def broker_client(
     """Connect, and again whenever the connection is lost; renewed credentials get a new channel."""
     renewed = asyncio.Event()
     if credentials is not None:
-        credentials.on_reload = renewed.set
+        credentials.on_reload.add(renewed.set)
     channel = _channel(address, credentials)
     client = BrokerClient(channel, timeout_ms=timeout_ms)
 
@@ -170,7 +201,7 @@ async def broker_client(
             old, channel = channel, _channel(address, credentials)
             client.use(channel)
             # Calls under way end on the old one.
-            await old.close(timeout_ms / 1000)
+            await old.close(max(timeout_ms / 1000, HEALTH_TIMEOUT_S) + CONNECT_PATIENCE_S)
 
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(keep(), name="broker connection")
@@ -178,7 +209,16 @@ async def broker_client(
             yield client
         finally:
             keeping.cancel()
+            if credentials is not None:
+                credentials.on_reload.discard(renewed.set)
             await channel.close()
+
+
+def raise_own(cancelled: asyncio.CancelledError) -> None:
+    """Raise what ends this task; gRPC says the same of a call whose channel was closed."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise cancelled
 
 
 def _channel(

@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator
 from typing import Final, final
 
 import grpc
+import structlog
 
-from tidemill.admin.broker_client import BrokerClient
+from tidemill.admin.broker_client import BrokerClient, raise_own
 from tidemill.common.readiness import Peer
 
-PERIOD_S: Final = 1.0
-TIMEOUT_S: Final = 1.5  # with the period: one that hangs is known within 2.5 s
+log = structlog.get_logger()
+
+PERIOD_S: Final = 1.0  # with the time for an answer: one that hangs is known within 2.5 s
 
 
 @final
@@ -53,11 +55,20 @@ class BrokerWatch:
             await asyncio.sleep(PERIOD_S)
 
     async def _ask(self) -> str:
-        """Ask once; return what is wrong, "" for nothing."""
+        """Ask once; return what is wrong, "" for nothing.
+
+        Whatever becomes of it is an answer: a watch that has ended would say the last one for ever.
+        """
         try:
-            is_serving = await self._client.is_serving(timeout_s=TIMEOUT_S)
+            is_serving = await self._client.is_serving()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return "it does not answer"
             return error.details() or error.code().name.lower()
+        except asyncio.CancelledError as error:
+            raise_own(error)
+            return "its connection was closed"
+        except Exception as error:  # As said above.
+            log.debug("a question after the broker's health failed", exc_info=error)
+            return f"its answer cannot be understood: {error}"
         return "" if is_serving else "it is about to stop"

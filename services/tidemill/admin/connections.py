@@ -7,16 +7,35 @@ by byte, and not reading the answer. How long a body may take is the door's to s
 from __future__ import annotations
 
 import asyncio
-from typing import Final, final
+import logging
+from typing import Any, Final, final
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# People, dashboards and scripts; beyond it the one that has waited longest without a request is
-# closed, and if there is none the newcomer. Each holds 64 KiB of what comes at most.
+from tidemill.transport.aio.notices import Notices
+
+# People, dashboards and scripts. Beyond it the one that has waited longest without a request is
+# closed, or else the one that has taken longest for a body, or else the newcomer: who holds all
+# others by bodies that never end locks nobody out. Each holds 64 KiB of what comes at most.
 CONNECTIONS_MAX: Final = 1_024
+# The same among those of one address, so that no address has them all.
+CONNECTIONS_PER_ADDRESS_MAX: Final = 512
 HEAD_TIMEOUT_S: Final = 10.0  # from the connection, or the last answer, to the end of a head
 # For an answer that is larger than the buffers to be read: the largest of them, at a megabit/s.
 ANSWER_TIMEOUT_S: Final = 60.0
+
+
+# What uvicorn writes for each request that is none; here it is a notice, a line a minute.
+_INVALID: Final = "Invalid HTTP request received."
+
+
+class Told(logging.Filter):
+    """Leaves out of uvicorn's log what is told by notices."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        return record.msg != _INVALID
 
 
 @final
@@ -24,19 +43,56 @@ class Connection(H11Protocol):
     """uvicorn's connection, ended when its client does not get on with it."""
 
     transport: asyncio.Transport
+    _begun: object = None  # the request whose beginning is known
+    begun_at_s = 0.0
     _head_watch: asyncio.TimerHandle | None = None
     _answer_watch: asyncio.TimerHandle | None = None
     waits_since_s = 0.0
+
+    def __init__(self, *, notices: Notices, **arguments: Any) -> None:
+        """Be one of the connections that share `notices`; the rest is uvicorn's."""
+        super().__init__(**arguments)
+        self._notices = notices
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so too.
         """Begin, or make room, or refuse."""
         super().connection_made(transport)
         self._watch_head()
-        if len(self.connections) > CONNECTIONS_MAX:
-            others = (each for each in self.connections if isinstance(each, Connection))
-            waiting = [each for each in others if each is not self and each.waits]
-            longest = min(waiting, key=lambda each: each.waits_since_s, default=self)
-            longest.transport.abort()
+        others = [
+            each for each in self.connections if isinstance(each, Connection) and each is not self
+        ]
+        of_address = [each for each in others if each.address == self.address]
+        if len(of_address) >= CONNECTIONS_PER_ADDRESS_MAX:
+            self._make_room(of_address)
+        elif len(others) >= CONNECTIONS_MAX:
+            self._make_room(others)
+
+    def _make_room(self, others: list[Connection]) -> None:
+        """Close one of the others, or this one where all are being served."""
+        waiting = [each for each in others if each.waits]
+        sending = [each for each in others if each.is_sending]
+        if waiting:
+            closed = min(waiting, key=lambda each: each.waits_since_s)
+        else:
+            closed = min(sending, key=lambda each: each.begun_at_s, default=self)
+        self._notices.note(
+            "connections", peer=closed.address, reason=f"{len(others)} connections beside it"
+        )
+        closed.transport.abort()
+
+    def handle_events(self) -> None:
+        """Take what has come, and note when a request has begun."""
+        super().handle_events()
+        if self.cycle is not self._begun:
+            self._begun, self.begun_at_s = self.cycle, self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, or, where an answer has begun, end the connection."""
+        self._notices.note("http_request", peer=self.address, reason=msg)
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
@@ -62,6 +118,17 @@ class Connection(H11Protocol):
             self._answer_watch = None
         self._watch_head()
         super().resume_writing()
+
+    @property
+    def address(self) -> str:
+        """Where the client is."""
+        return self.client[0] if self.client else "an unknown address"
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the body of a request is on its way."""
+        cycle = self.cycle
+        return cycle is not None and cycle.more_body and not cycle.response_complete
 
     @property
     def waits(self) -> bool:

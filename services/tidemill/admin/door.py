@@ -36,6 +36,9 @@ BODIES_BYTES_MAX: Final = 64 << 20
 # Of each, not counted there, so that large ones never keep ordinary ones out. The number of
 # connections bounds it.
 ORDINARY_BYTES_MAX: Final = 64 << 10
+# Of a request that is no message: names, numbers, a list of waits. JSON of nothing but commas takes
+# some forty times its size when it is parsed.
+OTHER_BODY_BYTES_MAX: Final = 64 << 10
 BODY_PAUSE_S: Final = 10.0  # without a byte of a body; then, and after the next, 408
 BODY_TIMEOUT_S: Final = 60.0  # for a whole body: the largest message, at a megabit/s
 TOKEN_BYTES_MAX: Final = 4_096  # a file with more is another file
@@ -103,8 +106,11 @@ class Door:
         hosts: Collection[str] = (),
         token: TokenFile | None = None,
         body_bytes_max: int,
+        large: re.Pattern[str] | None = None,
     ) -> None:
+        """Let bodies be as large as `body_bytes_max` on paths that are `large`, or on all."""
         self._app = app
+        self._large = large
         self._hosts = {host.lower().strip("[]").rstrip(".") for host in hosts} - {""}
         self._token = token
         self._body_bytes_max = body_bytes_max
@@ -120,7 +126,7 @@ class Door:
         if refused is not None:
             await refused(scope, receive, send)
             return
-        body = _Body(receive, self._body_bytes_max, self._hold)
+        body = _Body(receive, self._most(scope), self._hold)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -143,13 +149,18 @@ class Door:
             refused.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
             return refused
         # What is no number, or there twice, the server has refused before.
-        if int(headers.get("content-length", 0)) > self._body_bytes_max:
-            refused = _refusal(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(self._body_bytes_max)
-            )
+        most = self._most(scope)
+        if int(headers.get("content-length", 0)) > most:
+            refused = _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(most))
             refused.headers.update(CLOSE)
             return refused
         return None
+
+    def _most(self, scope: Scope) -> int:
+        """Return how large the body of a request may be."""
+        if self._large is None or self._large.fullmatch(scope["path"]):
+            return self._body_bytes_max
+        return min(self._body_bytes_max, OTHER_BODY_BYTES_MAX)
 
     def _is_known(self, authority: str, scope: Scope) -> bool:
         host = _host_of(authority)
@@ -231,4 +242,5 @@ def _refusal(status: HTTPStatus, detail: str) -> JSONResponse:
 
 
 def _too_large(bytes_max: int) -> str:
-    return f"a request has at most {bytes_max} bytes (admin_body_bytes_max)"
+    name = "" if bytes_max == OTHER_BODY_BYTES_MAX else " (admin_body_bytes_max)"
+    return f"this request has at most {bytes_max} bytes{name}"

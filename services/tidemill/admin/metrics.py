@@ -70,14 +70,22 @@ class Measured:
             return
         status, began_at_s = UNANSWERED, time.monotonic()
 
+        is_gone = False  # before there was an answer
+
         async def note(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.start" and not is_gone:
                 status = message["status"]
             await send(message)
 
+        async def heed() -> Message:
+            nonlocal is_gone
+            message = await receive()
+            is_gone |= message["type"] == "http.disconnect" and status == UNANSWERED
+            return message
+
         try:
-            await self._app(scope, receive, note)
+            await self._app(scope, heed, note)
         finally:
             template = self._paths.find(scope["path"])
             route = template.path if template else NO_ROUTE

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import fastapi_offline
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 FILES = Path(fastapi_offline.__file__).parent / "static"
 FILES_PATH = "/docs/files"
 PAGE = "/docs"
+DOCUMENT = "/openapi.json"
 # Nothing from elsewhere, even if a later version of the page asked for it; and no other page may
 # show this one in a frame, where its buttons could be pressed for the reader.
 POLICY = (
@@ -29,10 +31,18 @@ def add_pages(app: FastAPI) -> None:
     async def lead_to_docs() -> RedirectResponse:
         return RedirectResponse(PAGE)
 
+    @functools.cache
+    def rendered() -> bytes:
+        return bytes(JSONResponse(app.openapi()).body)
+
+    @app.get(DOCUMENT, include_in_schema=False)
+    async def document() -> Response:
+        return Response(rendered(), media_type="application/json")
+
     @app.get(PAGE, include_in_schema=False)
     async def docs() -> HTMLResponse:
         page = get_swagger_ui_html(
-            openapi_url="/openapi.json",
+            openapi_url=DOCUMENT,
             title=app.title,
             swagger_js_url=f"{FILES_PATH}/swagger-ui-bundle.js",
             swagger_css_url=f"{FILES_PATH}/swagger-ui.css",

@@ -10,7 +10,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def message_of(found: pb.FoundMessage, *, topic: str) -> Message:
+def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> Message:
     """Parse a message that was found under `topic`."""
     fields = stored_message.decode(found.blob)
     system = v2.SystemProperties.FromString(found.blob[fields.system_at : fields.user_at])
@@ -20,6 +20,7 @@ def message_of(found: pb.FoundMessage, *, topic: str) -> Message:
         message_id=system.message_id,
         topic=topic,
         stored_topic=found.stored_topic or topic,
+        broker=broker,
         queue_id=found.queue_id,
         queue_offset=found.queue_offset,
         log_offset=found.log_offset,
@@ -43,10 +44,11 @@ def message_of(found: pb.FoundMessage, *, topic: str) -> Message:
     )
 
 
-def timer_of(timer: pb.Timer) -> Timer:
+def timer_of(timer: pb.Timer, *, broker: str) -> Timer:
     """Parse a timer with what is left of its message."""
     shown = Timer(
         timer_id=timer.timer_id,
+        broker=broker,
         state=TimerState(pb.TimerState.Name(timer.state)),
         topic=timer.topic or None,
         queue_id=timer.queue_id,

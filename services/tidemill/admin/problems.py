@@ -17,6 +17,9 @@ from tidemill.common.errors import CODES, INTERNAL, BadRequest, ServiceError, co
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = "1"  # for what may succeed later
+# Of all that is wrong with a request, what its answer names: people mend one after the other.
+REASONS_MAX = 5
+REASON_CHARS_MAX = 500  # of each, with the names that the request has made up
 
 _JSON = re.compile(r"application/(.*\+)?json\s*(;.*)?", re.IGNORECASE)
 
@@ -47,10 +50,15 @@ def add_problem_handlers(app: FastAPI) -> None:
             detail = "send the body with the header Content-Type: application/json"
             status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
             return problem(status, status.phrase, detail, status * 100)
+        errors = error.errors()
         reasons = [
-            f"{'.'.join(str(part) for part in item['loc'][1:]) or 'body'}: {item['msg']}"
-            for item in error.errors()
+            f"{'.'.join(str(part) for part in item['loc'][1:]) or 'body'}: {item['msg']}"[
+                :REASON_CHARS_MAX
+            ]
+            for item in errors[:REASONS_MAX]
         ]
+        if len(errors) > REASONS_MAX:
+            reasons.append(f"and {len(errors) - REASONS_MAX} more")
         code = CODES[BadRequest].rocketmq
         return problem(HTTPStatus.BAD_REQUEST, "BadRequest", "; ".join(reasons), code)
 

@@ -1,4 +1,4 @@
-"""The admin process: connect to the broker, serve, drain."""
+"""The admin process: connect to the brokers, serve, drain."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,9 +19,11 @@ from tidemill.admin.app import create_app
 from tidemill.admin.broker_client import broker_client
 from tidemill.admin.broker_credentials import broker_credentials
 from tidemill.admin.broker_watch import BrokerWatch
-from tidemill.admin.connections import Connection
+from tidemill.admin.brokers import Brokers
+from tidemill.admin.connections import Connection, Told
 from tidemill.admin.door import Door, TokenFile
 from tidemill.admin.metrics import AdminMetrics, Measured
+from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
     announce_ready,
@@ -32,6 +35,7 @@ from tidemill.common.lifecycle import (
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import Readiness
+from tidemill.transport.aio.notices import Notices
 from tidemill.transport.aio.tls import (
     Certificates,
     Reloading,
@@ -78,14 +82,18 @@ async def serve(settings: AdminSettings) -> None:
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
             await enter(certificates.watching())
-            broker = await enter(
-                broker_client(
-                    settings.broker, timeout_ms=settings.request_timeout_ms, credentials=credentials
-                )
+            connect = functools.partial(
+                broker_client, timeout_ms=settings.request_timeout_ms, credentials=credentials
             )
-            watch = BrokerWatch(broker, settings.broker)
-            await enter(watch.running())
-            readiness = Readiness(watch.peers, unready_after_ms=settings.unready_after_ms)
+            brokers = Brokers(settings.broker, connect, timeout_ms=settings.request_timeout_ms)
+            await enter(brokers.running())
+            watches = [BrokerWatch(await brokers.client_at(a), a) for a in settings.broker]
+            for watch in watches:
+                await enter(watch.running())
+            readiness = Readiness(
+                lambda: [peer for watch in watches for peer in watch.peers()],
+                unready_after_ms=settings.unready_after_ms,
+            )
             metrics = await enter(
                 MetricsServer(registry, readiness).serving(
                     settings.metrics_host, settings.metrics_port
@@ -93,7 +101,7 @@ async def serve(settings: AdminSettings) -> None:
             )
             await enter(
                 serving(
-                    with_door(create_app(broker), settings, token, counted),
+                    with_door(create_app(brokers), settings, token, counted),
                     listener,
                     settings.drain_timeout_ms,
                     tls=newest_of(served) if served else None,
@@ -136,6 +144,7 @@ def with_door(
         hosts=[settings.host, *settings.admin_hosts],
         token=token,
         body_bytes_max=settings.admin_body_bytes_max,
+        large=MESSAGES,
     )
     return Measured(door, metrics, app.state.paths)
 
@@ -161,6 +170,7 @@ async def serving(
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """Serve `app` until the block ends, then finish the requests that are in flight."""
+    logging.getLogger("uvicorn.error").addFilter(Told())
     server = _Server(
         uvicorn.Config(
             app,
@@ -168,7 +178,7 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
-            http=Connection,
+            http=functools.partial(Connection, notices=Notices()),  # type: ignore[arg-type]  # It is called, and nothing else.
             ws="none",
             # Whoever asks is who has connected, and not what a header says.
             proxy_headers=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.admin.brokers import Answers
 from tidemill.admin.schemas import (
     Customized,
     DeliveryOrder,
@@ -52,16 +53,20 @@ def group_of(config: pb.GroupConfig) -> Group:
     )
 
 
-def queue_of(status: pb.QueueStatus) -> Queue:
+def queue_of(status: pb.QueueStatus, broker: str) -> Queue:
     """Render a queue."""
     return Queue(
-        queue_id=status.queue_id, min_offset=status.min_offset, max_offset=status.max_offset
+        broker=broker,
+        queue_id=status.queue_id,
+        min_offset=status.min_offset,
+        max_offset=status.max_offset,
     )
 
 
-def queue_reset_of(status: pb.QueueStatus, from_offset: int) -> QueueReset:
+def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> QueueReset:
     """Render a queue as a reset leaves it; -1: the group had not read it."""
     return QueueReset(
+        broker=broker,
         queue_id=status.queue_id,
         min_offset=status.min_offset,
         max_offset=status.max_offset,
@@ -70,33 +75,36 @@ def queue_reset_of(status: pb.QueueStatus, from_offset: int) -> QueueReset:
     )
 
 
-def progress_of(progress: pb.GroupProgress) -> GroupProgress:
-    """Add the queues up: by topic, and in total."""
+def progress_of(progress: Answers[pb.GroupProgress]) -> GroupProgress:
+    """Add the queues of all broker groups up: by topic, and in total."""
     by_topic: dict[str, list[pb.QueueProgress]] = {}
-    for queue in progress.queues:
+    queues = [(broker, queue) for broker, found in progress.answers for queue in found.queues]
+    for _, queue in queues:
         by_topic.setdefault(queue.topic, []).append(queue)
     return GroupProgress(
-        group=progress.group.name,
-        total=Progress.model_validate(_sums(list(progress.queues))),
+        group=progress.answers[0].value.group.name,
+        total=Progress.model_validate(_sums([queue for _, queue in queues])),
         topics=[
-            TopicProgress.model_validate({"topic": topic, **_sums(queues)})
-            for topic, queues in sorted(by_topic.items())
+            TopicProgress.model_validate({"topic": topic, **_sums(of_topic)})
+            for topic, of_topic in sorted(by_topic.items())
         ],
         locks=sorted(
             (
-                lock_of(queue.topic, queue.queue_id, queue.lock)
-                for queue in progress.queues
+                lock_of(queue.topic, queue.queue_id, queue.lock, broker)
+                for broker, queue in queues
                 if queue.HasField("lock")
             ),
             key=lambda lock: -lock.waiting,
         ),
+        unreachable=progress.unreachable or None,
     )
 
 
-def lock_of(topic: str, queue_id: int, lock: pb.QueueLock) -> QueueLock:
+def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> QueueLock:
     """Render what locks a queue."""
     return QueueLock(
         topic=topic,
+        broker=broker,
         queue=queue_id,
         messages=lock.message_count,
         offset=lock.queue_offset,
@@ -118,5 +126,6 @@ def _sums(queues: list[pb.QueueProgress]) -> dict[str, int | None]:
         "ready": ready,
         "blocked": blocked,
         "in_flight": in_flight,
+        "stored": sum(queue.max_offset for queue in queues if not queue.is_retry),
         "oldest_unacked_at_ms": min(oldest, default=None),
     }

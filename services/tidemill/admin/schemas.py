@@ -73,12 +73,41 @@ Instant = Annotated[
 ]
 
 
+# Of any list or map of a request, looked at before what it holds: each wrong item is an error by
+# itself, of half a kilobyte. What is allowed is less.
+ITEMS_MAX = 1_000
+FIELDS_MAX = 64  # of an object with known fields, the unknown ones included
+
+
+def _at_most(value: object) -> object:
+    if isinstance(value, list | dict) and len(value) > ITEMS_MAX:
+        raise ValueError(f"it has at most {ITEMS_MAX} items, not {len(value)}")
+    return value
+
+
+Few = BeforeValidator(_at_most)
+
+
 class Schema(BaseModel):
     """Fields in camelCase; an unknown one is an error, since it is a misspelt known one."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def few_fields(cls, value: object) -> object:
+        """Refuse many unknown fields at once."""
+        if isinstance(value, dict) and len(value) > FIELDS_MAX:
+            raise ValueError(f"it has {len(value)} fields; none has as many")
+        return value
 
+
+BROKER = Field(description="Name of its broker group.")
+UNREACHABLE = Field(
+    None,
+    description="Broker groups that could not be asked: what they have is missing here. Missing"
+    " where all have answered.",
+)
 NEXT_PAGE = Field(None, description="`pageToken` of the next page; missing on the last one.")
 
 
@@ -151,12 +180,14 @@ class TopicDeletion(Schema):
     topic: Topic = Field(description="The topic.")
     messages: int = Field(description="Messages that its queues hold, acked or not.")
     groups: list[str] = Field(description="Consumer groups that read it.")
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class Queue(Schema):
     """What a queue holds: messages from `minOffset` up to but without `maxOffset`."""
 
-    queue_id: int = Field(description="Its number, from 0.")
+    broker: str = BROKER
+    queue_id: int = Field(description="Its number there, from 0.")
     min_offset: int = Field(description="Offset of the oldest message it holds.")
     max_offset: int = Field(description="Offset that its next message gets.")
 
@@ -165,6 +196,7 @@ class TopicDetails(Topic):
     """A topic and its queues."""
 
     queue_status: list[Queue] = Field(description="What each of its queues holds.")
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class TopicPage(Schema):
@@ -187,7 +219,7 @@ class Exponential(Schema):
 class Customized(Schema):
     """One waiting time an attempt; the last one repeats."""
 
-    next_ms: list[Millis] = Field(
+    next_ms: Annotated[list[Millis], Few] = Field(
         min_length=1, max_length=100, description="The waits, in their order."
     )
 
@@ -243,6 +275,7 @@ class GroupDeletion(Schema):
     group: Group = Field(description="The group.")
     topics: list[str] = Field(description="Topics in which its progress is lost.")
     lag: int = Field(description="Messages that it had not acked there.")
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class GroupPage(Schema):
@@ -261,6 +294,10 @@ class Progress(Schema):
         description="Stored in queues of a FIFO group that are locked: nobody gets it yet."
     )
     in_flight: int = Field(description="Messages that were popped and not acked yet.")
+    stored: int = Field(
+        description="Messages that the topic's queues have got so far, retries not counted. It only"
+        " grows: between two looks it says how fast messages come."
+    )
     oldest_unacked_at_ms: int | None = Field(
         None, description="When the oldest of them was stored (Unix, ms); missing: there is none."
     )
@@ -276,7 +313,8 @@ class QueueLock(Schema):
     """What keeps a FIFO group from the rest of a queue."""
 
     topic: str = Field(description="Name of the topic.")
-    queue: int = Field(description="Number of its queue, from 0.")
+    broker: str = Field(description="Name of the broker group that has the queue.")
+    queue: int = Field(description="Number of its queue there, from 0.")
     messages: int = Field(description="How many of the batch are not acknowledged.")
     offset: int = Field(description="Queue offset of the first of them.")
     message_id: str | None = Field(None, description="Its id, where it can be read.")
@@ -297,6 +335,7 @@ class GroupProgress(Schema):
     locks: list[QueueLock] = Field(
         description="Of a FIFO group: locked queues, those with most behind them first."
     )
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class LockRelease(Schema):
@@ -304,6 +343,11 @@ class LockRelease(Schema):
 
     topic: Text = Field(min_length=1, description="Name of the topic.")
     queue: int = Field(ge=0, le=2**31, description="Number of its queue, from 0.")
+    broker: Text | None = Field(
+        None,
+        description="Name of the broker group that has the queue; needed where several have one of"
+        " that number locked.",
+    )
 
 
 class LockReleaseDone(Schema):
@@ -364,8 +408,12 @@ class NewMessage(Schema):
     body: Text | None = Field(None, description="The body as text, stored as UTF-8.")
     body_base64: str | None = Field(None, description="The body as bytes.")
     tag: Text | None = Field(None, description="Tag, by which consumers filter.")
-    keys: list[Text] = Field([], max_length=1000, description="Keys, by which it is found.")
-    properties: dict[Text, Text] = Field({}, description="Properties, which consumers get.")
+    keys: Annotated[list[Text], Few] = Field(
+        [], max_length=ITEMS_MAX, description="Keys, by which it is found."
+    )
+    properties: Annotated[dict[Text, Text], Few] = Field(
+        {}, max_length=ITEMS_MAX, description="Properties, which consumers get."
+    )
     message_group: Text | None = Field(None, description="Messages of one group stay in order.")
     deliver_at_ms: int | None = Field(
         None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True,
@@ -401,6 +449,7 @@ class SentMessage(Schema):
     """Where a message went: into a queue, or to the timers until it is due."""
 
     message_id: str = Field(description="Its id, by which it is found.")
+    broker: str = Field(description="Name of the broker group that has it.")
     queue_id: int = Field(description="The queue that has it, or will have.")
     queue_offset: int | None = Field(None, description="Where it is there; missing: it waits.")
     timer_id: int | None = Field(None, description="Number of the timer with which it waits.")
@@ -423,7 +472,8 @@ class TimerState(StrEnum):
 class Timer(Schema):
     """A delayed message; what it says of itself is missing when its record is gone."""
 
-    timer_id: int = Field(description="Its number.")
+    timer_id: int = Field(description="Its number, which another broker group may have as well.")
+    broker: str = BROKER
     state: TimerState = Field(description="What became of it.")
     topic: str | None = Field(None, description="Where it is due; missing: that is deleted.")
     queue_id: int = Field(description="The queue in which it will be.")
@@ -441,6 +491,7 @@ class TimerPage(Schema):
     """Some pending timers, those due first first; `nextPageToken` asks for those after them."""
 
     timers: list[Timer] = Field(description="The timers of this page.")
+    unreachable: list[str] | None = UNREACHABLE
     next_page_token: str | None = NEXT_PAGE
 
 
@@ -479,6 +530,7 @@ class Message(Schema):
     message_id: str = Field(description="Its id.")
     topic: str = Field(description="The topic that was asked for.")
     stored_topic: str = Field(description="Where this copy is: there, or a topic of the broker.")
+    broker: str = BROKER
     queue_id: int = Field(description="Its queue.")
     queue_offset: int = Field(description="Its offset in the queue.")
     log_offset: int = Field(description="Where its record begins in the log.")
@@ -505,6 +557,16 @@ class MessageList(Schema):
     """Messages that were found."""
 
     messages: list[Message] = Field(description="The copies that were found.")
+    unreachable: list[str] | None = UNREACHABLE
+
+
+class QueueMessages(Schema):
+    """Messages of a queue, in their order."""
+
+    messages: list[Message] = Field(description="The messages; what is damaged is left out.")
+    next_offset: int = Field(description="`fromOffset` of what follows.")
+    min_offset: int = Field(description="Offset of the oldest message that the queue holds.")
+    max_offset: int = Field(description="Offset that its next message gets.")
 
 
 class Problem(BaseModel):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Address, AdminFrontSettings, ClusterTlsSettings, Port
+from tidemill.common.settings import Addresses, AdminFrontSettings, ClusterTlsSettings, Port
 
 
 class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
@@ -16,15 +16,21 @@ class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
 
     host: str = Field("127.0.0.1", description="Address of the REST API.")
     port: Port = Field(8080, description="Port of the REST API; 0: a free one.")
-    broker: Address = Field("127.0.0.1:10911", description="Address (host:port) of the broker.")
+    broker: Addresses = Field(
+        ["127.0.0.1:10911"],
+        min_length=1,
+        max_length=64,
+        description="Addresses (host:port) of brokers. One that is up is enough to find the others"
+        " of its cluster.",
+    )
     request_timeout_ms: int = Field(
-        5_000, ge=1, description="How long a request waits for the broker."
+        5_000, ge=1, description="How long a request waits for a broker."
     )
     unready_after_ms: int = Field(
         10_000,
         ge=0,
         le=600_000,
-        description="How long the broker may be unreachable until this process is unready.",
+        description="How long all brokers may be unreachable until this process is unready.",
     )
     drain_delay_ms: int = Field(
         3_000,

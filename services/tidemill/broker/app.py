@@ -88,6 +88,7 @@ async def serve(
         BrokerMetrics(registry, traffic, lag, sizes, rounds)
         TimerMetrics(registry, rounds)
         registry.register(certificates.collect)
+        registry.register(members.collect)
         async with (
             log_syncs.attached(),
             background_syncs.attached(),

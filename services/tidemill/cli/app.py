@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import groups, messages, store, timers, topics
+from tidemill.cli import broker_groups, groups, messages, store, timers, topics
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url, read_token
 from tidemill.common.metrics import version
@@ -29,6 +29,7 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill group progress billing -o json`
 * `tidemill message send reminders "call back" --delay 1h30m`
 * `tidemill timer ls`
+* `tidemill broker-group ls`
 * `tidemill store copy ./data ./backup`
 """,
 )
@@ -36,6 +37,7 @@ app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
+app.add_typer(broker_groups.app, name="broker-group")
 app.add_typer(store.app, name="store")
 
 

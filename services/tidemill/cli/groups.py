@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli import progress_watch
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
     Json,
@@ -15,11 +16,13 @@ from tidemill.cli.rest import (
     call_pages,
     check_is_sure,
     confirm,
+    has_several,
     options_of,
     say,
     segment,
     show,
     show_table,
+    warn_unreachable,
 )
 from tidemill.cli.times import INSTANT, age, from_now, instant_ms
 from tidemill.common.clock import SystemClock
@@ -115,14 +118,30 @@ def show_group(context: typer.Context, name: Name) -> None:
 
 
 @app.command("progress")
-def show_progress(context: typer.Context, name: Name) -> None:
+def show_progress(
+    context: typer.Context,
+    name: Name,
+    is_watched: Annotated[
+        bool,
+        typer.Option(
+            "--watch", "-w",
+            help="Look again every 2 s until Ctrl-C, with messages in and out a second, and when"
+            " the lag is gone at this pace.",
+        ),
+    ] = False,
+) -> None:  # fmt: skip
     """Show how far a group is: what is ready, in flight, and waiting longest.
 
     Of a FIFO group also which queues are locked: BLOCKED goes to nobody before the message that
     locks its queue is acked, runs out, or is released (`tidemill group release`).
 
-    Example: tidemill group progress billing
+    Examples:
+    * `tidemill group progress billing`
+    * `tidemill group progress billing --watch`
     """
+    if is_watched:
+        progress_watch.run(context, name)
+        return
     progress = call(context, "GET", f"/groups/{segment(name)}/progress")
     now_ms = SystemClock().wall_ms()
     parts = [*progress["topics"], {"topic": "(total)", **progress["total"]}]
@@ -137,6 +156,7 @@ def show_progress(context: typer.Context, name: Name) -> None:
     show(context, progress, columns, rows)
     if progress["locks"] and options_of(context).output is OutputFormat.TABLE:
         _show_locks(progress["locks"], now_ms)
+    warn_unreachable(progress)
 
 
 def _show_locks(locks: list[Json], now_ms: int) -> None:
@@ -145,15 +165,16 @@ def _show_locks(locks: list[Json], now_ms: int) -> None:
         (
             lock["topic"], lock["queue"], lock["waiting"], lock["messages"], lock["offset"],
             lock.get("messageId"), printable(lock.get("clientId", "(not known)")),
-            age(lock["sinceMs"], now_ms), from_now(lock["untilMs"], now_ms),
+            age(lock["sinceMs"], now_ms), from_now(lock["untilMs"], now_ms), lock["broker"],
         )
         for lock in locks[:LOCKS_SHOWN]
     ]  # fmt: skip
     columns = (
         "TOPIC", "QUEUE", "BEHIND IT", "MESSAGES", "OFFSET", "MESSAGE ID", "HELD BY", "SINCE",
-        "ENDS",
+        "ENDS", "BROKER",
     )  # fmt: skip
-    show_table(columns, rows)
+    count = len(columns) if has_several(locks) else len(columns) - 1
+    show_table(columns[:count], [row[:count] for row in rows])
     if len(locks) > LOCKS_SHOWN:
         typer.echo(f"and {len(locks) - LOCKS_SHOWN} more: --output json shows all")
 
@@ -164,6 +185,12 @@ def release_lock(
     name: Name,
     topic: Annotated[str, typer.Option(help="Topic of the locked queue.")],
     queue: Annotated[int, typer.Option(min=0, help="Number of the locked queue.")],
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            help="Broker group that has it, where several have one of that number locked."
+        ),
+    ] = None,
     is_sure: Yes = False,
 ) -> None:
     """Take what locks a queue of a FIFO group from its consumer: the next one gets it at once.
@@ -176,7 +203,7 @@ def release_lock(
             f"Let another consumer of {name} have what locks queue {queue} of {topic}? What its "
             f"consumer still works on is done twice then."
         )
-    body = {"topic": topic, "queue": queue}
+    body = {"topic": topic, "queue": queue} | ({"broker": broker} if broker else {})
     done = call(context, "POST", f"/groups/{segment(name)}:releaseLock", body=body)
     released = done["released"]
     holder = printable(released.get("clientId", "(not known)"))
@@ -230,8 +257,11 @@ def reset_group(
         _say_plan(planned["queues"])
         confirm(f"Let group {name} go on there in topic {topic}?")
     done = call(context, "POST", path, body=body | {"dryRun": is_dry})
-    rows = [(q["queueId"], q.get("fromOffset"), q["toOffset"]) for q in done["queues"]]
-    show(context, done, ("QUEUE", "FROM", "WOULD GO ON AT" if is_dry else "GOES ON AT"), rows)
+    queues = done["queues"]
+    rows = [(q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"]) for q in queues]
+    columns = ("QUEUE", "FROM", "WOULD GO ON AT" if is_dry else "GOES ON AT", "BROKER")
+    count = len(columns) if has_several(queues) else len(columns) - 1
+    show(context, done, columns[:count], [row[:count] for row in rows])
 
 
 @app.command("delete")
@@ -255,16 +285,20 @@ def delete_group(
         )
         if is_dry:
             say(context, planned, f"group {name} would be deleted, with {loss}")
+            warn_unreachable(planned)
             return
+        warn_unreachable(planned)
         confirm(f"Delete group {name} and {loss}?")
     call(context, "DELETE", path)
     say(context, {}, f"group {name} is deleted")
 
 
 def _say_plan(queues: list[Json]) -> None:
+    is_several = has_several(queues)
     for queue in queues[:QUEUES_SHOWN_MAX]:
         begin = queue.get("fromOffset", "the beginning of its reading")
-        typer.echo(f"queue {queue['queueId']}: from {begin} to {queue['toOffset']}", err=True)
+        where = f"queue {queue['queueId']}" + (f" of {queue['broker']}" if is_several else "")
+        typer.echo(f"{where}: from {begin} to {queue['toOffset']}", err=True)
     if len(queues) > QUEUES_SHOWN_MAX:
         typer.echo(f"and {len(queues) - QUEUES_SHOWN_MAX} queues more", err=True)
 

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import Json, call, say, segment, show
+from tidemill.cli.reading import queues_of, read
+from tidemill.cli.rest import (
+    Json,
+    OutputFormat,
+    call,
+    has_several,
+    options_of,
+    say,
+    segment,
+    show,
+    warn_unreachable,
+)
 from tidemill.cli.times import DURATION, INSTANT, duration_ms, instant_ms, utc
+from tidemill.cli.watching import watch
 
 app = typer.Typer(
     no_args_is_help=True, help="Send messages, and look at them without consuming them."
@@ -20,9 +34,17 @@ Topic = Annotated[str, typer.Argument(help="Topic of the message.")]
 
 COLUMNS = (
     "MESSAGE ID", "STORED AT", "STORED TOPIC", "QUEUE", "OFFSET", "ATTEMPT", "TAG", "REASON",
-    "BODY",
+    "BODY", "BROKER",
 )  # fmt: skip
 BODY_SHOWN_MAX = 80  # characters of a table's cell
+TAIL_EVERY_S = 1.0  # between two looks: people read no faster
+
+
+class Begin(StrEnum):
+    """Where to begin to read a topic."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
 
 
 @app.command("send")
@@ -108,7 +130,7 @@ def show_message(
     """
     path = f"/topics/{segment(topic)}/messages/{segment(message_id)}"
     answer = call(context, "GET", path)
-    show(context, answer, COLUMNS, [_row(message) for message in answer["messages"]])
+    show_messages(context, answer, answer["messages"])
 
 
 @app.command("find")
@@ -124,9 +146,93 @@ def find_messages(
     """
     query = {"key": key, "limit": str(limit)}
     answer = call(context, "GET", f"/topics/{segment(topic)}/messages", query=query)
-    show(context, answer, COLUMNS, [_row(message) for message in answer["messages"]])
+    show_messages(context, answer, answer["messages"])
     if not answer["messages"]:
         typer.echo(f"nothing found: topic {topic} holds no message with the key {key}", err=True)
+
+
+@app.command("peek")
+def peek_messages(
+    context: typer.Context,
+    topic: Topic,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many a queue.")
+    ] = 10,
+    queue: Annotated[
+        int | None, typer.Option(min=0, help="Only of this queue; of all by default.")
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="Only of this broker group.")] = None,
+    from_offset: Annotated[
+        int | None, typer.Option("--from", min=0, help="Begin at this offset, not at the oldest.")
+    ] = None,
+) -> None:
+    """Show the first messages of each queue of a topic; nothing is consumed.
+
+    Those that no group has acked and those that all have look alike: it is what the topic holds.
+
+    Examples:
+    * `tidemill message peek orders`
+    * `tidemill message peek orders --queue 3 --from 1700 --limit 1 -o json`
+    """
+    found: list[Json] = []
+    queues, unreachable = queues_of(context, topic)
+    for each in queues:
+        if queue not in (None, each.queue_id) or broker not in (None, each.broker):
+            continue
+        begin = each.min_offset if from_offset is None else from_offset
+        found += read(context, topic, each, begin, limit)
+    show_messages(context, {"messages": found, "unreachable": unreachable}, found)
+    if not found:
+        typer.echo("nothing found: no message is there", err=True)
+
+
+@app.command("tail")
+def tail_messages(
+    context: typer.Context,
+    topic: Topic,
+    begin: Annotated[
+        Begin,
+        typer.Option(
+            "--from", case_sensitive=False,
+            help="latest: only what comes from now on; earliest: first all that is there.",
+        ),
+    ] = Begin.LATEST,
+) -> None:  # fmt: skip
+    """Show the messages of a topic as they come, until Ctrl-C; nothing is consumed.
+
+    Each queue is shown in its order. With --output json a line a message.
+
+    Examples:
+    * `tidemill message tail orders`
+    * `tidemill message tail orders --from earliest -o json`
+    """
+    known: dict[tuple[str, int], int] = {}
+    away: list[str] = []
+    is_json = options_of(context).output is OutputFormat.JSON
+
+    def look() -> bool:
+        nonlocal away
+        is_first, were_away = not known, away
+        queues, away = queues_of(context, topic)
+        if away and away != were_away:
+            warn_unreachable({"unreachable": away})
+        for queue in queues:
+            name = queue.broker, queue.queue_id
+            # A queue that appears later is new, and so is all that it holds; but what a broker
+            # group has that was away until now may be old.
+            is_skipped = begin is Begin.LATEST and (is_first or queue.broker in were_away)
+            behind = known.get(name, queue.max_offset if is_skipped else queue.min_offset)
+            for message in read(context, topic, queue, behind, queue.max_offset):
+                typer.echo(json.dumps(message, ensure_ascii=False) if is_json else _line(message))
+            known[name] = queue.max_offset
+        return True
+
+    watch(look, TAIL_EVERY_S)
+
+
+def _line(message: Json) -> str:
+    place = f"{message['broker']} {message['queueId']}:{message['queueOffset']}"
+    return f"{utc(message['storedAtMs'])}  {place}  {_shown_body(message)}"
 
 
 def _read_base64(path: Path) -> str:
@@ -144,10 +250,14 @@ def _properties(given: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def show_messages(context: typer.Context, answer: Json, messages: list[Json]) -> None:
+    """Print `answer` as JSON, or its messages as a table; say what is missing in it."""
+    count = len(COLUMNS) if has_several(messages) else len(COLUMNS) - 1
+    show(context, answer, COLUMNS[:count], [_row(message)[:count] for message in messages])
+    warn_unreachable(answer)
+
+
 def _row(message: Json) -> tuple[object, ...]:
-    body = message.get("bodyText")
-    if body is None:
-        body = f"({message['bodySize']} bytes)"
     return (
         message["messageId"],
         utc(message["storedAtMs"]),
@@ -157,8 +267,16 @@ def _row(message: Json) -> tuple[object, ...]:
         message["deliveryAttempt"],
         message.get("tag"),
         message.get("reason"),
-        printable(body if len(body) <= BODY_SHOWN_MAX else body[:BODY_SHOWN_MAX] + "..."),
+        _shown_body(message),
+        message["broker"],
     )
+
+
+def _shown_body(message: Json) -> str:
+    body = message.get("bodyText")
+    if body is None:
+        body = f"({message['bodySize']} bytes)"
+    return printable(body if len(body) <= BODY_SHOWN_MAX else body[:BODY_SHOWN_MAX] + "...")
 
 
 def printable(text: str) -> str:

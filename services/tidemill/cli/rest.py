@@ -222,6 +222,17 @@ def say(context: typer.Context, answer: Json, sentence: str) -> None:
         typer.echo(sentence)
 
 
+def warn_unreachable(answer: Json) -> None:
+    """Say on standard error which broker groups an answer knows nothing of."""
+    if unreachable := answer.get("unreachable"):
+        warn(f"{', '.join(unreachable)} could not be reached: what it has is missing here")
+
+
+def has_several(items: Sequence[Json]) -> bool:
+    """Whether what is listed is of several broker groups, so that their names say something."""
+    return len({item["broker"] for item in items}) > 1
+
+
 def warn(sentence: str) -> None:
     """Print a sentence that changes nothing on standard error."""
     typer.echo(f"warning: {sentence}", err=True)

@@ -12,8 +12,10 @@ from tidemill.cli.rest import (
     call,
     check_is_sure,
     confirm,
+    has_several,
     say,
     show,
+    warn_unreachable,
 )
 from tidemill.cli.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.common.clock import SystemClock
@@ -30,7 +32,12 @@ TimerId = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS")
+Broker = Annotated[
+    str | None,
+    typer.Option(help="Broker group that has it: where there are several, each numbers its own."),
+]
+
+COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS", "BROKER")
 
 
 @app.command("ls")
@@ -58,20 +65,23 @@ def list_timers(
         "dueTo": None if due_to is None else str(instant_ms(due_to)),
         "key": key,
     }
-    timers, has_more = _pages(context, {k: v for k, v in query.items() if v is not None}, limit)
+    pages = _pages(context, {k: v for k, v in query.items() if v is not None}, limit)
+    timers, has_more, unreachable = pages
     now_ms = SystemClock().wall_ms()
-    show(context, timers, COLUMNS, [_row(timer, now_ms) for timer in timers])
+    count = len(COLUMNS) if has_several(timers) else len(COLUMNS) - 1
+    show(context, timers, COLUMNS[:count], [_row(timer, now_ms)[:count] for timer in timers])
+    warn_unreachable({"unreachable": unreachable})
     if has_more:
         typer.echo(f"there are more than these {limit}; see --limit", err=True)
 
 
 @app.command("show")
-def show_timer(context: typer.Context, timer: TimerId) -> None:
+def show_timer(context: typer.Context, timer: TimerId, broker: Broker = None) -> None:
     """Show a delayed message, also one that was delivered or cancelled not long ago.
 
     Example: tidemill timer show 17
     """
-    shown = call(context, "GET", f"/timers/{timer}")
+    shown = call(context, "GET", f"/timers/{timer}", query=_at(broker))
     now_ms = SystemClock().wall_ms()
     rows = [
         ("state", _state(shown)),
@@ -98,7 +108,11 @@ def _state(shown: Json) -> str:
 
 @app.command("cancel")
 def cancel_timer(
-    context: typer.Context, timer: TimerId, is_dry: DryRun = False, is_sure: Yes = False
+    context: typer.Context,
+    timer: TimerId,
+    broker: Broker = None,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Cancel a delayed message: it is never delivered.
 
@@ -110,13 +124,17 @@ def cancel_timer(
     if not is_dry:
         check_is_sure("timer cancel", is_sure=is_sure)
     if is_dry or not is_sure:
-        planned = call(context, "POST", path, query={"dryRun": "true"})
+        planned = call(context, "POST", path, query={"dryRun": "true", **_at(broker)})
         if is_dry:
             say(context, planned, f"timer {timer} would be cancelled: {_message_of(planned)}")
             return
         confirm(f"Cancel timer {timer}: {_message_of(planned)}? It is never delivered then.")
-    cancelled = call(context, "POST", path)
+    cancelled = call(context, "POST", path, query=_at(broker))
     say(context, cancelled, f"timer {timer} is cancelled")
+
+
+def _at(broker: str | None) -> dict[str, str]:
+    return {"broker": broker} if broker else {}
 
 
 def _message_of(timer: Json) -> str:
@@ -140,6 +158,7 @@ def reschedule_timer(
         str | None,
         typer.Option(metavar=INSTANT, help="Only if it is due then; someone may have been faster."),
     ] = None,
+    broker: Broker = None,
 ) -> None:
     """Deliver a delayed message at another time, earlier or later.
 
@@ -155,34 +174,41 @@ def reschedule_timer(
         "expectedDueAtMs": None if expect is None else instant_ms(expect),
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    moved = call(context, "POST", f"/timers/{timer}:reschedule", body=given)
+    path = f"/timers/{timer}:reschedule"
+    moved = call(context, "POST", path, body=given, query=_at(broker))
     say(context, moved, f"timer {timer} is due at {utc(moved['dueAtMs'])}")
 
 
 @app.command("fire")
-def fire_timer(context: typer.Context, timer: TimerId, is_sure: Yes = False) -> None:
+def fire_timer(
+    context: typer.Context, timer: TimerId, broker: Broker = None, is_sure: Yes = False
+) -> None:
     """Deliver a delayed message now.
 
     Example: tidemill timer fire 17
     """
     check_is_sure("timer fire", is_sure=is_sure)
     if not is_sure:
-        planned = call(context, "GET", f"/timers/{timer}")
+        planned = call(context, "GET", f"/timers/{timer}", query=_at(broker))
         confirm(f"Deliver timer {timer} now: {_message_of(planned)}?")
-    fired = call(context, "POST", f"/timers/{timer}:fire")
+    fired = call(context, "POST", f"/timers/{timer}:fire", query=_at(broker))
     say(context, fired, f"timer {timer} is fired")
 
 
-def _pages(context: typer.Context, query: dict[str, str], limit: int) -> tuple[list[Json], bool]:
-    """Collect up to `limit` timers; say whether there are more."""
+def _pages(
+    context: typer.Context, query: dict[str, str], limit: int
+) -> tuple[list[Json], bool, list[str]]:
+    """Collect up to `limit` timers; say whether there are more, and who could not be reached."""
     timers: list[Json] = []
+    unreachable: set[str] = set()
     while True:
         query["pageSize"] = str(min(limit - len(timers), PAGE_SIZE))
         page = call(context, "GET", "/timers", query=query)
         timers.extend(page["timers"])
+        unreachable.update(page.get("unreachable", ()))
         token = page.get("nextPageToken")
         if not token or len(timers) >= limit:
-            return timers, bool(token)
+            return timers, bool(token), sorted(unreachable)
         query["pageToken"] = token
 
 
@@ -197,4 +223,5 @@ def _row(timer: Json, now_ms: int) -> tuple[object, ...]:
         timer.get("messageId"),
         timer.get("tag"),
         " ".join(timer["keys"]),
+        timer["broker"],
     )

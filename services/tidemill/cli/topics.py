@@ -13,10 +13,12 @@ from tidemill.cli.rest import (
     call_pages,
     check_is_sure,
     confirm,
+    has_several,
     say,
     segment,
     show,
     warn,
+    warn_unreachable,
 )
 from tidemill.cli.times import DURATION, duration_ms
 
@@ -116,11 +118,16 @@ def show_topic(context: typer.Context, name: Name) -> None:
     Example: tidemill topic show orders
     """
     topic = call(context, "GET", f"/topics/{segment(name)}")
+    queues = topic["queueStatus"]
     rows = [
-        (name, topic["messageType"], q["queueId"], q["minOffset"], q["maxOffset"])
-        for q in topic["queueStatus"]
+        (name, topic["messageType"], q["queueId"], q["minOffset"], q["maxOffset"], q["broker"])
+        for q in queues
     ]
-    show(context, topic, ("TOPIC", "TYPE", "QUEUE", "FIRST", "NEXT"), rows)
+    columns = ("TOPIC", "TYPE", "QUEUE", "FIRST", "NEXT", "BROKER")
+    # Where there is one broker group alone its name says nothing.
+    count = len(columns) if has_several(queues) else len(columns) - 1
+    show(context, topic, columns[:count], [row[:count] for row in rows])
+    warn_unreachable(topic)
 
 
 @app.command("delete")
@@ -145,7 +152,9 @@ def delete_topic(
         loss = f"{planned['messages']} messages, read by {groups}"
         if is_dry:
             say(context, planned, f"topic {name} would be deleted, with {loss}")
+            warn_unreachable(planned)
             return
+        warn_unreachable(planned)
         confirm(f"Delete topic {name} with {loss}? Delayed messages go to %DLQ%TIMER.")
     call(context, "DELETE", path)
     say(context, {}, f"topic {name} is deleted")

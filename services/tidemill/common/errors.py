@@ -178,6 +178,10 @@ class BrokerUnreachable(UnavailableError):
     """There is no connection to the broker; the outcome of a request in flight is unknown."""
 
 
+class BrokerGroupUnreachable(UnavailableError):
+    """A broker group that the request needs is away; what was done, or not, is said."""
+
+
 class BrokerTimeout(UnavailableError):
     """The broker did not answer before the deadline; the outcome is unknown unless it says so."""
 
@@ -227,6 +231,7 @@ CODES: dict[type[ServiceError], Codes] = {
     GroupDraining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     Repairing: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     BrokerUnreachable: Codes(50001, HTTPStatus.BAD_GATEWAY),
+    BrokerGroupUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     NotBuilt: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),
     BrokerTimeout: Codes(50400, HTTPStatus.GATEWAY_TIMEOUT),
 }

@@ -119,6 +119,7 @@ KNOWN_KEYS = frozenset(
         "groups",
         "groups_max",
         "grpc_client_consumer_min_long_polling_timeout_ms",
+        "invisible_duration_min_ms",
         "grpc_host",
         "grpc_port",
         "grpc_reuse_port",
@@ -322,8 +323,8 @@ class AdminFrontSettings(ProcessSettings):
         8 << 20,
         ge=1 << 10,
         le=1 << 30,
-        description="Largest request of the REST API in bytes; beyond it 413. The largest message"
-        " takes 6 MiB as base64.",
+        description="Largest message that the REST API takes, in bytes of its request; beyond it"
+        " 413. The largest message takes 6 MiB as base64. Other requests have 64 KiB.",
     )
     admin_tls_certificate_file: str = Field(
         "", description="Certificate chain of the REST API, PEM; empty: it is served without TLS."

@@ -70,6 +70,11 @@ HOST: Final = FieldLimit(
     what="a host", where="`Address.host`", most=255, unit="bytes",
     error=IllegalAccessPoint, why="as long as a name of DNS",
 )  # fmt: skip
+HOSTS: Final = FieldLimit(
+    what="the list of hosts of an access point, together,", where="`Endpoints.addresses`", most=640,
+    unit="bytes", error=IllegalAccessPoint,
+    why="each of 1,024 queues of a route repeats them; 16 addresses of IPv6",
+)  # fmt: skip
 MESSAGES: Final = FieldLimit(
     what="a request", where="`SendMessageRequest.messages`", most=256, unit="entries",
     error=BadRequest, why="they are checked and stored in one turn, some 12 ms",
@@ -145,7 +150,7 @@ USER_AGENT: Final = FieldLimit(
 )  # fmt: skip
 
 FIELDS: Final = (
-    CLIENT_ID, NAMESPACE, ENDPOINTS, HOST, MESSAGES, BODY, MESSAGE_ID, MESSAGE_GROUP, KEYS,
+    CLIENT_ID, NAMESPACE, ENDPOINTS, HOST, HOSTS, MESSAGES, BODY, MESSAGE_ID, MESSAGE_GROUP, KEYS,
     USER_PROPERTIES, PROPERTIES, SYSTEM_PROPERTIES, BORN_HOST, TRACE_CONTEXT, ATTEMPT_ID, FILTER,
     FILTER_TAGS, RECEIPT_HANDLE, RECALL_HANDLE, ACK_ENTRIES, SETTINGS_ENTRIES,
     USER_AGENT,

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
+from typing import Protocol
+
+
+class Placement(Protocol):
+    """The first queues of a broker group, in which a topic keeps message groups."""
+
+    @property
+    def broker_group(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def queues(self) -> int:
+        """How many."""
+        ...
 
 
 class RoundRobin:
@@ -25,3 +40,16 @@ def queue_of_group(message_group: str, *, queues: int) -> int:
     """
     digest = blake2b(message_group.encode(), digest_size=8, person=b"queue").digest()
     return int.from_bytes(digest, "big") % queues
+
+
+def place_of_group(message_group: str, placements: Sequence[Placement]) -> tuple[str, int]:
+    """Return the broker group and the queue of every message of a message group.
+
+    Invariant: as of `queue_of_group`, and whoever is up.
+    """
+    queue_id = queue_of_group(message_group, queues=sum([place.queues for place in placements]))
+    for place in placements:
+        if queue_id < place.queues:
+            return place.broker_group, queue_id
+        queue_id -= place.queues
+    raise AssertionError("the queue is one of those that were counted")

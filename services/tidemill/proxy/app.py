@@ -68,7 +68,7 @@ async def serve(settings: ProxySettings) -> None:
     certificates = Certificates([each for each in (front, link) if each is not None])
     registry.register(certificates.collect)
     cluster = cluster_of(settings, metrics, connect=connect_of(link))
-    polling = PollingShell(clock, pop_timeout_ms=settings.request_timeout_ms)
+    polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
     PollingMetrics(registry, polling, cluster.knows)
     methods = wire(settings, cluster, polling, clients, clock)
     server = GrpcServer(methods, Boundary(metrics, clock))

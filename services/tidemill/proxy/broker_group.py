@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle
@@ -74,27 +74,37 @@ def _is_same(
 
 
 @final
+class Issuers:
+    """Who has issued which handles: by what they begin with."""
+
+    def __init__(self, brokers: Sequence[BrokerGroup]) -> None:
+        # A mark is short, so two brokers may have the same.
+        self._marked: dict[str, list[BrokerGroup]] = {}
+        for broker in brokers:
+            self._marked.setdefault(broker.signer.mark, []).append(broker)
+        # Of a handle that is nobody's, anybody says what is wrong with it.
+        self._anybody = brokers[:1]
+
+    def find(self, handle: str) -> Sequence[BrokerGroup]:
+        """Return who may have issued a receipt handle."""
+        return self._marked.get(handle[: receipt_handle.MARK_CHARS]) or self._anybody
+
+
+@final
 class Deliveries:
     """Opens the receipt handles of one request, mostly of few deliveries."""
 
-    def __init__(self, brokers: Iterable[BrokerGroup], group: str, topic: str) -> None:
+    def __init__(self, issuers: Issuers, group: str, topic: str) -> None:
+        self._issuers = issuers
         self._group = group
         self._topic = topic
-        # By what handles begin with. It is short, so two brokers may have the same.
-        self._brokers: dict[str, list[BrokerGroup]] = {}
-        self._anybody: list[BrokerGroup] = []
-        for broker in brokers:
-            self._anybody = self._anybody or [broker]
-            self._brokers.setdefault(broker.signer.mark, []).append(broker)
         self._openers: dict[BrokerGroup, HandleOpener] = {}
 
     def open(self, handle: str) -> tuple[BrokerGroup, HandleFields]:
         """Return which delivery of whom `handle` names. Raises InvalidReceiptHandle."""
         limits.RECEIPT_HANDLE.check_text(handle)
         refused = InvalidReceiptHandle("no broker group that there is has issued the handle")
-        # Of a handle that is nobody's, anybody says what is wrong with it.
-        brokers = self._brokers.get(handle[: receipt_handle.MARK_CHARS]) or self._anybody
-        for broker in brokers:
+        for broker in self._issuers.find(handle):
             opener = self._openers.get(broker)
             if opener is None:
                 opener = broker.signer.opener(self._group, self._topic)

@@ -24,14 +24,14 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.common.readiness import Peer
-from tidemill.message.queue_choice import queue_of_group
+from tidemill.message.queue_choice import place_of_group, queue_of_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
     check_group,
     check_topic,
 )
-from tidemill.proxy.broker_group import BrokerGroup, Deliveries, Ids, open_recall
+from tidemill.proxy.broker_group import BrokerGroup, Deliveries, Ids, Issuers, open_recall
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.proxy.members import Members
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -76,9 +76,11 @@ class Cluster:
 
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self._members = Members(settings.brokers, open_link)
-        self._members.on_change = self._forget_spreads
-        # By topic; of what brokers have told, so all are made again when one tells something.
-        self._spreads: dict[str, Spread] = {}
+        self._members.on_change = self._changed
+        self.on_change: Callable[[], None] = lambda: None  # of who has which topics and groups
+        # Made of what brokers have told, and made again when one of them tells something.
+        self._spreads: dict[str, Spread] = {}  # by topic
+        self._issuers: Issuers | None = None
         self._turns = count()
         self._request_timeout_ms = settings.request_timeout_ms
         self._reserve_ms = settings.deadline_reserve_ms
@@ -179,21 +181,16 @@ class Cluster:
         if not topic.placements:
             queue_id = queue_of_group(message_group, queues=topic.queues)
             return Place(self.home, topic.id, queue_id)
-        place_count = sum([place.queues for place in topic.placements])
-        queue_id = queue_of_group(message_group, queues=place_count)
-        for place in topic.placements:
-            if queue_id < place.queues:
-                break
-            queue_id -= place.queues
-        broker = self._members.by_name.get(place.broker_group)
+        name, queue_id = place_of_group(message_group, topic.placements)
+        broker = self._members.by_name.get(name)
         if broker is None:
             raise BrokerUnreachable(
-                f"the broker group {place.broker_group}, which has the message group, is not to be"
+                f"the broker group {name}, which has the message group, is not to be"
                 f" found at its address"
             )
         if broker.is_draining:
             raise GroupDraining(
-                f"the broker group {place.broker_group}, which has the message group, is draining;"
+                f"the broker group {name}, which has the message group, is draining;"
                 f" send again when it has left"
             )
         own = broker.find_topic(topic)
@@ -226,8 +223,9 @@ class Cluster:
         spread = self._spreads[topic.name] = found or [(self.home, topic.id, topic.queues)]
         return spread
 
-    def _forget_spreads(self) -> None:
-        self._spreads = {}
+    def _changed(self) -> None:
+        self._spreads, self._issuers = {}, None
+        self.on_change()
 
     def readable(self, topic: link_pb2.TopicConfig) -> Sequence[Readable]:
         """Return who has which queues of a topic, whether up or not."""
@@ -243,16 +241,11 @@ class Cluster:
             for name, queues in has.items()
         ]
 
-    def broker_to_pop(
-        self, topic: link_pb2.TopicConfig, group: link_pb2.GroupConfig
-    ) -> BrokerGroup:
-        """Choose of whom to take messages: one after the other of those that are up."""
-        up = [broker for broker in self.brokers_of(topic, group) if broker.link.is_up]
-        return up[next(self._turns) % len(up)] if up else self.home
-
     def deliveries(self, group: str, topic: str) -> Deliveries:
         """Return what opens the receipt handles of one request."""
-        return Deliveries(self.brokers, group, topic)
+        if self._issuers is None:
+            self._issuers = Issuers(self.brokers)
+        return Deliveries(self._issuers, group, topic)
 
     def open_recall(self, handle: str, topic: str) -> tuple[BrokerGroup, Recall]:
         """Return which timer of whom a recall handle names. Raises BadRequest."""
@@ -277,6 +270,7 @@ class Cluster:
         topic = self._homes.topics.get(name)
         if topic is None:
             check_topic(name)
+            self._check_home()
             raise TopicNotFound(f"there is no topic {name}")
         return topic
 
@@ -285,6 +279,7 @@ class Cluster:
         group = self._homes.groups.get(name)
         if group is None:
             check_group(name)
+            self._check_home()
             raise GroupNotFound(f"there is no consumer group {name}")
         return group
 
@@ -312,6 +307,20 @@ class Cluster:
             return name.removeprefix(DEAD_LETTER_TOPIC_PREFIX) in self._homes.groups
         return self._homes.auto_create and not name.startswith(RETRY_TOPIC_PREFIX)
 
+    def _check_home(self) -> None:
+        """Raise BrokerUnreachable where what the home does not know says nothing."""
+        if self._members.refusal:
+            raise BrokerUnreachable(self._members.refusal)
+
     async def _ensure(self, request: link_pb2.EnsureRequest, call: Call) -> None:
         """Create what is missing; the configuration holds it when this returns."""
-        await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
+        self._check_home()
+        try:
+            await self.home.link.ask(ENSURE, request, timeout_ms=self.timeout_ms(call))
+        except (BrokerTimeout, BrokerUnreachable) as error:
+            if len(self._members.by_name) < 2:
+                raise
+            raise type(error)(
+                f"{request.topic or request.group} is not known, and can only be created by"
+                f" {self.home.name}: {error.message}"
+            ) from error

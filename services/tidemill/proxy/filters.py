@@ -20,8 +20,11 @@ def tags_of(expression: v2.FilterExpression) -> list[str]:
         return []
     if expression.type != v2.TAG:
         raise IllegalFilter("the filter has an expression and no type; say TAG")
-    tags = [tag.strip() for tag in text.split("||")]
+    # Nothing between two bars is nothing that is asked for, as in the reference.
+    tags = [tag.strip() for tag in text.split("||") if tag.strip()]
     limits.FILTER_TAGS.check_count(len(tags))
+    if not tags:
+        raise IllegalFilter(f"the tag filter {text!r} names no tag")
     for tag in tags:
         try:
             check_tag(tag)

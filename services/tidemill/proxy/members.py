@@ -43,6 +43,7 @@ class Members:
         self._asking: asyncio.Task[None] | None = None
         self._introduced: set[tuple[tuple[str, str], ...]] = set()
         self._warned: dict[str, None] = {}
+        self.refusal = ""  # why somebody has to act before what the home says can be believed
         for address in seeds:
             self._open(address)
         # Of topics, groups and the list of broker groups; the others have them from it.
@@ -116,6 +117,7 @@ class Members:
             group = self._all.get(address)
             if group is not None and group.link.configured.is_set():
                 self._told[address] = _told_by(group)
+        self.refusal = ""
         match decide(self._told):
             case Alone(address):
                 alone = self._all[address]
@@ -127,6 +129,7 @@ class Members:
             case Wait(reason):
                 self._warn_once(f"waiting for all brokers: {reason}", log.info)
             case Refuse(reason):
+                self.refusal = reason
                 self._warn_once(reason, log.error)
         self.on_change()
         news, self._news = self._news, asyncio.Event()

@@ -36,6 +36,7 @@ def access_point(endpoints: v2.Endpoints, advertised: v2.Endpoints | None) -> v2
         limits.HOST.check_text(address.host)
         if not address.host.strip() or not 0 < address.port < 65_536:
             raise IllegalAccessPoint(f"no client can connect to {address.host!r}:{address.port}")
+    limits.HOSTS.check_count(sum(len(address.host.encode()) for address in endpoints.addresses))
     scheme = endpoints.scheme or scheme_of(endpoints.addresses[0].host)
     # Clients refuse two addresses below a domain name.
     addresses = endpoints.addresses[:1] if scheme == v2.DOMAIN_NAME else endpoints.addresses

@@ -71,6 +71,13 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     long_polling_max_ms: int = Field(
         20_000, ge=1_000, le=60_000, description="Longest long poll; longer requests are cut."
     )
+    invisible_duration_min_ms: int = Field(
+        1_000,
+        ge=10,
+        le=600_000,
+        description="Shortest invisible duration of a receive: below it a message comes back before"
+        " it has arrived. A later change may be shorter.",
+    )
     unready_after_ms: int = Field(
         10_000,
         ge=0,

@@ -191,8 +191,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
             return [
                 "admin",
                 *common("admin", addresses),
-                # The home, which has what is to be administered.
-                f"--broker=127.0.0.1:{broker_ports[FIRST_BROKER]}",
+                *(f"--broker=127.0.0.1:{port}" for port in broker_ports.values()),
                 "--drain-delay-ms=0",
                 f"--host={settings.admin_host}",
                 f"--port={port_of(addresses.get('admin'), settings.admin_port)}",

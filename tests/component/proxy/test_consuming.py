@@ -18,6 +18,7 @@ from tests.support.proxy_world import (
     receive_request,
     run,
 )
+from tidemill.proxy.server import consumer
 from tidemill.proxy.server.consumer import REPLY_ROOM_BYTES
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -237,7 +238,7 @@ def test_filter_and_attempt_reach_the_broker() -> None:
         ("topic", "group", 0, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
         ("topic", "group", 999, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
         ("topic", "group", 43_200_001, v2.TAG, "*", v2.ILLEGAL_INVISIBLE_TIME),
-        ("topic", "group", 30_000, v2.TAG, "a||", v2.ILLEGAL_FILTER_EXPRESSION),
+        ("topic", "group", 30_000, v2.TAG, "||", v2.ILLEGAL_FILTER_EXPRESSION),
         (
             "topic",
             "group",
@@ -332,6 +333,22 @@ def test_what_was_not_written_to_the_client_is_given_back(failing_item: int) -> 
         assert [change.index for change in frame.changes] == list(
             range(max(failing_item - 1, 0), 4)
         )
+
+    run(scenario)
+
+
+def test_what_cannot_be_made_an_answer_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> list[bytes]:
+        raise ValueError("a defect")
+
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic(queues=1)
+        await world.send(message(), message())
+        monkeypatch.setattr(consumer, "encode_received", broken)
+        answer, *_ = await world.receive(receive_request())
+        assert answer.status.code == v2.INTERNAL_SERVER_ERROR
+        frame = await world.broker.wait_for_frame("changes")
+        assert [change.index for change in frame.changes] == [0, 1]
 
     run(scenario)
 
@@ -458,10 +475,16 @@ def test_change_invisible_to_nothing_brings_the_message_back_at_once() -> None:
 def test_change_invisible_is_refused_beyond_its_limits() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await handle_of(world)
-        for invisible_ms in (-1000, 43_200_001):
+        for invisible_ms, words in (
+            (-1000, "the invisibleTime is too small"),
+            (43_200_001, "the invisibleTime is too large"),
+        ):
             response = await change(world, handle, invisible_ms)
             assert response.status.code == v2.ILLEGAL_INVISIBLE_TIME
-        assert (await change(world, "broken", 0)).status.code == v2.INVALID_RECEIPT_HANDLE
+            assert words in response.status.message
+        response = await change(world, "broken", 0)
+        assert response.status.code == v2.INVALID_RECEIPT_HANDLE
+        assert "INVALID_RECEIPT_HANDLE" in response.status.message
 
     run(scenario)
 

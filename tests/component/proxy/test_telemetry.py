@@ -10,18 +10,21 @@ from typing import Any, cast
 
 import pytest
 from google.protobuf.message import Message
+from structlog.testing import capture_logs
 
 from tests.support.clocks import ManualClock
 from tests.support.proxy_world import HEADERS
+from tidemill.common.errors import GroupNotFound
 from tidemill.proxy.client_settings import DEFAULT_GROUP
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
+from tidemill.proxy.server import telemetry
 from tidemill.proxy.server.call import Call, Responses
-from tidemill.proxy.server.telemetry import Telemetry
+from tidemill.proxy.server.telemetry import COMMANDS_BURST, Telemetry
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-from tidemill.transport.grpc.status import RpcError
+from tidemill.transport.grpc.status import RpcCode, RpcError
 
 TOPICS = [v2.Resource(name=f"topic-{n}") for n in range(1_000)]
 PRODUCER = v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing(topics=TOPICS))
@@ -54,22 +57,23 @@ class HangingCluster:
 class Stream:
     """A stream that has sent one command, and stays open."""
 
-    def __init__(self, command: v2.Settings | bytes, *, has_room: bool = True) -> None:
+    def __init__(
+        self, command: v2.Settings | bytes, *, has_room: bool = True, count: int = 1
+    ) -> None:
         if isinstance(command, v2.Settings):
             command = service.TelemetryCommand(settings=command).SerializeToString()
-        self._commands = [command]
+        self._commands = [command] * count
+        self.repeated, self.released = asyncio.Event(), asyncio.Event()
         self._has_room = has_room
         self.held_bytes: list[int] = []
         self.cluster = HangingCluster()
         self.waits = asyncio.Event()
         clock = ManualClock()
         clients = Clients(clients_max=10, monotonic_ms=clock.monotonic_ms)
-        telemetry = Telemetry(
-            cast("Cluster", self.cluster), clients, clock, long_polling_max_ms=1_000
-        )
+        served = Telemetry(cast("Cluster", self.cluster), clients, clock, long_polling_max_ms=1_000)
         call = Call(HEADERS, peer=lambda: "test", time_remaining_s=None)
         requests, responses = cast("AsyncIterator[bytes]", self), cast("Responses", self)
-        self.serving = telemetry.telemetry(call, requests, responses)
+        self.serving = served.telemetry(call, requests, responses)
         self.answers: list[int] = []  # their sizes
 
     def __aiter__(self) -> Stream:
@@ -84,10 +88,16 @@ class Stream:
 
     async def send(self, answer: bytes) -> None:
         self.answers.append(len(answer))
+        if len(self.answers) == 2:
+            self.repeated.set()
 
     def hold(self, size_bytes: int) -> bool:
         self.held_bytes.append(size_bytes)
         return self._has_room
+
+    def release(self, size_bytes: int) -> None:
+        self.held_bytes.remove(size_bytes)
+        self.released.set()
 
 
 def kept(coroutine: Any) -> Iterator[object]:
@@ -149,6 +159,53 @@ def test_an_answer_is_kept_to_be_repeated_where_there_is_room(has_room: bool) ->
         assert all(one.cancelled() for one in repeats), "it ends with its stream"
 
     asyncio.run(scenario())
+
+
+def test_the_room_of_a_repeated_answer_is_given_back_when_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telemetry, "NODE_JS_REPEAT_MS", 0)
+
+    async def scenario() -> None:
+        stream = Stream(CONSUMER)
+        stream.cluster.answers.set()
+        task = asyncio.create_task(stream.serving)
+        await stream.repeated.wait()
+        await stream.released.wait()
+        assert (len(stream.answers), stream.held_bytes) == (2, [])
+        [repeat] = [one for one in kept(stream.serving) if isinstance(one, telemetry._Repeat)]
+        assert repeat._task is None
+        await cancelled(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_has_so_many_commands_at_once() -> None:
+    async def scenario() -> None:
+        stream = Stream(PRODUCER, count=COMMANDS_BURST + 1)
+        with pytest.raises(RpcError, match="1 command a second") as refused:
+            await stream.serving
+        assert refused.value.code is RpcCode.RESOURCE_EXHAUSTED
+        assert len(stream.answers) == COMMANDS_BURST
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_group_is_told_of_once_however_often_it_comes() -> None:
+    async def scenario() -> None:
+        stream = Stream(CONSUMER, count=20)
+        stream.cluster.use_group = unknown_group  # type: ignore[assignment]  # As a broker would say.
+        task = asyncio.create_task(stream.serving)
+        await stream.waits.wait()
+        await cancelled(task)
+
+    async def unknown_group(name: str, _call: Call) -> link_pb2.GroupConfig:
+        raise GroupNotFound(f"group {name} is not there")
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    [told] = logs
+    assert told["reason"] == "group group is not there"
 
 
 @pytest.mark.parametrize(

@@ -80,12 +80,16 @@ def test_a_broken_certificate_keeps_the_old_one_and_says_so(
     trust = ssl.create_default_context(cafile=certificates.authority)
     tls = reloading(files)
     expires_at_s = tls.expires_at_s
+    nowhere = tmp_path / "nowhere"
+    nowhere.symlink_to("k" * 300)
     with rpc_server(tls="required", tls_context=newest_of(tls)) as running:
         for breaking in (
             lambda: Path(files.certificate).write_text("no certificate"),
             lambda: Path(files.key).unlink(),
             # A certificate whose key has not come yet.
             lambda: shutil.copy(certificates.folder / "client.key", files.key),
+            # A name that the system does not even look up, as below a folder that is not ours.
+            lambda: nowhere.rename(files.key),
         ):
             breaking()
             with capture_logs() as logs:
@@ -94,15 +98,36 @@ def test_a_broken_certificate_keeps_the_old_one_and_says_so(
             assert "tls_" in told["reason"]
             with RawClient(running.port, tls=trust) as client:
                 assert client.call(1) == grpc_message(b"hello")
-    assert tls.results == {"failed": 3}
+    assert tls.results == {"failed": 4}
     assert tls.expires_at_s == expires_at_s
     samples = {
         (sample.name, sample.labels.get("result")): sample.value
         for metric in All([tls]).collect()
         for sample in metric.samples
     }
-    assert samples["rocketmq_tls_reloads_total", "failed"] == 3
+    assert samples["rocketmq_tls_reloads_total", "failed"] == 4
     assert samples["rocketmq_tls_certificate_expires_at_seconds", None] == expires_at_s
+
+
+def test_whatever_a_look_comes_to_the_next_one_follows(files: TlsFiles) -> None:
+    made: list[str] = []
+
+    def make() -> ssl.SSLContext:
+        made.append("made")
+        if len(made) > 1:
+            raise LookupError("nobody thought of it")
+        return server_context(files)
+
+    tls = Reloading("clients", files, make)
+    Path(files.key).write_bytes(Path(files.key).read_bytes() + b"\n")
+    all_of_them = All([tls])
+    with capture_logs() as logs:
+        all_of_them.look()
+        all_of_them.look()
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == [
+        "certificates could not be looked at"
+    ]
+    assert len(made) == 2, "the second look had nothing to do"
 
 
 def test_a_certificate_that_expires_is_told_of_every_day(tmp_path: Path, files: TlsFiles) -> None:
@@ -214,3 +239,14 @@ def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
     files = TlsFiles(certificate=str(tmp_path / "none"), key=str(tmp_path / "none"))
     with pytest.raises(StartRefused, match="tls_certificate_file must name a file"):
         reloading(files)
+
+
+def test_all_who_hold_a_certificate_hear_of_a_new_one(tmp_path: Path, files: TlsFiles) -> None:
+    """The admin process has a connection to each broker group."""
+    tls = reloading(files)
+    heard: list[str] = []
+    for name in ("first", "second"):
+        tls.on_reload.add(functools.partial(heard.append, name))
+    make_certificate(tmp_path, "server", days=30)
+    tls.check()
+    assert sorted(heard) == ["first", "second"]

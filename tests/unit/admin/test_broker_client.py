@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from tidemill.admin.broker_client import BrokerClient
+from tidemill.admin.broker_watch import BrokerWatch
 from tidemill.common.errors import BrokerUnreachable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -63,3 +68,89 @@ def test_a_broker_that_does_not_come_is_called_unreachable() -> None:
     with reserved_port() as reserved:
         host, port = reserved.getsockname()
         asyncio.run(scenario(f"{host}:{port}"))
+
+
+class HealthOfABroker:
+    """A broker that is asked for its health, and answers when it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.released = asyncio.Event(), asyncio.Event()
+        self.answer = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        self.answer_bytes = self.answer.SerializeToString()
+
+    async def _check(self, _request: bytes, _context: object) -> bytes:
+        self.asked.set()
+        await self.released.wait()
+        return self.answer_bytes
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        server = grpc.aio.server()
+        check: Any = grpc.unary_unary_rpc_method_handler(self._check)
+        handler = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+        server.add_generic_rpc_handlers((handler,))
+        port = server.add_secure_port("127.0.0.1:0", grpc.local_server_credentials())
+        await server.start()
+        yield f"127.0.0.1:{port}"
+        self.released.set()
+        await server.stop(None)
+
+
+def channel_to(address: str) -> grpc.aio.Channel:
+    return grpc.aio.secure_channel(address, grpc.local_channel_credentials())
+
+
+def test_a_watch_outlives_the_connection_that_it_asks_on() -> None:
+    async def scenario() -> None:
+        broker = HealthOfABroker()
+        async with broker.serving() as address, channel_to(address) as channel:
+            client = BrokerClient(channel, timeout_ms=TIMEOUT_MS)
+            watch = BrokerWatch(client, address)
+            asking = asyncio.create_task(watch._ask())
+            await broker.asked.wait()
+            await channel.close()
+            assert await asking == "its connection was closed"
+            async with channel_to(address) as renewed:
+                client.use(renewed)
+                broker.released.set()
+                assert await watch._ask() == ""
+                broker.answer_bytes = b"\xff\xff"
+                assert "cannot be understood" in await watch._ask()
+                broker.released.clear()
+                broker.asked.clear()
+                asking = asyncio.create_task(watch._ask())
+                await broker.asked.wait()
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+
+    asyncio.run(scenario())
+
+
+def test_a_call_of_a_connection_that_is_closed_finds_the_broker_unreachable() -> None:
+    async def scenario() -> None:
+        begun, released = asyncio.Event(), asyncio.Event()
+
+        async def hang(_request: object, _context: object) -> pb.ConfigUpdate:
+            begun.set()
+            await released.wait()
+            return pb.ConfigUpdate()
+
+        server = grpc.aio.server()
+        method: Any = grpc.unary_unary_rpc_method_handler(
+            hang, pb.Empty.FromString, pb.ConfigUpdate.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(SERVICE, {"GetConfig": method})
+        server.add_generic_rpc_handlers((handler,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = asyncio.create_task(BrokerClient(channel, timeout_ms=TIMEOUT_MS).config())
+            await begun.wait()
+            await channel.close()
+            with pytest.raises(BrokerUnreachable):
+                await call
+        released.set()
+        await server.stop(None)
+
+    asyncio.run(scenario())

@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from tidemill.admin import connections
+from tidemill.admin.metrics import UNANSWERED, AdminMetrics, Measured
+from tidemill.admin.paths import Paths
 from tidemill.admin.process import listening, serving
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 WAIT_S = 30.0  # far more than anything here takes
 ANSWER_BYTES = 32 << 20  # more than the buffers of both ends
@@ -32,7 +35,7 @@ async def app(scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[Connect]:
+async def served(application: ASGIApp = app) -> AsyncIterator[Connect]:
     opened: list[asyncio.StreamWriter] = []
     with listening("127.0.0.1", 0) as listener:
         address = listener.getsockname()
@@ -42,10 +45,16 @@ async def served() -> AsyncIterator[Connect]:
             opened.append(writer)
             return reader, writer
 
-        async with asyncio.timeout(WAIT_S), serving(app, listener, 0):
+        async with asyncio.timeout(WAIT_S), serving(application, listener, 0):
             yield connect
             for writer in opened:
                 writer.transport.abort()
+
+
+async def reads_its_body(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await app(scope, receive, send)
 
 
 async def is_served(ends: Ends) -> bool:
@@ -138,3 +147,77 @@ def test_a_newcomer_takes_the_place_of_who_has_waited_longest(
             assert await is_served(first)
 
     asyncio.run(scenario())
+
+
+BODY_HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "CONNECTIONS_PER_ADDRESS_MAX"])
+def test_bodies_that_never_end_lock_nobody_out(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, limit, 2)
+    begun = asyncio.Semaphore(0)
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.release()
+        await reads_its_body(scope, receive, send)
+
+    async def scenario() -> None:
+        async with served(reads) as connect:
+            slow = [await connect(), await connect()]
+            for _, writer in slow:
+                writer.write(BODY_HEAD)
+                await begun.acquire()
+            assert await is_served(await connect())
+            assert await is_let_go(slow[0])
+            slow[1][1].write(bytes(100))
+            assert (await slow[1][0].readline()).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())
+
+
+def test_what_is_no_request_is_a_line_of_log_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with served() as connect:
+            for _ in range(5):
+                reader, writer = await connect()
+                writer.write(b"\0\0\r\n\r\n")
+                assert (await reader.read()).startswith(b"HTTP/1.1 400")
+            # After its answer has begun there is none that could be sent.
+            reader, writer = await connect()
+            writer.write(HEAD.replace(b"GET / ", b"POST / ")[:-2])
+            writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.write(b"zz\r\n")
+            assert b"400" not in await reader.read()
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    assert [(line["kind"], line["count"]) for line in logs] == [("http_request", 1)]
+    assert not [one for one in caplog.records if "Invalid" in one.message or one.exc_info]
+
+
+def test_a_sender_that_goes_in_the_middle_of_its_body_is_counted_as_gone() -> None:
+    counted = AdminMetrics()
+    gone = asyncio.Event()
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await app(scope, receive, send)  # As a framework does that cannot tell.
+
+    measured = Measured(reads, counted, Paths([]))
+
+    async def served_once(scope: Scope, receive: Receive, send: Send) -> None:
+        await measured(scope, receive, send)
+        gone.set()
+
+    async def scenario() -> None:
+        async with served(served_once) as connect:
+            _, writer = await connect()
+            writer.write(BODY_HEAD)
+            await writer.drain()
+            writer.close()
+            await gone.wait()
+
+    asyncio.run(scenario())
+    assert [status for _, _, status in counted.requests] == [UNANSWERED]

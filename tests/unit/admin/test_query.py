@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from tidemill.admin.app import create_app
-from tidemill.admin.routes import broker_of
+from tidemill.admin.brokers import Answer, Member
+from tidemill.admin.routes import brokers_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 APP = create_app(None)  # type: ignore[arg-type]  # Each test has a broker of its own.
@@ -34,9 +36,18 @@ class Resetting(Untouched):
         self.resets.append(request)
         return pb.ResetOffsetReply()
 
+    async def change_all(
+        self,
+        check: object,  # Of several; here is one.
+        change: Callable[[Member], Awaitable[pb.ResetOffsetReply]],
+    ) -> list[Answer[pb.ResetOffsetReply]]:
+        """Be the only member, and its client."""
+        member = Member("broker-0", "h:1", is_home=True, is_draining=False, client=self)  # type: ignore[arg-type]  # a stand-in
+        return [Answer(member.name, await change(member))]
+
 
 def ask(broker: object, method: str, path: str, body: object = None) -> httpx.Response:
-    APP.dependency_overrides[broker_of] = lambda: broker
+    APP.dependency_overrides[brokers_of] = lambda: broker
 
     async def request() -> httpx.Response:
         transport = httpx.ASGITransport(APP)
@@ -79,7 +90,7 @@ def test_every_call_refuses_a_parameter_that_it_does_not_have(
         ("DELETE", "/groups/o?dry-run=true", "did you mean 'dryRun'?"),
         ("POST", "/timers/0:cancel?dryrun=true", "did you mean 'dryRun'?"),
         ("DELETE", "/topics/o?dryRun=true&dryRun=false", "'dryRun' is given more than once"),
-        ("POST", "/timers/0:fire?dryRun=true", "this call has none"),
+        ("POST", "/timers/0:fire?dryRun=true", "there are broker"),
         ("PUT", "/topics/o?dryRun=true", "this call has none"),
         ("PUT", "/topics/o?force=true", "'force' belongs into the body"),
         ("POST", "/groups/g:resetOffset?offset=7", "'offset' belongs into the body"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
@@ -30,21 +28,15 @@ def following() -> World:
     return world
 
 
-def tell(
-    follower: World,
-    home: World,
-    *,
-    deleted_topic_ids: Collection[int] = (),
-    is_complete: bool = True,
-) -> None:
+def tell(follower: World, home: World) -> None:
     """Tell a follower of all that the home has."""
-    catalog = home.engine.catalog
-    for _ in follower.engine.following.follow(
+    catalog, following = home.engine.catalog, follower.engine.following
+    gone_topics, gone_groups = following.gone(catalog.topics, catalog.groups)
+    for _ in following.follow(
         [topic for topic in catalog.topics.values() if not topic.is_system],
         list(catalog.groups.values()),
-        deleted_topic_ids=deleted_topic_ids,
-        deleted_group_ids=(),
-        is_complete=is_complete,
+        deleted_topic_ids=gone_topics,
+        deleted_group_ids=gone_groups,
         now_ms=follower.now_ms,
     ):
         pass
@@ -272,7 +264,7 @@ def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
     follower.send("m0")
     draining = Home(cluster_id="c", name="home", address="h:1", is_draining=True)
     with pytest.raises(Conflict, match="not draining"):
-        follower.engine.following.leave("c", 0)
+        leave(follower)
     follower.engine.following.meet(draining, may_join=False, now_ms=follower.now_ms)
     follower.commit()
     follower.restart()
@@ -283,11 +275,14 @@ def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
     assert left(follower) == (0, 1, 0)
     follower.ack(*popped)
     assert left(follower) == (0, 0, 0)
-    follower.engine.following.leave("c", follower.now_ms)
+    leave(follower)
     follower.commit()
     follower.restart()
     assert follower.engine.catalog.membership.home is None
     assert not follower.engine.catalog.is_draining
+    # The next home has other topics under these ids.
+    assert follower.engine.catalog.find_topic(TOPIC) is None
+    assert follower.engine.catalog.find_group(GROUP) is None
 
 
 def test_what_nobody_has_read_is_left() -> None:
@@ -296,6 +291,11 @@ def test_what_nobody_has_read_is_left() -> None:
     tell(follower, home)
     follower.send("m0")
     assert left(follower) == (1, 0, 0)
+
+
+def leave(world: World) -> None:
+    for _ in world.engine.following.leave("c", world.now_ms):
+        pass
 
 
 def left(world: World) -> tuple[int, int, int]:

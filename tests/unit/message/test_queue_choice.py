@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.message.queue_choice import RoundRobin, queue_of_group
+from tidemill.message.queue_choice import RoundRobin, place_of_group, queue_of_group
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 def test_messages_without_a_group_go_round_the_queues() -> None:
@@ -32,3 +33,16 @@ def test_the_queue_of_a_message_group_is_the_same_in_every_release() -> None:
         4,
         2,
     ]
+
+
+def test_a_message_group_has_one_place_among_all_queues_of_all_broker_groups() -> None:
+    """Frozen as the queues are: whoever sends has to find the same place."""
+    placements = [
+        pb.Placement(broker_group="a", queues=2),
+        pb.Placement(broker_group="b", queues=1),
+        pb.Placement(broker_group="c", queues=3),
+    ]
+    flat = [("a", 0), ("a", 1), ("b", 0), ("c", 0), ("c", 1), ("c", 2)]
+    for n in range(100):
+        place = place_of_group(f"order-{n}", placements)
+        assert place == flat[queue_of_group(f"order-{n}", queues=len(flat))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.common.metrics import OVERFLOW
-from tidemill.proxy.clients import EXPIRY_MS, LABEL_SETS_MAX, Client, Clients
+from tidemill.proxy.clients import EXPIRED_A_TURN, EXPIRY_MS, LABEL_SETS_MAX, Client, Clients
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 CLIENTS_MAX = 5_000
@@ -54,6 +54,17 @@ def test_the_dead_leave_the_metrics_by_time_alone() -> None:
     assert len(world.clients) == 0
 
 
+def test_a_crowd_that_falls_silent_is_forgotten_in_turns() -> None:
+    world = World()
+    for n in range(2 * EXPIRED_A_TURN):
+        world.seen(f"c{n}")
+    world.now_ms += EXPIRY_MS + 1
+    world.seen("first to speak")
+    assert len(world.clients) == EXPIRED_A_TURN + 1
+    world.seen("next")
+    assert len(world.clients) == 2
+
+
 def test_what_clients_invent_does_not_make_metrics_grow() -> None:
     world = World()
     for n in range(2 * LABEL_SETS_MAX):
@@ -67,6 +78,8 @@ def test_what_clients_invent_does_not_make_metrics_grow() -> None:
     assert producers["grpc", OVERFLOW, OVERFLOW] == LABEL_SETS_MAX
     world.now_ms += EXPIRY_MS + 1
     world.seen("late", group="late")
+    while len(world.clients) > 1:
+        world.told("rocketmq_consumer_connections")  # Each time some of them are forgotten.
     assert world.told("rocketmq_consumer_connections") == {
         ("grpc", "pop", "late", "GO", "5.1.2"): 1
     }

@@ -18,6 +18,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
         (" * ", []),
         ("a", ["a"]),
         ("a||b", ["a", "b"]),
+        ("a||||b||", ["a", "b"]),
         (" a ||  b ", ["a", "b"]),
         ("b||a||b", ["a", "b"]),
         ("a || *", []),
@@ -32,7 +33,7 @@ def test_no_filter_asks_for_everything() -> None:
     assert tags_of(v2.FilterExpression()) == []
 
 
-@pytest.mark.parametrize("expression", ["a||", "||", "a|b", "a||||b", "a\x00", "x" * 16_385])
+@pytest.mark.parametrize("expression", ["||", " || ", "a|b", "a\x00", "x" * 16_385])
 def test_a_tag_filter_that_cannot_be_understood_is_refused(expression: str) -> None:
     with pytest.raises(IllegalFilter):
         tags_of(v2.FilterExpression(type=v2.TAG, expression=expression))

@@ -32,6 +32,15 @@ def test_a_route_lists_every_queue_behind_the_clients_own_access_point() -> None
         assert queue.broker.endpoints == ACCESS_POINT
 
 
+def test_the_hosts_of_an_access_point_are_bounded_together() -> None:
+    """Each of 1,024 queues repeats them."""
+    some = [v2.Address(host="1" * 40, port=1)] * 16
+    assert routing.access_point(v2.Endpoints(scheme=v2.IPv4, addresses=some), None).addresses
+    more = [*some[1:], v2.Address(host="1" * 41, port=1)]
+    with pytest.raises(IllegalAccessPoint, match="together, has at most 640 bytes, not 641"):
+        routing.access_point(v2.Endpoints(scheme=v2.IPv4, addresses=more), None)
+
+
 def test_a_topic_of_the_broker_is_for_reading() -> None:
     topic = link_pb2.TopicConfig(id=2, name="%DLQ%group", queues=1, is_system=True)
     assert [queue.permission for queue in queues(topic)] == [v2.READ]

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
-from tidemill.transport.aio.call import RpcCall, bidirectional
+from tidemill.transport.aio.call import SEND_BYTES_MAX, RpcCall, bidirectional
 from tidemill.transport.aio.server import ServerProtocol
 from tidemill.transport.grpc.server_connection import ServerCall
 
@@ -33,3 +33,56 @@ def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:
         assert consumed == [(10, 400), (11, 0)]
 
     asyncio.run(scenario())
+
+
+def test_who_sends_on_and_on_lets_others_have_their_turns() -> None:
+    """Also where windows are open, and the transport takes it all: nothing else makes it wait."""
+    sent: list[bytes] = []
+
+    def send(_call: ServerCall, batch: list[bytes]) -> bool:
+        sent.extend(batch)
+        return True  # as much as a turn may have
+
+    async def serve(_call: RpcCall) -> None: ...
+
+    async def scenario() -> None:
+        protocol = SimpleNamespace(send=send, is_congested=False, is_paused=False)
+        state = SimpleNamespace(
+            is_ended=False, queued_total_bytes=0, stream=SimpleNamespace(queued_bytes=0)
+        )
+        async with asyncio.TaskGroup() as tasks:
+            for name in (b"first", b"second"):
+                call = RpcCall(
+                    cast("ServerProtocol", protocol),
+                    cast("ServerCall", state),
+                    bidirectional(serve),
+                )
+                messages = [name.ljust(SEND_BYTES_MAX)] * 3  # A batch each.
+                tasks.create_task(call.send_all(messages))
+
+    asyncio.run(scenario())
+    assert [one.strip() for one in sent] == [b"first", b"second"] * 3
+
+
+def test_a_stream_gets_one_request_in_a_turn_of_the_loop() -> None:
+    served: list[str] = []
+
+    async def read(name: str, call: RpcCall) -> None:
+        async for request in call:
+            served.append(name)
+            assert request == b"%d" % served.count(name)
+
+    async def scenario() -> None:
+        protocol = cast("ServerProtocol", SimpleNamespace(consumed=lambda *_told: None))
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("first", "second"):
+                call = RpcCall(protocol, cast("ServerCall", None), bidirectional(serve))
+                for n in range(3):
+                    call.put_request(b"%d" % (n + 1), 6, 0)
+                call.end_requests()
+                tasks.create_task(read(name, call))
+
+    async def serve(_call: RpcCall) -> None: ...
+
+    asyncio.run(scenario())
+    assert served == ["first", "second"] * 3

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Header, Query, Request
 from fastapi.responses import JSONResponse
 
-from tidemill.admin.broker_client import BrokerClient
+from tidemill.admin.brokers import Brokers
 from tidemill.admin.compose import Composer
 from tidemill.admin.schemas import Schema
 from tidemill.common.clock import SystemClock
@@ -19,11 +19,11 @@ USER_CHARS_MAX = 128  # of who somebody says to be, in a line of the log
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
 
-def broker_of(request: Request) -> BrokerClient:
-    """Return the client that the application was made with."""
-    broker = request.app.state.broker
-    assert isinstance(broker, BrokerClient)
-    return broker
+def brokers_of(request: Request) -> Brokers:
+    """Return the broker groups that the application was made with."""
+    brokers = request.app.state.brokers
+    assert isinstance(brokers, Brokers)
+    return brokers
 
 
 def composer_of(request: Request) -> Composer:
@@ -69,10 +69,13 @@ def caller_of(
     return f"{name} at {address}" if name else address
 
 
-Broker = Annotated[BrokerClient, Depends(broker_of)]
+Cluster = Annotated[Brokers, Depends(brokers_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 NowMs = Annotated[int, Depends(now_ms_of)]
 Caller = Annotated[str, Depends(caller_of)]
+BrokerName = Annotated[
+    str | None, Query(alias="broker", description="Name of the broker group that has it.")
+]
 DryRun = Annotated[
     bool,
     Query(

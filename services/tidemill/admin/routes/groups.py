@@ -8,8 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from tidemill.admin import render, schemas
+from tidemill.admin.brokers import Brokers, Member
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
-from tidemill.admin.routes import Broker, Caller, DryRun, json_of
+from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
+from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
@@ -19,10 +21,10 @@ Name = Annotated[str, Path(description="Name of the consumer group.")]
 
 @router.get("/groups", response_model_exclude_none=True)
 async def list_groups(
-    broker: Broker, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
+    cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> schemas.GroupPage:
     """List consumer groups by name."""
-    config = await broker.config()
+    config = await (await cluster.home()).config()
     page, token = page_of(config.groups, page_size, page_token)
     return schemas.GroupPage(
         groups=[render.group_of(group) for group in page], next_page_token=token
@@ -31,7 +33,7 @@ async def list_groups(
 
 @router.put("/groups/{group}", response_model_exclude_none=True)
 async def put_group(
-    group: Name, settings: schemas.GroupSettings, broker: Broker, caller: Caller
+    group: Name, settings: schemas.GroupSettings, cluster: Cluster, caller: Caller
 ) -> schemas.Group:
     """Create a consumer group, or change one."""
     request = pb.PutGroupRequest(
@@ -49,37 +51,40 @@ async def put_group(
         request.exponential.multiplier = policy.multiplier
     if settings.retry is not None and settings.retry.customized is not None:
         request.customized.next_ms.extend(settings.retry.customized.next_ms)
-    return render.group_of(await broker.put_group(request))
+    return render.group_of(await (await cluster.home()).put_group(request))
 
 
 # Before /groups/{group}, whose pattern would not match the second segment but reads the same.
 @router.get("/groups/{group}/progress", response_model_exclude_none=True)
-async def get_progress(group: Name, broker: Broker) -> schemas.GroupProgress:
+async def get_progress(group: Name, cluster: Cluster) -> schemas.GroupProgress:
     """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total.
 
     Of a FIFO group also which queues are locked: a batch that is out keeps the rest of its queue.
+    It is summed over all broker groups that can be reached, and the others are named.
     """
-    return render.progress_of(await broker.group_progress(group))
+    return render.progress_of(
+        await cluster.ask_all(lambda member: member.client.group_progress(group))
+    )
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
-async def get_group(group: Name, broker: Broker) -> schemas.Group:
+async def get_group(group: Name, cluster: Cluster) -> schemas.Group:
     """Show a consumer group."""
-    return render.group_of((await broker.group_progress(group)).group)
+    return render.group_of((await (await cluster.home()).group_progress(group)).group)
 
 
 @router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
 async def reset_offset(
     group: Name,
     reset: schemas.OffsetReset,
-    broker: Broker,
+    cluster: Cluster,
     caller: Caller,
     dry_run: DryRun = False,
 ) -> schemas.OffsetResetDone:
-    """Let a group go on from another place of a topic.
+    """Let a group go on from another place of a topic, at all broker groups or at none.
 
     It is a dry run where the query or the body says so.
-    The broker writes one line to its log: from where, to where, and who asked.
+    Each broker writes one line to its log: from where, to where, and who asked.
     """
     is_dry = dry_run or reset.dry_run
     request = pb.ResetOffsetRequest(
@@ -95,14 +100,21 @@ async def reset_offset(
         request.earliest = True
     else:
         request.latest = True
-    reply = await broker.reset_offset(request)
+    planned = pb.ResetOffsetRequest()
+    planned.CopyFrom(request)
+    planned.dry_run = True
+    replies = await cluster.change_all(
+        check=lambda member: member.client.reset_offset(planned),
+        change=lambda member: member.client.reset_offset(request),
+    )
     return schemas.OffsetResetDone(
         dry_run=is_dry,
         by=caller,
         group=group,
         topic=reset.topic,
         queues=[
-            render.queue_reset_of(queue, from_offset)
+            render.queue_reset_of(queue, from_offset, broker)
+            for broker, reply in replies
             for queue, from_offset in zip(reply.queues, reply.from_offsets, strict=True)
         ],
     )
@@ -110,19 +122,20 @@ async def reset_offset(
 
 @router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
 async def release_lock(
-    group: Name, release: schemas.LockRelease, broker: Broker, caller: Caller
+    group: Name, release: schemas.LockRelease, cluster: Cluster, caller: Caller
 ) -> schemas.LockReleaseDone:
     """Let the next consumer have what locks a queue of a FIFO group, before its time is up.
 
     The delivery counts as an attempt, as when its time is up. Until the next one its consumer may
     still ack; then its receipt handles are refused.
     """
-    lock = await broker.release_lock(
+    member = await _holder_of(cluster, group, release)
+    lock = await member.client.release_lock(
         pb.ReleaseLockRequest(
             group=group, topic=release.topic, queue_id=release.queue, asked_by=caller
         )
     )
-    released = render.lock_of(release.topic, release.queue, lock)
+    released = render.lock_of(release.topic, release.queue, lock, member.name)
     return schemas.LockReleaseDone(by=caller, group=group, released=released)
 
 
@@ -133,18 +146,49 @@ async def release_lock(
     responses={200: {"description": "The dry run.", "model": schemas.GroupDeletion}},
 )
 async def delete_group(
-    group: Name, broker: Broker, caller: Caller, dry_run: DryRun = False
+    group: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> Response | None:
     """Delete a consumer group with its progress; its dead letters stay."""
     request = pb.DeleteRequest(name=group, dry_run=dry_run, requested_by=caller)
-    reply = await broker.delete_group(request)
     if not dry_run:
+        await (await cluster.home()).delete_group(request)
         return None
+    planned = await cluster.ask_all(lambda member: member.client.delete_group(request))
+    replies = [reply for _, reply in planned.answers]
     deletion = schemas.GroupDeletion(
         dry_run=True,
         by=caller,
-        group=render.group_of(reply.group),
-        topics=list(reply.topics),
-        lag=reply.lag,
+        group=render.group_of(replies[0].group),
+        topics=sorted({topic for reply in replies for topic in reply.topics}),
+        lag=sum(reply.lag for reply in replies),
+        unreachable=planned.unreachable or None,
     )
     return json_of(deletion)
+
+
+async def _holder_of(cluster: Brokers, group: str, release: schemas.LockRelease) -> Member:
+    """Return which broker group has a locked queue. Raises Conflict where several have one."""
+    members = await cluster.members()
+    if release.broker is not None:
+        return await cluster.member(release.broker)
+    if len(members) == 1:
+        return members[0]
+    found = await cluster.ask_all(lambda member: member.client.group_progress(group))
+    locked = [
+        broker
+        for broker, progress in found.answers
+        for queue in progress.queues
+        if queue.topic == release.topic
+        and queue.queue_id == release.queue
+        and queue.HasField("lock")
+    ]
+    what = f"queue {release.queue} of {release.topic}"
+    if len(locked) > 1:
+        raise Conflict(f"{what} is locked at {', '.join(locked)}: name the broker group")
+    if found.unreachable:
+        raise BrokerGroupUnreachable(
+            f"{', '.join(found.unreachable)} cannot be asked whether {what} is locked there: name"
+            f" the broker group"
+        )
+    # Where nobody has it locked the home says what is wrong.
+    return await cluster.member(locked[0]) if locked else members[0]

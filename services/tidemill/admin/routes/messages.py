@@ -2,62 +2,172 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Callable, Coroutine
+from itertools import islice
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.routing import APIRoute
 
 from tidemill.admin import schemas
+from tidemill.admin.brokers import Answers
+from tidemill.admin.door import OTHER_BODY_BYTES_MAX
 from tidemill.admin.peek import message_of
-from tidemill.admin.routes import Broker, MessageComposer
-from tidemill.common.errors import MessageNotFound
+from tidemill.admin.placing import store
+from tidemill.admin.routes import BrokerName, Cluster, MessageComposer
+from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import Recall
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-router = APIRouter(tags=["messages"])
+# Strings and commas of a message: fields, keys and properties, some three thousand at most. Parsed,
+# each may take fifty times its size, and its refusal as much again.
+TOKENS_MAX: Final = 8_192
+MESSAGES: Final = re.compile(r"/api/v1/topics/[^/]+/messages")  # where bodies may be large
+_TOKENS: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"|,', re.DOTALL)
+
+
+class MessageRoute(APIRoute):
+    """A route that looks at a large body before it is parsed."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what serves a request."""
+        serve = super().get_route_handler()
+
+        async def check(request: Request) -> Response:
+            body = await request.body()
+            if len(body) > OTHER_BODY_BYTES_MAX and has_many_tokens(body):
+                raise BadRequest("a message has not so many fields, keys and properties")
+            return await serve(request)
+
+        return check
+
+
+def has_many_tokens(body: bytes) -> bool:
+    """Whether a body of JSON holds more strings and commas than any message."""
+    return next(islice(_TOKENS.finditer(body), TOKENS_MAX, None), None) is not None
+
+
+router = APIRouter(tags=["messages"], route_class=MessageRoute)
 
 COPIES_MAX = 64  # of one message id: the original, its retries, its dead letter
 Key = Annotated[str, Query(min_length=1, description="One of the keys set by the producer.")]
 Limit = Annotated[int, Query(ge=1, le=256, description="At most so many of them.")]
+READ_BYTES_MAX = 4 << 20  # of one read of a queue: the broker gives no more at once
+QueueId = Annotated[int, Path(ge=0, le=2**31, description="Number of the queue, from 0.")]
+FromOffset = Annotated[
+    int,
+    Query(
+        alias="fromOffset", ge=0, le=2**62,
+        description="The first offset; what the queue does not hold any more is passed over.",
+    ),
+]  # fmt: skip
+MaxBytes = Annotated[
+    int,
+    Query(
+        alias="maxBytes", ge=1, le=READ_BYTES_MAX,
+        description="The answer ends with the message that goes beyond it.",
+    ),
+]  # fmt: skip
 Topic = Annotated[str, Path(description="Name of the topic.")]
 MessageId = Annotated[str, Path(description="Id that its producer got.")]
 
 
 @router.post("/topics/{topic}/messages", response_model_exclude_none=True)
 async def send_message(
-    topic: Topic, message: schemas.NewMessage, broker: Broker, composer: MessageComposer
+    topic: Topic, message: schemas.NewMessage, cluster: Cluster, composer: MessageComposer
 ) -> schemas.SentMessage:
     """Send a message, at once or for a later time.
 
-    An answer says that the message is durable. Without one it may be stored or not.
+    An answer says that the message is durable. Without one it may be stored or not. The home has
+    it, or where there is a message group the broker group in which that has its place.
     """
     composed = composer.compose(topic, message)
     request = pb.StoreMessageRequest(topic=topic, blob=composed.blob, delay_ms=composed.delay_ms)
-    reply = await broker.store_message(request)
-    sent = schemas.SentMessage(message_id=composed.message_id, queue_id=reply.queue_id)
+    name, reply = await store(cluster, request, message.message_group or "")
+    sent = schemas.SentMessage(message_id=composed.message_id, broker=name, queue_id=reply.queue_id)
     if not reply.due_at_ms:
         sent.queue_offset = reply.queue_offset
         return sent
     sent.timer_id, sent.deliver_at_ms = reply.queue_offset, reply.due_at_ms
     recall = Recall(reply.queue_offset, reply.due_at_ms, composed.message_id)
-    sent.recall_handle = (await broker.recall_signer()).sign(topic, recall)
+    signer = await (await cluster.member(name)).client.recall_signer()
+    sent.recall_handle = signer.sign(topic, recall)
     return sent
 
 
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)
 async def find_messages(
-    topic: Topic, key: Key, broker: Broker, limit: Limit = 32
+    topic: Topic, key: Key, cluster: Cluster, limit: Limit = 32
 ) -> schemas.MessageList:
     """Find messages by key, the newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
-    reply = await broker.find_messages(request)
-    return schemas.MessageList(messages=[message_of(m, topic=topic) for m in reply.messages])
+    return _list_of(
+        await cluster.ask_all(lambda member: member.client.find_messages(request)), topic, limit
+    )
 
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
-async def peek_message(topic: Topic, message_id: MessageId, broker: Broker) -> schemas.MessageList:
+async def peek_message(
+    topic: Topic, message_id: MessageId, cluster: Cluster
+) -> schemas.MessageList:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
-    reply = await broker.find_messages(request)
-    if not reply.messages:
+    found = _list_of(
+        await cluster.ask_all(lambda member: member.client.find_messages(request)),
+        topic,
+        COPIES_MAX,
+    )
+    if not found.messages and found.unreachable:
+        raise BrokerGroupUnreachable(
+            f"{', '.join(found.unreachable)} cannot be asked, and nobody else holds the message"
+            f" {message_id}"
+        )
+    if not found.messages:
         raise MessageNotFound(f"topic {topic} holds no message {message_id}")
-    return schemas.MessageList(messages=[message_of(m, topic=topic) for m in reply.messages])
+    return found
+
+
+@router.get("/topics/{topic}/queues/{queue}/messages", response_model_exclude_none=True)
+async def read_messages(
+    topic: Topic,
+    queue: QueueId,
+    cluster: Cluster,
+    broker: BrokerName = None,
+    from_offset: FromOffset = 0,
+    limit: Limit = 32,
+    max_bytes: MaxBytes = READ_BYTES_MAX,
+) -> schemas.QueueMessages:
+    """Read messages of one queue in their order; nothing is consumed.
+
+    Without `broker` it is a queue of the home.
+    """
+    members = await cluster.members()
+    member = members[0] if broker is None else await cluster.member(broker)
+    reply = await member.client.read_messages(
+        pb.ReadMessagesRequest(
+            topic=topic,
+            queue_id=queue,
+            from_offset=from_offset,
+            max_messages=limit,
+            max_bytes=max_bytes,
+        )
+    )
+    return schemas.QueueMessages(
+        messages=[message_of(m, topic=topic, broker=member.name) for m in reply.messages],
+        next_offset=reply.next_offset,
+        min_offset=reply.min_offset,
+        max_offset=reply.max_offset,
+    )
+
+
+def _list_of(found: Answers[pb.FindMessagesReply], topic: str, limit: int) -> schemas.MessageList:
+    messages = [
+        message_of(message, topic=topic, broker=broker)
+        for broker, reply in found.answers
+        for message in reply.messages
+    ]
+    # Each broker has its newest first already; of one alone this changes nothing.
+    if len(found.answers) > 1:
+        messages.sort(key=lambda message: -message.stored_at_ms)
+    return schemas.MessageList(messages=messages[:limit], unreachable=found.unreachable or None)

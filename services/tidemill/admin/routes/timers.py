@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
 from tidemill.admin import schemas
-from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
+from tidemill.admin.brokers import Brokers, Member
+from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.peek import timer_of
-from tidemill.admin.routes import Broker, Caller, DryRun, refuse_foreign_pages
-from tidemill.common.errors import BadRequest
+from tidemill.admin.routes import BrokerName, Caller, Cluster, DryRun, refuse_foreign_pages
+from tidemill.admin.timer_pages import merged, place_of, request_behind
+from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["timers"])
 
 BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
 
-PLACE_CHARS_MAX = 64  # of a token; two numbers of 64 bits have fewer
 TimerId = Annotated[int, Path(ge=0, le=2**63 - 1, description="Number of the timer.")]
 Topic = Annotated[str, Query(description="Only of this topic.")]
 Key = Annotated[str, Query(description="Only messages with this key.")]
@@ -40,7 +42,7 @@ DueTo = Annotated[
 
 @router.get("/timers", response_model_exclude_none=True)
 async def list_timers(
-    broker: Broker,
+    cluster: Cluster,
     topic: Topic = "",
     due_from: DueFrom = 0,
     due_to: DueTo = 0,
@@ -48,39 +50,56 @@ async def list_timers(
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> schemas.TimerPage:
-    """List pending timers, those due first first."""
+    """List pending timers of all broker groups, those due first first."""
     request = pb.ListTimersRequest(
         topic=topic, due_from_ms=due_from, due_to_ms=due_to, key=key, page_size=page_size
     )
-    if page_token is not None:
-        request.after_due_ms, request.after_timer_id = _place_of(page_token)
-    reply = await broker.list_timers(request)
-    token = None
-    if reply.has_more:
-        token = encode_token(f"{reply.last_due_ms}:{reply.last_timer_id}")
+    place = None if page_token is None else place_of(page_token)
+
+    def ask(member: Member) -> Awaitable[pb.ListTimersReply]:
+        if place is None:
+            return member.client.list_timers(request)
+        return member.client.list_timers(request_behind(request, place, member.name))
+
+    found = await cluster.ask_all(ask)
+    timers, token = merged(found.answers, page_size)
     return schemas.TimerPage(
-        timers=[timer_of(timer) for timer in reply.timers], next_page_token=token
+        timers=[timer_of(timer, broker=broker) for broker, timer in timers],
+        next_page_token=token,
+        unreachable=found.unreachable or None,
     )
 
 
 @router.get("/timers/{timer_id}", response_model_exclude_none=True)
-async def get_timer(timer_id: TimerId, broker: Broker) -> schemas.Timer:
+async def get_timer(
+    timer_id: TimerId, cluster: Cluster, broker: BrokerName = None
+) -> schemas.Timer:
     """Show a timer, also one that was delivered or cancelled not long ago."""
-    return timer_of(await broker.timer(timer_id))
+    member = await _holder_of(cluster, timer_id, broker)
+    return timer_of(await member.client.timer(timer_id), broker=member.name)
 
 
 @router.post("/timers/{timer_id}:cancel", response_model_exclude_none=True, dependencies=BODILESS)
 async def cancel_timer(
-    timer_id: TimerId, broker: Broker, caller: Caller, dry_run: DryRun = False
+    timer_id: TimerId,
+    cluster: Cluster,
+    caller: Caller,
+    broker: BrokerName = None,
+    dry_run: DryRun = False,
 ) -> schemas.Timer:
     """Cancel a timer: its message is never delivered. Doing so again is no error."""
     request = pb.TimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
-    return timer_of(await broker.cancel_timer(request))
+    member = await _holder_of(cluster, timer_id, broker)
+    return timer_of(await member.client.cancel_timer(request), broker=member.name)
 
 
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
 async def reschedule_timer(
-    timer_id: TimerId, change: schemas.Reschedule, broker: Broker, caller: Caller
+    timer_id: TimerId,
+    change: schemas.Reschedule,
+    cluster: Cluster,
+    caller: Caller,
+    broker: BrokerName = None,
 ) -> schemas.Timer:
     """Let a timer be due at another time, earlier or later."""
     request = pb.RescheduleTimerRequest(
@@ -90,23 +109,44 @@ async def reschedule_timer(
         expected_due_at_ms=_millis(change.expected_due_at_ms, change.expected_due_at),
         requested_by=caller,
     )
-    return timer_of(await broker.reschedule_timer(request))
+    member = await _holder_of(cluster, timer_id, broker)
+    return timer_of(await member.client.reschedule_timer(request), broker=member.name)
 
 
 @router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
-async def fire_timer(timer_id: TimerId, broker: Broker, caller: Caller) -> schemas.Timer:
+async def fire_timer(
+    timer_id: TimerId, cluster: Cluster, caller: Caller, broker: BrokerName = None
+) -> schemas.Timer:
     """Deliver a timer's message now."""
     request = pb.TimerRequest(timer_id=timer_id, requested_by=caller)
-    return timer_of(await broker.fire_timer(request))
+    member = await _holder_of(cluster, timer_id, broker)
+    return timer_of(await member.client.fire_timer(request), broker=member.name)
+
+
+async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> Member:
+    """Return which broker group has a timer: each numbers its own.
+
+    Raises Conflict where several have one of that number, and nobody says which is meant.
+    """
+    if broker is not None:
+        return await cluster.member(broker)
+    members = await cluster.members()
+    if len(members) == 1:
+        return members[0]
+    found = await cluster.ask_all(lambda member: member.client.timer(timer_id))
+    names = [name for name, _ in found.answers]
+    if len(names) > 1:
+        raise Conflict(
+            f"{', '.join(names)} have a timer {timer_id} each: name the broker group"
+            f" (?broker={names[0]}, or --broker {names[0]})"
+        )
+    if found.unreachable:
+        raise BrokerGroupUnreachable(
+            f"{', '.join(found.unreachable)} cannot be asked whether it has a timer {timer_id} too:"
+            f" name the broker group (?broker={names[0]}, or --broker {names[0]})"
+        )
+    return await cluster.member(names[0])
 
 
 def _millis(at_ms: int | None, at: datetime | None) -> int | None:
     return schemas.millis_of(at) if at else at_ms
-
-
-def _place_of(token: str) -> tuple[int, int]:
-    due_at_ms, _, timer_id = decode_token(token).partition(":")
-    # isdecimal() takes other scripts' digits too, and int() reads those as well.
-    if not (due_at_ms.isdecimal() and timer_id.isdecimal() and len(token) <= PLACE_CHARS_MAX):
-        raise BadRequest("pageToken is not one that this API gave out")
-    return min(int(due_at_ms), schemas.EXACT_MAX), min(int(timer_id), 2**63 - 1)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from tidemill.admin import render, schemas
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
-from tidemill.admin.routes import Broker, Caller, DryRun, json_of
+from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["topics"])
@@ -22,13 +22,13 @@ IncludeSystem = Annotated[
 
 @router.get("/topics", response_model_exclude_none=True)
 async def list_topics(
-    broker: Broker,
+    cluster: Cluster,
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
     include_system: IncludeSystem = False,
 ) -> schemas.TopicPage:
     """List topics by name."""
-    config = await broker.config()
+    config = await (await cluster.home()).config()
     topics = [topic for topic in config.topics if include_system or not topic.is_system]
     page, token = page_of(topics, page_size, page_token)
     return schemas.TopicPage(
@@ -38,7 +38,7 @@ async def list_topics(
 
 @router.put("/topics/{topic}", response_model_exclude_none=True)
 async def put_topic(
-    topic: Name, settings: schemas.TopicSettings, broker: Broker, caller: Caller
+    topic: Name, settings: schemas.TopicSettings, cluster: Cluster, caller: Caller
 ) -> schemas.TopicPut:
     """Create a topic, or change one.
 
@@ -53,7 +53,7 @@ async def put_topic(
         force=settings.force,
         requested_by=caller,
     )
-    reply = await broker.put_topic(request)
+    reply = await (await cluster.home()).put_topic(request)
     put = schemas.TopicPut.model_validate(render.topic_of(reply.topic).model_dump())
     if reply.HasField("before") and reply.before != reply.topic:
         put.before = render.topic_of(reply.before)
@@ -61,12 +61,17 @@ async def put_topic(
 
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)
-async def get_topic(topic: Name, broker: Broker) -> schemas.TopicDetails:
-    """Show a topic and what its queues hold."""
-    status = await broker.topic_status(topic)
+async def get_topic(topic: Name, cluster: Cluster) -> schemas.TopicDetails:
+    """Show a topic and what its queues hold, at every broker group that has it."""
+    found = await cluster.ask_all(lambda member: member.client.topic_status(topic))
     return schemas.TopicDetails(
-        **render.topic_of(status.topic).model_dump(),
-        queue_status=[render.queue_of(queue) for queue in status.queues],
+        **render.topic_of(found.answers[0].value.topic).model_dump(),
+        queue_status=[
+            render.queue_of(queue, broker)
+            for broker, status in found.answers
+            for queue in status.queues
+        ],
+        unreachable=found.unreachable or None,
     )
 
 
@@ -77,18 +82,24 @@ async def get_topic(topic: Name, broker: Broker) -> schemas.TopicDetails:
     responses={200: {"description": "The dry run.", "model": schemas.TopicDeletion}},
 )
 async def delete_topic(
-    topic: Name, broker: Broker, caller: Caller, dry_run: DryRun = False
+    topic: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> Response | None:
-    """Delete a topic with its messages."""
+    """Delete a topic with its messages.
+
+    The home deletes it, and tells the other broker groups as soon as it reaches them.
+    """
     request = pb.DeleteRequest(name=topic, dry_run=dry_run, requested_by=caller)
-    reply = await broker.delete_topic(request)
     if not dry_run:
+        await (await cluster.home()).delete_topic(request)
         return None
+    planned = await cluster.ask_all(lambda member: member.client.delete_topic(request))
+    replies = [reply for _, reply in planned.answers]
     deletion = schemas.TopicDeletion(
         dry_run=True,
         by=caller,
-        topic=render.topic_of(reply.topic),
-        messages=reply.messages,
-        groups=list(reply.groups),
+        topic=render.topic_of(replies[0].topic),
+        messages=sum(reply.messages for reply in replies),
+        groups=sorted({group for reply in replies for group in reply.groups}),
+        unreachable=planned.unreachable or None,
     )
     return json_of(deletion)

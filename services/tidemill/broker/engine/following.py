@@ -6,7 +6,7 @@ group, with the home's id beside the broker's own, so nothing here has to be reb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -88,25 +88,29 @@ class Following:
 
     # ------------------------------------------------------------ what it tells
 
+    def gone(
+        self, topic_ids: Collection[int], group_ids: Collection[int]
+    ) -> tuple[list[int], list[int]]:
+        """Return the home's ids of what it told of and does not have: all but these."""
+        catalog = self._catalog
+        return (
+            [id_ for id_ in catalog.topic_ids_at_home if id_ not in topic_ids],
+            [id_ for id_ in catalog.group_ids_at_home if id_ not in group_ids],
+        )
+
     def follow(
         self,
-        topics: Collection[Topic],
-        groups: Collection[Group],
+        topics: Iterable[Topic],
+        groups: Iterable[Group],
         *,
-        deleted_topic_ids: Collection[int],
-        deleted_group_ids: Collection[int],
-        is_complete: bool,
+        deleted_topic_ids: Iterable[int],
+        deleted_group_ids: Iterable[int],
         now_ms: int,
     ) -> Iterator[None]:
-        """Do as the home did; ids are the home's. What a complete word does not name is deleted."""
-        catalog = self._catalog
-        gone_topics, gone_groups = list(deleted_topic_ids), list(deleted_group_ids)
-        if is_complete:
-            gone_topics += catalog.topic_ids_at_home.keys() - {topic.id for topic in topics}
-            gone_groups += catalog.group_ids_at_home.keys() - {group.id for group in groups}
+        """Do as the home did; ids are the home's."""
         changes = [
-            *((self._delete_topic, id_) for id_ in gone_topics),
-            *((self._delete_group, id_) for id_ in gone_groups),
+            *((self._delete_topic, id_) for id_ in deleted_topic_ids),
+            *((self._delete_group, id_) for id_ in deleted_group_ids),
         ]
         # What is gone goes first: what comes may have its name.
         for n, (delete, id_) in enumerate(changes, 1):
@@ -168,14 +172,20 @@ class Following:
                     yield
             yield
 
-    def leave(self, cluster_id: str, now_ms: int) -> None:
-        """Forget the home: the caller has seen in the same round that nothing is left here.
+    def leave(self, cluster_id: str, now_ms: int) -> Iterator[None]:
+        """Forget the home and what it has told; nothing of that has messages for anybody.
 
-        Raises Conflict unless the home has made this broker group drain.
+        The caller has seen so in the same round. Another home would have other topics under the
+        same ids. Raises Conflict unless the home has made this broker group drain.
         """
-        if self._catalog.membership.home is None:
+        home = self._catalog.membership.home
+        if home is None:
             return  # It has left already.
         self.check(cluster_id)
-        if not self._catalog.membership.home.is_draining:
+        if not home.is_draining:
             raise Conflict(f"{self._catalog.broker_name} is not draining: drain it first")
+        topic_ids, group_ids = self.gone((), ())
+        yield from self.follow(
+            (), (), deleted_topic_ids=topic_ids, deleted_group_ids=group_ids, now_ms=now_ms
+        )
         self._administration.record(home_item(None), now_ms)

@@ -99,6 +99,7 @@ ENTRIES_A_STRETCH = 64
 QUEUES_A_STEP = 16  # of a look-up by time: a block or two of each, and a few records
 CANDIDATES_A_STEP = 64  # records that a look-up by key reads
 FOUND_BYTES_MAX = 16 << 20  # of all that a look-up finds, which ends with the message beyond it
+READ_A_STEP = 64  # messages of a queue that are read in its order
 
 
 @final
@@ -270,6 +271,15 @@ class Inspection:
             message_id=message_id, key=key, max_messages=max_messages,
         )  # fmt: skip
 
+    def read(
+        self, queue: ConsumeQueue, from_offset: int, *, max_messages: int, max_bytes: int
+    ) -> QueueRead:
+        """Begin to read messages of a queue in their order."""
+        return QueueRead(
+            self._catalog, self._store, self._tally, queue, from_offset,
+            max_messages=max_messages, max_bytes=max_bytes,
+        )  # fmt: skip
+
 
 @final
 class TimeSearch:
@@ -361,7 +371,7 @@ class MessageSearch:
         if log_offset < self._store.log.min_offset:
             return
         try:
-            candidate = self._describe(log_offset)
+            candidate = _describe(self._catalog, self._store, log_offset)
         except (MessageDamaged, LookupError, struct.error, ValueError):
             return
         if candidate is None:
@@ -374,27 +384,99 @@ class MessageSearch:
             self._messages_left -= 1
             self._bytes_left -= len(candidate.blob)
 
-    def _describe(self, log_offset: LogOffset) -> FoundMessage | None:
-        found = self._store.record(log_offset)
-        place = message.Place._make(message.PLACE.unpack_from(found.body))
-        stored_topic = self._catalog.topics.get(place.topic_id)
-        if stored_topic is None:
-            return None
-        origin, reason = _origin_of(found)
-        cause = cause_of(found)
-        group = self._catalog.groups.get(cause.group_id) if cause else None
-        return FoundMessage(
-            place.queue_id,
-            place.queue_offset,
-            found.header.stored_at_ms,
-            log_offset,
-            place.attempts + 1,
-            bytes(found.tail),
-            stored_topic.name,
-            group.name if group else "",
-            origin,
-            reason,
-        )
+
+@final
+class QueueRead:
+    """Messages of one queue, in their order: call `step` until it returns False.
+
+    It ends with `max_messages`, with the message beyond `max_bytes`, or with the queue as it was.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: MessageStore,
+        tally: Tally,
+        queue: ConsumeQueue,
+        from_offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._tally = tally
+        self._queue = queue
+        self._messages_left = max_messages
+        self._bytes_left = max_bytes
+        self._end = int(queue.max_offset)
+        self._found: list[FoundMessage] = []
+        # Where who reads on begins: behind what was found, and behind what is damaged.
+        self.next_offset = min(max(from_offset, int(queue.min_offset)), self._end)
+
+    def take(self) -> list[FoundMessage]:
+        """Return and forget what was found since the last call, the oldest first."""
+        found, self._found = self._found, []
+        return found
+
+    def bounds(self) -> tuple[int, int]:
+        """Return where the queue begins and ends by now."""
+        return int(self._queue.min_offset), int(self._queue.max_offset)
+
+    def step(self) -> bool:
+        """Do one slice; True while there is more to do. Raises Repairing."""
+        allowance = Allowance(self._tally, items=READ_A_STEP)
+        # Retention may have taken what was there at the step before.
+        self.next_offset = max(self.next_offset, int(self._queue.min_offset))
+        while self._has_more and not allowance.is_spent:
+            self._look_at(self.next_offset)
+            self.next_offset += 1
+        return self._has_more
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._messages_left) and self._bytes_left > 0 and self.next_offset < self._end
+
+    def _look_at(self, offset: int) -> None:
+        self._tally.add(1)
+        try:
+            log_offset = self._queue.entry(offset)[0]
+            found = _describe(self._catalog, self._store, log_offset)
+        except BlockFileDamaged as error:
+            raise Repairing from error
+        except (MessageDamaged, LookupError, struct.error, ValueError):
+            return
+        # The entry may be wrong; then another message stands there.
+        if found is None or (found.queue_id, found.queue_offset) != (self._queue.queue_id, offset):
+            return
+        self._tally.add(0, size_bytes=len(found.blob))
+        self._found.append(found)
+        self._messages_left -= 1
+        self._bytes_left -= len(found.blob)
+
+
+def _describe(catalog: Catalog, store: MessageStore, log_offset: LogOffset) -> FoundMessage | None:
+    """Return a message as people see it; None: its topic is gone. Raises as `record`."""
+    found = store.record(log_offset)
+    place = message.Place._make(message.PLACE.unpack_from(found.body))
+    stored_topic = catalog.topics.get(place.topic_id)
+    if stored_topic is None:
+        return None
+    origin, reason = _origin_of(found)
+    cause = cause_of(found)
+    group = catalog.groups.get(cause.group_id) if cause else None
+    return FoundMessage(
+        place.queue_id,
+        place.queue_offset,
+        found.header.stored_at_ms,
+        log_offset,
+        place.attempts + 1,
+        bytes(found.tail),
+        stored_topic.name,
+        group.name if group else "",
+        origin,
+        reason,
+    )
 
 
 def _origin_of(found: Record) -> tuple[str, str]:

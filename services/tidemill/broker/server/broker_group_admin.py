@@ -29,11 +29,19 @@ class BrokerGroupAdmin:
         self._rounds = rounds
         self._members = members
 
-    async def ListBrokerGroups(
+    async def GetBrokerStatus(
         self,
         request: pb.Empty,  # noqa: ARG002  # The contract has it, and it is empty.
-    ) -> pb.BrokerGroupList:
-        """Return all members, and what is left at those that drain."""
+    ) -> pb.BrokerStatus:
+        """Return what this broker says of itself, home or not."""
+
+        def read(engine: Engine, _turn: Turn) -> pb.BrokerStatus:
+            return pb.BrokerStatus(name=engine.catalog.broker_name, epoch=engine.log.epoch)
+
+        return await in_round(self._rounds, read)
+
+    async def ListBrokerGroups(self, request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
+        """Return all members, and what is left at those that drain where that is asked for."""
 
         def read(engine: Engine, _turn: Turn) -> tuple[str, list[BrokerGroup]]:
             if engine.catalog.membership.home is not None:
@@ -47,7 +55,8 @@ class BrokerGroupAdmin:
                 groups=[pb.BrokerGroup(member=alone, is_home=True, is_connected=True)]
             )
         groups = [self._describe(group, own_name) for group in members]
-        await asyncio.gather(*map(self._count_left, groups))
+        if request.with_left:
+            await asyncio.gather(*map(self._count_left, groups))
         return pb.BrokerGroupList(groups=groups)
 
     def _describe(self, group: BrokerGroup, own_name: str) -> pb.BrokerGroup:

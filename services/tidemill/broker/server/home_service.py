@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -16,7 +16,6 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.server.rounds import Rounds, Turn
     from tidemill.transport.aio.call import RpcCall
 
@@ -31,7 +30,9 @@ class BrokerHomeService:
     async def follow(self, call: RpcCall) -> None:
         """Do as the home says until it leaves."""
         async for request in call:
-            reply = await self._answer(_parse(request))
+            frame = _parse(request)
+            reply = await self._answer(frame)
+            reply.sequence = frame.sequence
             await call.send(reply.SerializeToString())
 
     async def _answer(self, frame: pb.FollowFrame) -> pb.FollowReply:
@@ -73,12 +74,17 @@ def follow(
     following.meet(home, may_join=not is_draining, now_ms=turn.now_ms)
     config_log.home_met(before, home)
     for config in frame.configs:
+        gone_topics, gone_groups = config.deleted_topic_ids[:], config.deleted_group_ids[:]
+        if config.is_complete:
+            gone_topics, gone_groups = following.gone(
+                {topic.id for topic in config.topics}, {group.id for group in config.groups}
+            )
+        # Read as they are needed: there may be very many, and each slice is to be short.
         yield from following.follow(
-            _topics(config),
-            _groups(config),
-            deleted_topic_ids=config.deleted_topic_ids,
-            deleted_group_ids=config.deleted_group_ids,
-            is_complete=config.is_complete,
+            (config_frames.read_topic(topic) for topic in config.topics if not topic.is_system),
+            (config_frames.read_group(group) for group in config.groups),
+            deleted_topic_ids=gone_topics,
+            deleted_group_ids=gone_groups,
             now_ms=turn.now_ms,
         )
     if frame.count_left or frame.leave:
@@ -91,17 +97,9 @@ def follow(
                     f"{own_name} is not empty: {left.ready_count} messages are ready, "
                     f"{left.in_flight_count} in flight and {left.delayed_count} delayed"
                 )
-            following.leave(frame.membership.cluster_id, turn.now_ms)
+            yield from following.leave(frame.membership.cluster_id, turn.now_ms)
             config_log.home_met(home, None)
     return reply
-
-
-def _topics(config: pb.ConfigUpdate) -> Sequence[Topic]:
-    return [config_frames.read_topic(topic) for topic in config.topics if not topic.is_system]
-
-
-def _groups(config: pb.ConfigUpdate) -> Sequence[Group]:
-    return [config_frames.read_group(group) for group in config.groups]
 
 
 def _parse(request: bytes) -> pb.FollowFrame:

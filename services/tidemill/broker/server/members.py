@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, final
 
 import structlog
+from prometheus_client.core import GaugeMetricFamily
 
 from tidemill.broker.server import config_frames
 from tidemill.common.errors import BY_NAME, BrokerUnreachable, ServiceError, from_wire
@@ -24,6 +25,8 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.engine.metadata.membership import BrokerGroup
@@ -62,6 +65,7 @@ class Follower:
         self._asking = asyncio.Lock()
         self._stream: OpenStream | None = None
         self._reply: asyncio.Future[pb.FollowReply] | None = None
+        self._asked = 0  # the sequence of the frame that it answers
         self._membership = pb.Membership()
 
     @property
@@ -96,7 +100,7 @@ class Follower:
             frame.membership.CopyFrom(self._membership)
             frame.member.CopyFrom(config_frames.member(self.group))
             frame.epoch = self._rounds.engine.log.epoch
-            frame.sequence = next(self._sequences)
+            frame.sequence = self._asked = next(self._sequences)
             self._reply = asyncio.get_running_loop().create_future()
             self._stream.write(frame.SerializeToString())
             try:
@@ -189,8 +193,10 @@ class Follower:
         self.reason = ""
 
     def _receive(self, encoded: bytes) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(pb.FollowReply.FromString(encoded))
+        reply = pb.FollowReply.FromString(encoded)
+        # Whoever asked for an earlier one may have given up waiting.
+        if self._reply is not None and not self._reply.done() and reply.sequence == self._asked:
+            self._reply.set_result(reply)
 
 
 @final
@@ -220,6 +226,17 @@ class Members:
                 for task in self._tasks.values():
                     task.cancel()
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield which members have been told all there is to tell; none where this is no home."""
+        connected = GaugeMetricFamily(
+            "rocketmq_member_connected",
+            "1 while this home has told the broker group all topics and groups, at this moment.",
+            labels=("broker_group", "address"),
+        )
+        for name, follower in self.followers.items():
+            connected.add_metric((name, follower.group.address), int(follower.is_connected))
+        yield connected
+
     def _look(self) -> None:
         """Begin with members that are new, and end with those that are gone."""
         if self._group is None:
@@ -245,6 +262,8 @@ class Members:
 
     def config_changed(self, changes: ConfigChanges) -> None:
         """Keep the changes of the round under way until it is committed."""
+        if not self.followers and changes.membership is None:
+            return
         effects = self._rounds.turn.effects
         effects[self] = _Committed(self, self._rounds.count, config_frames.changed_config(changes))
 

@@ -1,14 +1,14 @@
-"""BrokerAdmin's sends: messages of those who are no clients of the public protocol."""
+"""BrokerAdmin's sends and reads, for those who are no clients of the public protocol."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server import config_log
-from tidemill.broker.server.admin import in_round
-from tidemill.common.errors import BadRequest, Forbidden, MessageCorrupted
+from tidemill.broker.server import config_frames, config_log
+from tidemill.broker.server.admin import find_topic, in_round
+from tidemill.common.errors import BadRequest, Forbidden, IllegalOffset, MessageCorrupted
 from tidemill.message import stored_message
 from tidemill.message.queue_choice import RoundRobin, queue_of_group
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
@@ -18,13 +18,17 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.inspection import QueueRead
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.rounds import Rounds, Turn
 
+READ_MAX: Final = 256  # messages of one call, whatever is asked for
+READ_BYTES_MAX: Final = 4 << 20  # and bytes: one message more than that at most
+
 
 class MessageAdmin:
-    """Stores messages under the rules that the proxies apply to theirs."""
+    """Stores messages under the rules that the proxies apply to theirs, and reads queues."""
 
     def __init__(self, rounds: Rounds, traffic: Traffic) -> None:
         self._rounds = rounds
@@ -59,6 +63,37 @@ class MessageAdmin:
             )
 
         return await in_round(self._rounds, store)
+
+    async def ReadMessages(self, request: pb.ReadMessagesRequest) -> pb.ReadMessagesReply:
+        """Return messages of one queue in their order; nothing is consumed.
+
+        Reading takes a round a slice, so that nobody waits for it.
+        """
+
+        def begin(engine: Engine, _turn: Turn) -> QueueRead:
+            topic = find_topic(engine, request.topic)
+            if request.queue_id >= topic.queues:
+                raise BadRequest(
+                    f"topic {topic.name!r} has the queues 0 to {topic.queues - 1}, "
+                    f"not {request.queue_id}"
+                )
+            if request.from_offset < 0:
+                raise IllegalOffset(f"an offset is 0 or more, not {request.from_offset}")
+            return engine.inspection.read(
+                engine.catalog.queues_of(topic)[request.queue_id],
+                request.from_offset,
+                max_messages=min(request.max_messages or READ_MAX, READ_MAX),
+                max_bytes=min(request.max_bytes or READ_BYTES_MAX, READ_BYTES_MAX),
+            )
+
+        read, reply, has_more = await in_round(self._rounds, begin), pb.ReadMessagesReply(), True
+        while has_more:
+            has_more = await in_round(self._rounds, lambda _engine, _turn: read.step())
+            # What is in the reply need not be kept a second time.
+            reply.messages.extend(map(config_frames.found_message, read.take()))
+        reply.next_offset = read.next_offset
+        reply.min_offset, reply.max_offset = read.bounds()
+        return reply
 
     def _queue(self, request: pb.StoreMessageRequest, message_group: str, topic: Topic) -> int:
         if request.HasField("queue_id"):

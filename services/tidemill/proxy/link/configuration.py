@@ -37,6 +37,7 @@ class Configuration:
         if update.is_complete:
             self.topics, self.groups = {}, {}
             self.broker_name = update.broker_name
+            self.membership = link_pb2.Membership()
             self.auto_create = update.auto_create
             self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)

@@ -35,7 +35,16 @@ class PollCounts:
         self.waits: Histogram[tuple[str, str]] = Histogram(WAIT_BUCKETS_MS)  # mode, outcome
 
     def began(self, topic: str, group: str, mode: Name, *, is_long: bool) -> None:
-        """Count a receive that begins."""
+        """Count a receive that begins; series of a pair that is new start at zero."""
+        if (topic, group) not in self.first_hits:
+            for counter in (
+                self.first_hits, self.notification_failures, self.coalesced, self.false_empties,
+            ):  # fmt: skip
+                counter[topic, group] = 0
+            for is_hit in ("hit", "miss"):
+                self.notified_pops[topic, group, is_hit] = 0
+            for has_message in ("true", "false"):
+                self.notifications[topic, group, has_message] = 0
         if is_long:
             self.long_polls[topic, group, mode] += 1
             self.inflight[mode] += 1

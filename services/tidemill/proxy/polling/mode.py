@@ -78,15 +78,15 @@ class Mode:
     def concurrency(self, now_ms: int) -> float:
         """Return how many polls waited on average over the window."""
         self._advance(now_ms)
-        return sum(self._buckets.values()) / WINDOW_MS
+        return sum(self._buckets.values()) / _span_ms(now_ms)
 
     def rate(self, now_ms: int) -> float:
         """Return how many polls a second began in the window."""
         self._advance(now_ms)
-        return sum(self._begun.values()) * 1000 / WINDOW_MS
+        return sum(self._begun.values()) * 1000 / _span_ms(now_ms)
 
     def _advance(self, now_ms: int) -> None:
-        buckets, first = self._buckets, now_ms // BUCKET_MS - WINDOW_MS // BUCKET_MS + 1
+        buckets, first = self._buckets, _first_bucket(now_ms)
         for of_second in (buckets, self._begun):
             for number in [number for number in of_second if number < first]:
                 del of_second[number]
@@ -98,3 +98,13 @@ class Mode:
                 buckets[number] = buckets.get(number, 0) + self.waiting * (end_ms - at_ms)
                 at_ms = end_ms
         self._at_ms = now_ms
+
+
+def _first_bucket(now_ms: int) -> int:
+    """Return the second in which the window begins."""
+    return now_ms // BUCKET_MS - WINDOW_MS // BUCKET_MS + 1
+
+
+def _span_ms(now_ms: int) -> int:
+    """Return how long the window is: the last second is not over."""
+    return now_ms - _first_bucket(now_ms) * BUCKET_MS

@@ -13,6 +13,9 @@ from tidemill.proxy.polling.poll import Broker, Poll, State
 # How long notifications outlive the polls that wanted them: a consumer that has worked on what it
 # got polls again, and finds them parked.
 LINGER_MS: Final = 1_000
+# Polls of a pair that are parked at one broker; the others wait for hints. More would cover it no
+# better, and of all proxies it takes 1,024.
+PARKED_A_BROKER_MAX: Final = 16
 _STALE_MIN: Final = 64  # entries of polls that do not wait any more before they are swept
 
 
@@ -78,6 +81,10 @@ class Pair:
         first = self._turn % len(names) if names else 0
         return names[first:] + names[:first]
 
+    def is_covered(self, now_ms: int) -> bool:
+        """Whether every broker that can be reached would have told of a message."""
+        return all(watch.is_down or watch.is_covered(now_ms) for watch in self.watches.values())
+
     def wants(self, watch: Watch) -> bool:
         """Whether a message at this broker might wait for nobody."""
         if self.waiting:
@@ -125,9 +132,13 @@ class Pair:
         if not self._covering[broker]:
             del self._covering[broker]
 
-    def least_covered(self, brokers: Sequence[Broker]) -> Broker:
-        """Return at which of `brokers` fewest polls are parked, the first of several."""
-        return min(brokers, key=lambda name: self._covering.get(name, 0))
+    def to_cover(self, brokers: Sequence[Broker]) -> Broker | None:
+        """Return where another poll is parked best, the first of several; None: enough are."""
+        covering = self._covering
+        best = min(brokers, key=lambda name: covering.get(name, 0), default=None)
+        if best is None or covering.get(best, 0) >= PARKED_A_BROKER_MAX:
+            return None
+        return best
 
     def to_move(self, count: int) -> list[Poll]:
         """Return up to `count` parked polls that are to follow a hint, which others cover for."""

@@ -119,11 +119,12 @@ class Polling:
         poll = Poll(
             pair, self._numbers,
             began_ms=now_ms, end_ms=now_ms + (poll_ms if is_long else ASK_ONCE_MS),
-            is_long=is_long, is_direct=is_long and pair.mode.is_direct,
+            is_long=is_long, is_direct=is_long and (pair.mode.is_direct or len(brokers) == 1),
         )  # fmt: skip
         self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
         pair.polls[poll] = None
-        self._timers.set(poll, poll.end_ms)
+        # Until then a pop under way ends by itself.
+        self._timers.set(poll, poll.hard_end_ms)
         if is_long:
             self._timers.discard(pair.mode)
             pair.mode.began(now_ms)
@@ -141,8 +142,11 @@ class Polling:
         brokers = pair.in_turn()
         if pair.hinted and not asks_all:
             self._follow(poll, now_ms)
-        elif poll.is_direct and brokers:
-            self._park(poll, pair.least_covered(brokers), now_ms)
+        elif poll.is_direct and (broker := pair.to_cover(brokers)) is not None:
+            self._park(poll, broker, now_ms)
+        elif not asks_all and pair.is_covered(now_ms):
+            # Whoever has a message would have told of it: there is nothing to ask for.
+            self._ask(poll, (), now_ms)
         else:
             self._ask(poll, brokers if asks_all else brokers[:1], now_ms)
 
@@ -198,7 +202,10 @@ class Polling:
             return
         pair = poll.pair
         assert isinstance(poll.step, Pop), "a pop was under way"
-        if watch := pair.watches.get(poll.step.broker):
+        is_full = poll.parked_at is not None and isinstance(error, Overloaded)
+        watch = pair.watches.get(poll.step.broker)
+        # Where no more pops may be parked, a notification may.
+        if watch is not None and not is_full:
             watch.pop_failed(error, now_ms)
             _note_hint(watch)
         pair.unpark(poll)
@@ -272,6 +279,11 @@ class Polling:
                 watch.back()
                 self._update(pair, now_ms)
 
+    def moved(self, pair: Pair, brokers: Sequence[Broker], now_ms: int) -> None:
+        """Know that others than before have messages of a pair: its polls hear of them too."""
+        self._actions += pair.watch(brokers, self.down)
+        self._update(pair, now_ms)
+
     # ------------------------------------------------------------ what a poll does next
 
     def _rest(self, poll: Poll, now_ms: int) -> None:
@@ -281,12 +293,13 @@ class Polling:
             self._follow(poll, now_ms)
         elif poll.has_looked or now_ms >= poll.end_ms:
             self._last_look(poll, now_ms)
-        elif poll.is_direct and (brokers := pair.in_turn()):
-            self._park(poll, pair.least_covered(brokers), now_ms)
+        elif poll.is_direct and (broker := pair.to_cover(pair.in_turn())) is not None:
+            self._park(poll, broker, now_ms)
         else:
             poll.is_direct = False
             if any(watch.number for watch in pair.watches.values()):
                 self.counts.coalesced[pair.key.topic, pair.key.group] += 1
+            self._timers.set(poll, poll.end_ms)
             pair.wait(poll)
 
     def _follow(self, poll: Poll, now_ms: int) -> None:
@@ -340,7 +353,7 @@ class Polling:
         if now_ms >= poll.hard_end_ms:
             self._end(poll, self._empty_end(poll, now_ms), now_ms)
         else:
-            # A pop that is under way ends by itself, or then.
+            # Nobody is there for what it waits for; what it pops from here on ends with it.
             self._timers.set(poll, poll.hard_end_ms)
             if poll.pair.unwait(poll):
                 self._rest(poll, now_ms)

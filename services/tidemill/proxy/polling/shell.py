@@ -22,7 +22,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
-    from tidemill.proxy.cluster import BrokerGroup
+    from tidemill.proxy.cluster import BrokerGroup, Cluster
     from tidemill.proxy.link import BrokerLink
 
 # Beyond its time, until a broker is given up that does not answer a notification.
@@ -52,8 +52,10 @@ class Target(NamedTuple):
 class PollingShell:
     """The polls of this proxy at several brokers."""
 
-    def __init__(self, clock: Clock, *, pop_timeout_ms: int) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock, *, pop_timeout_ms: int) -> None:
         """Give up a pop that does not wait, and is not answered, after `pop_timeout_ms`."""
+        self._cluster = cluster
+        cluster.on_change = self._look
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=random.random)
         self.pop_timeout_ms = pop_timeout_ms
@@ -112,9 +114,23 @@ class PollingShell:
         if self._brokers.get(name) is not broker:
             self._brokers[name] = broker
             broker.link.watch(_BrokerWatcher(self, name))
-            if not broker.link.is_connected:
+            if broker.link.is_connected:
+                self.polling.back(name, self.now_ms())
+            else:
                 self.polling.lost(name, self.now_ms())
         return name
+
+    def _look(self) -> None:
+        """Let those who wait hear of brokers too that have the topic and the group since."""
+        for pair in list(self.polling.pairs.values()):
+            assert isinstance(pair.target, Target), "a pair is about what its polls are"
+            group, topic = pair.target
+            brokers = self._cluster.brokers_of(topic, group)
+            # Where none has them they were deleted, which whoever is asked will say.
+            if brokers and len(brokers) != len(pair.watches):
+                names = [self._know(broker) for broker in brokers]
+                self.polling.moved(pair, names, self.now_ms())
+        self.carry_out()
 
     # ------------------------------------------------------------ actions
 

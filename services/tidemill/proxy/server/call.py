@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from tidemill.common.errors import (
     BadRequest,
     ClientIdRequired,
+    InvalidReceiptHandle,
     ServiceError,
     codes_of,
 )
@@ -152,7 +153,11 @@ class Status(NamedTuple):
 
 def status_of(error: ServiceError) -> Status:
     """Return how an error of ours is shown to clients."""
-    return Status(v2.Code.ValueType(codes_of(error).rocketmq), error.message)
+    message = error.message
+    if isinstance(error, InvalidReceiptHandle):
+        # Applications of the reference look for the name in the text.
+        message = f"INVALID_RECEIPT_HANDLE: {message}"
+    return Status(v2.Code.ValueType(codes_of(error).rocketmq), message)
 
 
 class Boundary:

@@ -55,7 +55,6 @@ POPS_MAX = 4
 ROOM_POLL_MS = 250
 _NOTHING = "no message became available"
 _MUCH_UNREAD = "this connection has much unread already; read it, and poll again"
-INVISIBLE_MIN_MS = 1_000  # on receive: below it a message comes back before it has arrived
 INVISIBLE_MAX_MS = 12 * 3_600_000
 AUTO_RENEW_INVISIBLE_MS = 60_000
 # What a poll may take beyond its poll duration when the client has set no deadline.
@@ -90,6 +89,7 @@ class Consumer:
         self._clock = clock
         self._poll_min_ms = settings.grpc_client_consumer_min_long_polling_timeout_ms
         self._poll_max_ms = settings.long_polling_max_ms
+        self._invisible_min_ms = settings.invisible_duration_min_ms
         self._reserve_ms = settings.deadline_reserve_ms
         self._request_timeout_ms = settings.request_timeout_ms
         self._turn = 0  # of brokers that are waited for
@@ -104,19 +104,19 @@ class Consumer:
         brokers = self._cluster.brokers_of(topic, group)
         if not brokers:
             raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
-        if len(brokers) == 1:
+        if len(self._cluster.brokers) == 1:
             broker, ids, reply = await self._poll_one(
                 call, brokers[0], group, topic, pop, responses
             )
         else:
             broker, ids, reply = await self._poll_all(call, brokers, group, topic, pop, responses)
-        items = _items(broker, group, topic, topic_wire, reply)
-        # Of the reply, whose messages are in the items now, only what gives them back is kept.
         popped = [_without_messages(batch) for batch in reply.batches]
         request_id = reply.request_id
-        del reply
-        timestamp = encode_delivery_timestamp(self._clock.wall_ms())
         try:
+            items = _items(broker, group, topic, topic_wire, reply)
+            # Its messages are in the items now; what gives them back is kept.
+            del reply
+            timestamp = encode_delivery_timestamp(self._clock.wall_ms())
             await responses.send_all((OK_STATUS, *items, timestamp))
         except BaseException:
             # The status is the first that has left.
@@ -150,7 +150,7 @@ class Consumer:
             self._cluster.client_alive(call.client_id, self._clock.monotonic_ms())
         pop = link_pb2.PopRequest(
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
-            invisible_duration_ms=_receive_invisible_ms(parsed),
+            invisible_duration_ms=self._receive_invisible_ms(parsed),
             poll_duration_ms=poll_ms,
             tags=tags,
             attempt_id=parsed.attempt_id,
@@ -368,8 +368,7 @@ class Consumer:
         topic = self._cluster.find_topic(parsed.topic.name)
         group = self._cluster.find_group(parsed.group.name)
         invisible_ms = _milliseconds(parsed.invisible_duration)
-        if not 0 <= invisible_ms <= INVISIBLE_MAX_MS:
-            raise IllegalInvisibleDuration("the invisible duration is 0 to 12 hours")
+        _check_invisible(invisible_ms, min_ms=0)
         handles = self._cluster.deliveries(group.name, topic.name)
         broker, delivery = handles.open(parsed.receipt_handle)
         ids = _ids_of_live(broker, group, topic)
@@ -417,6 +416,13 @@ class Consumer:
             timeout_ms=self._cluster.timeout_ms(call),
         )
         return OK_STATUS
+
+    def _receive_invisible_ms(self, parsed: service.ReceiveMessageRequest) -> int:
+        if parsed.auto_renew:
+            return AUTO_RENEW_INVISIBLE_MS
+        invisible_ms = _milliseconds(parsed.invisible_duration)
+        _check_invisible(invisible_ms, min_ms=self._invisible_min_ms)
+        return invisible_ms
 
     def _poll_duration_ms(self, call: Call, parsed: service.ReceiveMessageRequest) -> int:
         """Return how long the poll may wait; 0 asks once.
@@ -514,13 +520,14 @@ def _without_messages(batch: link_pb2.Batch) -> link_pb2.Batch:
     )
 
 
-def _receive_invisible_ms(parsed: service.ReceiveMessageRequest) -> int:
-    if parsed.auto_renew:
-        return AUTO_RENEW_INVISIBLE_MS
-    invisible_ms = _milliseconds(parsed.invisible_duration)
-    if not INVISIBLE_MIN_MS <= invisible_ms <= INVISIBLE_MAX_MS:
-        raise IllegalInvisibleDuration("the invisible duration is 1 second to 12 hours")
-    return invisible_ms
+def _check_invisible(invisible_ms: int, *, min_ms: int) -> None:
+    """Raise IllegalInvisibleDuration beyond the limits."""
+    limits_text = f"it is {min_ms} ms to 12 hours"
+    # Applications of the reference look for these words.
+    if invisible_ms < min_ms:
+        raise IllegalInvisibleDuration(f"the invisibleTime is too small: {limits_text}")
+    if invisible_ms > INVISIBLE_MAX_MS:
+        raise IllegalInvisibleDuration(f"the invisibleTime is too large: {limits_text}")
 
 
 def _milliseconds(duration: Duration) -> int:

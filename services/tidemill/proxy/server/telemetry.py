@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import RequestError, ServiceError
@@ -25,7 +24,9 @@ from tidemill.proxy.clients import Client
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.aio.notices import Notices
 from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.allowances import Allowance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
-log = structlog.get_logger()
-
 # A Node.js client with several topics loses the first answer: it starts to wait for one only later.
 NODE_JS_REPEAT_MS = 1000
+# Of a stream. Clients send their settings when they begin, and then every few minutes; some of the
+# commands that wait for a slow broker may come at once. Each costs us some fifty microseconds.
+COMMANDS_BURST: Final = 32
+COMMANDS_PER_S: Final = 1
 
 _OK = v2.Status(code=v2.OK, message="OK")
 
@@ -61,6 +64,7 @@ class Telemetry:
         self._clients = clients
         self._clock = clock
         self._long_polling_max_ms = long_polling_max_ms
+        self._notices = Notices()
 
     async def telemetry(
         self, call: Call, requests: AsyncIterator[bytes], responses: Responses
@@ -68,23 +72,25 @@ class Telemetry:
         """Serve one stream until the client half-closes it, then end it with OK."""
         # No task group: a failure that leaves one is in a cycle with it, and what its frames hold
         # would wait for the garbage collector.
-        repeats: list[asyncio.Task[None]] = []
+        repeat = _Repeat(responses)
+        allowance = Allowance(burst=COMMANDS_BURST, per_s=COMMANDS_PER_S, now_s=self._now_s())
         try:
             async for request in requests:
-                answering = self._answer(call, request, responses, repeats)
+                if not allowance.take(self._now_s()):
+                    sentence = f"a stream has {COMMANDS_PER_S} command a second; open another later"
+                    raise RpcError(RpcCode.RESOURCE_EXHAUSTED, sentence)
+                answering = self._answer(call, request, responses, repeat)
                 # Another's from here on: a stream is open for hours, and keeps nothing of it.
                 del request
                 await answering
         finally:
-            for repeat in repeats:
-                repeat.cancel()
+            repeat.cancel()
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_ms() / 1000
 
     async def _answer(
-        self,
-        call: Call,
-        request: bytes,
-        responses: Responses,
-        repeats: list[asyncio.Task[None]],
+        self, call: Call, request: bytes, responses: Responses, repeat: _Repeat
     ) -> None:
         """Answer one command, if it is one that wants an answer.
 
@@ -98,9 +104,8 @@ class Telemetry:
             group = await self._find_group(call, kind.group_name)
         answer = self._settings_for(request, group)
         await responses.send(answer)
-        if kind.is_node_js and not repeats and responses.hold(len(answer)):
-            repetition = _repeat(answer, responses)
-            repeats.append(asyncio.create_task(repetition, name="repeat settings"))
+        if kind.is_node_js:
+            repeat.later(answer)
 
     def _announced(self, call: Call, request: bytes) -> _Kind | None:
         """Check and note what a client announces; None where it announces nothing."""
@@ -148,7 +153,11 @@ class Telemetry:
         try:
             return await self._cluster.use_group(name, call)
         except ServiceError as error:
-            log.info("settings of an unknown group", group=name, reason=error.message)
+            # Names are for strangers to choose, and lines of the log are not.
+            self._notices.note(
+                "unknown_group", peer=call.peer(), reason=error.message,
+                event="clients have settings of an unknown group",
+            )  # fmt: skip
             return DEFAULT_GROUP
 
 
@@ -160,8 +169,33 @@ def _parse(request: bytes) -> service.TelemetryCommand:
         raise RpcError(RpcCode.INVALID_ARGUMENT, message) from error
 
 
-async def _repeat(answer: bytes, responses: Responses) -> None:
-    await asyncio.sleep(NODE_JS_REPEAT_MS / 1000)
-    # A client that has gone meanwhile is noticed by who reads from it.
-    with contextlib.suppress(ClientGone):
-        await responses.send(answer)
+@final
+class _Repeat:
+    """The second answer to a Node.js client: one a stream, whose room is given back after it."""
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
+        self._is_used = False
+        self._task: asyncio.Task[None] | None = None
+
+    def later(self, answer: bytes) -> None:
+        """Repeat the first answer of the stream, where there is room to keep it."""
+        if not self._is_used and self._responses.hold(len(answer)):
+            self._is_used = True
+            self._task = asyncio.create_task(self._send(answer), name="repeat settings")
+
+    def cancel(self) -> None:
+        """Let it be: the stream ends, and its room with it."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    async def _send(self, answer: bytes) -> None:
+        try:
+            await asyncio.sleep(NODE_JS_REPEAT_MS / 1000)
+            # A client that has gone meanwhile is noticed by who reads from it.
+            with contextlib.suppress(ClientGone):
+                await self._responses.send(answer)
+        finally:
+            self._responses.release(len(answer))
+            self._task = None

@@ -87,7 +87,7 @@ class RpcCall:
         self.task: asyncio.Task[None] | None = None
         self.tick = 0  # of its deadline
         self.sent_count = 0  # messages that have left us
-        # For streams of requests. The window bounds what waits here.
+        # For streams of requests. Few wait here, MESSAGES_WAITING_MAX.
         self._requests: deque[tuple[bytes, int, int]] | None = None
         self._taken: tuple[int, int] | None = None  # by the reader, of a request it has in hand
         self._are_requests_ended = False
@@ -189,10 +189,11 @@ class RpcCall:
             await self._room()
         if self.call.is_ended:
             raise ClientGone
-        queued_bytes = protocol.send(self.call, batch)
-        while queued_bytes or protocol.is_paused:
+        if protocol.send(self.call, batch):
+            # Whoever sends on and on keeps nobody else waiting, however fast its client reads.
+            await asyncio.sleep(0)
+        while self.unsent_bytes or protocol.is_paused:
             await self._room()
-            queued_bytes = self.call.stream.queued_bytes
 
     async def _room(self) -> None:
         """Wait until there may be room."""
@@ -222,6 +223,9 @@ class RpcCall:
         if self._taken is not None:
             self._protocol.consumed(self.call, *self._taken)
             self._taken = None
+            if self._requests:
+                # One in a turn of the loop: whoever sends many keeps nobody else waiting.
+                await asyncio.sleep(0)
         while not self._requests:
             if self._are_requests_ended:
                 raise StopAsyncIteration

@@ -39,7 +39,9 @@ class Notices:
         self.hits[limit] += 1
         self.note(limit, peer=peer, reason=reason)
 
-    def note(self, kind: str, *, peer: str, reason: str) -> None:
+    def note(
+        self, kind: str, *, peer: str, reason: str, event: str = "clients were refused"
+    ) -> None:
         """Tell of it, with how many there were since the last line; or count it for the next."""
         now_s = time.monotonic()
         told = self._told.get(kind)
@@ -48,4 +50,4 @@ class Notices:
             return
         count = 1 + (told.untold_count if told is not None else 0)
         self._told[kind] = _Told(now_s, 0)
-        log.warning("clients were refused", kind=kind, count=count, last_peer=peer, reason=reason)
+        log.warning(event, kind=kind, count=count, last_peer=peer, reason=reason)

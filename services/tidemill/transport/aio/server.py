@@ -44,6 +44,8 @@ from tidemill.transport.aio.writer import Writer
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount
 from tidemill.transport.grpc.server_connection import (
     CALLS_A_TURN,
+    PATH_CHARS_TOLD,
+    SMALL_REPLY_BYTES,
     CallEnded,
     CallStarted,
     CallWritable,
@@ -75,9 +77,9 @@ FRAMES_A_TURN: Final = 128  # of one connection: they take a millisecond
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 # Of a connection, queued behind the windows of its streams, before other streams wait too.
 QUEUED_BYTES_MAX: Final = 16 << 20
-# Of a batch that is written at once, so that the others of this turn see that the transport is
-# full: were all of them taken, an answer of a few bytes would wait behind as many messages of
-# megabytes, over a slow line for longer than its caller.
+# Of output that is written at once, so that the others of this turn see that the transport is full:
+# were all of them taken, an answer of a few bytes would wait behind as many messages of megabytes,
+# over a slow line for longer than its caller.
 FLUSH_BYTES: Final = 64 << 10
 SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
@@ -269,9 +271,12 @@ class ServerProtocol(Accepted):
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
         self.crowd: set[RpcCall] = set()  # calls that wait until the connection is not congested
+        # Calls whose handlers wait for a turn, because those before them had large replies; as many
+        # as there are streams.
+        self._held_back: deque[asyncio.Future[None]] = deque()
         # Who waits for room, and how much, in turn: as many as there are streams.
         self._room_wanted: dict[asyncio.Future[bool], tuple[ServerCall, int]] = {}
-        self._writer = Writer(self._connection.http, self.loop)
+        self._writer = Writer(self._connection.http, self.loop, self._connection.count_buffered)
         self._transport: asyncio.Transport
         self._has_rest = False  # of what has come; nothing is read until it has had its turns
         self._unread_bytes = 0  # while paused: what the transport held at the last look
@@ -303,25 +308,32 @@ class ServerProtocol(Accepted):
                 self._on_event(event)
         finally:
             self._writer.release()
-        is_much = len(data) >= READ_BYTES_A_TURN or self._connection.has_more
-        if is_much and not self._has_rest and not self._transport.is_closing():
-            self._has_rest = True
-            self._transport.pause_reading()
-            self._server.go_on_later(self)
+        if len(data) >= READ_BYTES_A_TURN or self._connection.has_more or self._held_back:
+            self._go_on_later()
         if self.crowd and not self.is_congested:
             crowd, self.crowd = self.crowd, set()
             for call in crowd:
                 call.wake_writers()
 
+    def _go_on_later(self) -> None:
+        """Take more when others have had their turn, and once the client reads what it has got."""
+        if not (self._has_rest or self._writer.is_paused or self._transport.is_closing()):
+            self._has_rest = True
+            self._transport.pause_reading()
+            self._server.go_on_later(self)
+
     def go_on(self) -> int:
         """Take more of what has come, and read on; return how many calls have begun."""
         self._has_rest = False
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self._writer.is_paused:
             return 0
         begun = 0
-        if self._connection.has_more:
+        if self._held_back and not self._connection.is_owing:
+            self._let_go_on()
+            begun = CALLS_A_TURN  # As far as can be known: one is as much as a turn should have.
+        if self._connection.has_more or self._held_back:
             self.data_received(b"")
-            begun = self._connection.begun_count
+            begun += self._connection.begun_count
         if not (self._has_rest or self._writer.is_paused or self._transport.is_closing()):
             self._transport.resume_reading()
         return begun
@@ -334,6 +346,7 @@ class ServerProtocol(Accepted):
         """End all calls."""
         for event in self._connection.close(ErrorCode.CANCEL, "the connection was lost"):
             self._on_event(event)
+        self._writer.detach()
         self._server.closed(self)
 
     def pause_writing(self) -> None:
@@ -345,9 +358,11 @@ class ServerProtocol(Accepted):
     def resume_writing(self) -> None:
         """Go on where the client has read."""
         self._writer.is_paused = False
-        if not self._has_rest:
-            self._transport.resume_reading()
         self._writer.flush()
+        if self._connection.has_more or self._held_back:
+            self._go_on_later()
+        elif not (self._has_rest or self._writer.is_paused):
+            self._transport.resume_reading()
         for call in list(self.calls.values()):
             call.wake_writers()
 
@@ -376,7 +391,7 @@ class ServerProtocol(Accepted):
     def _on_call(self, call: ServerCall) -> None:
         method = self._server.methods.get(call.path)
         if method is None:
-            message = f"{call.path} is not served here"
+            message = f"{call.path[:PATH_CHARS_TOLD]} is not served here"
             self._connection.finish(call, RpcCode.UNIMPLEMENTED, message)
             return
         served = self.calls[call.stream.id] = RpcCall(self, call, method)
@@ -449,6 +464,8 @@ class ServerProtocol(Accepted):
     async def _run_unary(self, served: RpcCall, request: bytes) -> None:
         handle = cast("UnaryHandler", served.method.handle)
         try:
+            if self._connection.is_owing:
+                await self._turn()
             answering = handle(served, request)
             del request
             response = await answering
@@ -456,8 +473,25 @@ class ServerProtocol(Accepted):
             self._answer_error(served, error)
         else:
             self._connection.respond(served.call, response)
+            if len(response) > SMALL_REPLY_BYTES:
+                self._flush_if_much()
         finally:
             self._end(served)
+
+    async def _turn(self) -> None:
+        """Wait until the replies of this connection leave others their turns."""
+        turn: asyncio.Future[None] = self.loop.create_future()
+        self._held_back.append(turn)
+        self._go_on_later()
+        await turn
+
+    def _let_go_on(self) -> None:
+        """Let the next call go on that waits for a turn."""
+        while self._held_back:
+            turn = self._held_back.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
     async def _run_stream(self, served: RpcCall, *request: bytes) -> None:
         handle = cast("Callable[..., Awaitable[None]]", served.method.handle)
@@ -520,14 +554,19 @@ class ServerProtocol(Accepted):
         """Whether nothing more should be given to the connection for now."""
         return self._writer.is_paused or self._connection.http.queued_bytes > QUEUED_BYTES_MAX
 
-    def send(self, call: ServerCall, batch: Sequence[bytes]) -> int:
-        """Send messages; return how many bytes wait for the client's window."""
-        queued_bytes = self._connection.send(call, batch)
-        if sum(map(len, batch)) >= FLUSH_BYTES:
+    def send(self, call: ServerCall, batch: Sequence[bytes]) -> bool:
+        """Send messages; return whether it was much for a turn of the loop."""
+        self._connection.send(call, batch)
+        return self._flush_if_much()
+
+    def _flush_if_much(self) -> bool:
+        """Write at once what others of this turn should know of, and the rest at its end."""
+        is_much = self._connection.http.output_bytes >= FLUSH_BYTES
+        if is_much:
             self._writer.flush_now()
         else:
             self._writer.flush_soon()
-        return queued_bytes
+        return is_much
 
     def write(self, call: ServerCall, message: bytes) -> None:
         """Send a message at once."""
@@ -577,6 +616,8 @@ class ServerProtocol(Accepted):
         self._connection.consume(call, wire_bytes)
         if self._connection.http.has_output:
             self._writer.flush_soon()
+        if self._connection.has_more:
+            self._go_on_later()
 
     def expire(self, served: RpcCall) -> None:
         """End a call whose time is up."""
@@ -594,6 +635,7 @@ class ServerProtocol(Accepted):
             return
         if self._writer.is_paused and not self._connection.http.is_closed:
             # Not read, the client cannot answer a ping; it is to read.
+            self._writer.count()
             unread_bytes = self._writer.buffered_bytes
             if unread_bytes != self._unread_bytes:
                 self._unread_bytes, self._moved_at_s = unread_bytes, now_s
@@ -601,6 +643,7 @@ class ServerProtocol(Accepted):
                 self._server.notices.hits[Limit.STALLED] += 1
                 self._transport.abort()
             return
+        self._writer.recount()
         for event in self._connection.check(now_s):
             self._on_event(event)
         self._check_age(now_s)

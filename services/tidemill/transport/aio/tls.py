@@ -101,8 +101,7 @@ class Reloading(Generic[T]):
             # There is no older one, and it may do for others that look at less.
             log.warning("certificate may be refused by others", use=use, reason=str(refusal))
         self.results: Counter[str] = Counter()
-        # Called after each reload that has worked.
-        self.on_reload: Callable[[], None] = lambda: None
+        self.on_reload: set[Callable[[], None]] = set()  # called after each that has worked
 
     def check(self) -> None:
         """Reload if a file has changed since the last look."""
@@ -124,7 +123,8 @@ class Reloading(Generic[T]):
         self.newest, self.expires_at_s = newest, expires_at_s
         self.results["done"] += 1
         log.info("certificates reloaded", use=self.use, expires_at_s=expires_at_s)
-        self.on_reload()
+        for tell in list(self.on_reload):
+            tell()
 
 
 class _Told(NamedTuple):
@@ -173,8 +173,12 @@ class Certificates:
     def look(self) -> None:
         """Reload what has changed, and say what expires."""
         for each in self._all:
-            each.check()
-            self._tell(each)
+            try:
+                each.check()
+                self._tell(each)
+            except Exception:
+                # What is in use goes on being used, and the process with it.
+                log.exception("certificates could not be looked at", use=each.use)
 
     def _tell(self, each: Reloading[Any]) -> None:
         """Log that a certificate expires soon or has expired: once a day, and after each reload."""
@@ -282,7 +286,11 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     if files.authorities:
         names.append((files.authorities_setting, files.authorities))
     for name, file in names:
-        if not Path(file).is_file():
+        try:
+            is_file = Path(file).is_file()
+        except OSError as error:  # A folder above it may not be searched, or cannot be read.
+            raise StartRefused(f"{name} {file} cannot be looked at: {error}") from error
+        if not is_file:
             raise StartRefused(f"{name} must name a file, not {file!r}")
 
     def no_password() -> str:

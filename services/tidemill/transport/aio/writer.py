@@ -9,6 +9,7 @@ flush_last    before the transport is closed
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast, final
 
 if TYPE_CHECKING:
@@ -16,16 +17,32 @@ if TYPE_CHECKING:
 
 # In the transport, before those who send wait.
 BUFFER_BYTES: Final = 1 << 20
+# The same, where what is unread by all peers leaves no room.
+TIGHT_BUFFER_BYTES: Final = 64 << 10
+# Less of it is not told of: nearly all writes are smaller, and are gone in the same turn.
+TOLD_BYTES: Final = 4 << 10
 
 
 @final
 class Writer:
     """The way from a connection's output to its transport."""
 
-    def __init__(self, http: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        http: Connection,
+        loop: asyncio.AbstractEventLoop,
+        tell: Callable[[int], bool] = lambda _count: True,
+    ) -> None:
+        """Write to a transport; `tell` hears what it was given, and has not written yet.
+
+        It returns whether there is room for more of that.
+        """
         self.is_paused = False  # the transport holds as much as it should
         self._http = http
         self._loop = loop
+        self._tell = tell
+        self._told_bytes = 0
+        self._is_tight = False
         self._transport: asyncio.Transport | None = None
         self._is_scheduled = False
         self._is_held = False
@@ -35,6 +52,12 @@ class Writer:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self.flush()
+
+    def detach(self) -> None:
+        """Let go of a transport that is lost, and of what was to be written."""
+        self._transport = None
+        self._http.take_output()
+        self.count()
 
     @property
     def buffered_bytes(self) -> int:
@@ -73,8 +96,39 @@ class Writer:
     def flush(self) -> None:
         """Write what there is, unless the transport is full or closed."""
         transport = self._transport
-        if transport is None or self.is_paused or transport.is_closing():
+        if transport is None or transport.is_closing():
+            return
+        if self.is_paused:
+            self.count()
             return
         output = self._http.take_output()
         if output:
+            unwritten_bytes = transport.get_write_buffer_size() + len(output)
+            if unwritten_bytes >= TOLD_BYTES or self._told_bytes:
+                # Before it is written, which may tell that the transport is full.
+                self._count(unwritten_bytes)
+                self._loop.call_soon(self.count)
             transport.write(output)
+        else:
+            self.recount()
+
+    def recount(self) -> None:
+        """Tell how much of what was told of is written by now; nobody else says when it is."""
+        if self._told_bytes:
+            self.count()
+
+    def count(self) -> None:
+        """Tell what the transport holds now; it writes at the end of a turn, and later."""
+        self._count(self.buffered_bytes)
+
+    def _count(self, unwritten_bytes: int) -> None:
+        if unwritten_bytes < TOLD_BYTES:
+            unwritten_bytes = 0
+        # Also where it is as before: part of it was output, and is not any more.
+        self._told_bytes = unwritten_bytes
+        is_tight = not self._tell(unwritten_bytes)
+        if is_tight != self._is_tight and self._transport is not None:
+            self._is_tight = is_tight
+            # Who is over it is paused at once, and nothing more is begun for it.
+            most = TIGHT_BUFFER_BYTES if is_tight else BUFFER_BYTES
+            self._transport.set_write_buffer_limits(high=most)

@@ -12,6 +12,7 @@ Frames of HTTP/2 cut this anywhere.
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, final
@@ -93,8 +94,13 @@ class MessageReader:
         return not self._have
 
     @property
+    def has_more(self) -> bool:
+        """Whether there is something that `feed` was not asked to look at."""
+        return self._have >= self._wanted
+
+    @property
     def held_bytes(self) -> int:
-        """How much of a message has come."""
+        """How much has come, of messages that `feed` has not returned."""
         return self._have
 
     @property
@@ -107,28 +113,29 @@ class MessageReader:
         """How many bytes have to come for something to happen."""
         return self._wanted - self._have
 
-    def feed(self, data: bytes) -> list[Whole]:
-        """Take the next piece; return the messages that it completes.
+    def feed(self, data: bytes, messages_max: int = sys.maxsize) -> list[Whole]:
+        """Take the next piece, or none; return the messages that are complete, so many at most.
 
-        Raises RpcError for a message that is too large, or compressed in a way that is not known.
+        Where `has_more` holds afterwards, go on with nothing. Raises RpcError for a message that is
+        too large, or compressed in a way that is not known.
         """
         if self._parts and len(self._parts[-1]) + len(data) <= _PART_BYTES:
             self._parts[-1] += data
-        else:
+        elif data:
             self._parts.append(data)
         self._have += len(data)
         messages: list[Whole] = []
-        while self._have >= self._wanted:
+        while self._have >= self._wanted and len(messages) < messages_max:
             if len(self._parts) > 1:
                 self._parts = [b"".join(self._parts)]
-            self._take(messages)
+            self._take(messages, messages_max)
         return messages
 
-    def _take(self, messages: list[Whole]) -> None:
+    def _take(self, messages: list[Whole], messages_max: int) -> None:
         """Take the complete messages off the one part, and see what the next one wants."""
         buffer, at = self._parts[0], 0
         self._wanted = PREFIX_SIZE
-        while len(buffer) - at >= PREFIX_SIZE:
+        while len(buffer) - at >= PREFIX_SIZE and len(messages) < messages_max:
             is_compressed, length = _unpack_prefix(buffer, at)
             self._check(is_compressed, length)
             end = at + PREFIX_SIZE + length

@@ -10,16 +10,20 @@
         Failed            the connection has ended
 
     connection.hold(call, count)          room for what is held for a call; `_end` gives it back
+    connection.consume(call, wire_bytes)  a message of a stream has been read: more may come
+    connection.count_buffered(count)      what was taken as output, and is not written yet
 
     connection.respond(call, message)     a whole unary response
     connection.start(call)                headers, now
     connection.send(call, messages)       messages of a stream
     connection.finish(call, code, text)   the end of any call
 
-What a turn of the loop may cost is bounded: `receive` leaves what is too much of calls, or of bytes
-to inflate, for the next one, and `has_more` says so.
+What a turn of the loop may cost is bounded: `receive` leaves what is too much of calls, of messages
+on streams, or of bytes to inflate, for the next one, and `has_more` says so. Of the messages of a
+stream a few wait to be read; the others stay the bytes that they are, within the stream's window.
 
-Requests that are not gRPC are answered here, with HTTP's own codes and a sentence for people.
+Requests that are not gRPC are answered here by their headers, with HTTP's own codes and a sentence
+for people; what follows of them is not read.
 """
 
 from __future__ import annotations
@@ -57,6 +61,20 @@ SMALL_MESSAGE_BYTES: Final = 2 << 10  # of these
 RESERVED_BYTES: Final = 1 << 10
 # Begun in a turn of the loop by one connection, at some 100 us each with what answers them.
 CALLS_A_TURN: Final = 32
+# Of a stream, taken out of its bytes and not read yet. Clients of ours have one or two under way.
+MESSAGES_WAITING_MAX: Final = 16
+# Of these, taken at a time where several streams have more: others have their turns between.
+_MESSAGES_AT_A_TIME: Final = 4
+# What a message costs beside its bytes while it waits: an object, an event, a place in a queue.
+MESSAGE_BYTES: Final = 128
+# A reply of this much is part of what its call took; a larger one finds room or is refused, and
+# output of less is not counted before it is written.
+SMALL_REPLY_BYTES: Final = 4 << 10
+# Of larger replies, in a turn of the loop for one connection: where there were more, its calls wait
+# for as many turns. A route of a thousand queues has a hundred kilobytes, and takes milliseconds.
+REPLY_BYTES_A_TURN: Final = 256 << 10
+# Of a path that is not served, in the sentence that says so: it costs its client a byte to repeat.
+PATH_CHARS_TOLD: Final = 256
 # Inflated in a turn of the loop for one connection, and the last message: some milliseconds.
 INFLATED_BYTES_A_TURN: Final = 256 << 10
 # What is inflated for a call is parsed, encoded and put into a frame after that. Its bytes cost the
@@ -84,6 +102,7 @@ class ServerCall:
         "reading_bytes",
         "stream",
         "timeout_s",
+        "waiting_count",
     )
 
     def __init__(self, stream: Stream, path: str, metadata: Fields) -> None:
@@ -99,6 +118,7 @@ class ServerCall:
         self.held_bytes = 0  # of its connection's share
         self.reading_bytes = 0  # of these, for a message that has not come as a whole
         self.queued_total_bytes = 0  # of messages given to `send`
+        self.waiting_count = 0  # messages that were handed over, and not consumed
 
 
 class CallStarted(NamedTuple):
@@ -176,16 +196,18 @@ class ServerConnection:
         self._hits = hits
         account = account or MemoryAccount(2 * limits.held_bytes_max)
         self.share = MemoryShare(account, limits.held_bytes_max, address)
-        self._http_bytes = 0  # of the share, by the windows of both sides
+        self._http_bytes = 0  # of the share, by the windows of both sides and by what is unread
+        self._buffered_bytes = 0  # output that was taken, and is not written yet
+        self._owed_bytes = 0  # of large replies, beyond what the turns so far may have had
         self._terms = terms or {}
         self._other_terms = Terms(message_bytes_max)
         self._waiting: deque[HttpEvent] = deque()  # what was too much for a turn
-        self._calls_left = self._inflated_left = 0  # of this turn
+        self._turn_calls = self._calls_left = self._inflated_left = 0  # of this turn
         self._calls: dict[int, ServerCall] = {}
         # Those whose request has not come as a whole: few, where many polls are parked.
         self._incomplete: dict[int, ServerCall] = {}
-        # Requests that are not gRPC, with their answers, until they are complete.
-        self._refused: dict[int, tuple[Stream, bytes, bytes]] = {}
+        # Streams with bytes that are to be looked at, in the order of their turns.
+        self._ready: dict[int, ServerCall] = {}
 
     @property
     def call_count(self) -> int:
@@ -202,8 +224,15 @@ class ServerConnection:
         Where `has_more` holds afterwards, that is a turn's worth; go on with no bytes.
         """
         waiting = self._waiting
+        # No more events than one turn may have: what waits as bytes is smaller, and is counted.
+        frames_max = max(frames_max - len(waiting), 0)
         waiting += self.http.receive(data, now_s, frames_max=frames_max)
-        self._calls_left, self._inflated_left = CALLS_A_TURN, INFLATED_BYTES_A_TURN
+        self._turn_calls, self._inflated_left = CALLS_A_TURN, INFLATED_BYTES_A_TURN
+        if self._owed_bytes:
+            if self.is_owing:
+                self._turn_calls = 0
+            self._owed_bytes = max(self._owed_bytes - REPLY_BYTES_A_TURN, 0)
+        self._calls_left = self._turn_calls
         events: list[ServerEvent] = []
         if self.http.is_closed:
             self._drop_waiting()
@@ -214,18 +243,33 @@ class ServerConnection:
                 self._on_data(event, events)
             else:
                 self._translate(event, events)
+            if self._ready:
+                self._take_ready(events)
+        while self._ready and self._calls_left > 0 and self._inflated_left > 0:
+            self._take_ready(events)
         self._count_windows()
         return events
 
     @property
     def begun_count(self) -> int:
-        """How many calls the last `receive` has begun."""
-        return CALLS_A_TURN - self._calls_left
+        """How many calls, and messages of streams, the last `receive` has begun."""
+        return self._turn_calls - self._calls_left
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether its replies have been larger than its turns allow: calls wait for more turns."""
+        return self._owed_bytes >= REPLY_BYTES_A_TURN
 
     @property
     def has_more(self) -> bool:
         """Whether something of what came waits for the next turn."""
-        return bool(self._waiting) or self.http.has_input
+        return bool(self._waiting) or bool(self._ready) or self.http.has_input
+
+    def _take_ready(self, events: list[ServerEvent]) -> None:
+        """Take a few messages of the stream whose turn it is."""
+        call = self._ready.pop(next(iter(self._ready)))
+        assert call.reader is not None, "who is ready has something to be looked at"
+        self._feed(call, call.reader, b"", events, messages_max=_MESSAGES_AT_A_TIME)
 
     def _drop_waiting(self) -> None:
         """Leave of what waits only the ends of calls: nobody is there to be answered."""
@@ -252,18 +296,15 @@ class ServerConnection:
         for call in list(self._incomplete.values()):
             if call.stream.wanted_bytes:
                 continue  # It waits for us, not we for it.
-            if call.is_open_ended and call.reader is None:
-                continue  # It may take its time between messages.
+            reader = call.reader
+            if call.is_open_ended and (reader is None or reader.has_more):
+                continue  # It may take its time between messages; and some wait to be read.
             is_late = now_s - call.stream.opened_at_s > self._limits.request_timeout_s
             is_slow = now_s - call.stream.moved_at_s > patience_s
             if is_slow or (is_late and not call.is_open_ended):
                 self._hits[Limit.REQUEST] += 1
                 self.finish(call, RpcCode.DEADLINE_EXCEEDED, "the request did not come in time")
                 events.append(CallEnded(call))
-        for stream, _, _ in list(self._refused.values()):
-            if now_s - stream.moved_at_s > patience_s:
-                del self._refused[stream.id]
-                self.http.reset(stream, ErrorCode.CANCEL)
         return events
 
     def close(self, code: ErrorCode, reason: str) -> list[ServerEvent]:
@@ -276,7 +317,6 @@ class ServerConnection:
         elif isinstance(event, RequestReceived):
             self._on_request(event, events)
         elif isinstance(event, StreamReset):
-            self._refused.pop(event.stream.id, None)
             call = self._calls.get(event.stream.id)
             if call is not None:
                 self._end(call)
@@ -294,10 +334,7 @@ class ServerConnection:
         self._calls_left -= 1
         content_type = fields.get("content-type", "")
         if pseudo[":method"] != "POST" or not _is_grpc(content_type):
-            answer = _refusal(pseudo[":method"], pseudo[":path"])
-            self._refused[stream.id] = (stream, *answer)
-            if is_last:
-                self._refuse(stream)
+            self._refuse(stream, *_refusal(pseudo[":method"], pseudo[":path"]))
             return
         call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
         held_bytes = CALL_BYTES + stream.header_bytes
@@ -326,10 +363,6 @@ class ServerConnection:
         stream, data, is_last = event
         call = self._calls.get(stream.id)
         if call is None:
-            if stream.id in self._refused:
-                self.http.consume(stream, len(data))
-                if is_last:
-                    self._refuse(stream)
             return
         if is_last:
             call.is_complete = True
@@ -338,10 +371,14 @@ class ServerConnection:
             return  # Nobody waits for an answer; the end of the call comes as well.
         if call.reader is None:
             message = messages.whole_message(data)
-            if message is not None:
+            if message is not None and call.waiting_count < MESSAGES_WAITING_MAX:
                 # A small one is part of what a call takes.
                 held_bytes = len(message) if len(message) > SMALL_MESSAGE_BYTES else 0
+                if call.waiting_count:
+                    held_bytes = len(message) + MESSAGE_BYTES
+                    self._calls_left -= 1
                 if not held_bytes or self.hold(call, held_bytes):
+                    call.waiting_count += 1
                     events.append(MessageReceived(call, message, len(data), is_last, held_bytes))
                     return
             call.reader = MessageReader(
@@ -352,15 +389,22 @@ class ServerConnection:
         self._feed(call, call.reader, data, events)
 
     def _feed(
-        self, call: ServerCall, reader: MessageReader, data: bytes, events: list[ServerEvent]
+        self,
+        call: ServerCall,
+        reader: MessageReader,
+        data: bytes,
+        events: list[ServerEvent],
+        *,
+        messages_max: int = MESSAGES_WAITING_MAX,
     ) -> None:
-        is_last = call.is_complete
+        may_wait = MESSAGES_WAITING_MAX - call.waiting_count
         inflated_before = reader.inflated_bytes
         try:
-            complete = reader.feed(data)
+            complete = reader.feed(data, min(messages_max, may_wait, max(self._calls_left, 0)))
+            is_last = call.is_complete and not reader.has_more
             if is_last and not reader.is_empty:
                 raise RpcError(RpcCode.INTERNAL, "the request ends in the middle of a message")
-            if not reader.is_empty:
+            if not (reader.is_empty or reader.has_more):
                 self._make_room(call, reader)
             self._inflated_left -= reader.inflated_bytes - inflated_before
             held = self._hold_messages(call, complete, reader)
@@ -376,6 +420,11 @@ class ServerConnection:
                 self.finish(call, error.code, error.message)
             events.append(CallEnded(call))
             return
+        # The first of a call is what the call was counted for.
+        self._calls_left -= len(complete) - (call.waiting_count == 0)
+        call.waiting_count += len(complete)
+        if reader.has_more and call.waiting_count < MESSAGES_WAITING_MAX:
+            self._ready[call.stream.id] = call
         last = len(complete) - 1
         for at, (message, wire_bytes, _) in enumerate(complete):
             ends = is_last and at == last
@@ -412,13 +461,15 @@ class ServerConnection:
         held: list[int] = []
         plain_bytes = 0
         for message, _, is_inflated in complete:
+            own_bytes = MESSAGE_BYTES if held or call.waiting_count else 0
+            plain_bytes += own_bytes
             if is_inflated:
-                held.append(len(message) * INFLATED_COPIES)
+                held.append(own_bytes + len(message) * INFLATED_COPIES)
                 continue
             held_bytes = max(len(message) - beyond_bytes, 0)
             beyond_bytes = max(beyond_bytes - len(message), 0)
             plain_bytes += held_bytes
-            held.append(held_bytes)
+            held.append(own_bytes + held_bytes)
         more = reading_bytes + plain_bytes - call.reading_bytes
         call.reading_bytes = reading_bytes
         if more > 0:
@@ -446,17 +497,25 @@ class ServerConnection:
     def _terms_of(self, call: ServerCall) -> Terms:
         return self._terms.get(call.path, self._other_terms)
 
-    def _refuse(self, stream: Stream) -> None:
-        _, block, body = self._refused.pop(stream.id)
-        self.http.send_headers(stream, block, is_last=False)
-        self.http.send_data(stream, body, is_last=True)
+    def _refuse(self, stream: Stream, block: bytes, body: bytes) -> None:
+        """Answer at once what is not gRPC; with a sentence, where there is a window for it."""
+        has_window = self.http.has_window(stream, len(body))
+        self.http.send_headers(stream, block, is_last=not has_window)
+        if has_window:
+            self.http.send_data(stream, body, is_last=True)
 
     # ------------------------------------------------------------ output
 
     def respond(self, call: ServerCall, message: bytes) -> None:
-        """Answer a unary call with OK and its one message."""
+        """Answer a unary call with OK and its one message, or refuse one that finds no room."""
         if call.is_ended:
             return
+        is_large = len(message) > SMALL_REPLY_BYTES
+        if is_large:
+            self._owed_bytes += len(message)
+            if not self._has_room_for_reply(len(message)):
+                self._refuse_for_room(call)
+                return
         self._end(call)
         stream = call.stream
         has_windows = stream.large_bytes or stream.wanted_bytes
@@ -467,8 +526,12 @@ class ServerConnection:
             self.http.send_response(
                 stream, RESPONSE_BLOCK, messages.encode(message), status.OK_TRAILERS
             )
-        if has_windows or stream.queue is not None:
+        if is_large or has_windows or stream.queue is not None:
             self._count_windows()
+
+    def _has_room_for_reply(self, count: int) -> bool:
+        unwritten_bytes = self.http.output_bytes + self._buffered_bytes
+        return unwritten_bytes <= self._limits.unread_bytes_max and self.share.is_fair(count)
 
     def start(self, call: ServerCall) -> None:
         """Send the response's headers before there is a message; some clients wait for them."""
@@ -503,10 +566,15 @@ class ServerConnection:
     def consume(self, call: ServerCall, wire_bytes: int) -> None:
         """Let the client send more on a stream: a message that took this much has been read."""
         self.http.consume(call.stream, wire_bytes)
+        call.waiting_count -= 1
+        if call.reader is not None and call.reader.has_more and not call.is_ended:
+            self._ready[call.stream.id] = call
 
     def _end(self, call: ServerCall) -> None:
         call.is_ended = True
         del self._calls[call.stream.id]
+        if call.reader is not None:
+            self._ready.pop(call.stream.id, None)
         if not call.is_complete:
             self._incomplete.pop(call.stream.id, None)
         self.share.give_back(call.held_bytes)
@@ -528,9 +596,18 @@ class ServerConnection:
             call.held_bytes -= count
             self.share.give_back(count)
 
+    def count_buffered(self, count: int) -> bool:
+        """Count output that was taken, as far as it is not written; False: no more has room."""
+        self._buffered_bytes = count
+        self._count_windows()
+        return self.share.is_fair(0)
+
     def _count_windows(self) -> None:
-        """Count what the windows of both sides let be held, whether there is room or not."""
-        http_bytes = self.http.queued_bytes + self.http.granted_bytes
+        """Count what the windows of both sides let be held, whether there is room or not.
+
+        What is to be read and to be written is held as well, also where all windows are open.
+        """
+        http_bytes = self.http.held_bytes(output_bytes_min=SMALL_REPLY_BYTES) + self._buffered_bytes
         if http_bytes != self._http_bytes:
             self.share.count_granted(http_bytes)
             self._http_bytes = http_bytes

@@ -86,6 +86,7 @@ class Connection:
         # Streams and flow control add to these two as well.
         self._events: list[Event] = []
         self._output: list[bytes] = []
+        self._taken_bytes = 0  # of all data that was sent: what has left the output
         self._unparsed = b""
         self._decoder = header_block.HeaderDecoder(limits.header_list_bomb_bytes)
         self._block: PartialBlock | None = None
@@ -115,17 +116,35 @@ class Connection:
         """Return what is to be sent, and forget it."""
         output = b"".join(self._output)
         self._output.clear()
+        self._taken_bytes = self._outgoing.sent_bytes
         return output
+
+    @property
+    def output_bytes(self) -> int:
+        """How much data the output holds, beside the frames that carry no data."""
+        return self._outgoing.sent_bytes - self._taken_bytes
 
     @property
     def queued_bytes(self) -> int:
         """What waits for the peer's windows, of all streams."""
         return self._outgoing.queued_bytes
 
-    @property
-    def granted_bytes(self) -> int:
-        """What the peer was let send beyond the windows of its streams."""
-        return self._incoming.budget_bytes - self._incoming.budget_left
+    def held_bytes(self, *, output_bytes_min: int) -> int:
+        """Return what waits, here and at the windows, and what the peer was let send beyond those.
+
+        Output counts where it is more than `output_bytes_min`.
+        """
+        # Written out: it is asked for with every frame of a link.
+        outgoing, incoming = self._outgoing, self._incoming
+        held_bytes = outgoing.queued_bytes + incoming.budget_bytes - incoming.budget_left
+        output_bytes = outgoing.granted_bytes - outgoing.window - self._taken_bytes
+        if output_bytes > output_bytes_min:
+            held_bytes += output_bytes
+        return held_bytes + len(self._unparsed)
+
+    def has_window(self, stream: Stream, count: int) -> bool:
+        """Whether the peer's windows let `count` bytes be sent at once."""
+        return count <= stream.send_window and count <= self._outgoing.window
 
     @property
     def has_output(self) -> bool:

@@ -42,19 +42,29 @@ Drained = Callable[["Stream"], None]
 class Outgoing:
     """What the peer lets us send, and what waits until it lets us send more."""
 
-    __slots__ = ("_allowances", "_output", "blocked", "frame_bytes", "queued_bytes", "window")
+    __slots__ = (
+        "_allowances", "_output", "blocked", "frame_bytes", "granted_bytes", "queued_bytes",
+        "window",
+    )  # fmt: skip
 
     def __init__(self, output: list[bytes], allowances: Allowances) -> None:
         self.window = frames.DEFAULT_WINDOW_BYTES  # of the connection
+        self.granted_bytes = frames.DEFAULT_WINDOW_BYTES  # by the peer so far
         self.frame_bytes = frames.DEFAULT_FRAME_BYTES
         self.queued_bytes = 0  # of all streams
         self.blocked: dict[int, Stream] = {}  # streams with something queued
         self._output = output
         self._allowances = allowances
 
+    @property
+    def sent_bytes(self) -> int:
+        """How much data has found its windows open so far."""
+        return self.granted_bytes - self.window
+
     def grow(self, increment: int) -> None:
         """Let the connection send more."""
         self.window += increment
+        self.granted_bytes += increment
         if increment == 0 or self.window > frames.WINDOW_MAX:
             raise ConnectionFailure(_code_of(increment), _TOO_FAR)
 

@@ -15,6 +15,9 @@ from tidemill.transport.grpc.server_connection import (
     CALL_BYTES,
     CALLS_A_TURN,
     INFLATED_COPIES,
+    MESSAGE_BYTES,
+    MESSAGES_WAITING_MAX,
+    REPLY_BYTES_A_TURN,
     RESERVED_BYTES,
     CallEnded,
     CallStarted,
@@ -91,8 +94,8 @@ def test_messages_of_a_stream_come_one_by_one_and_then_their_end() -> None:
     events += connection.receive(peer.data(1, is_last=True), 0.0)
     assert events == [
         MessageReceived(call, b"one", 8, is_last=False, held_bytes=3),
-        MessageReceived(call, b"two", 8, is_last=False, held_bytes=3),
-        MessageReceived(call, b"three", 10, is_last=False, held_bytes=5),
+        MessageReceived(call, b"two", 8, is_last=False, held_bytes=MESSAGE_BYTES + 3),
+        MessageReceived(call, b"three", 10, is_last=False, held_bytes=MESSAGE_BYTES + 5),
         RequestsEnded(call),
     ]
 
@@ -103,7 +106,7 @@ def test_the_last_message_tells_that_it_is_the_last() -> None:
     raw = grpc_message(b"one") + grpc_message(b"two")
     assert connection.receive(peer.data(1, raw, is_last=True), 0.0) == [
         MessageReceived(call, b"one", 8, is_last=False, held_bytes=3),
-        MessageReceived(call, b"two", 8, is_last=True, held_bytes=3),
+        MessageReceived(call, b"two", 8, is_last=True, held_bytes=MESSAGE_BYTES + 3),
     ]
 
 
@@ -182,7 +185,7 @@ def test_a_timeout_is_handed_over_in_seconds() -> None:
 @pytest.mark.parametrize(
     ("field", "status"), [((":method", "GET"), "405"), (("content-type", "text/html"), "415")]
 )
-def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
+def test_what_is_not_grpc_is_answered_for_people_at_once(
     field: tuple[str, str], status: str
 ) -> None:
     connection = served()
@@ -190,13 +193,26 @@ def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
         (name, field[1] if name == field[0] else value) for name, value in peer.GRPC_REQUEST
     )
     assert connection.receive(peer.headers(1, fields), 0.0) == []
-    assert output(connection) == []
-    assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
-    headers, body = output(connection)
+    headers, body, reset = output(connection)
     assert fields_of(headers.payload)[":status"] == status
     assert b"gRPC" in body.payload
     assert body.is_last
+    assert (reset.kind, reset.number) == (frames.RST_STREAM, ErrorCode.NO_ERROR)
+    assert connection.http.stream_count == 0, "it may take its time, and holds nothing"
+    assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
+    assert output(connection) == []
+
+
+def test_what_is_not_grpc_waits_for_no_window_of_its_client() -> None:
+    connection = served()
+    connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 10}), 0.0)
+    connection.http.take_output()
+    fields = ((":method", "GET"), *peer.GRPC_REQUEST[1:])
+    assert connection.receive(peer.headers(1, fields, is_last=True), 0.0) == []
+    [headers] = output(connection)
+    assert (fields_of(headers.payload)[":status"], headers.is_last) == ("405", True)
     assert connection.http.stream_count == 0
+    assert connection.share.bytes == 0
 
 
 def test_a_call_that_is_cancelled_is_answered_no_more() -> None:
@@ -353,7 +369,9 @@ def test_inflating_has_one_price_and_all_of_it_is_given_back(
     for cut in cuts:
         found = connection.receive(peer.data(1, cut), 0.0)
         received += [event for event in found if isinstance(event, MessageReceived)]
-    assert [one.held_bytes for one in received] == [50_000 * INFLATED_COPIES, 9_000, 5]
+    assert [one.held_bytes for one in received] == [
+        50_000 * INFLATED_COPIES, 9_000 + MESSAGE_BYTES, 5 + MESSAGE_BYTES,
+    ]  # fmt: skip
     assert connection.share.bytes == before + sum(one.held_bytes for one in received)
     for one in received:
         connection.release(call, one.held_bytes)
@@ -395,6 +413,108 @@ def test_a_turn_begins_so_many_calls_and_the_rest_later() -> None:
     assert not connection.has_more
 
 
+def test_of_small_messages_few_wait_and_the_others_stay_bytes_until_some_are_read() -> None:
+    connection = served()
+    call = called(connection)
+    raw = grpc_message(b"") * 3_000
+    before = connection.share.bytes
+    events = connection.receive(peer.data(1, raw, is_last=True), 0.0)
+    assert events == [
+        MessageReceived(call, b"", 5, is_last=False, held_bytes=MESSAGE_BYTES * (at > 0))
+        for at in range(MESSAGES_WAITING_MAX)
+    ]
+    held_bytes = connection.share.bytes - before
+    assert held_bytes <= len(raw) + RESERVED_BYTES + MESSAGES_WAITING_MAX * MESSAGE_BYTES
+    assert not connection.has_more, "nothing is to be done until one is read"
+    seen = len(events)
+    while seen < 3_000:
+        for event in events:
+            assert isinstance(event, MessageReceived)
+            connection.release(call, event.held_bytes)
+            connection.consume(call, event.wire_bytes)
+        events = connection.receive(b"", 0.0)
+        seen += len(events)
+    assert isinstance(events[-1], MessageReceived)
+    assert (seen, events[-1].is_last, connection.has_more) == (3_000, True, False)
+
+
+def test_a_stream_that_ends_while_messages_wait_is_looked_at_no_more() -> None:
+    connection = served()
+    call = called(connection)
+    call.is_open_ended = True
+    connection.receive(peer.data(1, grpc_message(b"") * 100), 0.0)
+    assert connection.check(Limits().stall_timeout_s + 1) == [], "it waits for us"
+    connection.consume(call, 5)
+    connection.finish(call, RpcCode.OK)
+    assert not connection.has_more
+    assert connection.share.bytes == 0
+
+
+def test_messages_of_streams_count_for_a_turn_as_calls_do() -> None:
+    connection = served()
+    streams = range(1, 17, 2)
+    for stream_id in streams:
+        called(connection, peer.headers(stream_id))
+    few = grpc_message(b"") * (MESSAGES_WAITING_MAX - 1)
+    events = connection.receive(b"".join(peer.data(one, few) for one in streams), 0.0)
+    # The first of a stream belongs to the call that was counted.
+    assert len(events) <= CALLS_A_TURN + len(streams)
+    turns = 1
+    while connection.has_more:
+        more = connection.receive(b"", 0.0)
+        assert 0 < len(more) <= CALLS_A_TURN + len(streams)
+        events += more
+        turns += 1
+    assert turns >= 3
+    received = Counter(event.call for event in events if isinstance(event, MessageReceived))
+    assert set(received.values()) == {MESSAGES_WAITING_MAX - 1}
+
+
+def test_a_reply_is_counted_until_it_is_written() -> None:
+    connection = served()
+    connection.receive(peer.window_update(0, 1 << 30), 0.0)
+    connection.http.take_output()
+    # Within the windows: it waits for nothing of the protocol's.
+    call = called(connection, peer.request(1, b""))
+    connection.respond(call, bytes(60_000))
+    assert connection.share.bytes == 60_005
+    connection.http.take_output()
+    connection.count_buffered(40_000)
+    assert connection.share.bytes == 40_000
+    connection.count_buffered(0)
+    assert connection.share.bytes == 0
+
+
+def test_a_large_reply_that_finds_no_room_is_refused_and_a_small_one_is_not() -> None:
+    hits: Counter[Limit] = Counter()
+    connection = served(hits=hits, account=MemoryAccount(150_000))
+    connection.receive(peer.window_update(0, 1 << 30), 0.0)
+    calls = [called(connection, peer.request(n, b"")) for n in (1, 3, 5)]
+    connection.respond(calls[0], bytes(60_000))
+    connection.http.take_output()
+    connection.count_buffered(60_000)
+    connection.respond(calls[1], bytes(60_000))
+    assert status_of(output(connection))[0] == "8"
+    assert hits == {Limit.MEMORY: 1}
+    connection.respond(calls[2], bytes(4_000))
+    assert status_of(output(connection))[0] == "0"
+    assert connection.share.bytes == 60_000
+
+
+def test_after_large_replies_no_call_begins_for_as_many_turns() -> None:
+    connection = served()
+    connection.receive(peer.window_update(0, 1 << 30), 0.0)
+    call = called(connection, peer.request(1, b""))
+    connection.respond(call, bytes(3 * REPLY_BYTES_A_TURN))
+    assert connection.is_owing
+    begun = [len(connection.receive(peer.request(3, b""), 0.0))]
+    while not begun[-1]:
+        assert connection.has_more
+        assert connection.begun_count == 0
+        begun.append(len(connection.receive(b"", 0.0)))
+    assert begun == [0, 0, 0, 2]
+
+
 def test_what_waits_for_a_turn_ends_with_its_connection() -> None:
     connection = served()
     raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_A_TURN + 10))
@@ -405,12 +525,19 @@ def test_what_waits_for_a_turn_ends_with_its_connection() -> None:
     assert connection.share.bytes == 0
 
 
-def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
+def test_what_waits_for_a_turn_is_counted_and_waits_as_bytes() -> None:
     connection = served()
-    connection.receive(peer.headers(1, ((":method", "GET"), *peer.GRPC_REQUEST[1:])), 0.0)
-    assert connection.check(61.0) == []
-    assert peer.of(frames.RST_STREAM, output(connection))
-    assert connection.http.stream_count == 0
+    some = b"".join(peer.request(n, b"") for n in range(1, 801, 2))
+    events = connection.receive(some, 0.0, frames_max=128)
+    assert sum(isinstance(one, CallStarted) for one in events) == CALLS_A_TURN
+    while connection.has_more:
+        # As many events as frames in a turn, at most, and the others as they came.
+        calls_bytes = sum(call.held_bytes for call in connection._calls.values())
+        assert connection.share.bytes == len(connection.http._unparsed) + calls_bytes
+        assert len(connection._waiting) <= 128
+        events = connection.receive(b"", 0.0, frames_max=128)
+    assert connection.call_count == 400
+    assert connection.http.held_bytes(output_bytes_min=0) == 0
 
 
 @pytest.mark.parametrize("frame_bytes", [1_000, 16_384])

@@ -1,0 +1,94 @@
+"""`tidemill group progress --watch`: how fast a group is, and when it has caught up."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import NamedTuple
+
+import typer
+
+from tidemill.cli.rest import Json, OutputFormat, call, options_of, segment
+from tidemill.cli.times import span
+from tidemill.cli.watching import watch
+
+PERIOD_S = 2.0  # long enough for a rate that means something, short enough to look at
+_LINE = "{:<8}  {:>10}  {:>10}  {:>9}  {:>10}  {:>10}  {}"
+HEAD = _LINE.format("TIME", "LAG", "READY", "IN FLIGHT", "IN/S", "OUT/S", "CAUGHT UP IN")
+
+
+class Pace(NamedTuple):
+    """How fast a group is, between two looks."""
+
+    in_per_s: float
+    out_per_s: float
+    caught_up_in_ms: int | None  # None: at this pace never
+
+
+def pace_of(before: Json, after: Json, elapsed_s: float) -> Pace | None:
+    """Return how fast a group was from one look to the next.
+
+    None where the two do not compare: a broker group could not be asked, or a topic was deleted.
+    """
+    if before.get("unreachable") or after.get("unreachable") or elapsed_s <= 0:
+        return None
+    arrived = after["total"]["stored"] - before["total"]["stored"]
+    left = arrived - (after["total"]["lag"] - before["total"]["lag"])
+    if arrived < 0 or left < 0:
+        return None
+    lag = after["total"]["lag"]
+    if lag == 0:
+        caught_up_in_ms: int | None = 0
+    elif left > arrived:
+        caught_up_in_ms = round(lag * elapsed_s * 1000 / (left - arrived))
+    else:
+        caught_up_in_ms = None
+    return Pace(arrived / elapsed_s, left / elapsed_s, caught_up_in_ms)
+
+
+def line_of(progress: Json, pace: Pace | None, clock: str) -> str:
+    """Return one look as a line below `HEAD`."""
+    total = progress["total"]
+    if pace is None:
+        rates = ("", "", "")
+    else:
+        when = "never at this pace"
+        if pace.caught_up_in_ms is not None:
+            when = span(pace.caught_up_in_ms) if total["lag"] else "now"
+        rates = (f"{pace.in_per_s:.1f}", f"{pace.out_per_s:.1f}", when)
+    line = _LINE.format(clock, total["lag"], total["ready"], total["inFlight"], *rates).rstrip()
+    if unreachable := progress.get("unreachable"):
+        line += f"  (without {', '.join(unreachable)}: unreachable)"
+    return line
+
+
+def run(context: typer.Context, group: str) -> None:
+    """Print a line a look, the first one without rates, until Ctrl-C."""
+    path = f"/groups/{segment(group)}/progress"
+    is_json = options_of(context).output is OutputFormat.JSON
+    last: tuple[Json, float] | None = None
+
+    def look() -> bool:
+        nonlocal last
+        progress, at_s = call(context, "GET", path), time.monotonic()
+        pace = pace_of(last[0], progress, at_s - last[1]) if last else None
+        if is_json:
+            rates = (
+                {
+                    "inPerS": round(pace.in_per_s, 1),
+                    "outPerS": round(pace.out_per_s, 1),
+                    "caughtUpInMs": pace.caught_up_in_ms,
+                }
+                if pace
+                else {}
+            )
+            # One look a line, for who reads them as they come.
+            typer.echo(json.dumps(progress | rates, ensure_ascii=False))
+        else:
+            if last is None:
+                typer.echo(HEAD)
+            typer.echo(line_of(progress, pace, time.strftime("%H:%M:%S")))
+        last = progress, at_s
+        return True
+
+    watch(look, PERIOD_S)

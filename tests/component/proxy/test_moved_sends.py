@@ -1,0 +1,174 @@
+"""Sends at two broker groups, one of which fails: to whom they go, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from tests.support.memory_broker import MemoryBroker
+from tests.support.proxy_world import ProxyWorld, eventually, message
+from tidemill.broker.engine.metadata.membership import BrokerGroup, Home
+from tidemill.proxy.link.commands import APPEND
+from tidemill.proxy.settings import ProxySettings
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+NAMES = ("broker-0", "broker-1")
+
+
+def run(scenario: Callable[[ProxyWorld, MemoryBroker, MemoryBroker], Awaitable[None]]) -> None:
+    """Run `scenario` with a home, a follower, and a proxy that knows both."""
+
+    async def main() -> None:
+        async with asyncio.timeout(20), AsyncExitStack() as stack:
+            brokers = [await stack.enter_async_context(MemoryBroker().serving()) for _ in NAMES]
+            join(brokers)
+            settings = ProxySettings(brokers=[broker.address for broker in brokers])
+            world = ProxyWorld(brokers[0], settings)
+            await stack.enter_async_context(world.cluster.running())
+            await world.cluster.configured()
+            await eventually(lambda: len(world.cluster.brokers) == len(brokers))
+            await scenario(world, *brokers)
+
+    asyncio.run(main())
+
+
+def join(brokers: list[MemoryBroker]) -> None:
+    """Let the first be the home, with a topic that all have, under ids of their own."""
+    home = Home(cluster_id="c", name=NAMES[0], address=brokers[0].address)
+    placements = tuple([(name, 8) for name in NAMES])
+    brokers[1].engine.put_group("so that ids differ")
+    of_home = brokers[0].engine.put_topic("topic")
+    for name, broker in zip(NAMES, brokers, strict=True):
+        catalog = broker.engine.catalog
+        catalog.broker_name, catalog.membership.home = name, home
+        is_home = broker is brokers[0]
+        own = of_home if is_home else broker.engine.put_topic("topic")
+        own = replace(own, home_id=0 if is_home else of_home.id, placements=placements)
+        catalog.topics["topic"] = own
+        broker.engine.take_config_changes()  # The first configuration has them.
+    members = brokers[0].engine.catalog.membership.groups
+    for name, broker in zip(NAMES, brokers, strict=True):
+        members[name] = BrokerGroup(name=name, address=broker.address)
+
+
+def stored(broker: MemoryBroker) -> int:
+    return len(broker.engine.log)
+
+
+async def send_some(world: ProxyWorld, count: int = 6, *, deadline_s: float = 10) -> list[int]:
+    """Send messages one beside the other; return the codes of their answers."""
+    answers = await asyncio.gather(
+        *(world.send(message(message_id=f"m{n}"), deadline_s=deadline_s) for n in range(count))
+    )
+    return [answer.status.code for answer in answers]
+
+
+def test_sends_are_spread() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        assert await send_some(world) == [v2.OK] * 6
+        assert (stored(home), stored(follower)) == (3, 3)
+
+    run(scenario)
+
+
+def test_what_one_refuses_for_now_goes_to_the_other() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.failures["append"] = pb.Failure(error="DiskFull", message="full")
+        assert await send_some(world) == [v2.OK] * 6
+        assert (stored(home), stored(follower)) == (6, 0)
+
+    run(scenario)
+
+
+def test_what_is_wrong_with_a_message_is_wrong_everywhere() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.failures["append"] = pb.Failure(error="MessageCorrupted", message="damaged")
+        assert sorted(await send_some(world)) == [v2.OK] * 3 + [v2.MESSAGE_CORRUPTED] * 3
+        assert stored(home) == 3
+
+    run(scenario)
+
+
+def test_when_a_stream_is_lost_its_sends_go_to_the_other_at_once() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.is_reading.clear()
+        link = world.cluster.brokers[1].link
+        # Half of it would be more than the test has.
+        sent = asyncio.create_task(send_some(world, deadline_s=60))
+        await eventually(lambda: link.batching.unanswered > 0)
+        gathered = asyncio.create_task(send_some(world, deadline_s=60))
+        await eventually(lambda: bool(link.batching.rows_of(APPEND)))
+        follower.go()
+        assert await sent == await gathered == [v2.OK] * 6
+        assert stored(home) == 12
+
+    run(scenario)
+
+
+def test_who_hangs_does_not_hold_up_a_send_for_all_of_its_time() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.holds.add("append")
+        answers = [await world.send(message(message_id=f"m{n}"), deadline_s=1) for n in range(2)]
+        assert [answer.status.code for answer in answers] == [v2.OK] * 2
+        assert stored(home) == 2
+
+    run(scenario)
+
+
+def test_the_messages_of_one_request_move_each_by_itself() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.failures["append"] = pb.Failure(error="DiskFull", message="full")
+        answer = await world.send(*(message(message_id=f"m{n}") for n in range(4)))
+        assert [entry.status.code for entry in answer.entries] == [v2.OK] * 4
+        assert stored(home) == 4
+
+    run(scenario)
+
+
+def test_a_message_group_never_moves() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.failures["append"] = pb.Failure(error="DiskFull", message="full")
+        codes = [
+            (await world.send(message(message_id=f"m{n}", message_group=f"group {n}"))).status.code
+            for n in range(20)
+        ]
+        assert set(codes) == {v2.OK, v2.INTERNAL_SERVER_ERROR}
+        assert stored(home) == codes.count(v2.OK)
+
+    run(scenario)
+
+
+def test_a_delayed_message_that_may_be_at_two_has_no_recall_handle() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.holds.add("append")
+        handles = []
+        for n in range(2):
+            one = message(message_id=f"m{n}", message_type=v2.DELAY)
+            one.system_properties.delivery_timestamp.FromMilliseconds(
+                time.time_ns() // 1_000_000 + 3_600_000
+            )
+            answer = await world.send(one, deadline_s=1)
+            assert answer.status.code == v2.OK
+            handles.append(answer.entries[0].recall_handle)
+        assert sorted(map(bool, handles)) == [False, True]
+
+    run(scenario)
+
+
+def test_a_refusal_does_not_hide_that_another_may_have_stored_it() -> None:
+    async def scenario(world: ProxyWorld, home: MemoryBroker, follower: MemoryBroker) -> None:
+        follower.holds.add("append")
+        home.failures["append"] = pb.Failure(error="Overloaded", message="full")
+        while world.cluster.place(topic(world), "").broker is not world.cluster.home:
+            pass  # The follower is the next.
+        answer = await world.send(message(), deadline_s=1)
+        assert answer.status.code == v2.PROXY_TIMEOUT
+
+    def topic(world: ProxyWorld) -> pb.TopicConfig:
+        return world.cluster.find_topic("topic")
+
+    run(scenario)

@@ -1,0 +1,314 @@
+"""Broker groups under one admin process: asked all at once, drained, removed, one that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.api import api, message
+from tests.support.eventually import eventually
+from tests.support.processes import Standalone, broker, command, environment, standalone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+NAMES = ["broker-0", "broker-1", "broker-2"]
+CALL_S = 20.0  # the API gives a broker that hangs up after five
+COMMAND_S = 30.0
+HIDDEN_MS = 600_000  # longer than any test
+QUEUES = 2
+COUNT = 24  # message groups: enough to have a place in every broker group
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Standalone]:
+    with standalone(tmp_path / "data", "--groups=3") as started:
+        yield started
+
+
+@pytest.fixture
+def rest(running: Standalone) -> Iterator[httpx.Client]:
+    base_url = f"{running.admin}/api/v1"
+    with httpx.Client(base_url=base_url, trust_env=False, timeout=CALL_S) as client:
+        client.put("/topics/orders", json={"queues": QUEUES}).raise_for_status()
+        client.put("/groups/billing", json={}).raise_for_status()
+        yield client
+
+
+def tidemill(running: Standalone, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S, check=False,
+    )  # fmt: skip
+
+
+def send_all(rest: httpx.Client) -> list[dict[str, Any]]:
+    """Send a message of each message group; they have places in all broker groups."""
+    sent = []
+    for n in range(COUNT):
+        body = {"body": f"m{n}", "messageGroup": f"g{n}", "keys": ["key"]}
+        sent.append(rest.post("/topics/orders/messages", json=body).raise_for_status().json())
+    assert {each["broker"] for each in sent} == set(NAMES)
+    return sent
+
+
+def begin_to_read(rest: httpx.Client) -> dict[str, Any]:
+    """Let the group read from the beginning, also where it has read nothing yet."""
+    body = {"topic": "orders", "to": "earliest"}
+    done: dict[str, Any] = rest.post("/groups/billing:resetOffset", json=body).json()
+    return done
+
+
+def progress(rest: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = rest.get("/groups/billing/progress").json()
+    return found
+
+
+def group_of(rest: httpx.Client, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = rest.get(f"/broker-groups/{name}").raise_for_status().json()
+    return found
+
+
+def consume_all(running: Standalone, rest: httpx.Client) -> None:
+    async def scenario() -> None:
+        async with api(running.grpc) as client:
+            while progress(rest)["total"]["lag"]:
+                for one in await client.receive("orders", "billing"):
+                    handle = one.system_properties.receipt_handle
+                    await client.ack("orders", "billing", [handle])
+
+    asyncio.run(scenario())
+
+
+@contextlib.contextmanager
+def hanging(running: Standalone, name: str) -> Iterator[None]:
+    """Let a process hang for the block."""
+    os.kill(running.processes[name].pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(running.processes[name].pid, signal.SIGCONT)
+
+
+def test_what_is_asked_is_asked_of_all_broker_groups(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    listed = rest.get("/broker-groups").json()["items"]
+    assert [group["name"] for group in listed] == NAMES
+    assert [group["isHome"] for group in listed] == [True, False, False]
+    assert listed[0] == {
+        "name": "broker-0", "state": "active", "isHome": True, "address": listed[0]["address"],
+        "reachable": True, "master": "broker-0", "epoch": 1,
+        "replicas": [{"name": "broker-0", "role": "master", "inSync": True, "behindBytes": 0}],
+    }  # fmt: skip
+    sent = send_all(rest)
+    check_messages(running, rest, sent)
+    queues = rest.get("/topics/orders").json()["queueStatus"]
+    assert [(q["broker"], q["queueId"]) for q in queues] == [(n, q) for n in NAMES for q in (0, 1)]
+    assert sum(queue["maxOffset"] for queue in queues) == COUNT
+    assert rest.delete("/topics/orders?dryRun=true").json()["messages"] == COUNT
+
+    reset = begin_to_read(rest)
+    assert [(q["broker"], q["queueId"], q["toOffset"]) for q in reset["queues"]] == [
+        (name, queue, 0) for name in NAMES for queue in range(QUEUES)
+    ]
+    total = progress(rest)["total"]
+    assert (total["lag"], total["stored"]) == (COUNT, COUNT)
+    assert rest.delete("/groups/billing?dryRun=true").json()["lag"] == COUNT
+    consume_all(running, rest)
+    assert progress(rest)["total"] == {
+        "lag": 0, "ready": 0, "blocked": 0, "inFlight": 0, "stored": COUNT,
+    }  # fmt: skip
+
+
+def check_messages(running: Standalone, rest: httpx.Client, sent: list[dict[str, Any]]) -> None:
+    """What was sent is found, shown and read where its message group has its place."""
+    found = rest.get("/topics/orders/messages?key=key&limit=100").json()["messages"]
+    by_id = {each["messageId"]: each for each in found}
+    for each in sent:
+        shown = by_id[each["messageId"]]
+        assert [shown[key] for key in ("broker", "queueId", "queueOffset")] == [
+            each[key] for key in ("broker", "queueId", "queueOffset")
+        ]
+    stored = [each["storedAtMs"] for each in found]
+    assert stored == sorted(stored, reverse=True)
+    last = sent[-1]
+    path = f"/topics/orders/messages/{last['messageId']}"
+    [shown] = rest.get(path).json()["messages"]
+    assert shown["broker"] == last["broker"]
+    peeked = tidemill(running, "message", "peek", "orders", "--limit=100", "-o", "json")
+    read = json.loads(peeked.stdout)["messages"]
+    assert {each["messageId"] for each in read} == by_id.keys()
+    places = [(each["broker"], each["queueId"], each["queueOffset"]) for each in read]
+    assert places == sorted(places)
+    table = tidemill(running, "message", "peek", "orders", "--queue=0", "--limit=1").stdout
+    assert len(table.splitlines()) == 1 + len(NAMES)
+
+
+def test_a_broker_group_is_added_drained_and_removed(
+    running: Standalone, rest: httpx.Client, tmp_path: Path
+) -> None:
+    with broker(tmp_path / "fourth", "--name=broker-3") as (_, address, _):
+        added = tidemill(running, "broker-group", "add", "broker-3", address)
+        assert added.stdout.startswith(f"broker group broker-3 at {address} is a member")
+        eventually(lambda: "reason" not in group_of(rest, "broker-3"))
+        assert group_of(rest, "broker-3")["epoch"] == 1
+        check_draining(running, rest)
+        names = [group["name"] for group in rest.get("/broker-groups").json()["items"]]
+        assert names == ["broker-0", "broker-2", "broker-3"]
+        # Its places have gone to the others.
+        for n in range(COUNT):
+            body = {"body": "again", "messageGroup": f"g{n}"}
+            assert rest.post("/topics/orders/messages", json=body).json()["broker"] in names
+
+
+def check_draining(running: Standalone, rest: httpx.Client) -> None:
+    send_all(rest)
+    begin_to_read(rest)
+    for path in ("/broker-groups/broker-0:drain", "/broker-groups/broker-0:drain?dryRun=true"):
+        assert rest.post(path).status_code == 409
+    assert rest.delete("/broker-groups/broker-1").status_code == 409
+    planned = rest.post("/broker-groups/broker-1:drain?dryRun=true").json()
+    assert (planned["dryRun"], planned["group"]["state"]) == (True, "active")
+    assert group_of(rest, "broker-1")["state"] == "active"
+
+    drained = tidemill(running, "broker-group", "drain", "broker-1", "--yes")
+    assert "messages, 0 in flight, 0 delayed" in drained.stdout
+    left = group_of(rest, "broker-1")["left"]
+    assert left["messages"] > 0
+    for dry_run in ("true", "false"):
+        refused = rest.delete(f"/broker-groups/broker-1?dryRun={dry_run}")
+        assert refused.status_code == 409
+        assert f"{left['messages']} messages are ready" in refused.json()["detail"]
+    consume_all(running, rest)
+    waited = tidemill(running, "broker-group", "drain", "broker-1", "--wait", "--yes")
+    assert "broker-1: empty: it can be removed" in waited.stdout
+    planned = rest.delete("/broker-groups/broker-1?dryRun=true").json()
+    assert planned["group"]["left"] == {"messages": 0, "inFlight": 0, "delayed": 0}
+    removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
+    assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
+    assert rest.get("/broker-groups/broker-1").status_code == 404
+
+
+def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    sent = send_all(rest)
+    begin_to_read(rest)
+    lost = [each for each in sent if each["broker"] == "broker-2"]
+    with hanging(running, "broker-2"):
+        found = progress(rest)
+        assert found["unreachable"] == ["broker-2"]
+        assert found["total"]["lag"] == COUNT - len(lost)
+        shown = tidemill(running, "group", "progress", "billing")
+        assert "broker-2 could not be reached" in shown.stderr
+        # A change of all is done at none.
+        refused = begin_to_read(rest)
+        assert (refused["status"], refused["title"]) == (503, "BrokerGroupUnreachable")
+        assert "broker-2 cannot be reached: nothing was done" in refused["detail"]
+        # Nobody else has it, which does not say that it is not there.
+        shown_message = rest.get(f"/topics/orders/messages/{lost[0]['messageId']}")
+        assert shown_message.status_code == 503
+        listed = rest.get("/broker-groups").json()["items"]
+        assert [group["reachable"] for group in listed] == [True, True, False]
+    with hanging(running, "broker-0"):
+        # The home is away, and who there is was told before.
+        assert progress(rest)["unreachable"] == ["broker-0"]
+    assert "unreachable" not in progress(rest)
+
+
+def test_timers_of_one_number_at_several_broker_groups_are_told_apart(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    async def scenario() -> None:
+        async with api(running.grpc) as client:
+            for n in range(6):
+                # All due in one millisecond but for the last ones, so that the order has to decide.
+                due_at_ms = first_due_at_ms + (n if n > 3 else 0)
+                body = b"later"
+                answer = await client.send(
+                    message("orders", body, message_id=f"id-{n}", due_at_ms=due_at_ms)
+                )
+                assert answer.status.code == v2.OK
+
+    first_due_at_ms = (int(time.time()) + 3600) * 1000
+
+    asyncio.run(scenario())
+    page = rest.get("/timers").json()
+    assert {timer["messageId"] for timer in page["timers"]} == {f"id-{n}" for n in range(6)}
+    order = [(t["dueAtMs"], t["timerId"], t["broker"]) for t in page["timers"]]
+    assert order == sorted(order)
+    assert {timer["broker"] for timer in page["timers"]} == set(NAMES)
+    paged, token = [], None
+    while True:
+        query = {"pageSize": 1} | ({"pageToken": token} if token else {})
+        part = rest.get("/timers", params=query).json()
+        paged += part["timers"]
+        token = part.get("nextPageToken")
+        if token is None:
+            break
+    assert paged == page["timers"]
+
+    refused = rest.get("/timers/0")
+    assert refused.status_code == 409
+    assert "?broker=" in refused.json()["detail"]
+    [timer] = [t for t in paged if (t["timerId"], t["broker"]) == (0, "broker-1")]
+    assert rest.get("/timers/0?broker=broker-1").json() == timer
+    cancelled = tidemill(running, "timer", "cancel", "0", "--broker=broker-1", "--yes")
+    assert cancelled.returncode == 0
+    left = rest.get("/timers").json()["timers"]
+    assert [each for each in paged if each != timer] == left
+    assert rest.get("/timers/0?broker=nobody").status_code == 404
+
+
+def test_a_locked_queue_is_released_at_the_broker_group_that_has_it(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    rest.put("/groups/ordered", json={"deliveryOrder": "FIFO"}).raise_for_status()
+    sent = send_all(rest)
+
+    async def lock_all() -> None:
+        async with api(running.grpc) as client:
+            while not all(queue_of(each) in locked(rest) for each in sent):
+                await client.receive("orders", "ordered", invisible_ms=HIDDEN_MS)
+
+    asyncio.run(lock_all())
+    body = {"topic": "orders", "queue": sent[0]["queueId"]}
+    refused = rest.post("/groups/ordered:releaseLock", json=body)
+    assert refused.status_code == 409
+    assert "name the broker group" in refused.json()["detail"]
+    place = queue_of(sent[0])
+    released = tidemill(
+        running, "group", "release", "ordered", "--topic=orders", f"--queue={place[1]}",
+        f"--broker={place[0]}", "--yes",
+    )  # fmt: skip
+    assert released.returncode == 0
+    assert place not in locked(rest)
+    others = {queue_of(each) for each in sent} - {place}
+    assert others <= locked(rest)
+
+
+def queue_of(sent: dict[str, Any]) -> tuple[str, int]:
+    return sent["broker"], sent["queueId"]
+
+
+def locked(rest: httpx.Client) -> set[tuple[str, int]]:
+    found = rest.get("/groups/ordered/progress").json()
+    return {(lock["broker"], lock["queue"]) for lock in found["locks"]}
+
+
+def test_the_first_message_of_a_message_group_makes_its_topic(rest: httpx.Client) -> None:
+    sent = []
+    for n in range(COUNT):
+        body = {"body": "b", "messageGroup": f"g{n}"}
+        sent.append(rest.post("/topics/made/messages", json=body).raise_for_status().json())
+    assert {each["broker"] for each in sent} == set(NAMES)

@@ -1,0 +1,81 @@
+"""Commands that look again and again, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import IO, Any
+
+import httpx
+import pytest
+
+from tests.support.processes import Standalone, command, environment, standalone
+
+END_S = 30.0  # for a command to end, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("watching") / "data") as started:
+        yield started
+
+
+@contextlib.contextmanager
+def watching(running: Standalone, *arguments: str) -> Iterator[IO[str]]:
+    """Run a command for the block, which reads what it prints; Ctrl-C ends it with status 0."""
+    process = subprocess.Popen(
+        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(END_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def send(running: Standalone, topic: str, body: str) -> None:
+    with httpx.Client(trust_env=False) as client:
+        path = f"{running.admin}/api/v1/topics/{topic}/messages"
+        client.post(path, json={"body": body}).raise_for_status()
+
+
+def read(lines: IO[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lines.readline())
+    return found
+
+
+def test_tail_shows_messages_as_they_come(running: Standalone) -> None:
+    running.put("topics/tailed", queues=1)
+    send(running, "tailed", "before")
+    with watching(running, "message", "tail", "tailed", "--from=earliest", "-o", "json") as lines:
+        first = read(lines)
+        assert (first["bodyText"], first["queueOffset"]) == ("before", 0)
+        for n, body in enumerate(("one", "two"), 1):
+            send(running, "tailed", body)
+            shown = read(lines)
+            assert (shown["bodyText"], shown["queueOffset"]) == (body, n)
+
+
+def test_progress_is_looked_at_again_with_its_pace(running: Standalone) -> None:
+    running.put("topics/paced", queues=1)
+    running.put("groups/pacing")
+    with httpx.Client(trust_env=False) as client:
+        path = f"{running.admin}/api/v1/groups/pacing:resetOffset"
+        client.post(path, json={"topic": "paced", "to": "earliest"}).raise_for_status()
+    with watching(running, "group", "progress", "pacing", "--watch", "-o", "json") as lines:
+        first = read(lines)
+        assert "inPerS" not in first
+        send(running, "paced", "body")
+        while (look := read(lines))["total"]["lag"] == 0:
+            pass
+        assert look["inPerS"] > 0
+        assert look["caughtUpInMs"] is None

@@ -1,0 +1,88 @@
+"""What a request with very much that is wrong costs: little, and an answer that can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from tidemill.admin.app import create_app
+from tidemill.admin.brokers import Brokers
+from tidemill.admin.door import OTHER_BODY_BYTES_MAX, Door
+from tidemill.admin.problems import REASON_CHARS_MAX, REASONS_MAX
+from tidemill.admin.routes.messages import MESSAGES, TOKENS_MAX, has_many_tokens
+from tidemill.admin.schemas import FIELDS_MAX, ITEMS_MAX, Customized, NewMessage, Schema
+
+MANY = 100_000
+SEND = "/api/v1/topics/orders/messages"
+
+
+def asked(method: str, path: str, body: bytes) -> httpx.Response:
+    async def request() -> httpx.Response:
+        app = create_app(object.__new__(Brokers))  # Nobody gets as far as a broker.
+        door = Door(app, body_bytes_max=8 << 20, large=MESSAGES)
+        transport = httpx.ASGITransport(door)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            headers = {"Content-Type": "application/json"}
+            return await client.request(method, path, content=body, headers=headers)
+
+    return asyncio.run(request())
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (NewMessage, {"body": "", "properties": {str(n): 1 for n in range(MANY)}}),
+        (NewMessage, {"body": "", "keys": [1] * MANY}),
+        (NewMessage, {str(n): 1 for n in range(MANY)}),
+        (Customized, {"nextMs": ["x"] * MANY}),
+    ],
+    ids=["properties", "keys", "unknown fields", "waits"],
+)
+def test_many_wrong_items_are_one_error(schema: type[Schema], value: dict[str, object]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        schema.model_validate(value)
+    assert refused.value.error_count() == 1
+
+
+def test_as_many_as_may_be_are_looked_at() -> None:
+    many = {str(n): "v" for n in range(ITEMS_MAX)}
+    assert len(NewMessage.model_validate({"body": "", "properties": many}).properties) == ITEMS_MAX
+    with pytest.raises(ValidationError) as refused:
+        NewMessage.model_validate({str(n): 1 for n in range(FIELDS_MAX)})
+    assert refused.value.error_count() == FIELDS_MAX
+
+
+def test_an_answer_names_the_first_reasons() -> None:
+    body = json.dumps({"x" * 10_000 + str(n): n for n in range(6)}).encode()
+    detail = asked("PUT", "/api/v1/topics/orders", body[:OTHER_BODY_BYTES_MAX]).json()["detail"]
+    assert detail.count("Extra inputs") <= REASONS_MAX
+    assert detail.endswith("and 1 more")
+    assert len(detail) <= (REASONS_MAX + 1) * (REASON_CHARS_MAX + 2)
+
+
+def test_a_large_body_of_many_small_things_is_not_parsed() -> None:
+    many = b'{"body": "", "properties": {' + b",".join(b'"%x":1' % n for n in range(MANY)) + b"}}"
+    assert has_many_tokens(many)
+    answer = asked("POST", SEND, many)
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == "a message has not so many fields, keys and properties"
+    assert has_many_tokens(b"," * (TOKENS_MAX + 1))
+    assert not has_many_tokens(b"," * TOKENS_MAX)
+
+
+def test_commas_and_quotes_of_a_large_body_are_its_own() -> None:
+    text = ', "' * MANY + "\\"
+    assert not has_many_tokens(json.dumps({"body": text, "tag": "a,b"}).encode())
+
+
+def test_only_messages_are_large() -> None:
+    body = json.dumps({"queues": 1, "x": "x" * OTHER_BODY_BYTES_MAX}).encode()
+    assert asked("PUT", "/api/v1/topics/orders", body).status_code == 413
+    assert asked("PUT", "/api/v1/topics/orders/messages/x", body).status_code == 413
+    refused = asked("POST", SEND, body)
+    assert refused.status_code == 400
+    assert "queues: Extra inputs" in refused.json()["detail"]

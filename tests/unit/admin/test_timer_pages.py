@@ -1,0 +1,78 @@
+"""Pages of the timers of several broker groups: each comes once, in one order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.admin.brokers import Answer
+from tidemill.admin.paging import encode_token
+from tidemill.admin.timer_pages import Place, merged, place_of, request_behind
+from tidemill.common.errors import BadRequest
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+class Cluster:
+    """Brokers that list their timers as the real ones do."""
+
+    def __init__(self, timers: dict[str, list[tuple[int, int]]], *, search_max: int = 100) -> None:
+        self.timers = timers
+        self.search_max = search_max  # timers that one search of a broker looks at
+
+    def all(self) -> list[Place]:
+        return sorted(
+            Place(due, id_, name) for name in self.timers for due, id_ in self.timers[name]
+        )
+
+    def reply(self, name: str, request: pb.ListTimersRequest) -> pb.ListTimersReply:
+        behind = (-1, -1)
+        if request.HasField("after_due_ms"):
+            behind = (request.after_due_ms, request.after_timer_id)
+        rest = sorted(place for place in self.timers[name] if place > behind)
+        page = rest[: min(request.page_size, self.search_max)]
+        reply = pb.ListTimersReply(has_more=len(page) < len(rest))
+        for due_at_ms, timer_id in page:
+            reply.timers.add(due_at_ms=due_at_ms, timer_id=timer_id)
+            reply.last_due_ms, reply.last_timer_id = due_at_ms, timer_id
+        return reply
+
+    def walk(self, page_size: int) -> list[Place]:
+        found, token = [], ""
+        while True:
+            request = pb.ListTimersRequest(page_size=page_size)
+            answers = [
+                Answer(
+                    name,
+                    self.reply(
+                        name, request_behind(request, place_of(token), name) if token else request
+                    ),
+                )
+                for name in self.timers
+            ]
+            page = merged(answers, page_size)
+            assert len(page.timers) <= page_size
+            found += [Place(timer.due_at_ms, timer.timer_id, name) for name, timer in page.timers]
+            if page.next_token is None:
+                return found
+            token = page.next_token
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("search_max", [1, 2, 100])
+def test_each_timer_comes_once_and_in_order(page_size: int, search_max: int) -> None:
+    cluster = Cluster(
+        {
+            # Equal times and numbers at several, the first of all among them.
+            "b-0": [(0, 0), (5, 1), (5, 2), (9, 3)],
+            "b-1": [(0, 0), (5, 0), (5, 1), (5, 2)],
+            "b-2": [(5, 1), (7, 0)],
+            "b-3": [],
+        },
+        search_max=search_max,
+    )
+    assert cluster.walk(page_size) == cluster.all()
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:x", ":1", "-1:1", "²:1:b-0", "5:1:" + "b" * 300])
+def test_a_token_that_was_not_given_out_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest):
+        place_of(encode_token(text))

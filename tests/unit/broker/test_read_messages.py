@@ -1,0 +1,93 @@
+"""BrokerAdmin reads queues: bounded in messages and bytes, and refused where there is no queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.support.engine_world import blob
+from tests.support.round_world import RoundWorld
+from tidemill.broker.metrics import Traffic
+from tidemill.broker.server.admin import ERROR_KEY
+from tidemill.broker.server.message_admin import READ_BYTES_MAX, READ_MAX, MessageAdmin
+from tidemill.message.stored_message import body_of
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcError
+
+TOPIC = "read"
+LARGE = 1 << 20  # bytes of a message: five are more than one answer holds
+
+
+def with_messages(
+    scenario: Callable[[MessageAdmin], Awaitable[None]], *, count: int, size: int = 0
+) -> None:
+    """Run `scenario` over a broker in memory whose queue 1 holds so many messages."""
+
+    async def main() -> None:
+        world = RoundWorld(segment_bytes=16 << 20)
+        now_ms = world.clock.wall_ms()
+        world.world.engine.administration.put_topic(TOPIC, type_=None, queues=2, now_ms=now_ms)
+        async with asyncio.timeout(20), world.running():
+            admin = MessageAdmin(world.rounds, Traffic())
+            for n in range(count):
+                data = blob(f"m{n}", size=size)
+                request = pb.StoreMessageRequest(topic=TOPIC, blob=data, queue_id=1)
+                await admin.StoreMessage(request)
+            await scenario(admin)
+
+    asyncio.run(main())
+
+
+def bodies(reply: pb.ReadMessagesReply) -> list[bytes]:
+    return [body_of(message.blob) for message in reply.messages]
+
+
+def test_a_queue_is_read_from_an_offset_on() -> None:
+    async def scenario(admin: MessageAdmin) -> None:
+        request = pb.ReadMessagesRequest(topic=TOPIC, queue_id=1, from_offset=1, max_messages=2)
+        reply = await admin.ReadMessages(request)
+        assert bodies(reply) == [b"m1", b"m2"]
+        assert (reply.next_offset, reply.min_offset, reply.max_offset) == (3, 0, 4)
+        assert [message.queue_offset for message in reply.messages] == [1, 2]
+        empty = await admin.ReadMessages(pb.ReadMessagesRequest(topic=TOPIC, queue_id=0))
+        assert (bodies(empty), empty.next_offset, empty.max_offset) == ([], 0, 0)
+
+    with_messages(scenario, count=4)
+
+
+def test_an_answer_is_bounded_whatever_is_asked_for() -> None:
+    async def many(admin: MessageAdmin) -> None:
+        request = pb.ReadMessagesRequest(topic=TOPIC, queue_id=1, max_messages=1_000_000)
+        assert len((await admin.ReadMessages(request)).messages) == READ_MAX
+
+    async def large(admin: MessageAdmin) -> None:
+        request = pb.ReadMessagesRequest(topic=TOPIC, queue_id=1, max_bytes=1 << 31)
+        reply = await admin.ReadMessages(request)
+        assert len(reply.messages) == READ_BYTES_MAX // LARGE
+        assert reply.next_offset == len(reply.messages)
+        request.max_bytes = 1
+        assert len((await admin.ReadMessages(request)).messages) == 1
+
+    with_messages(many, count=READ_MAX + 1)
+    with_messages(large, count=6, size=LARGE)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (pb.ReadMessagesRequest(topic="none"), "TopicNotFound"),
+        (pb.ReadMessagesRequest(topic=TOPIC, queue_id=2), "BadRequest"),
+        (pb.ReadMessagesRequest(topic=TOPIC, from_offset=-1), "IllegalOffset"),
+    ],
+)
+def test_what_is_no_place_of_a_queue_is_refused(
+    request_: pb.ReadMessagesRequest, error: str
+) -> None:
+    async def scenario(admin: MessageAdmin) -> None:
+        with pytest.raises(RpcError) as refused:
+            await admin.ReadMessages(request_)
+        assert dict(refused.value.trailers)[ERROR_KEY] == error
+
+    with_messages(scenario, count=1)

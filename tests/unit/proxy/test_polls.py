@@ -1,0 +1,798 @@
+"""Polls at several brokers: a row for each state and event; watches, modes and timers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tidemill.common.errors import BrokerUnreachable, Overloaded, ServiceError
+from tidemill.proxy.polling.counts import PollCounts
+from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, Mode, threshold
+from tidemill.proxy.polling.notifications import (
+    ANSWER_MS,
+    FAILURE_MAX_MS,
+    FAILURE_MS,
+    MISS_MAX_MS,
+    MISS_MS,
+    Ask,
+    StopAsking,
+    Watch,
+)
+from tidemill.proxy.polling.pair import LINGER_MS, PARKED_A_BROKER_MAX, Key
+from tidemill.proxy.polling.poll import LAST_LOOK_MS, End, Outcome, Poll, Pop, State
+from tidemill.proxy.polling.polling import (
+    ASK_ONCE_MS,
+    UNSURE_POLL_MS,
+    Polling,
+    StopPop,
+    Wake,
+)
+from tidemill.proxy.polling.timers import TICK_MS, Timers
+
+KEY = Key("orders", "billing", frozenset())
+POLL_MS = 20_000
+ERROR = Overloaded("full")
+
+
+class World:
+    """The polls of a proxy at brokers a, b and c, at a time that a test moves."""
+
+    def __init__(self, brokers: str = "abc", *, random: float = 1.0) -> None:
+        self.now_ms = 1_000_000
+        self.names = list(brokers)
+        self.counts = PollCounts()
+        self.polling = Polling(self.counts, random=lambda: random)
+        self.asked: dict[str, Ask] = {}  # what is out
+        self.woken: list[Poll] = []
+        self.stopped: list[Poll] = []
+
+    def begin(self, *, poll_ms: int = POLL_MS, asks_all: bool = False, silent: str = "") -> Poll:
+        poll = self.polling.begin(
+            KEY, self.names, poll_ms=poll_ms, asks_all=asks_all, now_ms=self.now_ms,
+            silent=frozenset(silent),
+        )  # fmt: skip
+        self.look()
+        return poll
+
+    def waiting(self, *, poll_ms: int = POLL_MS) -> Poll:
+        """Begin a poll whose first pop finds nothing."""
+        poll = self.begin(poll_ms=poll_ms)
+        if poll.step is not None:
+            self.popped(poll)
+        assert poll.state is State.WAITING
+        return poll
+
+    def popped(self, poll: Poll, count: int = 0, *, was_parked: bool = False) -> bool:
+        is_taken = self.polling.popped(poll, count=count, was_parked=was_parked, now_ms=self.now_ms)
+        self.look()
+        return is_taken
+
+    def failed(self, poll: Poll, error: ServiceError = ERROR) -> None:
+        self.polling.pop_failed(poll, error, self.now_ms)
+        self.look()
+
+    def hint(self, broker: str, count: int = 1, *, is_unsure: bool = False) -> None:
+        ask = self.asked.pop(broker)
+        self.polling.notified(ask.watch, ask.number, count, self.now_ms, is_unsure=is_unsure)
+        self.look()
+
+    def refuse(self, broker: str) -> None:
+        ask = self.asked.pop(broker)
+        self.polling.notification_failed(ask.watch, ask.number, ERROR, self.now_ms)
+        self.look()
+
+    def at(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.polling.due(now_ms)
+        self.look()
+
+    def after(self, duration_ms: int) -> None:
+        self.at(self.now_ms + duration_ms)
+
+    def look(self) -> None:
+        for action in self.polling.take_actions():
+            match action:
+                case Ask(watch):
+                    assert watch.broker not in self.asked, "one is out at a time"
+                    self.asked[watch.broker] = action
+                case StopAsking(watch, number):
+                    assert self.asked.pop(watch.broker).number == number
+                case Wake(poll):
+                    self.woken.append(poll)
+                case StopPop(poll):
+                    self.stopped.append(poll)
+
+    def watch(self, broker: str) -> Watch:
+        return self.polling.pairs[KEY].watches[broker]
+
+    def make_direct(self) -> None:
+        """Let new polls be parked from here on."""
+        self.polling.cancel(self.begin(), self.now_ms)
+        self.look()
+        self.stopped.clear()
+        [mode] = self.polling.modes.values()
+        mode.is_direct, mode._changed_at_ms = True, self.now_ms
+
+
+def end_of(poll: Poll) -> Outcome:
+    assert isinstance(poll.step, End)
+    return poll.step.outcome
+
+
+# ------------------------------------------------------------ the table of states and events
+
+
+def in_first_pop(world: World) -> Poll:
+    return world.begin()
+
+
+def in_waiting(world: World) -> Poll:
+    return world.waiting()
+
+
+def in_consuming(world: World) -> Poll:
+    poll = world.waiting()
+    world.hint("b")
+    return poll
+
+
+STATES: dict[State, Callable[[World], Poll]] = {
+    State.FIRST_POP: in_first_pop, State.WAITING: in_waiting, State.CONSUMING: in_consuming,
+}  # fmt: skip
+EVENTS: dict[str, Callable[[World, Poll], object]] = {
+    "found": lambda world, poll: world.popped(poll, 3),
+    "nothing": lambda world, poll: world.popped(poll),
+    "pop failed": lambda world, poll: world.failed(poll),
+    "hint": lambda world, poll: world.hint("a") if "a" in world.asked else None,
+    "hard end": lambda world, poll: world.at(poll.hard_end_ms),
+    "cancelled": lambda world, poll: world.polling.cancel(poll, world.now_ms),
+    "released": lambda world, poll: world.polling.release(world.now_ms),
+}
+TABLE = [
+    (State.FIRST_POP, "found", State.DONE, Outcome.FOUND_AT_FIRST),
+    (State.FIRST_POP, "nothing", State.WAITING, None),
+    (State.FIRST_POP, "pop failed", State.WAITING, None),
+    (State.FIRST_POP, "hard end", State.DONE, Outcome.EMPTY),
+    (State.FIRST_POP, "cancelled", State.DONE, Outcome.CANCELLED),
+    (State.FIRST_POP, "released", State.FIRST_POP, None),
+    (State.WAITING, "hint", State.CONSUMING, None),
+    (State.WAITING, "hard end", State.DONE, Outcome.EMPTY),
+    (State.WAITING, "cancelled", State.DONE, Outcome.CANCELLED),
+    (State.WAITING, "released", State.DONE, Outcome.EMPTY),
+    (State.CONSUMING, "found", State.DONE, Outcome.FOUND),
+    (State.CONSUMING, "nothing", State.WAITING, None),
+    (State.CONSUMING, "pop failed", State.WAITING, None),
+    (State.CONSUMING, "hint", State.CONSUMING, None),
+    (State.CONSUMING, "hard end", State.DONE, Outcome.EMPTY),
+    (State.CONSUMING, "cancelled", State.DONE, Outcome.CANCELLED),
+    (State.CONSUMING, "released", State.CONSUMING, None),
+]
+
+
+@pytest.mark.parametrize(("state", "event", "to", "outcome"), TABLE)
+def test_each_event_leads_from_state_to_state(
+    state: State, event: str, to: State, outcome: Outcome | None
+) -> None:
+    world = World()
+    poll = STATES[state](world)
+    assert poll.state is state
+    EVENTS[event](world, poll)
+    assert poll.state is to
+    assert isinstance(poll.step, End) == (to is State.DONE)
+    if outcome is not None:
+        assert end_of(poll) is outcome
+
+
+@pytest.mark.parametrize("state", [State.FIRST_POP, State.CONSUMING])
+def test_what_is_popped_behind_the_end_goes_back(state: State) -> None:
+    world = World()
+    poll = STATES[state](world)
+    world.at(poll.hard_end_ms)
+    assert world.stopped == [poll]
+    assert not world.popped(poll, 3), "it is for nobody"
+    assert end_of(poll) is Outcome.EMPTY
+
+
+# ------------------------------------------------------------ hints
+
+
+def test_every_broker_is_asked_by_the_first_that_waits_and_by_no_other() -> None:
+    world = World()
+    world.waiting()
+    assert {name: ask.poll_ms for name, ask in world.asked.items()} == dict.fromkeys("abc", POLL_MS)
+    asked = dict(world.asked)
+    world.after(10)
+    world.waiting()
+    assert world.asked == asked
+    assert world.counts.coalesced["orders", "billing"] == 1
+
+
+def test_a_poll_that_every_broker_would_have_told_of_a_message_asks_for_none() -> None:
+    world = World()
+    world.waiting()
+    world.after(ANSWER_MS - 1)
+    assert isinstance(world.begin().step, Pop), "an answer may be under way"
+    world.after(1)
+    poll = world.begin()
+    assert (poll.state, poll.step) == (State.WAITING, None)
+    assert isinstance(world.begin(asks_all=True).step, Pop)
+    assert isinstance(world.begin(poll_ms=0).step, Pop)
+
+
+def test_a_notification_that_ends_is_asked_again_for_who_waits_longer() -> None:
+    world = World()
+    world.waiting()
+    world.after(5_000)
+    world.waiting()
+    world.now_ms += POLL_MS - 5_000
+    world.hint("a", 0)
+    assert world.asked["a"].poll_ms == 5_000
+
+
+@pytest.mark.parametrize(("count", "woken"), [(1, 1), (2, 2), (9, 3)])
+def test_a_hint_wakes_as_many_as_it_has_messages_the_oldest_first(count: int, woken: int) -> None:
+    world = World()
+    polls = [world.waiting() for _ in range(3)]
+    world.hint("b", count)
+    assert world.woken == polls[:woken]
+    assert [poll.step for poll in polls[:woken]] == [Pop("b", 0)] * woken
+
+
+def test_hints_that_are_left_are_for_the_next_poll() -> None:
+    world = World()
+    poll = world.waiting()
+    world.hint("b")
+    world.hint("c")
+    assert poll.step == Pop("b", 0)
+    world.popped(poll)
+    assert poll.step == Pop("c", 0), "a lost race falls through to the next broker"
+    world.popped(poll, 1)
+    assert end_of(poll) is Outcome.FOUND
+    second = world.waiting()
+    world.hint("a", 5)
+    world.popped(second, 1)
+    third = world.begin()
+    assert third.step == Pop("a", 0)
+
+
+def test_a_pop_that_found_all_that_was_told_of_leaves_no_hint() -> None:
+    world = World()
+    poll = world.waiting()
+    world.hint("b", 4)
+    world.popped(poll, 4)
+    assert not world.polling.pairs[KEY].hinted
+
+
+def test_wrong_hints_hold_the_next_one_back_twice_as_long_each_time() -> None:
+    world = World()
+    poll = world.waiting()
+    delays = []
+    for _ in range(7):
+        world.hint("b")
+        world.popped(poll)
+        assert "b" not in world.asked
+        due_ms = world.watch("b").due_ms()
+        assert due_ms is not None
+        delays.append(due_ms - world.now_ms)
+        world.at(due_ms + TICK_MS)
+        assert "b" in world.asked
+    assert delays == [MISS_MS, 2 * MISS_MS, 4 * MISS_MS, 8 * MISS_MS, *[MISS_MAX_MS] * 3]
+
+
+def test_a_hint_that_another_poll_has_taken_up_was_not_wrong() -> None:
+    world = World()
+    first, second, third = (world.waiting() for _ in range(3))
+    world.hint("b", 2)
+    world.popped(first, 2)
+    world.popped(second)
+    assert "b" in world.asked, "asked again at once"
+    assert world.watch("b").not_before_ms == 0
+    assert third.step is None
+
+
+def test_a_pop_in_vain_is_the_end_of_the_hints_of_its_broker() -> None:
+    world = World("ab")
+    poll = world.waiting()
+    world.hint("a", 9)
+    world.popped(poll, 1)
+    assert world.watch("a").hint_count == 8
+    second = world.begin(asks_all=True)
+    while second.step != Pop("a", 0):
+        world.popped(second)
+    world.popped(second)
+    assert not world.watch("a").hint_count
+    if second.step is not None:
+        world.popped(second)
+    assert set(world.asked) == {"a", "b"}
+
+
+def test_polls_that_end_without_a_hint_leave_nothing_behind() -> None:
+    world = World()
+    world.waiting()
+    for _ in range(1_000):
+        world.polling.cancel(world.waiting(), world.now_ms)
+        world.look()
+    assert len(world.polling.pairs[KEY]._by_age) < 100
+
+
+def test_an_unsure_hint_is_followed_by_a_pop_that_looks_on_and_is_asked_again_at_once() -> None:
+    world = World()
+    poll = world.waiting()
+    world.hint("b", is_unsure=True)
+    assert poll.step == Pop("b", UNSURE_POLL_MS)
+    world.popped(poll, was_parked=True)
+    assert "b" in world.asked
+
+
+def test_failed_notifications_are_asked_again_after_ever_longer() -> None:
+    world = World()
+    world.waiting()
+    delays = []
+    for _ in range(6):
+        world.refuse("b")
+        due_ms = world.watch("b").due_ms()
+        assert due_ms is not None
+        delays.append(due_ms - world.now_ms)
+        world.at(due_ms + TICK_MS)
+    assert delays == [FAILURE_MS << n for n in range(4)] + [FAILURE_MAX_MS] * 2
+
+
+def test_a_notification_that_is_answered_far_too_early_is_not_asked_again_at_once() -> None:
+    world = World()
+    world.waiting()
+    world.hint("b", 0)
+    assert "b" not in world.asked
+    world.after(FAILURE_MS + TICK_MS)
+    assert "b" in world.asked
+
+
+def test_a_late_answer_of_one_that_was_taken_back_is_nothing() -> None:
+    world = World()
+    poll = world.waiting()
+    ask = world.asked["b"]
+    world.polling.cancel(poll, world.now_ms)
+    world.look()
+    assert set(world.asked) == set("abc"), "they outlive their poll a little"
+    world.after(LINGER_MS + TICK_MS)
+    assert not world.asked
+    assert not world.polling.pairs
+    world.polling.notified(ask.watch, ask.number, 5, world.now_ms)
+    assert not world.polling.take_actions()
+
+
+def test_notifications_are_found_parked_by_who_polls_again_soon() -> None:
+    world = World()
+    poll = world.waiting()
+    asked = dict(world.asked)
+    world.hint("b")
+    del asked["b"]
+    world.popped(poll, 1)
+    world.after(LINGER_MS - TICK_MS)
+    world.waiting()
+    world.after(LINGER_MS + TICK_MS)
+    assert asked.items() <= world.asked.items()
+
+
+# ------------------------------------------------------------ the end
+
+
+def test_at_its_end_a_poll_looks_wherever_nobody_would_have_told_it() -> None:
+    world = World()
+    poll = world.waiting()
+    world.now_ms = poll.end_ms - 100
+    world.refuse("b")
+    world.at(poll.end_ms)
+    assert poll.step == Pop("b", 0)
+    assert world.woken == [poll]
+    world.popped(poll)
+    assert end_of(poll) is Outcome.EMPTY
+
+
+def test_at_its_end_a_poll_looks_where_the_answer_may_be_under_way() -> None:
+    world = World()
+    poll = world.waiting()
+    world.now_ms = poll.end_ms - ANSWER_MS // 2
+    second = world.waiting()
+    world.hint("c", 0)
+    assert "c" in world.asked
+    world.at(poll.end_ms)
+    assert poll.step == Pop("c", 0)
+    assert second.step is None
+
+
+def test_a_poll_that_everybody_would_have_told_ends_without_a_look() -> None:
+    world = World()
+    poll = world.waiting()
+    world.at(poll.end_ms)
+    assert end_of(poll) is Outcome.EMPTY
+    assert not world.counts.false_empties["orders", "billing"]
+
+
+def test_an_end_with_a_hint_that_nobody_followed_for_long_is_counted_as_false() -> None:
+    world = World()
+    poll = world.waiting()
+    world.hint("b")
+    world.now_ms = poll.end_ms - 300
+    world.hint("c")
+    world.at(poll.end_ms)
+    world.at(poll.hard_end_ms)
+    assert end_of(poll) is Outcome.EMPTY
+    assert world.counts.false_empties["orders", "billing"] == 1
+
+
+def test_a_poll_that_heard_of_no_broker_fails() -> None:
+    world = World()
+    for name in "abc":
+        world.polling.lost(name, world.now_ms)
+    poll = world.begin()
+    assert (poll.state, world.asked) == (State.WAITING, {})
+    world.at(poll.end_ms)
+    assert isinstance(poll.step, End)
+    assert isinstance(poll.step.error, BrokerUnreachable)
+
+
+def test_a_poll_fails_when_every_broker_refuses() -> None:
+    world = World()
+    poll = world.waiting()
+    world.refuse("a")
+    world.refuse("b")
+    assert poll.step is None
+    world.refuse("c")
+    assert poll.step == End(Outcome.FAILED, ERROR)
+
+
+def test_brokers_that_have_refused_once_and_park_now_do_not_refuse() -> None:
+    world = World()
+    poll = world.waiting()
+    for name in "ab":
+        world.refuse(name)
+    world.after(FAILURE_MS + TICK_MS)
+    world.after(2_000)
+    world.refuse("c")
+    assert poll.step is None
+
+
+# ------------------------------------------------------------ asking once, and asking all
+
+
+def test_a_poll_that_may_not_wait_asks_every_broker_once() -> None:
+    world = World()
+    poll = world.begin(poll_ms=0)
+    asked = []
+    while isinstance(poll.step, Pop):
+        asked.append(poll.step.broker)
+        assert poll.step.poll_ms == 0
+        world.popped(poll)
+    assert sorted(asked) == ["a", "b", "c"]
+    assert end_of(poll) is Outcome.EMPTY
+    assert not world.asked
+
+
+def test_only_the_very_first_pop_that_had_not_to_wait_is_a_first_hit() -> None:
+    world = World()
+    poll = world.begin(poll_ms=0)
+    world.popped(poll)
+    world.popped(poll, 1)
+    assert end_of(poll) is Outcome.FOUND
+    poll = world.begin(poll_ms=0)
+    world.failed(poll)
+    world.popped(poll, 1)
+    assert end_of(poll) is Outcome.FOUND
+    world.make_direct()
+    poll = world.begin()
+    world.popped(poll, 1, was_parked=True)
+    assert end_of(poll) is Outcome.FOUND
+    poll = world.begin()
+    world.popped(poll, 1)
+    assert end_of(poll) is Outcome.FOUND_AT_FIRST
+
+
+def test_a_poll_that_may_not_wait_ends_with_an_error_only_where_none_has_answered() -> None:
+    world = World()
+    poll = world.begin(poll_ms=0)
+    world.failed(poll)
+    world.popped(poll)
+    world.failed(poll)
+    assert end_of(poll) is Outcome.EMPTY
+    poll = world.begin(poll_ms=0)
+    for _ in range(3):
+        world.failed(poll)
+    assert poll.step == End(Outcome.FAILED, ERROR)
+
+
+def test_a_poll_that_may_not_wait_does_not_for_long() -> None:
+    world = World()
+    poll = world.begin(poll_ms=0)
+    world.after(ASK_ONCE_MS + TICK_MS)
+    world.at(poll.hard_end_ms + TICK_MS)
+    assert poll.is_done
+
+
+def test_a_repeated_attempt_asks_all_before_it_waits() -> None:
+    world = World()
+    poll = world.begin(asks_all=True)
+    for _ in range(2):
+        world.popped(poll)
+        assert isinstance(poll.step, Pop)
+        assert not world.asked
+    world.popped(poll)
+    assert (poll.step, set(world.asked)) == (None, set("abc"))
+
+
+# ------------------------------------------------------------ brokers that come and go
+
+
+def test_polls_begin_at_one_broker_after_the_other() -> None:
+    world = World()
+    firsts = [world.begin().step for _ in range(6)]
+    assert sorted(str(step) for step in firsts) == sorted(str(Pop(n, 0)) for n in "aabbcc")
+
+
+def test_a_broker_that_is_down_is_asked_when_it_is_back_at_once() -> None:
+    world = World()
+    poll = world.waiting()
+    world.polling.lost("b", world.now_ms)
+    world.look()
+    assert set(world.asked) == {"a", "c"}
+    world.polling.back("b", world.now_ms)
+    world.look()
+    assert set(world.asked) == set("abc")
+    assert poll.step is None
+
+
+def test_a_pop_at_a_broker_that_is_lost_is_stopped_and_the_poll_goes_on() -> None:
+    world = World()
+    poll = world.begin()
+    assert isinstance(poll.step, Pop)
+    world.polling.lost(poll.step.broker, world.now_ms)
+    world.look()
+    assert world.stopped == [poll]
+    world.popped(poll)
+    assert poll.state is State.WAITING
+    assert len(world.asked) == 2
+
+
+def test_a_broker_that_is_lost_is_not_asked_in_its_turn() -> None:
+    world = World()
+    poll = world.begin(poll_ms=0)
+    assert isinstance(poll.step, Pop)
+    lost = min(set("abc") - {poll.step.broker})
+    world.polling.lost(lost, world.now_ms)
+    world.look()
+    world.popped(poll)
+    assert isinstance(poll.step, Pop)
+    assert poll.step.broker != lost
+    world.popped(poll)
+    assert end_of(poll) is Outcome.EMPTY
+
+
+def test_a_broker_that_was_refusing_is_asked_at_once_when_it_is_back() -> None:
+    world = World()
+    world.waiting()
+    world.refuse("b")
+    world.polling.lost("b", world.now_ms)
+    world.polling.back("b", world.now_ms)
+    world.look()
+    assert "b" in world.asked
+
+
+def test_a_poll_whose_brokers_are_all_lost_has_heard_nothing() -> None:
+    world = World()
+    poll = world.begin()
+    for name in "abc":
+        world.polling.lost(name, world.now_ms)
+    world.popped(poll)
+    world.at(poll.end_ms)
+    assert end_of(poll) is Outcome.FAILED
+
+
+def test_a_pop_that_is_under_way_at_a_release_is_the_last() -> None:
+    world = World()
+    poll, other = world.begin(), world.begin()
+    world.polling.release(world.now_ms)
+    world.popped(poll)
+    assert end_of(poll) is Outcome.EMPTY
+    assert world.popped(other, 1)
+    assert not world.begin().is_long
+
+
+def test_a_silent_broker_is_not_the_first_to_be_asked() -> None:
+    world = World()
+    for _ in range(4):
+        poll = world.begin(silent="ac")
+        assert poll.step == Pop("b", 0)
+
+
+def test_a_broker_that_gets_the_topic_meanwhile_is_asked_too() -> None:
+    world = World("a")
+    poll = world.begin()
+    assert poll.step == Pop("a", POLL_MS), "with one there is nobody else to hear of"
+    world.polling.moved(poll.pair, ["a", "b"], world.now_ms)
+    world.look()
+    assert set(world.asked) == {"b"}
+    world.hint("b")
+    assert world.stopped == [poll]
+    world.popped(poll)
+    assert poll.step == Pop("b", POLL_MS)
+
+
+# ------------------------------------------------------------ many polls
+
+
+def test_many_polls_are_parked_where_fewest_are_and_need_no_notification() -> None:
+    world = World()
+    world.make_direct()
+    polls = [world.begin() for _ in range(3)]
+    assert {poll.step for poll in polls} == {Pop(name, POLL_MS) for name in "abc"}
+    world.after(LINGER_MS + TICK_MS)
+    assert not world.asked
+    assert world.begin().parked_at is not None
+
+
+def test_a_broker_without_a_parked_poll_is_watched_and_a_hint_moves_one_there() -> None:
+    world = World()
+    world.make_direct()
+    first, second = world.begin(), world.begin()
+    [uncovered] = set("abc") - {first.parked_at, second.parked_at}
+    world.after(LINGER_MS + TICK_MS)
+    assert set(world.asked) == {uncovered}
+    world.hint(uncovered)
+    assert world.stopped == [first]
+    world.popped(first)
+    assert first.step == Pop(uncovered, first.end_ms - world.now_ms)
+
+
+def test_a_poll_that_is_moved_and_has_found_something_is_answered_with_it() -> None:
+    world = World()
+    world.make_direct()
+    first, second = world.begin(), world.begin()
+    [uncovered] = set("abc") - {first.parked_at, second.parked_at}
+    world.hint(uncovered)
+    assert world.popped(first, 1)
+    assert end_of(first) is Outcome.FOUND_AT_FIRST
+    assert world.stopped == [first, second], "another one is moved"
+
+
+def test_a_poll_that_is_moved_and_finds_another_there_is_parked_again() -> None:
+    world = World()
+    world.make_direct()
+    first, second = world.begin(), world.begin()
+    [uncovered] = set("abc") - {first.parked_at, second.parked_at}
+    world.hint(uncovered)
+    third = world.begin()
+    assert third.step == Pop(uncovered, POLL_MS)
+    world.popped(first)
+    assert first.parked_at is not None
+
+
+def test_of_parked_polls_one_is_moved_that_another_covers_for() -> None:
+    world = World()
+    world.make_direct()
+    world.polling.lost("c", world.now_ms)
+    alone, _, gone, _ = [world.begin() for _ in range(4)]
+    assert gone.parked_at == alone.parked_at
+    world.polling.cancel(gone, world.now_ms)
+    world.look()
+    world.stopped.clear()
+    world.polling.back("c", world.now_ms)
+    world.look()
+    world.hint("c")
+    [moved] = world.stopped
+    assert moved is not alone
+
+
+def test_a_parked_pop_that_is_answered_early_leaves_the_rest_to_the_others() -> None:
+    world = World()
+    world.make_direct()
+    poll = world.begin()
+    world.after(1_000)
+    world.popped(poll, was_parked=True)
+    assert poll.state is State.WAITING
+    assert set(world.asked) == set("abc")
+
+
+def test_no_more_are_parked_than_cover_a_broker() -> None:
+    world = World("ab")
+    world.make_direct()
+    for _ in range(2 * PARKED_A_BROKER_MAX):
+        assert world.begin().parked_at is not None
+    poll = world.begin()
+    assert poll.step is not None
+    assert poll.parked_at is None
+
+
+def test_where_no_more_pops_may_be_parked_a_poll_waits_for_hints() -> None:
+    world = World()
+    world.make_direct()
+    poll = world.begin()
+    world.failed(poll)
+    assert poll.state is State.WAITING
+    assert set(world.asked) == set("abc")
+
+
+# ------------------------------------------------------------ the switch
+
+
+def test_the_switch_averages_how_many_wait() -> None:
+    mode = Mode(("orders", "billing"), 0)
+    for _ in range(10):
+        mode.began(0)
+    assert mode.concurrency(WINDOW_MS // 2) == pytest.approx(5, rel=0.15)
+    assert mode.concurrency(WINDOW_MS) == pytest.approx(10, rel=0.1)
+    for _ in range(10):
+        mode.ended(WINDOW_MS)
+    assert mode.concurrency(2 * WINDOW_MS) == 0
+    assert mode.rate(WINDOW_MS + 1) == 0
+
+
+@pytest.mark.parametrize(("brokers", "limit"), [(2, 9.2), (3, 13.8), (8, 36.8)])
+def test_the_threshold_is_what_leaves_a_broker_uncovered_one_in_a_hundred(
+    brokers: int, limit: float
+) -> None:
+    assert threshold(brokers) == pytest.approx(limit, abs=0.1)
+
+
+def test_the_switch_has_hysteresis_and_stays_for_a_while() -> None:
+    mode, now_ms = Mode(("orders", "billing"), 0), 0
+    waiting = 0
+
+    def settle(count: int) -> bool:
+        """Let `count` wait for as long as it takes, and choose."""
+        nonlocal waiting, now_ms
+        while waiting < count:
+            mode.began(now_ms)
+            waiting += 1
+        while waiting > count:
+            mode.ended(now_ms)
+            waiting -= 1
+        now_ms += WINDOW_MS + DWELL_MS
+        return mode.choose(3, now_ms)
+
+    assert (settle(13), mode.name) == (False, "notify")
+    assert (settle(15), mode.name) == (True, "direct")
+    assert (settle(11), mode.name) == (False, "direct")
+    assert (settle(9), mode.name) == (True, "notify")
+    assert (settle(11), mode.name) == (False, "notify")
+    assert settle(100)
+    for _ in range(waiting):
+        mode.ended(now_ms)
+    assert not mode.choose(3, now_ms + DWELL_MS - 1), "a mode lasts"
+
+
+def test_a_mode_is_forgotten_when_nothing_has_waited_for_long() -> None:
+    world = World()
+    world.polling.cancel(world.begin(), world.now_ms)
+    world.after(WINDOW_MS + DWELL_MS - TICK_MS)
+    assert world.polling.modes
+    world.after(2 * TICK_MS)
+    assert not world.polling.modes
+
+
+def test_a_mode_stays_as_long_as_anything_waits() -> None:
+    world = World()
+    world.polling.cancel(world.begin(), world.now_ms)
+    world.after(1_000)
+    poll = world.begin(poll_ms=10 * POLL_MS)
+    world.after(WINDOW_MS + DWELL_MS)
+    assert list(world.polling.modes.values()) == [poll.pair.mode]
+
+
+# ------------------------------------------------------------ timers
+
+
+def test_timers_come_in_order_and_not_before_their_time() -> None:
+    timers: Timers[str] = Timers()
+    for name, at_ms in (("late", 31), ("early", 11), ("gone", 12), ("moved", 12)):
+        timers.set(name, at_ms)
+    timers.discard("gone")
+    timers.discard("gone")
+    timers.set("moved", 50)
+    assert timers.next_ms() == 15
+    assert timers.take_due(14) is None
+    assert [timers.take_due(40) for _ in range(3)] == ["early", "late", None]
+    assert (timers.next_ms(), len(timers)) == (50, 1)
+
+
+def test_the_hard_end_leaves_half_of_what_a_client_s_deadline_leaves() -> None:
+    assert LAST_LOOK_MS == 100
