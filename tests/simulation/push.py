@@ -26,7 +26,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 TROUBLE_S = 600.0  # of virtual time: some lives
-DRAIN_S_MAX = 6_000.0  # far more than what a few deaths in a row cost
+DRAIN_S_MAX = 30_000.0  # far more than what a few deaths in a row cost
 FORGIVEN_S = 3.0  # around trouble; links are lost to a proxy seconds before its broker knows
 CONSUMERS = 3  # of each kind
 WORK_S = (0.1, 5.0, 70.0, 130.0, 400.0)  # from within the first minute to the third step
