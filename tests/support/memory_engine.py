@@ -192,7 +192,7 @@ class MemoryEngine:
         self.timers.messages.append(Message(topic_id, queue_id, 0, blob))
         return len(self.timers.messages) - 1, due_at_ms
 
-    def find_sent(self, topic_id: int, queue_id: int, blob: bytes, _now_ms: int) -> int | None:
+    def find_sent(self, topic_id: int, queue_id: int, blob: bytes) -> int | None:
         for message in self.log:
             if (message.topic_id, message.queue_id, message.blob) == (topic_id, queue_id, blob):
                 return message.queue_offset

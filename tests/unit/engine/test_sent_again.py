@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from zlib import crc32
 
+import pytest
+
 from tests.support.engine_world import World, blob
-from tidemill.broker.engine.engine import SENT_AGAIN_MS
+from tidemill.broker.engine import message_store
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.message_store import RECENT_MS, RECENT_STEP_MS
+
+DAY_MS = 86_400_000
 
 
 def opened(*, segment_bytes: int = 1 << 20) -> tuple[World, TopicId]:
@@ -16,7 +21,7 @@ def opened(*, segment_bytes: int = 1 << 20) -> tuple[World, TopicId]:
 
 
 def found(world: World, topic_id: TopicId, queue_id: int, data: bytes) -> int | None:
-    return world.engine.find_sent(topic_id, QueueId(queue_id), data, world.now_ms)
+    return world.engine.find_sent(topic_id, QueueId(queue_id), data)
 
 
 def append(world: World, topic_id: TopicId, queue_id: int, data: bytes) -> None:
@@ -51,15 +56,48 @@ def test_a_message_is_found_in_the_next_life_and_behind_checkpoints() -> None:
 
 
 def test_what_was_stored_long_ago_is_another_message() -> None:
+    world, topic_id = opened()
+    sent = blob("m1")
+    world.engine.note_time(0)
+    append(world, topic_id, 0, sent)
+    for n in range(RECENT_MS // 1_000):
+        world.engine.note_time(1_000 * n)
+        assert found(world, topic_id, 0, sent) == 0
+    world.engine.note_time(RECENT_MS + RECENT_STEP_MS)
+    assert found(world, topic_id, 0, sent) is None
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("step_ms", [-DAY_MS, 4 * DAY_MS])
+def test_a_message_is_found_though_the_clock_was_moved(step_ms: int, *, is_restarted: bool) -> None:
+    world, topic_id = opened(segment_bytes=64 << 10)
+    sent = blob("m1")
+    world.engine.note_time(0)
+    append(world, topic_id, 0, sent)
+    for n in range(20):
+        append(world, topic_id, 0, blob(f"x{n}", size=8_000))
+        world.commit()
+    world.now_ms += step_ms
+    if is_restarted:
+        world.restart(power_cut=True)
+        world.engine.note_time(0)
+    for n in range(20):
+        append(world, topic_id, 0, blob(f"y{n}", size=8_000))
+        world.commit()
+    world.engine.note_time(RECENT_MS // 2)
+    assert found(world, topic_id, 0, sent) == 0
+
+
+def test_what_is_recent_when_a_store_opens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_store, "RECENT_BYTES", 64 << 10)
     world, topic_id = opened(segment_bytes=64 << 10)
     sent = blob("m1")
     append(world, topic_id, 0, sent)
+    world.now_ms += 2 * RECENT_MS
     for n in range(40):
         append(world, topic_id, 0, blob(f"x{n}", size=8_000))
         world.commit()
-    world.now_ms += SENT_AGAIN_MS
-    for n in range(40):
-        append(world, topic_id, 0, blob(f"y{n}", size=8_000))
-        world.commit()
-    world.now_ms += SENT_AGAIN_MS // 2
+    world.restart()
+    world.engine.note_time(0)
     assert found(world, topic_id, 0, sent) is None
+    assert found(world, topic_id, 0, blob("x39", size=8_000)) == 40

@@ -75,7 +75,6 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 COPY_RESERVE_PART = 4
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
 CLIENT_ID_CHARS_SURE = pop_checkpoint.HOLDER_BYTES_MAX // 4  # a character has up to 4 bytes
-SENT_AGAIN_MS = 120_000  # twice as long as a send may wait at a proxy
 REVIVES_A_TURN = 2  # slices: what a busy broker does of it in a round
 STATED_A_COMMIT = 16  # records of up to 450 KiB that a start writes together
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
@@ -190,14 +189,12 @@ class Engine:
 
     # ------------------------------------------------------------ commands
 
-    def find_sent(
-        self, topic_id: TopicId, queue_id: QueueId, blob: bytes, now_ms: int
-    ) -> QueueOffset | None:
+    def find_sent(self, topic_id: TopicId, queue_id: QueueId, blob: bytes) -> QueueOffset | None:
         """Return where a message stands that may have been sent a moment ago; None: it was not.
 
         For sends whose first answer was lost. Raises BrokerTimeout where it cannot be told.
         """
-        return self.store.find_sent(topic_id, queue_id, blob, now_ms - SENT_AGAIN_MS)
+        return self.store.find_sent(topic_id, queue_id, blob)
 
     def send(
         self,
@@ -546,6 +543,10 @@ class Engine:
         """Return and clear the topics and groups that were put or deleted."""
         changes, self.catalog.changes = self.catalog.changes, ConfigChanges()
         return changes
+
+    def note_time(self, monotonic_ms: int) -> None:
+        """Hear of the time, every few seconds, from a clock that nobody moves."""
+        self.store.note_time(monotonic_ms)
 
     def refresh(self) -> None:
         """Look again how much room the disk has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, record
@@ -31,6 +32,12 @@ assert stored_message.KEY_COUNT_AT == 4, "the store reads the layout it was writ
 assert stored_message.TAG_HASH_AT == 32, "the store reads the layout it was written for"
 
 
+# What was stored within this time is looked at for a message that is sent again: twice as long as a
+# send may wait at a proxy. It is known in steps; after a start it is so much of the log, which takes
+# longer to write.
+RECENT_MS = 120_000
+RECENT_STEP_MS = 10_000
+RECENT_BYTES = 2 << 30
 # Messages of one id, of two minutes, that are compared with one that was sent again: clients give
 # each an id of its own.
 SENT_MATCHES_MAX = 64
@@ -70,6 +77,8 @@ class MessageStore:
         self.damaged_files: DamagedFiles = {}  # among the queue and index files
         # Queue and index files state everything before: entries are derived from there on.
         self.derived_offset = 0
+        # (monotonic ms, where the log ended then); the first is where what is recent begins.
+        self._recent: deque[tuple[int, LogOffset]] = deque()
         # Records before this offset were written by an earlier process and not walked over by the
         # recovery of this one: their checksums are verified when they are read.
         self.verified_from = 0
@@ -143,15 +152,30 @@ class MessageStore:
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
 
-    def find_sent(
-        self, topic_id: TopicId, queue_id: QueueId, blob: bytes, since_ms: int
-    ) -> QueueOffset | None:
-        """Return where a message that was sent before stands in its queue, if it was stored.
+    def note_time(self, monotonic_ms: int) -> None:
+        """Note where the log ends now: what is recent is so by a clock that nobody moves."""
+        recent = self._recent
+        if not recent:
+            recent.append((monotonic_ms, self._recent_at_start()))
+        elif monotonic_ms - recent[-1][0] >= RECENT_STEP_MS:
+            recent.append((monotonic_ms, self.log.log_end))
+        while len(recent) > 1 and recent[1][0] <= monotonic_ms - RECENT_MS:
+            recent.popleft()
 
-        Looks at what was stored since, by its id; to be the same it must be so to the last byte.
-        Raises BrokerTimeout where it cannot be told: what might be it is damaged, or too many are.
+    def _recent_at_start(self) -> LogOffset:
+        """Return a log offset before which nothing is recent, where an earlier life ended.
+
+        By bytes: the stamps may be of a clock that was wrong.
         """
-        begin, _ = self.log.around(since_ms)
+        return LogOffset(max(self.log.log_end - RECENT_BYTES, self.log.min_offset))
+
+    def find_sent(self, topic_id: TopicId, queue_id: QueueId, blob: bytes) -> QueueOffset | None:
+        """Return where a message that was sent a moment ago stands in its queue, if it was stored.
+
+        Looks at what is recent, by its id; to be the same it must be so to the last byte. Raises
+        BrokerTimeout where it cannot be told: what might be it is damaged, or too many are.
+        """
+        begin = self._recent[0][1] if self._recent else self._recent_at_start()
         hash_ = int.from_bytes(blob[_KEYS_AT : _KEYS_AT + stored_message.KEY_HASH_SIZE], "big")
         try:
             matches = self.index.find_since(hash_, begin, count_max=SENT_MATCHES_MAX + 1)

@@ -140,7 +140,7 @@ def _apply_appends(
         if request_id in asked_again:
             yield  # It is looked for.
             try:
-                known = turn.engine.find_sent(topic_id, queue_id, blob, now_ms)
+                known = turn.engine.find_sent(topic_id, queue_id, blob)
             except ServiceError as error:
                 failures.append((request_id, error))
                 continue

@@ -266,6 +266,7 @@ class Rounds:
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
             self._disk_room.look(engine, turn.monotonic_ms)
+            engine.note_time(turn.monotonic_ms)
             _log_notices(engine)
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         turn.firing_ms = min(firing_ms, turn.now_ms)
