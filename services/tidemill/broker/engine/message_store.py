@@ -33,8 +33,8 @@ assert stored_message.TAG_HASH_AT == 32, "the store reads the layout it was writ
 
 
 # What was stored within this time is looked at for a message that is sent again: twice as long as a
-# send may wait at a proxy. It is known in steps; after a start it is so much of the log, which takes
-# longer to write.
+# send may wait at a proxy. It is known in steps; after a start it is so much of the log, which
+# takes longer to write.
 RECENT_MS = 120_000
 RECENT_STEP_MS = 10_000
 RECENT_BYTES = 2 << 30
