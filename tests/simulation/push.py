@@ -4,8 +4,9 @@ Each has an id of its own for each life, sends heartbeats at any proxy, and ofte
 messages, with a word or without. While it lives nobody else may get what it holds, whatever happens
 to proxies and links, and to the broker; when it is dead somebody must.
 
-One thing is forgiven: what was received within a moment of some trouble. A broker extends only what
-it knows to be handed over, and a proxy tells so a tenth of a second later.
+Two things are forgiven, since a broker extends only what it knows to be handed over: what was
+received within a moment of some trouble, since a proxy tells a tenth of a second later; and what a
+broker that starts finds at the end of a log in which little happens, not extended before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 TROUBLE_S = 600.0  # of virtual time: some lives
 DRAIN_S_MAX = 30_000.0  # far more than what a few deaths in a row cost
 FORGIVEN_S = 3.0  # around trouble; links are lost to a proxy seconds before its broker knows
+FIRST_S = 60.0  # for which a delivery is hidden before it is extended
 CONSUMERS = 3  # of each kind
 WORK_S = (0.1, 5.0, 70.0, 130.0, 400.0)  # from within the first minute to the third step
 HEARTBEAT_S = 10.0
@@ -44,16 +46,24 @@ class Holding:
         self.deaths = 0
         self._held: dict[str, tuple[str, float]] = {}  # key -> whose it is, and since when
         self._trouble_s: list[float] = []
+        self._starts_s: list[float] = []
 
-    def trouble(self, now_s: float) -> None:
-        """Note that something happened."""
+    def trouble(self, now_s: float, *, is_start: bool) -> None:
+        """Note that something happened; `is_start`: to the broker."""
         self._trouble_s.append(now_s)
+        if is_start:
+            self._starts_s.append(now_s)
+
+    def _is_forgiven(self, since_s: float) -> bool:
+        return any(abs(at_s - since_s) < FORGIVEN_S for at_s in self._trouble_s) or any(
+            0 <= at_s - since_s < FIRST_S for at_s in self._starts_s
+        )
 
     def got(self, key: str, name: str, now_s: float) -> None:
         """Note a delivery: nobody who lives may have the message."""
         if key in self._held:
             holder, since_s = self._held[key]
-            if not any(abs(at_s - since_s) < FORGIVEN_S for at_s in self._trouble_s):
+            if not self._is_forgiven(since_s):
                 self.findings.append(
                     f"{now_s:.3f} s: {key} came to {name}, and {holder} has it since {since_s:.3f}"
                 )
@@ -208,7 +218,7 @@ async def _trouble(
     end_s = loop.time() + trouble_s
     while loop.time() < end_s:
         await asyncio.sleep(random.expovariate(1 / 20))
-        holding.trouble(loop.time())
+        began_s = loop.time()
         (kind,) = random.choices(("proxy", "link", "kill", "power cut"), (6, 2, 1, 1))
         if kind == "proxy":
             proxy = random.choice(proxies)
@@ -220,7 +230,9 @@ async def _trouble(
         else:
             await broker.stop(kind)
             broker.start()
-        holding.trouble(loop.time())
+        is_start = kind in {"kill", "power cut"}
+        for at_s in (began_s, loop.time()):
+            holding.trouble(at_s, is_start=is_start)
         run.story.append(f"{loop.time():.3f} s: {kind}")
 
 
