@@ -91,6 +91,11 @@ class Cluster:
         return self._members.home
 
     @property
+    def is_single(self) -> bool:
+        """Whether there is one broker group, all told; others may have yet to be reached."""
+        return len(self._members.by_name) == 1
+
+    @property
     def brokers(self) -> Sequence[BrokerGroup]:
         """All members that have told their configuration, always in one order."""
         return self._members.brokers
@@ -194,7 +199,16 @@ class Cluster:
                 f" send again when it has left"
             )
         own = broker.find_topic(topic)
-        return Place(broker, own.id if own is not None else 0, queue_id)
+        if own is None:
+            return Place(broker, 0, queue_id)
+        if broker is not self.home and list(own.placements) != list(topic.placements):
+            # One of the two has yet to hear of a group that has left: by the newer ones the message
+            # group may have its place elsewhere.
+            raise BrokerUnreachable(
+                f"the home and {name} do not agree yet on where the message group"
+                f" has its place; send again"
+            )
+        return Place(broker, own.id, queue_id)
 
     async def topic_id_at(self, broker: BrokerGroup, name: str, call: Call) -> int:
         """Wait until a broker group has heard of a topic, and return the id that it has there."""

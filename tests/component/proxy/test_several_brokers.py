@@ -199,6 +199,21 @@ def test_who_waits_hears_of_a_broker_that_gets_the_topic_meanwhile() -> None:
     run(scenario)
 
 
+def test_a_poll_that_began_when_one_broker_had_told_hears_of_the_others() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        members, all_of_them = world.cluster._members, world.cluster.brokers
+        members.brokers = all_of_them[:1]
+        waiting = poll(world)
+        await eventually(lambda: world.brokers[0].count_of("pops") == 1)
+        members.brokers = list(all_of_them)
+        world.cluster.on_change()
+        await eventually(lambda: all(b.count_of("notifications") for b in world.brokers[1:]))
+        world.send(2, "a")
+        assert await waiting == ["a"]
+
+    run(scenario)
+
+
 def test_what_comes_for_a_poll_that_has_just_ended_goes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -155,6 +155,26 @@ def test_the_places_of_who_was_removed_are_others_and_no_other_moves() -> None:
     run(scenario)
 
 
+def test_a_message_group_has_no_place_where_home_and_broker_do_not_agree() -> None:
+    """Who has lost the home may have heard of nothing, and a broker have left and come back."""
+
+    async def scenario(world: LinkedCluster) -> None:
+        world.tell_all()
+        before = group_places(world)
+        world.lose(0)
+        world.placements = [("broker-1", 2), ("broker-0", 2), ("broker-2", 2)]
+        world.tell(1)
+        for group, place in group_places(world).items():
+            is_at_1 = before[group][0] == "broker-1"
+            assert place == ("BrokerUnreachable" if is_at_1 else before[group])
+        world.tell_all()
+        assert {place[0] for place in group_places(world).values()} == {
+            "broker-0", "broker-1", "broker-2",
+        }  # fmt: skip
+
+    run(scenario)
+
+
 def test_a_topic_of_before_has_its_message_groups_at_the_home() -> None:
     async def scenario(world: LinkedCluster) -> None:
         world.placements = []

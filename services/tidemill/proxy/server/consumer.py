@@ -104,7 +104,7 @@ class Consumer:
         brokers = self._cluster.brokers_of(topic, group)
         if not brokers:
             raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
-        if len(self._cluster.brokers) == 1:
+        if self._cluster.is_single:
             broker, ids, reply = await self._poll_one(
                 call, brokers[0], group, topic, pop, responses
             )
