@@ -56,6 +56,7 @@ class SeveralBrokers(ProxyWorld):
                 group = BrokerGroup(link)
                 group.is_member = True
                 members.brokers.append(group)
+                members.by_name[group.name] = group
             yield world
             for run in runs:
                 run.cancel()

@@ -202,7 +202,7 @@ def test_who_waits_hears_of_a_broker_that_gets_the_topic_meanwhile() -> None:
 def test_a_poll_that_began_when_one_broker_had_told_hears_of_the_others() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         members, all_of_them = world.cluster._members, world.cluster.brokers
-        members.brokers = all_of_them[:1]
+        members.brokers = list(all_of_them[:1])
         waiting = poll(world)
         await eventually(lambda: world.brokers[0].count_of("pops") == 1)
         members.brokers = list(all_of_them)
