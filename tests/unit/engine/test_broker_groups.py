@@ -86,6 +86,18 @@ def test_a_broker_is_no_home_of_others_that_follows_one() -> None:
         World().engine.broker_groups.found({"broker-9": "h9:1"}, 0)
 
 
+def test_what_cannot_be_an_address_is_on_no_list() -> None:
+    world = founded()
+    end = world.engine.log_end
+    for address in ("x" * 64 + ":1", "..:1", "h9:99999"):
+        with pytest.raises(BadRequest, match="of '"):
+            world.engine.broker_groups.add("broker-9", address, world.now_ms)
+        moved = {**ADDRESSES, "broker-2": address}
+        with pytest.raises(BadRequest, match="of '"):
+            world.engine.broker_groups.found(moved, world.now_ms)
+    assert world.engine.log_end == end
+
+
 def test_a_new_topic_has_its_places_in_all_active_groups() -> None:
     world = founded()
     world.engine.broker_groups.drain("broker-1", world.now_ms)

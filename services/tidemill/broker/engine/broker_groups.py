@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.membership import (
     without,
 )
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict, Forbidden
+from tidemill.message.broker_names import check_address
 
 TOPICS_A_SLICE = 16  # of those whose places are given to others
 CLUSTER_ID_BYTES = 8
@@ -54,6 +55,8 @@ class BrokerGroups:
             raise BadRequest(f"{own_name} is not among the broker groups that it is to be home of")
         if len(addresses) > BROKER_GROUPS_MAX:
             raise BadRequest(f"a cluster has at most {BROKER_GROUPS_MAX} broker groups")
+        for address in addresses.values():
+            check_address(address)
         home = self._membership.home
         if home is not None and home.name != own_name:
             raise Conflict(f"{own_name} follows {home.name} at {home.address}")
@@ -77,6 +80,7 @@ class BrokerGroups:
     def add(self, name: str, address: str, now_ms: int) -> BrokerGroup:
         """Add a member, or take a draining one back; raises Conflict, Forbidden, BadRequest."""
         self.check_home()
+        check_address(address)
         known = self._membership.groups.get(name)
         if known is None and len(self._membership.groups) >= BROKER_GROUPS_MAX:
             raise Conflict(f"a cluster has at most {BROKER_GROUPS_MAX} broker groups")

@@ -88,6 +88,11 @@ class Follower:
         while True:
             try:
                 wait_s = await self._keep_told()
+            except Exception as error:
+                # One member that nobody foresaw must not take the home down, and all with it.
+                log.exception("telling a member failed", broker_group=self.group.name)
+                self.reason = f"telling it failed: {error!r}"
+                wait_s = REFUSED_S
             finally:
                 self._rounds.engine.broker_groups.connected.discard(self.group.name)
             await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
