@@ -24,7 +24,7 @@ def founded() -> World:
 
 def following() -> World:
     world = World()
-    world.engine.following.meet(HOME, may_join=True, now_ms=world.now_ms)
+    world.engine.following.meet(HOME, may_join=True, is_told_all=True, now_ms=world.now_ms)
     return world
 
 
@@ -259,13 +259,20 @@ def test_topics_of_its_own_are_not_lost_by_joining() -> None:
     world = World()
     world.topic()
     with pytest.raises(Conflict, match="of its own"):
-        world.engine.following.meet(HOME, may_join=True, now_ms=0)
+        world.engine.following.meet(HOME, may_join=True, is_told_all=True, now_ms=0)
+
+
+def test_who_has_no_home_joins_by_nothing_but_everything() -> None:
+    world = World()
+    with pytest.raises(Conflict, match="told everything"):
+        world.engine.following.meet(HOME, may_join=True, is_told_all=False, now_ms=0)
+    assert world.engine.catalog.membership.home is None
 
 
 def test_another_clusters_home_is_refused() -> None:
     other = Home(cluster_id="d", name="home", address="h:1")
     with pytest.raises(Forbidden, match="belongs to home"):
-        following().engine.following.meet(other, may_join=True, now_ms=0)
+        following().engine.following.meet(other, may_join=True, is_told_all=True, now_ms=0)
 
 
 def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
@@ -277,7 +284,9 @@ def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
     draining = Home(cluster_id="c", name="home", address="h:1", is_draining=True)
     with pytest.raises(Conflict, match="not draining"):
         leave(follower)
-    follower.engine.following.meet(draining, may_join=False, now_ms=follower.now_ms)
+    follower.engine.following.meet(
+        draining, may_join=False, is_told_all=True, now_ms=follower.now_ms
+    )
     follower.commit()
     follower.restart()
     with pytest.raises(GroupDraining):

@@ -133,6 +133,6 @@ class BrokerGroupAdmin:
             raise Conflict(f"{group.name} is not connected: nobody knows what is left there")
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await follower.ask(pb.FollowFrame(leave=True))
+                await follower.leave()
         except TimeoutError:
             raise Conflict(f"{group.name} does not answer; try again") from None

@@ -117,6 +117,15 @@ class Follower:
             raise from_wire(known, reply.message)
         return reply
 
+    async def leave(self) -> None:
+        """Let the member forget what it was told; raises what it refuses that with."""
+        try:
+            await self.ask(pb.FollowFrame(leave=True))
+        finally:
+            # It may have, also where its answer is lost. If it is taken back, that is told with
+            # all the rest, and not before: until then it has left.
+            self._is_behind = True
+
     # ------------------------------------------------------------ the connection
 
     async def _keep_told(self) -> float:
