@@ -35,6 +35,14 @@ def check_address(address: str) -> None:
         )
 
 
+def is_loopback(address: str) -> bool:
+    """Return whether this is an address that leads each machine to itself."""
+    host = address.rpartition(":")[0].strip("[]").lower().removesuffix(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    return _is_ip(host) and ip_address(host).is_loopback
+
+
 def _is_ip(host: str) -> bool:
     try:
         ip_address(host.strip("[]"))

@@ -86,6 +86,26 @@ def test_a_broker_is_no_home_of_others_that_follows_one() -> None:
         World().engine.broker_groups.found({"broker-9": "h9:1"}, 0)
 
 
+def test_a_name_for_this_machine_replaces_no_name_that_is_for_all() -> None:
+    world = founded()
+    end = world.engine.log_end
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        near = {name: f"{host}:{n}" for n, name in enumerate(ADDRESSES, 1)}
+        world.engine.broker_groups.found(near, world.now_ms)
+    assert world.engine.log_end == end
+
+
+def test_on_one_machine_a_broker_may_have_moved_to_another_port() -> None:
+    world = World()
+    world.engine.broker_groups.found({"broker-0": "127.0.0.1:1"}, world.now_ms)
+    world.engine.broker_groups.found({"broker-0": "127.0.0.1:2"}, world.now_ms)
+    (group,) = world.engine.catalog.membership.in_order()
+    assert group.address == "127.0.0.1:2"
+    world.engine.broker_groups.found({"broker-0": "h0:2"}, world.now_ms)
+    (group,) = world.engine.catalog.membership.in_order()
+    assert group.address == "h0:2"
+
+
 def test_what_cannot_be_an_address_is_on_no_list() -> None:
     world = founded()
     end = world.engine.log_end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.common.errors import BadRequest
-from tidemill.message.broker_names import check_address
+from tidemill.message.broker_names import check_address, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,19 @@ from tidemill.message.broker_names import check_address
 )  # fmt: skip
 def test_what_can_be_an_address_is_taken(address: str) -> None:
     check_address(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:1", "LOCALHOST.:1", "a.localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1"],
+)
+def test_what_leads_each_machine_to_itself_is_loopback(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["h:1", "localhost.example:1", "10.0.0.1:1", "[fd00::1]:1"])
+def test_what_leads_all_machines_to_one_is_not_loopback(address: str) -> None:
+    assert not is_loopback(address)
 
 
 @pytest.mark.parametrize(
