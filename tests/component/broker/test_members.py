@@ -65,9 +65,12 @@ class Channel:
         self.service = BrokerHomeService(follower.rounds)
         self.streams: list[Stream] = []
         self.is_there = True
+        self.failure: Exception | None = None
 
     @contextlib.asynccontextmanager
     async def connect(self, _address: str, *_: object, **__: object) -> AsyncIterator[Channel]:
+        if self.failure is not None:
+            raise self.failure
         if not self.is_there:
             raise RpcError(RpcCode.UNAVAILABLE, "nobody is there")
         yield self
@@ -115,9 +118,12 @@ class Cluster:
         )
 
 
-def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
+def run(
+    scenario: Callable[[Cluster], Awaitable[None]], *, failure: Exception | None = None
+) -> None:
     async def main() -> None:
         cluster = Cluster()
+        cluster.channel.failure = failure
         async with (
             asyncio.timeout(20),
             cluster.follower.running(),
@@ -265,4 +271,58 @@ def test_an_answer_to_who_has_given_up_is_not_the_next_ones() -> None:
         assert (await counting).HasField("left")
         await recording
 
+    run(scenario)
+
+
+def test_a_member_whose_connection_fails_as_nobody_foresaw_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: "foresaw" in cluster.members.followers["broker-1"].reason)
+        cluster.channel.failure = None
+        await eventually(lambda: cluster.is_connected)
+
+    monkeypatch.setattr(members_module, "REFUSED_S", 0.0)
+    run(scenario, failure=ZeroDivisionError("what nobody foresaw"))
+
+
+async def drain(cluster: Cluster) -> None:
+    await eventually(lambda: cluster.is_connected)
+    await cluster.home.rounds.call(
+        lambda engine, turn: engine.broker_groups.drain("broker-1", turn.now_ms)
+    )
+    catalog = cluster.follower.world.engine.catalog
+    await eventually(lambda: catalog.membership.home is not None and catalog.is_draining)
+
+
+async def add(cluster: Cluster) -> None:
+    await cluster.home.rounds.call(
+        lambda engine, turn: engine.broker_groups.add("broker-1", "h1:1", turn.now_ms)
+    )
+
+
+def test_who_has_left_and_is_taken_back_is_told_everything() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await drain(cluster)
+        await cluster.members.followers["broker-1"].leave()
+        assert not cluster.knows(TOPIC)
+        # The home has not recorded the removal: whoever asked for it went away.
+        await add(cluster)
+        await eventually(lambda: cluster.knows(TOPIC))
+        assert len(cluster.channel.streams) == 1
+
+    run(scenario)
+
+
+def test_who_has_left_unnoticed_is_told_everything_on_another_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await drain(cluster)
+        await cluster.members.followers["broker-1"].ask(pb.FollowFrame(leave=True))
+        await add(cluster)
+        await eventually(lambda: cluster.knows(TOPIC))
+        assert len(cluster.channel.streams) == 2
+
+    monkeypatch.setattr(members_module, "REFUSED_S", 0.0)
     run(scenario)

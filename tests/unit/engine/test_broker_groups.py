@@ -24,7 +24,7 @@ def founded() -> World:
 
 def following() -> World:
     world = World()
-    world.engine.following.meet(HOME, may_join=True, now_ms=world.now_ms)
+    world.engine.following.meet(HOME, may_join=True, is_told_all=True, now_ms=world.now_ms)
     return world
 
 
@@ -84,6 +84,38 @@ def test_a_broker_is_no_home_of_others_that_follows_one() -> None:
         following().engine.broker_groups.found(ADDRESSES, 0)
     with pytest.raises(BadRequest, match="not among"):
         World().engine.broker_groups.found({"broker-9": "h9:1"}, 0)
+
+
+def test_a_name_for_this_machine_replaces_no_name_that_is_for_all() -> None:
+    world = founded()
+    end = world.engine.log_end
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        near = {name: f"{host}:{n}" for n, name in enumerate(ADDRESSES, 1)}
+        world.engine.broker_groups.found(near, world.now_ms)
+    assert world.engine.log_end == end
+
+
+def test_on_one_machine_a_broker_may_have_moved_to_another_port() -> None:
+    world = World()
+    world.engine.broker_groups.found({"broker-0": "127.0.0.1:1"}, world.now_ms)
+    world.engine.broker_groups.found({"broker-0": "127.0.0.1:2"}, world.now_ms)
+    (group,) = world.engine.catalog.membership.in_order()
+    assert group.address == "127.0.0.1:2"
+    world.engine.broker_groups.found({"broker-0": "h0:2"}, world.now_ms)
+    (group,) = world.engine.catalog.membership.in_order()
+    assert group.address == "h0:2"
+
+
+def test_what_cannot_be_an_address_is_on_no_list() -> None:
+    world = founded()
+    end = world.engine.log_end
+    for address in ("x" * 64 + ":1", "..:1", "h9:99999"):
+        with pytest.raises(BadRequest, match="of '"):
+            world.engine.broker_groups.add("broker-9", address, world.now_ms)
+        moved = {**ADDRESSES, "broker-2": address}
+        with pytest.raises(BadRequest, match="of '"):
+            world.engine.broker_groups.found(moved, world.now_ms)
+    assert world.engine.log_end == end
 
 
 def test_a_new_topic_has_its_places_in_all_active_groups() -> None:
@@ -247,13 +279,20 @@ def test_topics_of_its_own_are_not_lost_by_joining() -> None:
     world = World()
     world.topic()
     with pytest.raises(Conflict, match="of its own"):
-        world.engine.following.meet(HOME, may_join=True, now_ms=0)
+        world.engine.following.meet(HOME, may_join=True, is_told_all=True, now_ms=0)
+
+
+def test_who_has_no_home_joins_by_nothing_but_everything() -> None:
+    world = World()
+    with pytest.raises(Conflict, match="told everything"):
+        world.engine.following.meet(HOME, may_join=True, is_told_all=False, now_ms=0)
+    assert world.engine.catalog.membership.home is None
 
 
 def test_another_clusters_home_is_refused() -> None:
     other = Home(cluster_id="d", name="home", address="h:1")
     with pytest.raises(Forbidden, match="belongs to home"):
-        following().engine.following.meet(other, may_join=True, now_ms=0)
+        following().engine.following.meet(other, may_join=True, is_told_all=True, now_ms=0)
 
 
 def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
@@ -265,7 +304,9 @@ def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
     draining = Home(cluster_id="c", name="home", address="h:1", is_draining=True)
     with pytest.raises(Conflict, match="not draining"):
         leave(follower)
-    follower.engine.following.meet(draining, may_join=False, now_ms=follower.now_ms)
+    follower.engine.following.meet(
+        draining, may_join=False, is_told_all=True, now_ms=follower.now_ms
+    )
     follower.commit()
     follower.restart()
     with pytest.raises(GroupDraining):

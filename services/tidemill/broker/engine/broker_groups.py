@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.membership import (
     without,
 )
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict, Forbidden
+from tidemill.message.broker_names import check_address, is_loopback
 
 TOPICS_A_SLICE = 16  # of those whose places are given to others
 CLUSTER_ID_BYTES = 8
@@ -47,13 +48,16 @@ class BrokerGroups:
         """Become the home of all these, ourselves among them, by their names.
 
         Who is the home already takes new addresses of its members, but of those that are connected
-        where they are. Raises Conflict for who has another home, BadRequest.
+        where they are, and none by which only one machine finds what all others did. Raises
+        Conflict for who has another home, BadRequest.
         """
         own_name = self._catalog.broker_name
         if own_name not in addresses:
             raise BadRequest(f"{own_name} is not among the broker groups that it is to be home of")
         if len(addresses) > BROKER_GROUPS_MAX:
             raise BadRequest(f"a cluster has at most {BROKER_GROUPS_MAX} broker groups")
+        for address in addresses.values():
+            check_address(address)
         home = self._membership.home
         if home is not None and home.name != own_name:
             raise Conflict(f"{own_name} follows {home.name} at {home.address}")
@@ -69,7 +73,11 @@ class BrokerGroups:
             return
         for name, address in addresses.items():
             group = self._membership.groups.get(name)
-            if group is not None and group.address != address and name not in self.connected:
+            if group is None or group.address == address or name in self.connected:
+                continue
+            # A proxy on the broker's own machine may know it as localhost, and that is where it
+            # is for that proxy alone. An operator may move it there by adding it again.
+            if is_loopback(group.address) or not is_loopback(address):
                 self._record(replace(group, address=address), now_ms)
                 if name == own_name:
                     self._record_home(replace(home, address=address), now_ms)
@@ -77,6 +85,7 @@ class BrokerGroups:
     def add(self, name: str, address: str, now_ms: int) -> BrokerGroup:
         """Add a member, or take a draining one back; raises Conflict, Forbidden, BadRequest."""
         self.check_home()
+        check_address(address)
         known = self._membership.groups.get(name)
         if known is None and len(self._membership.groups) >= BROKER_GROUPS_MAX:
             raise Conflict(f"a cluster has at most {BROKER_GROUPS_MAX} broker groups")

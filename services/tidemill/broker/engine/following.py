@@ -51,10 +51,11 @@ class Following:
         self._inspection = inspection
         self._delayed_count = delayed_count
 
-    def meet(self, home: Home, *, may_join: bool, now_ms: int) -> None:
+    def meet(self, home: Home, *, may_join: bool, is_told_all: bool, now_ms: int) -> None:
         """Take a home's word from here on: it is ours, or becomes it where there is none.
 
-        Raises Conflict for another's home, and where topics of our own would be lost.
+        Raises Forbidden for another's home, and Conflict where topics of our own would be lost or
+        the home tells what changed to one that has nothing: it begins again with everything.
         """
         known = self._catalog.membership.home
         if known == home:
@@ -63,6 +64,8 @@ class Following:
             self.check(home.cluster_id)
         elif not may_join:
             raise Conflict(f"{self._catalog.broker_name} has left the cluster")
+        elif not is_told_all:
+            raise Conflict(f"{self._catalog.broker_name} has left, and is to be told everything")
         elif self.has_own():
             raise Conflict(
                 f"{self._catalog.broker_name} has topics or consumer groups of its own, which "

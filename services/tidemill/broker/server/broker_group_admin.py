@@ -87,8 +87,6 @@ class BrokerGroupAdmin:
         def add(engine: Engine, turn: Turn) -> tuple[str, BrokerGroup]:
             if not 0 < len(request.name) <= NAME_CHARS_MAX:
                 raise BadRequest(f"the name of a broker group has 1 to {NAME_CHARS_MAX} characters")
-            if not request.address.rpartition(":")[2].isdecimal():
-                raise BadRequest(f"{request.address!r} is not an address of the form host:port")
             group = engine.broker_groups.add(request.name, request.address, turn.now_ms)
             config_log.broker_group_put(group, by=request.requested_by)
             return engine.catalog.broker_name, group
@@ -135,6 +133,6 @@ class BrokerGroupAdmin:
             raise Conflict(f"{group.name} is not connected: nobody knows what is left there")
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await follower.ask(pb.FollowFrame(leave=True))
+                await follower.leave()
         except TimeoutError:
             raise Conflict(f"{group.name} does not answer; try again") from None

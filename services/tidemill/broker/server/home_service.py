@@ -71,7 +71,8 @@ def follow(
         is_draining=is_draining,
     )
     before = catalog.membership.home
-    following.meet(home, may_join=not is_draining, now_ms=turn.now_ms)
+    is_complete = any(config.is_complete for config in frame.configs)
+    following.meet(home, may_join=not is_draining, is_told_all=is_complete, now_ms=turn.now_ms)
     config_log.home_met(before, home)
     for config in frame.configs:
         gone_topics, gone_groups = config.deleted_topic_ids[:], config.deleted_group_ids[:]

@@ -88,6 +88,11 @@ class Follower:
         while True:
             try:
                 wait_s = await self._keep_told()
+            except Exception as error:
+                # One member that nobody foresaw must not take the home down, and all with it.
+                log.exception("telling a member failed", broker_group=self.group.name)
+                self.reason = f"telling it failed: {error!r}"
+                wait_s = REFUSED_S
             finally:
                 self._rounds.engine.broker_groups.connected.discard(self.group.name)
             await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
@@ -111,6 +116,15 @@ class Follower:
             known = reply.error if reply.error in BY_NAME else "BrokerUnreachable"
             raise from_wire(known, reply.message)
         return reply
+
+    async def leave(self) -> None:
+        """Let the member forget what it was told; raises what it refuses that with."""
+        try:
+            await self.ask(pb.FollowFrame(leave=True))
+        finally:
+            # It may have, also where its answer is lost. If it is taken back, that is told with
+            # all the rest, and not before: until then it has left.
+            self._is_behind = True
 
     # ------------------------------------------------------------ the connection
 

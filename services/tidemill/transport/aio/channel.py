@@ -112,7 +112,9 @@ async def connected(
             )
     except TimeoutError:
         raise RpcError(RpcCode.UNAVAILABLE, f"{address} does not answer") from None
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:
+        # An address that cannot be one is to its caller a server that is not there: a host that
+        # no name can be (UnicodeError is a ValueError), a port that is none or too high.
         raise RpcError(RpcCode.UNAVAILABLE, f"cannot connect to {address}: {error}") from error
     try:
         yield Channel(protocol)
