@@ -119,6 +119,18 @@ def test_a_second_standalone_on_the_directory_is_refused(tmp_path: Path) -> None
     assert "is in use by another broker" in refused.stderr
 
 
+def test_a_start_with_fewer_broker_groups_than_there_are_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with standalone(data, "--groups=2"):
+        pass
+    refused = run_to_end(
+        "standalone", f"--data-dir={data}", "--grpc-port=0", "--admin-port=0", "--metrics-port=0"
+    )
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert "this data directory holds 2 broker groups: start with --groups 2" in refused.stderr
+
+
 @pytest.mark.parametrize("flag", ["--grpc-port", "--admin-port", "--metrics-port"])
 @pytest.mark.parametrize("proxies", [1, 2])
 def test_a_taken_port_ends_the_start_with_a_sentence(

@@ -17,7 +17,7 @@ from tidemill.common.lifecycle import StartRefused, die_with_parent, stop_on_sig
 from tidemill.common.log import configure_logging
 from tidemill.standalone.child import Addresses, Child, ChildFailed
 from tidemill.standalone.ports import GRPC_FLAGS, Wanted, check_free, reserve
-from tidemill.standalone.settings import StandaloneSettings
+from tidemill.standalone.settings import GROUPS_MAX, StandaloneSettings
 
 log = structlog.get_logger()
 
@@ -133,6 +133,7 @@ def print_ready(children: Sequence[Child]) -> None:
 @contextlib.contextmanager
 def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
     """Yield the children, brokers first, not started yet; holds reserved ports meanwhile."""
+    check_all_served(settings)
     check_free(wanted_ports(settings))
     with contextlib.ExitStack() as reserved:
         broker_ports = {
@@ -211,7 +212,12 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
 
 def broker_names(settings: StandaloneSettings) -> list[str]:
     """Return the names of the brokers, one a broker group."""
-    return [f"broker-{n}" for n in range(settings.groups)]
+    return [broker_name(n) for n in range(settings.groups)]
+
+
+def broker_name(n: int) -> str:
+    """Return the name of the broker of a broker group by its number."""
+    return f"broker-{n}"
 
 
 def proxy_names(settings: StandaloneSettings) -> list[str]:
@@ -227,6 +233,26 @@ def child_names(settings: StandaloneSettings) -> list[str]:
 def data_dir_of(settings: StandaloneSettings, name: str) -> Path:
     """Return the folder of a broker's store: the first one's stays where one alone has it."""
     return settings.data_dir if name == FIRST_BROKER else settings.data_dir / name
+
+
+def check_all_served(settings: StandaloneSettings) -> None:
+    """Raise StartRefused where a store is in the data directory that no broker would serve.
+
+    Its messages would wait, and message groups that lie there be refused, without a word of why.
+    """
+    held = [
+        n
+        for n in range(settings.groups, GROUPS_MAX)
+        # Of a directory that may not be read the brokers tell themselves; Path.is_dir raises.
+        if os.path.isdir(data_dir_of(settings, broker_name(n)))  # noqa: PTH112
+    ]
+    if held:
+        count = held[-1] + 1
+        raise StartRefused(
+            f"this data directory holds {count} broker groups: start with --groups {count}, or "
+            f"move {data_dir_of(settings, broker_name(held[-1]))} away if it was removed from "
+            f"the cluster"
+        )
 
 
 def metrics_ports_of(settings: StandaloneSettings) -> dict[str, int]:

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from tidemill.common.settings import AdminFrontSettings, Flag, Folder, FrontSettings, Port
 
+GROUPS_MAX = 64  # as many as a cluster has at most
+
 
 class StandaloneSettings(FrontSettings, AdminFrontSettings):
     """Run a broker, proxies and the admin process on this machine, data in one folder.
@@ -36,9 +38,9 @@ class StandaloneSettings(FrontSettings, AdminFrontSettings):
     groups: int = Field(
         1,
         ge=1,
-        le=64,
+        le=GROUPS_MAX,
         description="Broker groups that share the messages. The first keeps its store in data_dir,"
-        " the others in folders of it by their names.",
+        " the others in folders of it by their names; there must not be more of them than this.",
     )
     auto_create: Flag = Field(
         True, description="Create topics and groups when they are used for the first time."

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidemill.standalone.app import child_names, data_dir_of, metrics_ports_of
+import pytest
+
+from tidemill.common.lifecycle import StartRefused
+from tidemill.standalone.app import (
+    check_all_served,
+    child_names,
+    data_dir_of,
+    metrics_ports_of,
+)
 from tidemill.standalone.settings import StandaloneSettings
 
 
@@ -28,3 +36,18 @@ def test_the_first_broker_keeps_the_store_that_one_alone_has() -> None:
 
 def test_one_broker_group_is_as_before() -> None:
     assert child_names(load()) == ["broker-0", "proxy-0", "admin"]
+
+
+def test_a_store_that_no_broker_would_serve_refuses_the_start(tmp_path: Path) -> None:
+    for name in ("broker-1", "broker-2", "broker-other"):
+        (tmp_path / name).mkdir()
+    at = f"--data-dir={tmp_path}"
+    for flags in ([], ["--groups=2"]):
+        with pytest.raises(StartRefused, match="holds 3 broker groups: start with --groups 3,"):
+            check_all_served(load(at, *flags))
+    check_all_served(load(at, "--groups=3"))
+    check_all_served(load(at, "--groups=4"))
+
+
+def test_a_data_directory_that_is_not_there_yet_holds_nothing(tmp_path: Path) -> None:
+    check_all_served(load(f"--data-dir={tmp_path / 'none'}"))
