@@ -766,7 +766,7 @@ def test_evacuation_looks_through_a_bounded_part_of_the_table_at_once(
 
     monkeypatch.setattr(TimerTable, "rows", counted)
     of_each = []
-    for _ in range(1_000):
+    for _ in range(3_000):
         world.now_ms += 1_000
         before = looks
         engine.timers.evacuation.step(world.now_ms)

@@ -46,8 +46,8 @@ from tidemill.broker.engine.timer.status import (
 from tidemill.common.errors import MessageBodyTooLarge
 
 RECORDS_A_PAGE = 16  # of the table, 512 entries: looking through one takes as long
-RECORDS_A_SLICE = 128  # of any kind, mostly passed over by their header
-MOVES_A_SLICE = 32  # copied, 40 us each
+RECORDS_A_SLICE = 64  # of any kind, mostly passed over by their header
+MOVES_A_SLICE = 16  # copied, 40 us each
 PAUSE_MS = 100  # when the rate is used up
 LOOK_AGAIN_MS = 1000  # whether a segment is due; retention is counted in hours
 RETRY_MS = 600_000  # with a segment of which something could not be moved
