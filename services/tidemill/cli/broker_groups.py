@@ -149,9 +149,9 @@ def remove_broker_group(
 ) -> None:
     """Remove a broker group that drains and is empty; its places go to the others.
 
-    It says what is left where it is not empty. Its broker can be stopped afterwards. A consumer group
-    that has never polled a topic there counts for nothing: what is older than its first poll is gone
-    with the broker group. Let new consumers poll once before.
+    It says what is left where it is not empty. Its broker can be stopped afterwards. A consumer
+    group that has never polled a topic there counts for nothing: what is older than its first poll
+    is gone with the broker group. Let new consumers poll once before.
 
     Example: tidemill broker-group remove broker-1
     """
