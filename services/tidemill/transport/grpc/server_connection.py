@@ -22,8 +22,8 @@ What a turn of the loop may cost is bounded: `receive` leaves what is too much o
 on streams, or of bytes to inflate, for the next one, and `has_more` says so. Of the messages of a
 stream a few wait to be read; the others stay the bytes that they are, within the stream's window.
 
-Requests that are not gRPC are answered here by their headers, with HTTP's own codes and a sentence
-for people; what follows of them is not read.
+Requests that are not gRPC are answered here, with HTTP's own codes and a sentence for people, when
+they are complete; where there is no room to wait for that, at once.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ MESSAGE_BYTES: Final = 128
 # A reply of this much is part of what its call took; a larger one finds room or is refused, and
 # output of less is not counted before it is written.
 SMALL_REPLY_BYTES: Final = 4 << 10
+REFUSED_BYTES: Final = 2_048  # of a request that is not gRPC, and its answer
 # Of larger replies, in a turn of the loop for one connection: where there were more, its calls wait
 # for as many turns. A route of a thousand queues has a hundred kilobytes, and takes milliseconds.
 REPLY_BYTES_A_TURN: Final = 256 << 10
@@ -208,6 +209,8 @@ class ServerConnection:
         self._incomplete: dict[int, ServerCall] = {}
         # Streams with bytes that are to be looked at, in the order of their turns.
         self._ready: dict[int, ServerCall] = {}
+        # Requests that are not gRPC, with their answers, until they are complete.
+        self._refused: dict[int, tuple[Stream, bytes, bytes]] = {}
 
     @property
     def call_count(self) -> int:
@@ -305,6 +308,10 @@ class ServerConnection:
                 self._hits[Limit.REQUEST] += 1
                 self.finish(call, RpcCode.DEADLINE_EXCEEDED, "the request did not come in time")
                 events.append(CallEnded(call))
+        for stream, _, _ in list(self._refused.values()):
+            if now_s - stream.moved_at_s > patience_s:
+                del self._refused[stream.id]
+                self.http.reset(stream, ErrorCode.CANCEL)
         return events
 
     def close(self, code: ErrorCode, reason: str) -> list[ServerEvent]:
@@ -317,6 +324,7 @@ class ServerConnection:
         elif isinstance(event, RequestReceived):
             self._on_request(event, events)
         elif isinstance(event, StreamReset):
+            self._refused.pop(event.stream.id, None)
             call = self._calls.get(event.stream.id)
             if call is not None:
                 self._end(call)
@@ -334,7 +342,14 @@ class ServerConnection:
         self._calls_left -= 1
         content_type = fields.get("content-type", "")
         if pseudo[":method"] != "POST" or not _is_grpc(content_type):
-            self._refuse(stream, *_refusal(pseudo[":method"], pseudo[":path"]))
+            answer = _refusal(pseudo[":method"], pseudo[":path"])
+            if is_last or self.share.is_fair(0):
+                self._refused[stream.id] = (stream, *answer)
+                self._count_windows()
+                if is_last:
+                    self._answer_refused(stream)
+            else:
+                self._refuse(stream, *answer)
             return
         call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
         held_bytes = CALL_BYTES + stream.header_bytes
@@ -363,6 +378,10 @@ class ServerConnection:
         stream, data, is_last = event
         call = self._calls.get(stream.id)
         if call is None:
+            if stream.id in self._refused:
+                self.http.consume(stream, len(data))
+                if is_last:
+                    self._answer_refused(stream)
             return
         if is_last:
             call.is_complete = True
@@ -497,6 +516,12 @@ class ServerConnection:
     def _terms_of(self, call: ServerCall) -> Terms:
         return self._terms.get(call.path, self._other_terms)
 
+    def _answer_refused(self, stream: Stream) -> None:
+        _, block, body = self._refused.pop(stream.id)
+        self.http.send_headers(stream, block, is_last=False)
+        self.http.send_data(stream, body, is_last=True)
+        self._count_windows()
+
     def _refuse(self, stream: Stream, block: bytes, body: bytes) -> None:
         """Answer at once what is not gRPC; with a sentence, where there is a window for it."""
         has_window = self.http.has_window(stream, len(body))
@@ -608,6 +633,7 @@ class ServerConnection:
         What is to be read and to be written is held as well, also where all windows are open.
         """
         http_bytes = self.http.held_bytes(output_bytes_min=SMALL_REPLY_BYTES) + self._buffered_bytes
+        http_bytes += REFUSED_BYTES * len(self._refused)
         if http_bytes != self._http_bytes:
             self.share.count_granted(http_bytes)
             self._http_bytes = http_bytes

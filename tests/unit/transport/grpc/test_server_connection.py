@@ -17,6 +17,7 @@ from tidemill.transport.grpc.server_connection import (
     INFLATED_COPIES,
     MESSAGE_BYTES,
     MESSAGES_WAITING_MAX,
+    REFUSED_BYTES,
     REPLY_BYTES_A_TURN,
     RESERVED_BYTES,
     CallEnded,
@@ -185,7 +186,7 @@ def test_a_timeout_is_handed_over_in_seconds() -> None:
 @pytest.mark.parametrize(
     ("field", "status"), [((":method", "GET"), "405"), (("content-type", "text/html"), "415")]
 )
-def test_what_is_not_grpc_is_answered_for_people_at_once(
+def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
     field: tuple[str, str], status: str
 ) -> None:
     connection = served()
@@ -193,26 +194,36 @@ def test_what_is_not_grpc_is_answered_for_people_at_once(
         (name, field[1] if name == field[0] else value) for name, value in peer.GRPC_REQUEST
     )
     assert connection.receive(peer.headers(1, fields), 0.0) == []
-    headers, body, reset = output(connection)
+    assert output(connection) == []
+    assert connection.share.bytes >= REFUSED_BYTES, "it may take its time, and is counted"
+    assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
+    headers, body = output(connection)
     assert fields_of(headers.payload)[":status"] == status
     assert b"gRPC" in body.payload
     assert body.is_last
-    assert (reset.kind, reset.number) == (frames.RST_STREAM, ErrorCode.NO_ERROR)
-    assert connection.http.stream_count == 0, "it may take its time, and holds nothing"
-    assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
-    assert output(connection) == []
-
-
-def test_what_is_not_grpc_waits_for_no_window_of_its_client() -> None:
-    connection = served()
-    connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 10}), 0.0)
-    connection.http.take_output()
-    fields = ((":method", "GET"), *peer.GRPC_REQUEST[1:])
-    assert connection.receive(peer.headers(1, fields, is_last=True), 0.0) == []
-    [headers] = output(connection)
-    assert (fields_of(headers.payload)[":status"], headers.is_last) == ("405", True)
     assert connection.http.stream_count == 0
-    assert connection.share.bytes == 0
+
+
+def test_what_is_not_grpc_is_answered_at_once_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = served()
+    monkeypatch.setattr(type(connection.share), "is_fair", lambda _share, _count: False)
+    fields = ((":method", "GET"), *peer.GRPC_REQUEST[1:])
+    assert connection.receive(peer.headers(1, fields), 0.0) == []
+    headers, body, reset = output(connection)
+    assert fields_of(headers.payload)[":status"] == "405"
+    assert body.is_last
+    assert (reset.kind, reset.number) == (frames.RST_STREAM, ErrorCode.NO_ERROR)
+    assert connection.http.stream_count == 0
+
+
+def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
+    connection = served()
+    connection.receive(peer.headers(1, ((":method", "GET"), *peer.GRPC_REQUEST[1:])), 0.0)
+    assert connection.check(61.0) == []
+    assert peer.of(frames.RST_STREAM, output(connection))
+    assert connection.http.stream_count == 0
 
 
 def test_a_call_that_is_cancelled_is_answered_no_more() -> None:
