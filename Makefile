@@ -9,19 +9,30 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 # Where `make run` keeps its data; override with DATA_DIR=...
 DATA_DIR ?= data
+# The tag of the images that `make image` builds.
+TAG ?= dev
 # More arguments for pytest: make test ARGS="-k pop", ARGS=tests/unit/message
 ARGS ?=
 NAMED := $(filter tests tests/%,$(ARGS))
 OR_NONE := $(if $(ARGS),|| test $$? -eq 5)
 PYTEST := $(BIN)/python -m pytest
-PURE := tests/unit tests/property tests/component tests/fuzz
+PURE := tests/unit tests/property tests/component tests/fuzz tests/chart tests/monitoring
 PROTOS := $(shell find proto -name '*.proto')
 NODE := tests/e2e/node
 GO := tests/e2e/go
 JAVA := tests/e2e/java
+RUST := tests/e2e/rust
 H2SPEC := tests/e2e/transport/h2spec
+HELM := tests/chart/helm
+CHART := charts/tidemill
+GRAFANA := tests/monitoring/grafana
+PROMETHEUS := tests/monitoring/prometheus
 FUZZ := .venv-fuzz
-CLIENTS := $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec
+# What has Spark in it: apart, since it shares one session.
+SPARK := tests/pipeline
+CLIENTS := $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec $(STAMPS)/helm
+# Who judges dashboards and alerts without Grafana, and without a process of ours.
+JUDGES := $(STAMPS)/grafana $(STAMPS)/promtool
 
 # What a step of `setup` does is told on standard error, one line a step; what goes wrong is shown in
 # full. Nothing is told where nothing is to be done.
@@ -30,11 +41,11 @@ PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' require
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run demo test heavy night sim soak fuzz lint types fmt proto docs bench ci lock clean
+.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image bench ci lock clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
-		awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+		awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(STAMPS)/package ## Make the virtual environment, the stubs and .venv/bin/tidemill.
 	@$(BIN)/python -m compileall -q services
@@ -45,33 +56,55 @@ run: setup ## Start a broker for a laptop in the foreground, data in ./data (DAT
 demo: setup ## Start a broker of its own, show sends, acks, expiry and dead letters, and stop it.
 	@exec $(BIN)/python tools/demo.py
 
+setup-pipeline: $(STAMPS)/pipeline ## Install Spark into the virtual environment: half a gigabyte, which nothing but the pipeline needs.
+
 # What needs no process of its own runs on every core; real processes two at a time, each file by one
 # worker, which may share a broker. What ARGS leaves nothing of is no failure.
 # Files named in ARGS are tested in this process, which starts in a second and has a debugger.
 ifeq ($(NAMED),)
-test: setup $(CLIENTS) ## Pass the tests but the heavy ones; ARGS goes to pytest.
-	$(PYTEST) -n auto --dist worksteal -m "not heavy" $(PURE) $(ARGS) $(OR_NONE)
-	$(PYTEST) -n 2 --dist loadfile -m "not heavy" tests/e2e $(ARGS) $(OR_NONE)
+test: test-core test-pipeline ## Pass the tests but the heavy ones; ARGS goes to pytest.
+
+test-core: setup $(CLIENTS) $(JUDGES) ## Pass what `make test` passes, but for what needs Spark.
+	$(PYTEST) -n auto --dist worksteal -m "not heavy and not large and not cluster" $(PURE) $(ARGS) $(OR_NONE)
+	$(PYTEST) -n 2 --dist loadfile -m "not heavy and not large and not cluster" tests/e2e $(ARGS) $(OR_NONE)
+
+test-pipeline: setup setup-pipeline ## Pass the tests of the data pipeline, which need Spark and Java 17 or 21.
+	@if command -v java > /dev/null; \
+		then $(PYTEST) -m "not heavy and not large" $(SPARK) $(ARGS) $(OR_NONE); \
+		else echo "java is missing: the tests of the data pipeline are skipped"; fi
 else
-test: setup $(if $(filter-out $(PURE) $(PURE:%=%/%),$(NAMED)),$(CLIENTS))
+test test-core test-pipeline: setup $(if $(filter $(SPARK) $(SPARK)/%,$(NAMED)),setup-pipeline) \
+		$(if $(filter-out $(PURE) $(PURE:%=%/%) $(SPARK) $(SPARK)/%,$(NAMED)),$(CLIENTS)) \
+		$(if $(filter tests/monitoring%,$(NAMED)),$(JUDGES))
 	$(PYTEST) $(ARGS)
 endif
 
-heavy: setup $(CLIENTS) ## Pass the heavy tests: kills, both transports, 400 days, memory.
+heavy: setup $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills, both transports, 400 days, memory.
 	$(PYTEST) -n 2 --dist loadfile -m heavy $(ARGS)
+
+# Apart: what they build takes longer than they do, or they are many processes for minutes.
+large: setup $(CLIENTS) $(STAMPS)/rust $(JUDGES) $(STAMPS)/prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop.
+	$(PYTEST) -m large $(ARGS)
 
 night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, and soak.
 	TIDEMILL_TEST_EXAMPLES=$${TIDEMILL_TEST_EXAMPLES:-2000} $(PYTEST) -n auto --dist worksteal \
-		-o faulthandler_timeout=0 -m "not heavy" $(PURE)
-	@$(MAKE) --no-print-directory heavy soak
+		-o faulthandler_timeout=0 -m "not heavy and not large and not cluster" $(PURE)
+	@$(MAKE) --no-print-directory heavy large soak
 
-sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0) on, and judge each.
-	$(BIN)/python -m tests.simulation.run --seeds $${SEEDS:-200} --first $${FIRST:-0} \
-		--groups $${BROKER_GROUPS:-1}
+# OF=replica_group simulates the replicas of one broker group instead, with their controllers.
+OF ?= run
+sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0) on, and judge each; OF=replica_group.
+	$(BIN)/python -m tests.simulation.$(OF) --seeds $${SEEDS:-200} --first $${FIRST:-0} \
+		$(if $(filter run,$(OF)),--groups $${BROKER_GROUPS:-1})
 
-soak: setup ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
+# All rules that replication rests on, relaxed one after the other: hours. NAMES chooses some.
+sim-mutants: setup ## Search SEEDS (2000) seeds for one that shows each relaxed rule of replication.
+	$(BIN)/python -m tests.simulation.find_mutants --seeds $${SEEDS:-2000} $(NAMES)
+
+soak: setup $(CLIENTS) ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
 	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(PYTEST) tests/e2e/test_kill_loop.py \
-		tests/e2e/test_timer_kill_loop.py $(ARGS)
+		tests/e2e/test_timer_kill_loop.py tests/e2e/test_official_clients_loop.py \
+		-o faulthandler_timeout=0 $(ARGS)
 	TIMER_SOAK_COUNT=1000000 $(PYTEST) tests/property/test_timer_long_horizon.py \
 		-o faulthandler_timeout=0
 	TRANSPORT_SOAK_CALLS=1000000 $(PYTEST) tests/e2e/transport/test_memory.py
@@ -81,10 +114,29 @@ fuzz: $(STAMPS)/fuzz ## Fuzz the transport for FUZZ_MINUTES (5), led by coverage
 	PYTHONPATH=services:. $(FUZZ)/bin/python -m tests.fuzz.fuzz_transport build/fuzz/corpus tests/fuzz/corpus \
 		-artifact_prefix=build/fuzz/ -max_total_time=$$(( 60 * $${FUZZ_MINUTES:-5} )) $(ARGS)
 
-lint: setup ## Check format, style and who imports whom.
+# Where it runs says KUBECONFIG; what is more is in docs/testing.md. Both images must be where its nodes
+# find them: CLUSTER_LOAD, such as `kind load docker-image`, is called with them.
+IMAGE ?= tidemill:$(TAG)
+LOAD_IMAGE ?= tidemill-load:$(TAG)
+NAMESPACE ?= tidemill-chaos
+FAULTS ?=
+cluster-test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java ## Disturb a release on a cluster under load (IMAGE, FAULTS=name,...), and keep the ledger.
+	tests/chaos/image/make $(LOAD_IMAGE)
+	$(if $(CLUSTER_LOAD),$(CLUSTER_LOAD) $(IMAGE) $(LOAD_IMAGE))
+	$(BIN)/python -m tests.chaos.run --image $(IMAGE) --load-image $(LOAD_IMAGE) --namespace $(NAMESPACE) \
+		--values "$(CLUSTER_VALUES)" --faults "$(FAULTS)" $(ARGS)
+
+# A real API server, whose current context may do everything in NAMESPACE: charts/tidemill/crds are there.
+meta-store-test: setup ## Run what every store of group records passes against the API server of KUBECONFIG.
+	KUBECONFIG=$(KUBECONFIG) TIDEMILL_TEST_NAMESPACE=$(NAMESPACE) \
+		$(BIN)/python -m pytest -q -m cluster tests/component/controller/test_kubernetes_store.py
+
+lint: setup $(STAMPS)/helm ## Check format, style, who imports whom, and the chart.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	@! test -x $(HELM)/build/helm || for values in $(CHART)/values*.yaml; do \
+		$(HELM)/build/helm lint --quiet --strict --kube-version 1.33 -f $$values $(CHART) || exit 1; done
 
 types: setup ## Check the types, strictly.
 	$(BIN)/mypy
@@ -100,21 +152,46 @@ proto: $(STAMPS)/dependencies ## Generate the stubs from proto/ again.
 docs: setup ## Generate docs/configuration.md and the OpenAPI document from the code.
 	$(BIN)/python tools/generate_docs.py
 
+dashboards: setup ## Generate the dashboards and the alerts for a laptop from tools/watching and the chart.
+	$(BIN)/python tools/generate_dashboards.py
+
+charts: setup $(STAMPS)/helm ## Render the chart again into tests/chart/golden, and its schema.
+	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python -m tests.chart.render
+
+image: ## Build the image of each process (TAG=dev), and record sizes, start times and SBOMs in build/image.
+	@deploy/image/make $(TAG)
+
 bench: setup $(CLIENTS) ## Measure; see tests/perf for each question and its parameters.
 	@for question in tests/perf/bench_*.py; do name=$$(basename $$question .py); echo "== $$name" >&2; $(BIN)/python -m tests.perf.$$name || exit 1; done
 
 ci: lint types test heavy ## What CI runs.
 
+# What an image needs, in the versions of requirements.lock: its process, and the command line for who
+# looks into a pod. Only the broker walks arrays with numpy.
+lock_image = PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet $(2) --constraint requirements.lock \
+	--output-file deploy/image/$(1).lock --python-version 3.11 --python-platform linux --no-header \
+	--no-annotate --generate-hashes
+
 lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject.toml (needs uv).
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra dev --extra client \
 		--output-file requirements.lock --python-version 3.11 --universal --no-header --no-annotate \
 		--generate-hashes
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra pipeline \
+		--constraint requirements.lock --output-file requirements-pipeline.lock --python-version 3.11 \
+		--universal --no-header --no-annotate --generate-hashes
+	$(call lock_image,build,deploy/image/build.in)
+	$(call lock_image,broker,pyproject.toml --extra cli)
+	$(call lock_image,proxy,pyproject.toml --extra cli --no-emit-package numpy)
+	$(call lock_image,admin,pyproject.toml --extra admin --extra release --no-emit-package numpy)
+	$(call lock_image,tidemill,pyproject.toml --extra standalone --extra release)
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet tests/fuzz/requirements.in \
 		--output-file tests/fuzz/requirements.lock --python-version 3.11 --no-header --no-annotate \
 		--generate-hashes
 
 clean: ## Remove what setup made; data stays.
-	rm -rf $(VENV) $(FUZZ) services/tidemill/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(H2SPEC)/build
+	rm -rf $(VENV) $(FUZZ) services/tidemill/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(RUST)/target \
+		$(H2SPEC)/build $(HELM)/build $(GRAFANA)/node_modules $(PROMETHEUS)/build build
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -143,6 +220,13 @@ $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
 	@$(BIN)/python -m compileall -q services
 	@touch $@
 
+# Built here, since PySpark comes as source; with the setuptools of requirements.lock.
+$(STAMPS)/pipeline: $(STAMPS)/package requirements-pipeline.lock
+	$(call tell,installing Spark; a minute or two)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --require-hashes \
+		-r requirements-pipeline.lock
+	@touch $@
+
 # Each official client is one more witness of the protocol; where the tool of one is missing, its
 # tests are skipped.
 $(STAMPS)/node: $(STAMPS)/venv $(NODE)/package-lock.json
@@ -150,11 +234,18 @@ $(STAMPS)/node: $(STAMPS)/venv $(NODE)/package-lock.json
 		then (cd $(NODE) && npm ci --silent --no-audit --no-fund) && touch $@; \
 		else echo "npm is missing: the tests of the Node.js client are skipped"; fi
 
-$(STAMPS)/go: $(STAMPS)/venv $(GO)/go.mod $(GO)/go.sum $(GO)/main.go
+$(STAMPS)/go: $(STAMPS)/venv $(GO)/go.mod $(GO)/go.sum $(wildcard $(GO)/*.go)
 	@if command -v go > /dev/null; \
 		then told=$$(cd $(GO) && go build -buildvcs=false -o build/scenarios . 2>&1) || \
 			{ echo "$$told" >&2; exit 1; }; touch $@; \
 		else echo "go is missing: the tests of the Go client are skipped"; fi
+
+# Only of `make large`: it compiles 250 packages, two minutes of a core.
+$(STAMPS)/rust: $(STAMPS)/venv $(RUST)/Cargo.toml $(RUST)/Cargo.lock $(wildcard $(RUST)/src/*.rs)
+	@if command -v cargo > /dev/null; \
+		then told=$$(cd $(RUST) && cargo build --locked --quiet 2>&1) || \
+			{ echo "$$told" >&2; exit 1; }; touch $@; \
+		else echo "cargo is missing: the tests of the Rust client are skipped"; fi
 
 # What judges our transport from outside: h2spec and grpcurl.
 $(STAMPS)/h2spec: $(STAMPS)/venv $(H2SPEC)/go.mod $(H2SPEC)/go.sum
@@ -165,6 +256,31 @@ $(STAMPS)/h2spec: $(STAMPS)/venv $(H2SPEC)/go.mod $(H2SPEC)/go.sum
 			{ echo "$$told" >&2; exit 1; }; touch $@; \
 		else echo "go is missing: nobody else judges our transport"; fi
 
+# What judges our dashboards: the types that Grafana publishes.
+$(STAMPS)/grafana: $(STAMPS)/venv $(GRAFANA)/package-lock.json
+	@if command -v npm > /dev/null; \
+		then (cd $(GRAFANA) && npm ci --silent --no-audit --no-fund) && touch $@; \
+		else echo "npm is missing: the types of the dashboards are not checked"; fi
+
+# What judges our alerts, and Prometheus itself. Its module is pinned; of the ways to find targets, which
+# would bring the libraries of a dozen clouds, only those are built that need none.
+BUILD_PROMETHEUS = if command -v go > /dev/null; \
+	then told=$$(cd $(PROMETHEUS) && go build -buildvcs=false -trimpath -ldflags "-s -w" \
+		-tags remove_all_sd,enable_dns_sd -o build/ \
+		github.com/prometheus/prometheus/cmd/$(notdir $@) 2>&1) || { echo "$$told" >&2; exit 1; }; touch $@; \
+	else echo "go is missing: nobody judges the alerts"; fi
+$(STAMPS)/promtool $(STAMPS)/prometheus: $(STAMPS)/venv $(PROMETHEUS)/go.mod $(PROMETHEUS)/go.sum
+	$(call tell,building $(notdir $@); minutes when nothing of it is cached)
+	@$(BUILD_PROMETHEUS)
+
+# What renders the chart, in the version of tests/chart/helm/go.mod; without it no cluster is needed.
+$(STAMPS)/helm: $(STAMPS)/venv $(HELM)/go.mod $(HELM)/go.sum
+	@if command -v go > /dev/null; \
+		then echo "setup: building helm; two minutes" >&2; \
+		told=$$(cd $(HELM) && CGO_ENABLED=0 go build -buildvcs=false -ldflags "-s -w" -o build/ \
+			helm.sh/helm/v3/cmd/helm 2>&1) || { echo "$$told" >&2; exit 1; }; touch $@; \
+		else echo "go is missing: the chart is not looked at"; fi
+
 # Coverage comes from a library that nothing else needs, so it has an environment of its own.
 $(STAMPS)/fuzz: $(STAMPS)/venv tests/fuzz/requirements.lock
 	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
@@ -172,7 +288,7 @@ $(STAMPS)/fuzz: $(STAMPS)/venv tests/fuzz/requirements.lock
 	@touch $@
 
 # Everything is made anew: a library of an earlier version would stay beside its successor.
-$(STAMPS)/java: $(STAMPS)/venv $(JAVA)/pom.xml $(JAVA)/src/Scenarios.java
+$(STAMPS)/java: $(STAMPS)/venv $(JAVA)/pom.xml $(wildcard $(JAVA)/src/*.java)
 	@if command -v mvn > /dev/null; \
 		then rm -rf $(JAVA)/target; told=$$(mvn -q -B -f $(JAVA) compile 2>&1) || \
 			{ echo "$$told" >&2; exit 1; }; touch $@; \

@@ -1,6 +1,7 @@
-"""Generate what is documented from code: docs/configuration.md, limits.md and openapi.json.
+"""Generate what is documented from code, for people and for Helm.
 
-`make docs` writes them; a test fails while they differ from the code.
+configuration.md, limits.md, pipeline-reference.md, openapi.json, and the chart's schema and
+defaults of its values. `make docs` writes them; a test fails while they differ from the code.
 """
 
 from __future__ import annotations
@@ -15,10 +16,20 @@ from pydantic.fields import FieldInfo
 
 from tidemill.admin.app import create_app
 from tidemill.admin.settings import AdminSettings
+from tidemill.broker.engine.metadata.pull_offsets import PULL_OFFSETS_MAX
+from tidemill.broker.engine.pull import SCAN_ENTRIES_MAX
+from tidemill.broker.server import event_pages, reader
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.errors import CODES
 from tidemill.common.settings import ProcessSettings
+from tidemill.controller.settings import ControllerSettings
 from tidemill.message import limits
+from tidemill.proxy import broker_calls, client_metrics, client_points
+from tidemill.proxy.server import queues
+from tidemill.proxy.server.otlp import EXPORTS_MAX
+from tidemill.proxy.server.pipeline_source import CALLS_MAX
+from tidemill.proxy.server.pull_pages import PAGES_AT_ONCE
+from tidemill.proxy.server.puller import WAITS_MAX
 from tidemill.proxy.settings import ProxySettings
 from tidemill.standalone.settings import StandaloneSettings
 
@@ -27,6 +38,7 @@ PROCESSES: tuple[type[ProcessSettings], ...] = (
     StandaloneSettings,
     BrokerSettings,
     ProxySettings,
+    ControllerSettings,
     AdminSettings,
 )
 INTRODUCTION = """\
@@ -58,21 +70,83 @@ said in [configuration.md](configuration.md) (`memory_bytes_max`, `connections_m
 {fields}
 
 A request that is larger as a whole, when it is inflated, is refused by its first bytes: with 41301
-(SendMessage), with the gRPC status RESOURCE_EXHAUSTED (Telemetry), or with 40000:
+(SendMessage), or with 40000. One of Telemetry is thrown away, and its stream goes on; over
+{skipped} bytes it ends with the gRPC status RESOURCE_EXHAUSTED:
 
 | method | bytes |
 | --- | --- |
 {requests}
+
+An export of clients' metrics (`client_metrics`) is walked, and taken point by point. What is
+refused of it is counted in its answer (`partial_success`), and the rest is taken. What is marked
+with a star is shared: an address has at most as much as is free, which is half where it is alone.
+
+| of clients' metrics | at most |
+| --- | --- |
+{exports}
+
+Who reads beside consumers (PullMessage, and `tidemill.pipeline.v1.PipelineSource`) gets no more
+than this at once, and asks again. The star means the same as above; those who wait for a page have
+one in turn, each address in PullMessage, each call in ReadMessages.
+
+| of reading | at most |
+| --- | --- |
+{reading}
 """
 
 
 def documents() -> dict[Path, str]:
     """Return every generated document by its path."""
+    # Here: run as a program, this file does not stand in a package yet.
+    from tools.chart_schema import CHART, chart_defaults, chart_schema
+
     return {
         ROOT / "docs" / "configuration.md": configuration(),
         ROOT / "docs" / "limits.md": field_limits(),
+        ROOT / "docs" / "pipeline-reference.md": pipeline_reference(),
         ROOT / "docs" / "openapi.json": openapi(),
+        CHART / "values.schema.json": chart_schema(),
+        CHART / "files" / "defaults.yaml": chart_defaults(),
     }
+
+
+def pipeline_reference() -> str:
+    """Return the page of options and columns of the data pipeline; Spark is not needed for it."""
+    from tidemill.pipeline.options import SINK, SOURCE
+    from tidemill.pipeline.schema import COLUMNS
+
+    lines = [
+        "# Options and columns of the data pipeline",
+        "",
+        "Generated from the code by `make docs`. How to begin: [pipeline.md](pipeline.md).",
+        "",
+        "## Options of the source",
+        "",
+        "| option | default | batch | stream | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for option in SOURCE:
+        where = [("yes" if each else "") for each in (option.batch, option.stream)]
+        default = f"`{option.default}`" if option.default else ""
+        meaning = option.meaning.replace("|", "\\|")
+        lines.append(f"| `{option.name}` | {default} | {where[0]} | {where[1]} | {meaning} |")
+    lines += [
+        "",
+        "## Options of the sink",
+        "",
+        "| option | default | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for option in SINK:
+        default = f"`{option.default}`" if option.default else ""
+        lines.append(f"| `{option.name}` | {default} | {option.meaning} |")
+    for dataset, columns in COLUMNS.items():
+        if dataset == "dlq":
+            continue  # As messages.
+        title = "messages` and `dlq" if dataset == "messages" else dataset
+        lines += ["", f"## Columns of `{title}`", "", "| column | type | |", "| --- | --- | --- |"]
+        lines += [f"| `{each.name}` | {each.type} | {each.meaning} |" for each in columns]
+    return "\n".join(lines) + "\n"
 
 
 def field_limits() -> str:
@@ -86,12 +160,56 @@ def field_limits() -> str:
         for row in limits.FIELDS
     ]
     table = ["| field | at most | code | why |", "| --- | --- | --- | --- |", *rows]
-    return LIMITS_PAGE.format(requests="\n".join(requests), fields="\n".join(table))
+    return LIMITS_PAGE.format(
+        requests="\n".join(requests),
+        fields="\n".join(table),
+        exports="\n".join(export_limits()),
+        reading="\n".join(reading_limits()),
+        skipped=f"{limits.TELEMETRY_SKIPPED_BYTES:,}",
+    )
+
+
+def export_limits() -> list[str]:
+    """Return the rows about exports of clients' metrics."""
+    most = {
+        "exports under way \\*": EXPORTS_MAX,
+        "metrics, points (twice) and wrappings of an export": client_metrics.PARTS_MAX,
+        "bytes of a point": client_points.POINT_BYTES_MAX,
+        "attributes of a point": client_points.ATTRIBUTES_MAX,
+        "series of a client": client_metrics.SERIES_A_CLIENT_MAX,
+        "series of all clients of a proxy \\*": client_metrics.SERIES_MAX,
+        "label sets of a metric \\*": client_metrics.LABEL_SETS_MAX,
+        "counted by a series in a second": client_metrics.COUNTED_A_SECOND_MAX,
+        "milliseconds added to a series by an export": client_metrics.NEW_TOTAL_MS_MAX,
+        "of a gauge": client_points.GAUGE_MAX,
+    }
+    return [f"| {what} | {count:,} |" for what, count in most.items()]
+
+
+def reading_limits() -> list[str]:
+    """Return the rows about reading beside consumers."""
+    most = {
+        "messages of a pull, or of a page of a range": queues.PULL_MAX,
+        "bytes of the log that it gives; one message is given however large it is":
+            queues.PULL_BYTES_MAX,
+        "messages that a filter is compared with in it": SCAN_ENTRIES_MAX,
+        "pages that a proxy reads at the same time, of each broker group": PAGES_AT_ONCE,
+        "calls of PipelineSource under way at a proxy \\*": CALLS_MAX,
+        "pulls that wait for a message at a proxy \\*": WAITS_MAX,
+        "reads of a proxy under way at a broker, those that wait for a message among them":
+            broker_calls.CALLS_MAX,
+        "bytes of the log that a call of ReadEvents looks at": event_pages.LOG_BYTES_MAX,
+        "events of one of its pages": event_pages.EVENTS_A_PAGE,
+        "topics that a request names": reader.TOPICS_MAX,
+        "characters of a pattern": reader.PATTERN_CHARS_MAX,
+        "pull offsets that a broker keeps": PULL_OFFSETS_MAX,
+    }  # fmt: skip
+    return [f"| {what} | {count:,} |" for what, count in most.items()]
 
 
 def openapi() -> str:
     """Return the OpenAPI document of the admin API."""
-    document = create_app(None).openapi()  # type: ignore[arg-type]  # No request is served.
+    document = create_app(None, None).openapi()  # type: ignore[arg-type]  # No request is served.
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
@@ -151,6 +269,7 @@ def bounds(field: FieldInfo) -> str:
 
 def main() -> None:
     """Write the documents."""
+    sys.path.insert(0, str(ROOT))
     for path, text in documents().items():
         path.write_text(text, "utf-8")
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")

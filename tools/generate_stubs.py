@@ -64,7 +64,7 @@ def with_rewritten_imports(source: str) -> str:
     """Return `source` importing its neighbours from the package of the stubs."""
     packages = "|".join(sorted(path.name for path in PROTO_DIR.iterdir() if path.is_dir()))
     return re.sub(
-        rf"^from ((?:{packages})\.[\w.]+ import)",
+        rf"^from ((?:{packages})(?:\.[\w.]+)? import)",
         rf"from {STUBS_PACKAGE}.\1",
         source,
         flags=re.MULTILINE,

@@ -11,12 +11,16 @@ import sys
 from tidemill.cli.processes import PROCESSES
 
 _STDIN = 0  # the descriptor
+_INIT_PID = 1  # of the first process of a container
+_ENDED_BY_SIGTERM = 128 + signal.SIGTERM  # exit status, as a shell shows it
 
 
 def main() -> None:
     """Run a process, or a command against a running one."""
     open_missing_streams()
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
+    if os.getpid() == _INIT_PID:
+        live_as_init(has_children=command == "standalone")
     if command in PROCESSES:
         outlive_hangups()
         # A signal that ends the process without an exception (SIGBUS: the disk cannot read a page
@@ -29,6 +33,18 @@ def main() -> None:
     from tidemill.cli.app import run
 
     run(sys.argv[1:])
+
+
+def live_as_init(*, has_children: bool) -> None:
+    """Do what the first process of a container has to (ADR 0035).
+
+    The kernel gives it SIGTERM only where it has a handler, and nobody else reaps processes that
+    are left behind. SIGCHLD that is ignored lets the kernel do that, but who waits for children of
+    its own, which is the standalone, would not hear how they ended; it reaps what it has started.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_ENDED_BY_SIGTERM))
+    if not has_children:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def outlive_hangups() -> None:

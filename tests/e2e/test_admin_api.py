@@ -40,11 +40,10 @@ def problem(response: httpx.Response) -> tuple[int, int, str]:
 
 def test_a_topic_is_created_shown_changed_and_deleted(api: Client) -> None:
     created = api.put("/topics/life", json={"messageType": "NORMAL", "queues": 2})
-    assert created.json() == {
-        "name": "life", "messageType": "NORMAL", "queues": 2, "isSystem": False,
-    }  # fmt: skip
+    topic = {"name": "life", "messageType": "NORMAL", "queues": 2, "isSystem": False}
+    assert created.json() == {**topic, "isNew": True}
     changed = api.put("/topics/life", json={"queues": 4}).json()
-    assert (changed["messageType"], changed["before"]) == ("NORMAL", created.json())
+    assert (changed["messageType"], changed["before"]) == ("NORMAL", topic)
     shown = api.get("/topics/life").json()
     assert [queue["queueId"] for queue in shown["queueStatus"]] == [0, 1, 2, 3]
     assert api.delete("/topics/life").status_code == 204
@@ -71,7 +70,7 @@ def test_a_group_is_created_shown_changed_and_deleted(api: Client) -> None:
         "retry": {"exponential": {"initialMs": 1000, "maxMs": 7_200_000, "multiplier": 2}},
     }
     expected = {"name": "life", "startFrom": "earliest", **body}
-    assert api.put("/groups/life", json=body).json() == expected
+    assert api.put("/groups/life", json=body).json() == {**expected, "isNew": True}
     assert api.get("/groups/life").json() == expected
     changed = api.put("/groups/life", json={"retry": {"customized": {"nextMs": [1000, 5000]}}})
     assert changed.json()["retry"] == {"customized": {"nextMs": [1000, 5000]}}
@@ -202,6 +201,17 @@ def test_nothing_is_loaded_from_elsewhere(running: Standalone) -> None:
         assert client.get("/redoc").status_code == 404
 
 
+def test_the_page_of_failovers_has_no_data_and_loads_nothing(running: Standalone) -> None:
+    with Client(base_url=running.admin, trust_env=False, timeout=10) as client:
+        page = client.get("/history")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.findall(r"""(?:src|href)=""", page.text)
+    assert "://" not in page.text
+    # What somebody has typed as a reason is text there.
+    assert "innerHTML" not in page.text
+
+
 @pytest.mark.parametrize(
     ("path", "methods"),
     [
@@ -299,15 +309,15 @@ def test_requests_are_counted_by_route(running: Standalone, api: Client) -> None
     api.get("/topics/counted-2")
     api.patch("/groups/x:resetOffset")
     text = httpx.get(running.processes["admin"].metrics, trust_env=False).text
-    samples = [line for line in text.splitlines() if line.startswith("rocketmq_admin_request")]
+    samples = [line for line in text.splitlines() if line.startswith("rocketmq_admin_http_")]
     assert not [line for line in samples if "counted" in line]
     for route, method, status in (
         ("/api/v1/topics/{topic}", "GET", "404"),
         ("/api/v1/groups/{group}:resetOffset", "PATCH", "405"),
     ):
-        labels = (f'route="{route}"', f'method="{method}"', f'status="{status}"')
+        labels = (f'route="{route}"', f'method="{method}"', f'code="{status}"')
         assert [line for line in samples if all(label in line for label in labels)], labels
-    assert [line for line in samples if "_duration_seconds_bucket" in line]
+    assert [line for line in samples if "_seconds_bucket" in line]
 
 
 def raw_answer(running: Standalone, head: str) -> bytes:

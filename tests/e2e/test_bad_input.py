@@ -50,10 +50,7 @@ KEPT, FUZZ = "kept", "fuzz"
 HOUR_MS = 3_600_000
 
 SERVICE = service.DESCRIPTOR.services_by_name["MessagingService"]
-UNSERVED = {
-    "EndTransaction", "SyncLiteSubscription", "UpdateOffset", "GetOffset",
-    "QueryOffset", "PullMessage",
-}  # fmt: skip
+UNSERVED = {"EndTransaction", "SyncLiteSubscription"}
 ENDPOINTS = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="127.0.0.1", port=8081)])
 
 
@@ -264,6 +261,8 @@ def valid_requests() -> dict[str, list[Message]]:
             ],
         ),
     )
+    queue = v2.MessageQueue(topic=fuzz, broker=v2.Broker(name="broker-0"))
+    tags = v2.FilterExpression(type=v2.TAG, expression="tag || other")
     publishing = v2.Settings(client_type=v2.PRODUCER, publishing=v2.Publishing(topics=[fuzz]))
     return {
         "QueryRoute": [service.QueryRouteRequest(topic=fuzz, endpoints=ENDPOINTS)],
@@ -286,7 +285,23 @@ def valid_requests() -> dict[str, list[Message]]:
             service.TelemetryCommand(settings=settings),
             service.TelemetryCommand(settings=publishing),
         ],
-    }
+        "PullMessage": [
+            service.PullMessageRequest(message_queue=queue, batch_size=32),
+            service.PullMessageRequest(
+                group=fuzz, message_queue=queue, offset=1, batch_size=4, filter_expression=tags,
+                long_polling_timeout=Duration(nanos=1_000_000),
+            ),
+        ],
+        "QueryOffset": [
+            service.QueryOffsetRequest(message_queue=queue, query_offset_policy=v2.END),
+            service.QueryOffsetRequest(
+                message_queue=queue, query_offset_policy=v2.TIMESTAMP,
+                timestamp=Timestamp(seconds=int(time.time())),
+            ),
+        ],
+        "GetOffset": [service.GetOffsetRequest(group=fuzz, message_queue=queue)],
+        "UpdateOffset": [service.UpdateOffsetRequest(group=fuzz, message_queue=queue, offset=1)],
+    }  # fmt: skip
 
 
 def recall_request(topic: str, handle: str) -> service.RecallMessageRequest:

@@ -184,6 +184,17 @@ def check_dead(running: Standalone, rest: httpx.Client, name: str) -> None:
     assert "not known" in tidemill(running, "broker-group", "status", name).stdout
     assert rest.delete(f"/broker-groups/{name}?dryRun=true").status_code == 409
     assert not rest.delete(f"/broker-groups/{name}").is_success
+    forced = ("broker-group", "remove", name, "--force")
+    nobody_knows = "what is left there is given up, and nobody knows what that is"
+    assert nobody_knows in tidemill(running, *forced, "--dry-run").stdout
+    assert group_of(rest, name)["state"] == "draining"
+    removed = tidemill(running, *forced, "--yes")
+    assert removed.stdout == f"broker group {name} is removed: {nobody_knows}\n"
+    assert rest.get(f"/broker-groups/{name}").status_code == 404
+    # Its places are the others': each message group is stored somewhere.
+    for n in range(COUNT):
+        body = {"body": "again", "messageGroup": f"g{n}"}
+        rest.post("/topics/orders/messages", json=body).raise_for_status()
 
 
 def check_draining(running: Standalone, rest: httpx.Client) -> None:
@@ -208,10 +219,50 @@ def check_draining(running: Standalone, rest: httpx.Client) -> None:
     waited = tidemill(running, "broker-group", "drain", "broker-1", "--wait", "--yes")
     assert "broker-1: empty: it can be removed" in waited.stdout
     planned = rest.delete("/broker-groups/broker-1?dryRun=true").json()
-    assert planned["group"]["left"] == {"messages": 0, "inFlight": 0, "delayed": 0}
+    assert planned["group"]["left"] == {
+        "messages": 0, "inFlight": 0, "delayed": 0, "items": [], "unnamed": 0,
+    }  # fmt: skip
     removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
     assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
     assert rest.get("/broker-groups/broker-1").status_code == 404
+
+
+def test_messages_of_a_group_that_has_never_polled_are_not_removed(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    rest.put("/groups/late", json={}).raise_for_status()
+    send_all(rest)
+    begin_to_read(rest)
+    consume_all(running, rest)
+    tidemill(running, "broker-group", "drain", "broker-1", "--yes")
+    refused = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
+    assert "which has not read it there yet" in refused.stderr
+    left = group_of(rest, "broker-1")["left"]
+    [item] = left["items"]
+    assert (item["topic"], item["group"], item["unread"]) == ("orders", "late", True)
+    assert item["messages"] == left["messages"] > 0
+    status = tidemill(running, "broker-group", "status", "broker-1").stdout
+    assert f"orders for late: {left['messages']} (not read there yet)" in status
+
+    planned = tidemill(running, "broker-group", "remove", "broker-1", "--force", "--dry-run")
+    given_up = f"{left['messages']} messages, 0 in flight, 0 delayed are given up (orders for late"
+    assert given_up in planned.stdout
+    removed = rest.delete("/broker-groups/broker-1?force=true")
+    assert removed.json()["group"]["left"] == left
+    # Nothing was deleted: taken back, it brings what it has.
+    address = removed.json()["group"]["address"]
+    tidemill(running, "broker-group", "add", "broker-1", address)
+    asyncio.run(receive_all_as(running, "late"))
+
+
+async def receive_all_as(running: Standalone, group: str) -> None:
+    """Receive every message of every broker group."""
+    found: set[bytes] = set()
+    async with api(running.grpc) as client:
+        while len(found) < COUNT:
+            for one in await client.receive("orders", group):
+                await client.ack("orders", group, [one.system_properties.receipt_handle])
+                found.add(one.body)
 
 
 def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
@@ -238,7 +289,40 @@ def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
     with hanging(running, "broker-0"):
         # The home is away, and who there is was told before.
         assert progress(rest)["unreachable"] == ["broker-0"]
+        topics = rest.get("/topics").raise_for_status().json()
+        assert [topic["name"] for topic in topics["topics"]] == ["orders"]
+        groups = rest.get("/groups").raise_for_status().json()
+        assert [group["name"] for group in groups["groups"]] == ["billing"]
+        assert topics["unreachable"] == groups["unreachable"] == ["broker-0"]
+        assert rest.get("/groups/billing").json()["name"] == "billing"
+        listed = tidemill(running, "topic", "list")
+        assert "orders" in listed.stdout
+        assert "broker-0 could not be reached: this is what the others know" in listed.stderr
     assert "unreachable" not in progress(rest)
+
+
+def test_a_dead_letter_topic_is_deleted_at_every_broker_group(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    rest.put("/groups/strict", json={"maxAttempts": 1}).raise_for_status()
+    send_all(rest)
+
+    async def read() -> None:
+        async with api(running.grpc) as client:
+            while dead_letters(rest) < COUNT:
+                await client.receive("orders", "strict", invisible_ms=1_000)
+
+    asyncio.run(read())
+    with hanging(running, "broker-2"):
+        assert rest.delete("/topics/%25DLQ%25strict").status_code == 503
+    assert dead_letters(rest) == COUNT
+    assert rest.delete("/topics/%25DLQ%25strict").status_code == 204
+    assert rest.get("/topics/%25DLQ%25strict").status_code == 404
+
+
+def dead_letters(rest: httpx.Client) -> int:
+    found = rest.get("/topics/%25DLQ%25strict").json().get("queueStatus", [])
+    return sum(queue["maxOffset"] for queue in found)
 
 
 def test_timers_of_one_number_at_several_broker_groups_are_told_apart(

@@ -172,7 +172,7 @@ def test_a_table_for_a_program_keeps_each_row_on_a_line(running: Standalone) -> 
 def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
     for line in (
         "topic create told --type=normal --queues=3", "topic create told --queues=4",
-        "topic create told", "group create teller", "group create teller --max-attempts=3",
+        "topic create told", "group create teller", "group create teller --max-attempts=3 -y",
         "group reset teller --topic told --to earliest --yes", "group delete teller --yes",
         "topic delete told --yes",
     ):  # fmt: skip

@@ -431,10 +431,10 @@ def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: ht
     assert "PENDING" in shown
     assert "k1 k2" in shown
 
-    moved = tidemill(running, "timer", "reschedule", timer_id, "--at=2027-01-01T08:00:00Z")
+    moved = tidemill(running, "timer", "reschedule", timer_id, "--at=2027-01-01T08:00:00Z", "-y")
     if moved.returncode:  # The date is past, or more than 400 days off.
         assert b"IllegalDeliveryTime" in moved.stderr
-    moved = tidemill(running, "timer", "reschedule", timer_id, "--delay=2h", "-o", "json")
+    moved = tidemill(running, "timer", "reschedule", timer_id, "--delay=2h", "-y", "-o", "json")
     due_at_ms = json.loads(moved.stdout)["dueAtMs"]
     assert 0 <= now_ms() + 7_200_000 - due_at_ms < 20_000
     dry = tidemill(running, "timer", "cancel", timer_id, "--dry-run").stdout.decode()

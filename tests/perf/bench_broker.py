@@ -172,7 +172,8 @@ async def measure_in_flight(address: str, pid: int, messages: int) -> dict[str, 
         topic = (await admin.PutTopic(pb.PutTopicRequest(name="bench", queues=8))).topic
         small = (await admin.PutTopic(pb.PutTopicRequest(name="probe", queues=8))).topic
         by_32, by_1, everything = [
-            await admin.PutGroup(pb.PutGroupRequest(name=name)) for name in ("by32", "by1", "all")
+            (await admin.PutGroup(pb.PutGroupRequest(name=name))).group
+            for name in ("by32", "by1", "all")
         ]
         # What the first pops need once (buffers of gRPC, above all) is not theirs.
         await take(link, by_32.id, topic.id, 10_000, 32)

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 from zlib import crc32
 
 from tests.support.engine_world import blob
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
@@ -98,7 +99,7 @@ class Store:
             self.slowest_ms = max(self.slowest_ms, (time.thread_time() - began) * 1e3)
             if files is None:
                 return
-            if self.engine.has_pending:
+            if has_pending(self.engine):
                 self.commit()
 
     def roll(self) -> None:

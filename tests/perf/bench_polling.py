@@ -44,7 +44,7 @@ async def stub(address: str) -> AsyncIterator[Any]:
         yield MessagingServiceStub(channel)
 
 
-async def receive(client: Any, group: str = GROUP) -> list[v2.Message]:
+async def receive(client: Any, group: str = GROUP, *, poll_s: int = POLL_S) -> list[v2.Message]:
     """Poll once, and return what came."""
     request = service.ReceiveMessageRequest(
         group=v2.Resource(name=group),
@@ -53,8 +53,8 @@ async def receive(client: Any, group: str = GROUP) -> list[v2.Message]:
         batch_size=32,
     )
     request.invisible_duration.FromSeconds(60)
-    request.long_polling_timeout.FromSeconds(POLL_S)
-    stream = client.ReceiveMessage(request, metadata=METADATA, timeout=POLL_S + 5)
+    request.long_polling_timeout.FromSeconds(poll_s)
+    stream = client.ReceiveMessage(request, metadata=METADATA, timeout=poll_s + 5)
     return [item.message async for item in stream if item.HasField("message")]
 
 

@@ -41,11 +41,12 @@ from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.firing_clock import FiringClock
-from tidemill.broker.metrics import BrokerMetrics, Lag, MeteredRounds, TopicLag, TopicSizes, Traffic
+from tidemill.broker.metrics import BrokerMetrics, Lag, MeteredRounds, TopicLag, Traffic
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.server.commands import SLICE_REQUESTS
 from tidemill.broker.server.lag import PROGRESS_A_ROUND
 from tidemill.broker.server.topic_sizes import QUEUES_A_ROUND
+from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.histogram import Histogram
 from tidemill.common.lifecycle import settle_memory
@@ -286,10 +287,12 @@ class Owner:
                 lag.of_topics[group_id, topic_id, False] = TopicLag()
         rounds = SimpleNamespace(
             engine=engine, now_ms=self.now_ms, pending_count=0, disk_full_in_s=1.0,
-            revive_latencies=Histogram((1, 10)), firing_clock=FiringClock(),
+            revive_latencies=Histogram((1, 10)), append_times_us=Histogram(),
+            sync_times_us=Histogram(), firing_clock=FiringClock(),
         )  # fmt: skip
         registry = Registry(cluster="c", node_type="broker", node_id="b")
-        BrokerMetrics(registry, traffic, lag, sizes, cast("MeteredRounds", rounds))
+        BrokerMetrics(registry, traffic, lag, cast("MeteredRounds", rounds))
+        StoreMetrics(registry, sizes, cast("MeteredRounds", rounds))
         TimerMetrics(registry, cast("MeteredRounds", rounds))
         text = registry.text(exposition.generate_latest)
         with contextlib.suppress(StopIteration):

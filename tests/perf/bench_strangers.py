@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from typing import Any
 
 import grpc
 
+from tests.perf.bench_end_to_end import cpu_seconds
 from tests.support import http2_peer as peer
 from tests.support.processes import Standalone, standalone
 from tests.support.strangers import (
@@ -43,8 +45,14 @@ from tidemill.message.wire import bytes_field
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.http2 import frames
+from tidemill.transport.http2.frames import Setting
 
 HOLD_S = 6.0  # how long a stranger holds what it has got
+WIDE_OPEN = (
+    frames.PREFACE
+    + peer.settings({Setting.INITIAL_WINDOW_SIZE: 2**31 - 1})
+    + peer.window_update(0, 2**30)
+)
 _UNKNOWN_FIELD = 15  # of any request: read over, and inflated all the same
 
 Told = dict[str, Any]
@@ -311,6 +319,50 @@ def bad_header(server: Standalone) -> Told:
         return told(stranger)
 
 
+# ---------------------------------------------------------------- pulls
+
+
+def unread_pulls(server: Standalone) -> Told:
+    """Pull a megabyte 400 times without a window, from the first message on."""
+    with Stranger(server.grpc, CLOSED) as stranger:
+        stranger.begin(*[stranger.call_of("PullMessage", pull(0)) for _ in range(400)])
+        stranger.read_for(HOLD_S)
+        return told(stranger)
+
+
+def pulls_without_end(server: Standalone) -> Told:
+    """Have 32 pulls of a megabyte under way at any time, and read them."""
+    with Stranger(server.grpc, WIDE_OPEN) as stranger:
+        end_s, answered, read_bytes = time.monotonic() + HOLD_S, 0, 0
+        stranger.begin(*[stranger.call_of("PullMessage", pull(0)) for _ in range(32)])
+        while time.monotonic() < end_s and not stranger.is_ended:
+            stranger.read_for(0.01)
+            ended = sum(one.kind == frames.HEADERS and one.is_last for one in stranger.frames)
+            size = sum(len(one.payload) for one in stranger.frames if one.kind == frames.DATA)
+            stranger.frames.clear()
+            answered, read_bytes = answered + ended, read_bytes + size
+            again = [stranger.call_of("PullMessage", pull(0)) for _ in range(ended)]
+            stranger.begin(*again, *([peer.window_update(0, size)] if size else []))
+        return {**told(stranger), "answered": answered, "read_mb": read_bytes // 1_000_000}
+
+
+def pull(offset: int, topic: str = TOPIC) -> service.PullMessageRequest:
+    return service.PullMessageRequest(
+        message_queue=v2.MessageQueue(topic=v2.Resource(name=topic)), offset=offset, batch_size=1024
+    )
+
+
+def _fill_small(server: Standalone) -> None:
+    """Let 20 MB of messages of a kilobyte lie there."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            path_of("SendMessage")
+        )
+        request = send_of(*[message(bytes(1_000))] * 256).SerializeToString()
+        for _ in range(80):
+            send(request, metadata=(("x-mq-client-id", "bench"),), timeout=30)
+
+
 # ---------------------------------------------------------------- crowds
 
 
@@ -345,17 +397,36 @@ def _park(server: Standalone, opened: contextlib.ExitStack, hold_s: float) -> li
 
 
 def overload(server: Standalone) -> Told:
-    """Send messages of 4 MB from 64 honest clients: one in flight each, then five, then twenty."""
-    return {
-        f"{in_flight * CLIENTS}_in_flight": asyncio.run(_send_large(server.grpc, in_flight))
-        for in_flight in (1, 5, 20)
-    }
+    """Send messages of 4 MB from 64 honest clients: one in flight each, then five, then twenty.
+
+    `cpu_ms_per_mb` is what a stored megabyte cost whom, also where others want the same machine.
+    """
+    pids = {name: child.pid for name, child in server.processes.items() if name != "admin"}
+    pids["clients"] = os.getpid()
+    levels: Told = {}
+
+    def used_s() -> dict[str, float]:
+        # The server's processes are children of the clients'.
+        return {name: cpu_seconds(pid, is_alone=name == "clients") for name, pid in pids.items()}
+
+    for in_flight in (1, 5, 20):
+        before_s = used_s()
+        level = asyncio.run(_send_large(server.grpc, in_flight))
+        stored_mb = max(level["outcomes"].get("OK", 0), 1) * LARGE_BYTES / 1e6
+        level["cpu_ms_per_mb"] = {
+            name: round((seconds - before_s[name]) * 1e3 / stored_mb, 2)
+            for name, seconds in used_s().items()
+        }
+        levels[f"{in_flight * CLIENTS}_in_flight"] = level
+    return levels
 
 
 CLIENTS = 64
 LARGE_BYTES = 4_000_000
 OVERLOAD_S = 6.0
-RETRY_S = 0.05  # after a refusal; official clients wait for 10 ms and more, and then longer
+# After a refusal, as the settings that a producer gets tell it: twice as long after each. Official
+# clients give up after three attempts; it is the application then that sends again.
+RETRY_MIN_S, RETRY_MAX_S = 0.01, 1.0
 
 
 async def _send_large(address: str, in_flight: int) -> Told:
@@ -364,17 +435,20 @@ async def _send_large(address: str, in_flight: int) -> Told:
     end_s = time.monotonic() + OVERLOAD_S
 
     async def send(call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]) -> None:
+        retry_s = RETRY_MIN_S
         while time.monotonic() < end_s:
             try:
                 answer = await call(request, metadata=(("x-mq-client-id", "honest"),), timeout=10)
+                code = service.SendMessageResponse.FromString(answer).status.code
+                outcome = v2.Code.Name(code)
             except grpc.aio.AioRpcError as error:
-                outcomes[error.code().name] += 1
-                await asyncio.sleep(RETRY_S)
+                outcome = error.code().name
+            outcomes[outcome] += 1
+            if outcome == "OK":
+                retry_s = RETRY_MIN_S
                 continue
-            code = service.SendMessageResponse.FromString(answer).status.code
-            outcomes[v2.Code.Name(code)] += 1
-            if code != v2.OK:
-                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async with contextlib.AsyncExitStack() as channels:
         calls: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = []
@@ -396,12 +470,14 @@ SCENARIOS: dict[str, Scenario] = {
         gzip_polls, gzip_telemetry, gzip_sends, closed_windows, cancelled_sends, cancelled_polls,
         attempt_ids, messages_a_send, message_keys, route_endpoints, route_namespace, tag_filters,
         heartbeat_groups, client_ids, born_hosts, flood_of_calls, flood_of_frames, bad_header,
-        burst_of_polls, parked_polls, overload,
+        unread_pulls, pulls_without_end, burst_of_polls, parked_polls, overload,
     )
 }  # fmt: skip
 
 
-PREPARED: dict[Scenario, Callable[[Standalone], None]] = {closed_windows: _fill}
+PREPARED: dict[Scenario, Callable[[Standalone], None]] = {
+    closed_windows: _fill, unread_pulls: _fill_small, pulls_without_end: _fill_small,
+}  # fmt: skip
 
 
 def measure(scenario: Scenario, folder: Path) -> Told:

@@ -29,6 +29,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
+from tidemill.broker.engine.store.log_opening import LogOpening, Proofs
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.message import stored_message
 
@@ -98,12 +99,13 @@ def main() -> None:
         engine = Engine(PosixDisk(second), CONFIG)
         engine.timers.opening.open_nothing()
         engine.timers.index.is_following = True
-        engine.log.open_segments(durable_offset=0)
+        opening = LogOpening(engine.log, engine.disk, engine.mappings)
+        opening.find_segments(durable_offset=0)
         records = 0
 
         def follow() -> None:
             nonlocal records
-            for found in engine.log.scan(LogOffset(0)):
+            for found in opening.scan(LogOffset(0)):
                 engine.fold.apply(found)
                 records += 1
             engine.timers.index.link_gathered()
@@ -111,7 +113,7 @@ def main() -> None:
         apply_s = timed(follow)
         gc.collect()
         gc.freeze()  # As a process does when it has started.
-        cut_s = timed(lambda: engine.log.finish_recovery(durable_offset=0))
+        cut_s = timed(lambda: opening.finish(Proofs()))
         take_over_s = timed(lambda: engine.take_over(SECRET, now_ms()))
         first_round_s = timed(lambda: engine.run_due(now_ms(), firing_ms=now_ms()))
         assert engine.state.table.used_count == arguments.in_flight

@@ -103,6 +103,121 @@ def test_what_waits_for_room_goes_on_when_there_is_some() -> None:
     assert sent
 
 
+def test_nothing_derived_is_written_where_somebody_has_taken_even_the_reserve() -> None:
+    """Timers and checkpoints are due, and wait; acks go on, in the segment that is there."""
+    world = small_world()
+    for n in range(20):
+        world.send(f"m{n}", size=BODY_BYTES)
+        world.schedule(f"later{n}", delay_ms=HOUR_MS)
+    popped = world.pop(8, invisible_ms=HOUR_MS)
+    world.leave_room(0)
+    for one in popped:
+        assert world.ack(one) == [AckResult.APPLIED]
+        world.advance(10 * SECOND_MS)
+        world.background()
+    assert world.engine.timers.index.timer_log.has_unwritten
+    due_ms = world.engine.background.next_ms()
+    assert due_ms is not None
+    assert due_ms > world.now_ms, "it is not looked at again and again"
+    world.leave_room(RESERVE_BYTES)
+    world.advance(2 * SECOND_MS)
+    world.background()
+    assert not world.engine.timers.index.timer_log.has_unwritten
+
+
+def test_a_checkpoint_whose_snapshot_does_not_fit_goes_on_without_one() -> None:
+    """Somebody takes most of the reserve while much is in flight: no write fails, and no start."""
+    world = world_in_flight()
+    snapshot_bytes = world.engine.checkpoints.snapshot_bytes
+    assert snapshot_bytes > 200_000
+    names = world.disk.names("snapshots")
+    world.leave_room(snapshot_bytes + 100_000)
+    for _ in range(3):
+        derived = world.engine.store.derived_offset
+        world.group(f"group-{derived}")  # something that is logged
+        world.commit()
+        world.checkpoint()
+        assert world.engine.store.derived_offset > derived
+        assert world.engine.checkpoints.is_without_snapshot
+        assert world.disk.names("snapshots") == names
+        world.restart()
+    world.leave_room(2 * RESERVE_BYTES)
+    world.send("there is room")
+    world.checkpoint()
+    assert not world.engine.checkpoints.is_without_snapshot
+    assert world.disk.names("snapshots") != names
+
+
+def test_a_snapshot_whose_room_others_take_leaves_nothing() -> None:
+    world = world_in_flight()
+    names = world.disk.names("snapshots")
+    steps = world.engine.checkpoints.write()
+    while not world.disk.read("snapshots/unfinished"):
+        for file in next(steps):
+            file.sync()
+    world.leave_room(RESERVE_BYTES // 32)
+    for files in steps:
+        for file in files:
+            file.sync()
+    assert world.engine.checkpoints.is_without_snapshot
+    assert world.disk.names("snapshots") == names
+    world.restart()
+
+
+def test_a_half_written_snapshot_gives_its_room_back_before_anything_is_written() -> None:
+    world = world_in_flight()
+    steps = world.engine.checkpoints.write()
+    while not world.disk.read("snapshots/unfinished"):
+        for file in next(steps):
+            file.sync()
+    next(steps)
+    free_bytes = world.disk.free_bytes()
+    world.restart()
+    assert "snapshots/unfinished" not in world.disk.names("snapshots")
+    assert world.disk.free_bytes() > free_bytes
+
+
+def test_a_checkpoint_that_does_not_fit_waits() -> None:
+    world = world_in_flight()
+    derived = world.engine.store.derived_offset
+    world.leave_room(RESERVE_BYTES // 32)
+    world.checkpoint()
+    assert world.engine.checkpoints.waits_for_room
+    assert not world.engine.checkpoints.is_due
+    assert world.engine.store.derived_offset == derived
+    world.leave_room(RESERVE_BYTES)
+    world.background()
+    assert world.engine.store.derived_offset > derived
+
+
+def test_the_reserve_is_no_smaller_than_the_next_snapshot() -> None:
+    world = world_in_flight(reserve_bytes=100_000)
+    world.leave_room(world.engine.checkpoints.snapshot_bytes - 1)
+    world.engine.refresh()
+    assert world.engine.is_disk_full
+    world.leave_room(world.engine.checkpoints.snapshot_bytes + 50_000)
+    world.engine.refresh()
+    assert not world.engine.is_disk_full
+
+
+def world_in_flight(*, reserve_bytes: int = RESERVE_BYTES) -> TimerWorld:
+    """Open a world in which so much is in flight that a snapshot of it is not small."""
+    world = UnjudgedWorld(
+        FaultyDisk(Random(1), capacity_bytes=64 << 20),
+        segment_bytes=256 << 10,
+        checkpoint_log_bytes=64 << 10,
+        disk_reserve_bytes=reserve_bytes,
+    )
+    world.group()
+    world.send("first")
+    world.checkpoint()
+    for _ in range(40):
+        world.send(*["m"] * 100)
+    for _ in range(4_000):
+        world.pop(1, invisible_ms=HOUR_MS)
+    return world
+
+
 def test_a_deleted_topic_makes_room_at_once() -> None:
     world = small_world()
     fill(world)

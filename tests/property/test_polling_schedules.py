@@ -39,6 +39,13 @@ def story(world: World, *, has_failures: bool) -> None:
         later(lambda: world.leave(random.choice(world.clients)) if world.clients else None)
         later(lambda: toggle_mode(world))
     if has_failures:
+        # Groups join while polls wait, and at times nobody is up when one begins.
+        for name in names[1:]:
+            if random.random() < 0.3:
+                world.withhold(name)
+                later(lambda name=name: world.join(name))  # type: ignore[misc]  # a default
+        for _ in range(2):
+            later(lambda: black_out(world))
         for _ in range(4):
             later(lambda: world.lose(random.choice(names)))
             later(lambda: world.come_back(random.choice(names)))
@@ -46,6 +53,19 @@ def story(world: World, *, has_failures: bool) -> None:
             later(lambda: refuse(world, random.choice(names), "notifications"))
             later(lambda: refuse(world, random.choice(names), "pops"))
             later(lambda: refuse(world, random.choice(names), ""))
+
+
+def black_out(world: World) -> None:
+    """All go, polls begin, and all are back within two seconds."""
+    for name in world.brokers:
+        world.lose(name)
+        world.carry_out()
+        world.at(world.random.randrange(2_000), lambda name=name: world.come_back(name))  # type: ignore[misc]  # a default
+    for poll_ms in (0, 0, 5_000, 5_000):
+        world.at(
+            world.random.randrange(500),
+            lambda poll_ms=poll_ms: world.receive(poll_ms, asks_all=world.random.random() < 0.5),  # type: ignore[misc]  # a default
+        )
 
 
 def toggle_mode(world: World) -> None:

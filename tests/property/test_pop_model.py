@@ -27,7 +27,14 @@ from tests.support.log_checker import judge
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
-from tidemill.broker.engine.pop.renewals import HELD_MAX_MS, SILENT_GRACE_MS, SILENT_MS
+from tidemill.broker.engine.pop.delivery_table import UNPROVEN
+from tidemill.broker.engine.pop.renewals import (
+    HELD_MAX_MS,
+    SILENT_GRACE_MS,
+    SILENT_MS,
+    START_GRACE_MS,
+)
+from tidemill.broker.engine.pop.state import RENEWED_HANDLE_MS
 from tidemill.common.errors import InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
@@ -45,6 +52,7 @@ class Known:
     until: int = 0
     handle: tuple[int, int, int] = (0, 0, 0)
     client: str = ""  # who holds it, where that renews it
+    unproven: str = ""  # who does where that renewed it, until a start did not know of a hand-over
     popped_at: int = 0
 
 
@@ -68,6 +76,7 @@ class PopModel(RuleBasedStateMachine):
         # Deliveries of clients that had ended: they leave before the time that their handles say,
         # so an ack may be told that the message is settled (ADR 0027).
         self.ended: set[int] = set()
+        self.popped_by: dict[int, str] = {}  # of deliveries to clients that renew
 
     @rule(count=st.integers(1, 40), queue_id=st.integers(0, QUEUES - 1), size=st.integers(1, 3000))
     def send(self, count: int, queue_id: int, size: int) -> None:
@@ -79,6 +88,7 @@ class PopModel(RuleBasedStateMachine):
     def pop(self, want: int, duration: int, client: str) -> object:
         if client:
             self.live_on(client)
+            duration = min(duration, RENEWED_HANDLE_MS)  # Proxies pop for no longer.
         popped = self.world.pop(want, invisible_ms=duration, client_id=client, renews=bool(client))
         ready = [known for known in self.known.values() if known.state == "ready"]
         assert len(popped) <= want
@@ -91,7 +101,9 @@ class PopModel(RuleBasedStateMachine):
             assert one.attempt == known.attempt
             known.state, known.handle = "in flight", key_of(one)
             known.until = self.world.now_ms + duration
-            known.client, known.popped_at = client, self.world.now_ms
+            known.client, known.unproven, known.popped_at = client, "", self.world.now_ms
+            if client:
+                self.popped_by[one.delivery.delivery_id] = client
         return multiple(*popped)
 
     @rule(client=CLIENTS.filter(bool))
@@ -102,12 +114,31 @@ class PopModel(RuleBasedStateMachine):
     @rule(client=CLIENTS.filter(bool))
     def end(self, client: str) -> None:
         for known in self.known.values():
-            if known.client == client and known.state == "in flight":
-                known.until = self.world.now_ms
-                self.ended.add(known.handle[1])
+            if known.state != "in flight" or client not in (known.client, known.unproven):
+                continue
+            renews = self.world.engine.state.table.flags[known.handle[0]] & FLAG_RENEWS
+            if known.client and not renews:
+                silent_ms = self.world.now_ms - self.heard.get(client, 0)
+                assert silent_ms >= SILENT_MS, "it was given back before, a second ahead"
+                continue
+            known.until = self.world.now_ms
+            self.ended.add(known.handle[1])
         self.world.end(client)
         self.heard.pop(client, None)
         self.expire()
+
+    @rule(one=handles)
+    def hand_over(self, one: Popped) -> None:
+        """Tell, perhaps again, perhaps late, that a client has what it renews."""
+        delivery = one.delivery.slot, one.delivery.delivery_id
+        if delivery[1] not in self.popped_by:
+            return
+        self.world.engine.handed_over([delivery], now_ms=self.world.now_ms)
+        self.world.commit()
+        for known in self.known.values():
+            is_out = known.state == "in flight" and known.handle[:2] == delivery
+            if is_out and delivery[1] not in self.ended:
+                known.client, known.unproven = self.popped_by[delivery[1]], ""
 
     @rule(one=handles)
     def ack(self, one: Popped) -> None:
@@ -137,7 +168,7 @@ class PopModel(RuleBasedStateMachine):
             return multiple(one)
         assert is_live
         known.until = self.world.now_ms + duration
-        known.handle, known.client = key_of(changed), ""
+        known.handle, known.client, known.unproven = key_of(changed), "", ""
         self.expire()
         return multiple(one, changed)
 
@@ -181,16 +212,26 @@ class PopModel(RuleBasedStateMachine):
         return until
 
     def everybody_counts_as_heard(self) -> None:
-        """A start has heard nobody; and what was popped last perhaps nobody has."""
-        self.heard = dict.fromkeys(self.heard, self.world.now_ms)
+        """A start has heard nobody; and what was not extended yet perhaps nobody has."""
+        heard, self.heard = self.heard, dict.fromkeys(self.heard, self.world.now_ms)
         table = self.world.engine.state.table
         for known in self.known.values():
             slot, delivery_id, _ = known.handle
-            if known.client and known.state == "in flight" and known.handle[1] not in self.ended:
+            if known.state != "in flight" or delivery_id in self.ended:
+                continue
+            if known.client:
                 assert table.ids[slot] == delivery_id
                 if not table.flags[slot] & FLAG_RENEWS:
-                    assert known.until == table.visible_at_ms[slot]
+                    known.until = table.visible_at_ms[slot]
+                    assert known.until <= self.world.now_ms + START_GRACE_MS
+                    if table.on_its_way[slot] == UNPROVEN:
+                        known.unproven = known.client
+                    else:
+                        is_silent = self.world.now_ms - heard.get(known.client, 0) >= SILENT_MS
+                        assert is_silent, "it was given back before"
                     known.client = ""
+            elif known.unproven:
+                assert table.on_its_way[slot] == UNPROVEN
 
     @rule(power_cut=st.booleans())
     def restart(self, power_cut: bool) -> None:
@@ -271,3 +312,72 @@ PopModel.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestPopModel = PopModel.TestCase
+
+
+def begun() -> PopModel:
+    """Return a model in which a client that renews holds the only message."""
+    model = PopModel()
+    model.begin()
+    model.send(count=1, queue_id=0, size=1)
+    model.pop(want=1, duration=1_000, client="client-1")
+    return model
+
+
+def test_a_client_may_end_right_after_a_start() -> None:
+    model = begun()
+    model.fail_over()
+    model.end("client-1")
+    model.counts_agree()
+    assert model.known["m0"].state == "ready"
+    model.teardown()
+
+
+def test_a_snapshot_says_what_a_start_did_not_know() -> None:
+    model = begun()
+    model.restart(power_cut=False)
+    model.checkpoint()
+    model.restart(power_cut=False)
+    model.end("client-1")
+    model.counts_agree()
+    assert model.known["m0"].state == "ready"
+    model.teardown()
+
+
+def test_silence_makes_nothing_later_that_is_due() -> None:
+    model = begun()
+    model.fail_over()
+    model.advance(1)
+    model.advance(130_000)
+    model.counts_agree()
+    assert model.known["m0"].state == "ready"
+    model.teardown()
+
+
+def test_who_ends_in_silence_has_given_back_before() -> None:
+    model = begun()
+    model.advance(1)
+    model.advance(130_000)
+    model.end("client-1")
+    model.counts_agree()
+    model.advance(999)
+    model.advance(1)
+    assert model.known["m0"].state == "ready"
+    model.teardown()
+
+
+def test_what_a_silent_client_held_was_given_back_before_a_start() -> None:
+    model = begun()
+    model.advance(1)
+    model.advance(130_000)
+    model.fail_over()
+    model.counts_agree()
+    model.teardown()
+
+
+def test_starts_say_nothing_of_what_a_reset_has_voided() -> None:
+    model = begun()
+    model.reset("earliest")
+    model.fail_over()
+    model.fail_over()
+    model.counts_agree()
+    model.teardown()

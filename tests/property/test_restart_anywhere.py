@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.support.engine_world import SMALL, World, blob
 from tests.support.observation import lows_of, observe
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -80,7 +81,7 @@ class RestartAnywhere(RuleBasedStateMachine):
             self.commit()
 
     def commit(self) -> None:
-        if self.world.engine.has_pending:
+        if has_pending(self.world.engine):
             self.world.commit()
 
     # ------------------------------------------------------------ commands
@@ -258,7 +259,7 @@ class RestartAnywhere(RuleBasedStateMachine):
         world.open()
         lows = lows_of(before, world.engine)
         seen = observe(world.engine, world.now_ms, lows)
-        assert seen == observe(before, world.now_ms, lows)
+        assert seen == observe(before, world.now_ms, lows, as_started=True)
 
     @rule()
     def fail_over(self) -> None:

@@ -8,7 +8,9 @@ model knows, but for how late a message may come: that is bounded.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -311,3 +313,24 @@ TimerModel.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestTimerModel = TimerModel.TestCase
+
+
+def test_timers_that_come_in_a_new_page_while_an_audit_runs_are_counted() -> None:
+    model = TimerModel()
+    model.begin(seed=0)
+    steps: list[Callable[[], object]] = [
+        partial(model.schedule_many_for_one_second, count=288, delay_ms=1, topic="orders"),
+        partial(model.stand_still, duration_ms=20 * HOUR_MS),
+        model.checkpoint,
+        partial(model.advance, duration_ms=48 * HOUR_MS),
+        partial(model.work_in_background_a_little, steps=5),
+        partial(model.reschedule, delay_ms=1, is_sure=False, place=0),
+        partial(model.reschedule, delay_ms=0, is_sure=False, place=0),
+        partial(model.schedule_many_for_one_second, count=245, delay_ms=1, topic="orders"),
+        model.checkpoint,
+    ]
+    for step in steps:
+        model.the_model_agrees()
+        step()
+    model.the_model_agrees()
+    model.teardown()

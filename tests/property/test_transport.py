@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import http2_peer as peer
+from tests.support.streams import half_close, stream_count
 from tests.support.transport_trial import LIMITS, End, random_frames, run_trial
 from tidemill.transport.grpc.client_connection import (
     ClientCall,
@@ -19,6 +20,7 @@ from tidemill.transport.grpc.client_connection import (
     ResponseEnded,
     ResponseMessage,
 )
+from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
     CallEnded,
     CallStarted,
@@ -118,7 +120,11 @@ class World:
             empty_data_burst=1 << 20, keepalive_period_s=1e9, stall_timeout_s=1e9,
         )  # fmt: skip
         self.client = ClientConnection("a", limits, message_bytes_max=2_000, now_s=0.0)
-        self.server = ServerConnection(limits, message_bytes_max=2_000, now_s=0.0)
+        account = MemoryAccount(1 << 30)
+        self._queue = account.queue
+        self._queue.on_room = self._want_offer
+        self._wants_offer = False
+        self.server = ServerConnection(limits, message_bytes_max=2_000, now_s=0.0, account=account)
         # A window below the protocol's first one holds only once the client has heard of it.
         self.server.receive(self.client.http.take_output(), 0.0)
         self.client.receive(self.server.http.take_output(), 0.0)
@@ -132,6 +138,7 @@ class World:
         """Let one thing happen; False when there is nothing left."""
         moves = [self._open] * bool(self.waiting) + [self._send] * bool(self._sending)
         moves += [self._to_server] * bool(self._pipes[0]) + [self._to_client] * bool(self._pipes[1])
+        moves += [self._offer] * self._wants_offer
         if not moves:
             return False
         is_stuck = self._random.choice(moves)() and len(moves) == 1
@@ -140,13 +147,22 @@ class World:
         peer.check_accounts(self.server.http)
         return not is_stuck
 
+    def _want_offer(self) -> None:
+        self._wants_offer = True
+
+    def _offer(self) -> bool:
+        """Give those who wait the room that has come free, as a server does in its next turn."""
+        self._wants_offer = False
+        self._queue.offer()
+        return False
+
     def _flush(self) -> None:
         for http, pipe in ((self.client.http, self._pipes[0]), (self.server.http, self._pipes[1])):
             pipe.extend(peer.pieces(http.take_output(), self._random, size_max=500))
 
     def _open(self) -> bool:
         """Begin a call if the server takes one more; tell whether it does not."""
-        if self.client.http.stream_count >= self.client.http._settings.streams_max:
+        if stream_count(self.client.http) >= self.client.http._settings.streams_max:
             return True
         plan = self.waiting.pop()
         call = self.client.open("/model/Call")
@@ -160,7 +176,7 @@ class World:
         if left:
             self.client.send(call, left.popleft())
         else:
-            self.client.half_close(call)
+            half_close(self.client, call)
             del self._sending[index]
         return False
 
@@ -248,7 +264,7 @@ def test_every_call_ends_once_as_it_should_with_all_its_messages(part: int, seed
         assert plan.ended == [(plan.code, "" if plan.code is RpcCode.OK else "grün")]
         is_answered = not plan.is_unary or plan.code is RpcCode.OK
         assert plan.received == (plan.requests if is_answered else [])
-    assert world.client.http.stream_count == world.server.http.stream_count == 0
+    assert stream_count(world.client.http) == stream_count(world.server.http) == 0
     assert world.server.call_count == 0
     assert (
         world.server.http._incoming.budget_left == world.client.http._incoming.budget_left == 3_000

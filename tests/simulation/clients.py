@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -63,6 +63,8 @@ class Client:
                 responses,
             ),
         )
+        # Not of an answer that its caller did not wait for.
+        responses.tell_read()
         return responses.messages
 
     def _new_call(self, deadline_s: float = DEADLINE_S) -> Call:
@@ -83,6 +85,7 @@ class Client:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
+                task.cancel()
                 raise
             raise Gone from None  # It is the proxy that was killed.
         finally:
@@ -96,6 +99,14 @@ class Received:
     def __init__(self) -> None:
         self.messages: list[v2.Message] = []
         self.sent_count = 0
+        self.tell_read: Callable[[], None] = lambda: None
+
+    @property
+    def connection(self) -> Hashable:
+        return self
+
+    def leave(self) -> None:
+        pass
 
     def has_room(self, _size_bytes: int) -> bool:
         return True
@@ -108,6 +119,9 @@ class Received:
 
     def release(self, _size_bytes: int) -> None:
         pass
+
+    def when_read(self, tell: Callable[[], None]) -> None:
+        self.tell_read = tell
 
     async def send(self, encoded: bytes) -> None:
         item = service.ReceiveMessageResponse.FromString(encoded)

@@ -79,7 +79,9 @@ def simulate(main: Coroutine[Any, Any, T], random: Random) -> tuple[T, Simulatio
     with _virtual_time(loop, random), contextlib.closing(loop):
         asyncio.set_event_loop(loop)
         try:
-            return loop.run_until_complete(main), loop
+            result = loop.run_until_complete(main)
+            assert not asyncio.all_tasks(loop), "what a run has begun ends with it"
+            return result, loop
         finally:
             asyncio.set_event_loop(None)
 

@@ -92,6 +92,9 @@ class NetworkLink:
     def write(self, message: bytes) -> None:
         self._carry("up", self._end.arrived, message)
 
+    def write_last(self, message: bytes) -> None:
+        self.write(message)
+
     def cancel(self) -> None:
         self.close()
 

@@ -24,11 +24,13 @@ from tidemill.broker.server.long_polling import LongPolling
 from tidemill.broker.server.members import FOLLOW, Members
 from tidemill.broker.server.rounds import Rounds
 from tidemill.broker.sync_process import HasFileno
-from tidemill.proxy.app import cluster_of, wire
+from tidemill.proxy.app import cluster_of, telemetry_of, wire
+from tidemill.proxy.broker_calls import BrokerCalls
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary
+from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.settings import ProxySettings
 
 T = TypeVar("T")
@@ -121,6 +123,7 @@ class Broker(Process):
         self._network = network
         self._random = random
         self.rounds: Rounds
+        self.members: Members
         self._links: BrokerLinkService
         self._homes: BrokerHomeService
         self._is_alive = False
@@ -143,7 +146,8 @@ class Broker(Process):
         self._links = BrokerLinkService(rounds, Traffic(), auto_create=True)
         self._homes = BrokerHomeService(rounds)
         self.begin(self._run(rounds))
-        self.begin(self._keep_told(Members(rounds, self._connect)))
+        self.members = Members(rounds, self._connect, life=f"{self.address} {self.lives}")
+        self.begin(self._keep_told(self.members))
         self._network.servers[self.address] = self
         self._is_alive = True
 
@@ -218,12 +222,17 @@ class Proxy(Process):
         settings = ProxySettings(brokers=[f"{name}:1" for name in self._brokers])
         metrics = ProxyMetrics()
         self.cluster = cluster_of(settings, metrics, connect=self._connect)
+        clients = Clients(clients_max=1_000, monotonic_ms=self._clock.monotonic_ms)
+        calls = BrokerCalls(self._connect)
         self.methods = wire(
             settings,
             self.cluster,
             PollingShell(self.cluster, self._clock, pop_timeout_ms=settings.request_timeout_ms),
-            Clients(clients_max=1_000, monotonic_ms=self._clock.monotonic_ms),
+            clients,
+            telemetry_of(settings, self.cluster, clients, self._clock),
             self._clock,
+            calls,
+            PullPages(calls),
         )
         self.boundary = Boundary(metrics, self._clock)
         self.begin(self._run())

@@ -5,8 +5,8 @@ messages, with a word or without. While it lives nobody else may get what it hol
 to proxies and links, and to the broker; when it is dead somebody must.
 
 Two things are forgiven, since a broker extends only what it knows to be handed over: what was
-received within a moment of some trouble, since a proxy tells a tenth of a second later; and what a
-broker that starts finds at the end of a log in which little happens, not extended before.
+received within a moment of some trouble, since a proxy tells a tenth of a second later; and what
+was not extended before a broker starts, where a proxy that could tell of it has died meanwhile.
 """
 
 from __future__ import annotations
@@ -47,16 +47,23 @@ class Holding:
         self._held: dict[str, tuple[str, float]] = {}  # key -> whose it is, and since when
         self._trouble_s: list[float] = []
         self._starts_s: list[float] = []
+        self._proxy_deaths_s: list[float] = []
 
-    def trouble(self, now_s: float, *, is_start: bool) -> None:
-        """Note that something happened; `is_start`: to the broker."""
+    def trouble(self, now_s: float, kind: str) -> None:
+        """Note that something happened: to a proxy, a link, or the broker."""
         self._trouble_s.append(now_s)
-        if is_start:
+        if kind == "proxy":
+            self._proxy_deaths_s.append(now_s)
+        elif kind != "link":
             self._starts_s.append(now_s)
 
     def _is_forgiven(self, since_s: float) -> bool:
-        return any(abs(at_s - since_s) < FORGIVEN_S for at_s in self._trouble_s) or any(
-            0 <= at_s - since_s < FIRST_S for at_s in self._starts_s
+        if any(abs(at_s - since_s) < FORGIVEN_S for at_s in self._trouble_s):
+            return True
+        return any(
+            0 <= start_s - since_s < FIRST_S
+            and any(since_s <= death_s <= start_s + FORGIVEN_S for death_s in self._proxy_deaths_s)
+            for start_s in self._starts_s
         )
 
     def got(self, key: str, name: str, now_s: float) -> None:
@@ -230,9 +237,8 @@ async def _trouble(
         else:
             await broker.stop(kind)
             broker.start()
-        is_start = kind in {"kill", "power cut"}
         for at_s in (began_s, loop.time()):
-            holding.trouble(at_s, is_start=is_start)
+            holding.trouble(at_s, kind)
         run.story.append(f"{loop.time():.3f} s: {kind}")
 
 

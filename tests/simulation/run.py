@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,15 +19,21 @@ from tests.simulation.processes import EPOCH_MS, RESTART_S, Broker, Proxy
 from tests.support.faulty_disk import UNBOUNDED
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.server.broker_group_admin import BrokerGroupAdmin
 from tidemill.common.errors import ServiceError
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcError
 
 HOUR_MS = 3600 * 1000
 TROUBLE_S = 60.0  # of virtual time
 QUIET_S = 3 * INVISIBLE_MS / 1000  # in which nothing may come any more
 DRAIN_S_MAX = 600.0  # far more than any delay, invisible duration or hold
 LOOK_S = 1.0
+EMPTY_LOOKS = 4  # of an operator who waits for consumers to empty a broker group
+JOIN_S = 5.0  # an operator who has patience: a member is told, or asked, within less
 TAGS = ("red", "blue")
-STEPS_MS = (HOUR_MS, -HOUR_MS, 4 * 24 * HOUR_MS, 700, -700)
+STEPS_NEAR_MS = (700, -700)
+STEPS_MS = (HOUR_MS, -HOUR_MS, 4 * 24 * HOUR_MS, *STEPS_NEAR_MS)
 
 
 @dataclass
@@ -74,9 +81,26 @@ class _Simulation:
         self._ordered = Subscription("fifo", "fifo-group")
         self._delayed = Subscription("delayed", "delayed-group")
         self._tagged = Subscription("tagged", "tagged-group")
-        self._subscriptions = (self._plain, self._ordered, self._delayed, self._tagged)
+        self._subscriptions: tuple[Subscription, ...] = (
+            self._plain,
+            self._ordered,
+            self._delayed,
+            self._tagged,
+        )
+        # In every other run of several there is a group that polls when all is over: a broker group
+        # that was removed before would have taken its messages along. In the others it would keep
+        # every removal from being done.
+        self._late = Subscription("quiet", "late-group")
+        self._has_late = groups > 1 and random.random() < 0.5
+        if self._has_late:
+            self._subscriptions += (self._late,)
+        # In half of those it starts at the latest: it polls the home once before anything is sent,
+        # so that all of it is its own, wherever it is stored.
+        self._is_at_latest = self._has_late and random.random() < 0.5
         # Of this one nothing is judged: its topic and group come and go.
         self._fickle = Subscription("fickle", "fickle-group")
+        self._consuming: list[asyncio.Task[None]] = []
+        self.resized: Counter[str] = Counter()  # changes of the list of broker groups
 
     async def main(self, trouble_s: float) -> None:
         network = Network(self._random)
@@ -93,7 +117,7 @@ class _Simulation:
             proxy.start()
         for proxy in self._proxies:
             await proxy.cluster.configured()
-        consuming = self._begin_consumers()
+        consuming = self._consuming = self._begin_consumers()
         producing = self._begin_producers()
         supervising = [asyncio.ensure_future(self._supervise(one)) for one in self._brokers]
         try:
@@ -132,10 +156,20 @@ class _Simulation:
             admin.put_topic("fifo", type_=TopicType.FIFO, queues=2, now_ms=now_ms)
             admin.put_topic("delayed", type_=TopicType.DELAY, queues=2, now_ms=now_ms)
             admin.put_topic("tagged", type_=TopicType.NORMAL, queues=1, now_ms=now_ms)
+            if self._has_late:
+                admin.put_topic("quiet", type_=TopicType.NORMAL, queues=1, now_ms=now_ms)
             for one in self._subscriptions:
                 admin.put_group(
-                    one.group, is_ordered=one is self._ordered, max_attempts=100, now_ms=now_ms
-                )
+                    one.group, is_ordered=one is self._ordered, max_attempts=100,
+                    start_from_latest=one is self._late and self._is_at_latest, now_ms=now_ms,
+                )  # fmt: skip
+            if self._is_at_latest:
+                engine.pop(
+                    engine.catalog.group_ids[self._late.group],
+                    engine.catalog.topic_ids[self._late.topic],
+                    max_messages=1, invisible_duration_ms=INVISIBLE_MS, tags=frozenset(),
+                    attempt_id="", now_ms=now_ms,
+                )  # fmt: skip
 
         await home.rounds.call(lambda _engine, _turn: declare())
 
@@ -147,7 +181,7 @@ class _Simulation:
                     tag=TAGS[0] if one is self._tagged else "*",
                 )
             )
-            for one in (*self._subscriptions, self._fickle)
+            for one in (*self._subscriptions, self._fickle) if one is not self._late
             for n in range(2)
         ]  # fmt: skip
 
@@ -155,6 +189,8 @@ class _Simulation:
         plain = [produce(self._client(f"producer-{n}"), self._plain) for n in range(2)]
         plain.append(produce(self._client("tagger"), self._tagged, tags=TAGS))
         plain.append(produce(self._client("fickle"), self._fickle))
+        if self._has_late:
+            plain.append(produce(self._client("late"), self._late))
         ordered = [
             produce(self._client(f"sender-{group}"), self._ordered, message_group=group)
             for group in ("a", "b", "c")
@@ -182,6 +218,8 @@ class _Simulation:
             self._step_clock: 2, self._fill_disk: 1, self._kill_proxy: 2, self._cut_operation: 3,
             self._administer: 4,
         }  # fmt: skip
+        if self._groups > 1:
+            kinds[self._resize] = 6
         while loop.time() < end_s:
             await asyncio.sleep(self._random.expovariate(0.5))
             (kind,) = self._random.choices(list(kinds), list(kinds.values()))
@@ -190,6 +228,50 @@ class _Simulation:
         for broker in self._brokers:
             broker.disk.capacity_bytes = UNBOUNDED
             broker.clock.wrong_by_ms = 0
+        for broker in self._brokers[1:]:
+            while await self._ask_home("add", broker.address, JOIN_S):  # noqa: ASYNC110 - virtual
+                await asyncio.sleep(LOOK_S)
+
+    async def _resize(self) -> str:
+        """Let an operator drain, remove, force out or take back, who may give up at any moment."""
+        random = self._random
+        what = random.choice(("drain", "remove", "remove", "remove", "force", "add"))
+        name = random.choice(self._brokers[1:]).address
+        patience_s = random.choice((0.001, 0.01, 0.1, JOIN_S))
+        if what == "force":
+            # Whoever is not heard out may have been obeyed, and when is not known.
+            patience_s = JOIN_S
+        if what in {"remove", "force"}:
+            await self._ask_home("drain", name, JOIN_S)
+        refusal = await self._ask_home(what, name, patience_s)
+        if what == "force":
+            # What the broker group has comes when it is back, behind what was sent meanwhile.
+            self._ordered.history.give_up_order()
+        for _ in range(EMPTY_LOOKS if what == "remove" and refusal else 0):
+            await asyncio.sleep(LOOK_S)
+            refusal = await self._ask_home(what, name, patience_s)
+        return f"{what} {name}: {refusal or 'done'}"
+
+    async def _ask_home(self, what: str, name: str, patience_s: float) -> str:
+        """Change the list of broker groups; return why that failed."""
+        home = self._brokers[0]
+        admin = BrokerGroupAdmin(home.rounds, home.members, replica_name="")
+        request = pb.BrokerGroupRequest(name=name, force=what == "force")
+        try:
+            async with asyncio.timeout(patience_s):
+                if what == "drain":
+                    await admin.DrainBrokerGroup(request)
+                elif what == "add":
+                    added = pb.AddBrokerGroupRequest(name=name, address=f"{name}:1")
+                    await admin.AddBrokerGroup(added)
+                else:
+                    await admin.RemoveBrokerGroup(request)
+                self.resized[what] += 1
+        except TimeoutError:
+            return "given up"
+        except (RpcError, ServiceError) as error:
+            return str(error)
+        return ""
 
     def _any_broker(self) -> Broker:
         # One broker alone takes no chance, so that seeds of before are the runs that they were.
@@ -233,7 +315,8 @@ class _Simulation:
         return "a sync fails"
 
     async def _step_clock(self) -> str:
-        step_ms = self._random.choice(STEPS_MS)
+        # Since when a group reads a topic is a time, and holds as far as clocks agree.
+        step_ms = self._random.choice(STEPS_NEAR_MS if self._is_at_latest else STEPS_MS)
         clock = self._any_broker().clock
         clock.wrong_by_ms = step_ms
         await asyncio.sleep(self._random.choice((0.5, 1.0, 20.0)))
@@ -291,6 +374,9 @@ class _Simulation:
     async def _drain(self) -> None:
         """Wait until all has come, and for a while that nothing more does."""
         loop = asyncio.get_running_loop()
+        if self._has_late:
+            late = consume(self._client("consumer-late"), self._late)
+            self._consuming.append(asyncio.ensure_future(late))
         end_s = loop.time() + DRAIN_S_MAX
         while any(one.left() for one in self._subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(LOOK_S)

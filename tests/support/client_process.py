@@ -6,12 +6,14 @@ prints facts as JSON lines on standard output; what they should be is the test's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ SCRIPTS = Path(__file__).parent.parent / "e2e"
 NODE_PACKAGES = SCRIPTS / "node" / "node_modules"
 GO_PROGRAM = SCRIPTS / "go" / "build" / "scenarios"
 JAVA_CLASSES = SCRIPTS / "java" / "target" / "classes"
+RUST_PROGRAM = SCRIPTS / "rust" / "target" / "debug" / "scenarios"
 JAVA_LIBRARIES = SCRIPTS / "java" / "target" / "lib"
 RUN_S = 60.0  # no script takes half of it, on the slowest machine
 
@@ -52,6 +55,73 @@ def needs(tool: str, *made: Path) -> pytest.MarkDecorator:
     )
 
 
+class StayingClient:
+    """A client that stays until its block ends, and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._facts = Facts()
+        self._changed = threading.Condition()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                with self._changed:
+                    self._facts.append(json.loads(line))
+                    self._changed.notify_all()
+
+    def wait_for(self, fact: str, count: int = 1, **values: object) -> list[Fact]:
+        """Return the facts of one kind and with these values, once there are as many."""
+
+        def matching() -> list[Fact]:
+            return [f for f in self._facts.of(fact) if values.items() <= f.items()]
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(matching()) >= count, timeout=RUN_S):
+                raise AssertionError(f"only {self._facts}")
+            return matching()
+
+    def tell(self, line: str) -> None:
+        """Give it a line on its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+
+@contextlib.contextmanager
+def staying_client(
+    language: str, home: Path, endpoint: str, **names: object
+) -> Iterator[StayingClient]:
+    """Run the scenario `stay` of a client for the block, from when it is ready."""
+    commands = {
+        "python": [sys.executable, str(SCRIPTS / "python" / "scenarios.py")],
+        "node": ["node", str(SCRIPTS / "node" / "scenarios.mjs")],
+        "go": [str(GO_PROGRAM)],
+        "java": _java(home),
+    }
+    arguments = json.dumps({"endpoints": [endpoint], **names})
+    process = subprocess.Popen(
+        [*commands[language], "stay", arguments], env={**os.environ, "HOME": str(home)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        client = StayingClient(process)
+        client.wait_for("ready")
+        yield client
+    finally:
+        # Not waited for to leave in order: a push consumer's shutdown may wait for a long poll.
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+
+
 def run_python_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
     """Run a scenario of tests/e2e/python/scenarios.py."""
     script = SCRIPTS / "python" / "scenarios.py"
@@ -71,9 +141,19 @@ def run_go_client(home: Path, scenario: str, *endpoints: str, **names: object) -
 
 def run_java_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
     """Run a scenario of tests/e2e/java/src/Scenarios.java; `tls=True` lets it use TLS."""
+    return _run(_java(home), home, scenario, endpoints, names)
+
+
+def _java(home: Path) -> list[str]:
     # Java takes the home folder from the system's user database unless it is told.
-    java = ["java", f"-Duser.home={home}", "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Scenarios"]
-    return _run(java, home, scenario, endpoints, names)
+    return [
+        "java", f"-Duser.home={home}", "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Scenarios",
+    ]  # fmt: skip
+
+
+def run_rust_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/rust/src/main.rs."""
+    return _run([str(RUST_PROGRAM)], home, scenario, endpoints, names)
 
 
 def _run(

@@ -8,8 +8,10 @@ from random import Random
 from typing import Any, TypedDict, Unpack
 from zlib import crc32
 
+from tests.support.bodies import body_of
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.following import Follower
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine
 from tidemill.broker.engine.inspection import FoundMessage
@@ -113,7 +115,7 @@ class World:
         self.follow()
         self.follower.compare_deeply(self.engine)
         self.disk = self.follower.disk
-        self.engine = self.follower.take_over(ENTROPY, self.now_ms)
+        self.engine = self.follower.take_over(self.now_ms)
         self.follower = Follower(self.config)
         self._has_restarted = False
         self.follow()
@@ -217,7 +219,7 @@ class World:
             records = self.engine.read_batch(batch)
         return [
             Popped(
-                stored_message.body_of(record.blob).decode().rstrip("."),
+                body_of(record.blob).decode().rstrip("."),
                 Delivery(
                     GroupId(group_id),
                     TopicId(topic_id),
@@ -263,6 +265,12 @@ class World:
         )
         self.commit()
         return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
+
+    def give_back(self, *popped: Popped) -> None:
+        """Give back what has not left a proxy."""
+        for one in popped:
+            self.engine.give_back(one.delivery, invisible_duration_ms=0, now_ms=self.now_ms)
+        self.commit()
 
     def alive(self, *client_ids: str) -> None:
         """Report signs of life."""
@@ -326,7 +334,7 @@ class World:
         for files in self.engine.retention.retire_oldest(self.now_ms):
             for file in files:
                 file.sync()
-            if self.engine.has_pending:
+            if has_pending(self.engine):
                 self.commit()
 
     def background(self, steps: int = 10_000) -> None:
@@ -339,7 +347,7 @@ class World:
                 return
             for file in files:
                 file.sync()
-            if self.engine.has_pending:
+            if has_pending(self.engine):
                 self.commit()
         raise AssertionError("background work does not come to an end")
 

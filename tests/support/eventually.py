@@ -13,7 +13,9 @@ LOOK_EVERY_S = (
 )
 
 
-def eventually(check: Callable[[], T], *, within_ms: int = 10_000) -> T:
+def eventually(
+    check: Callable[[], T], *, within_ms: int = 10_000, every_s: float = LOOK_EVERY_S
+) -> T:
     """Return what `check` returns once it neither raises nor is false; fail after `within_ms`."""
     deadline = time.monotonic() + within_ms / 1000
     while True:
@@ -26,4 +28,4 @@ def eventually(check: Callable[[], T], *, within_ms: int = 10_000) -> T:
             reason = error
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within_ms} ms: {reason!r}")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(every_s)

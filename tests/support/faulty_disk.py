@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
-from tidemill.broker.engine.store.commit_log import PREPARED
 from tidemill.broker.engine.store.disk import DROPPED, DiskFailed, ReadFailed
+from tidemill.broker.engine.store.segment import PREPARED
 
 SECTOR = 512
 BLOCK = 4096

@@ -20,18 +20,27 @@ import numpy as np
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.layout import record, timer_entry
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
+from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, DeliveryTable
+from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, UNPROVEN, DeliveryTable
 from tidemill.broker.engine.pop.progress import Progress
-from tidemill.broker.engine.store.commit_log import segment_name
+from tidemill.broker.engine.replication.known_end import KnownEnd
+from tidemill.broker.engine.replication.messages import Data
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 
+FRAME_BYTES = 1_000
 DEEP_EVERY = 16  # comparisons: then what costs a walk over everything is compared too
+
+
+def _ends_segment(frame: Data) -> bool:
+    """Whether a pad is in it, which is written with the round behind it."""
+    return frame.end == frame.segment_start + frame.segment_bytes
 
 
 class Follower:
@@ -39,49 +48,44 @@ class Follower:
 
     def __init__(self, config: EngineConfig) -> None:
         self.disk = FaultyDisk(Random(0))
-        self.engine = Engine(self.disk, config)
-        self.engine.timers.opening.open_nothing()
-        self.engine.timers.index.is_following = True
-        self._seen_to = 0
+        # Its secret is of no use: the first engine has founded the store.
+        fresh = Identity(store_uuid=bytes(16), secret=b"")
+        self._log, _ = open_group_log(self.disk, config, now_ms=0, fresh=fresh)
+        self.engine = self._log.engine
         self._comparisons = 0
+
+    @property
+    def _seen_to(self) -> int:
+        return self.engine.log.log_end
+
+    def _log_of(self, master: Engine, now_ms: int) -> GroupLog:
+        return GroupLog(master, bytes(16), b"", now_ms, KnownEnd(self.disk, NO_BOOT_ID))
 
     def feed(self, master: Engine, now_ms: int) -> None:
         """Take over what has been committed since the last time."""
-        self._copy(master)
-        engine = self.engine
-        engine.log.open_segments(durable_offset=0)
-        for found in engine.log.scan(LogOffset(self._seen_to)):
-            engine.fold.apply(found)
-        self._seen_to = engine.log.log_end
-        engine.timers.index.link_gathered()
-        engine.consumption.revive.pass_time(now_ms)
-        engine.take_ready()
-        engine.take_config_changes()
-
-    def _copy(self, master: Engine) -> None:
-        committed = master.committed_offset
-        for segment in master.log.segments:
-            if segment.end <= self._seen_to or segment.start >= committed:
-                continue
-            name, size = segment_name(segment.start), segment.end - segment.start
-            is_new = self.disk.read(name) is None
-            file = self.disk.open(name, create=is_new)
-            if is_new:
-                file.resize(size)
-            begin = max(self._seen_to, segment.start) - segment.start
-            # The pad behind the last record of a segment is written with that record's round.
-            end = min(committed - segment.start + record.PAD.size, size)
-            if end - begin == record.PAD.size and committed < segment.end:
-                end = begin
-            file.write_at(begin, [bytes(master.mappings[segment.name][begin:end])])
+        source, target = self._log_of(master, now_ms), self._log
+        while target.log_end < master.committed_offset:
+            frame = source.frame_at(target.log_end, FRAME_BYTES)
+            assert frame is not None, "what is committed is written"
+            if frame.end > master.committed_offset and not _ends_segment(frame):
+                frame = source.frame_at(target.log_end, 1)
+                assert frame is not None, "as before"
+            target.append(frame)
+        log_offset, files = self.engine.begin_sync()
+        for file in files:
             file.sync()
-        self.disk.folder("log").sync()
+        self.engine.synced(log_offset)
+        target.now_ms = now_ms
+        target.confirm(target.log_end)
+        for _ in target.apply_slices():
+            pass
 
-    def take_over(self, secret: bytes, now_ms: int) -> Engine:
-        """Let the second engine decide from now on."""
-        log = self.engine.log
-        log.finish_recovery(durable_offset=self._seen_to)
-        self.engine.take_over(secret, now_ms)
+    def take_over(self, now_ms: int) -> Engine:
+        """Let the second engine decide from now on, without replicas."""
+        self._log.now_ms = now_ms
+        self._log.begin_epoch(self.engine.log.epoch + 1)
+        self.engine.log.has_replicas = False
+        self.engine.synced(self.engine.log.durable_offset)
         return self.engine
 
     def compare(self, master: Engine, latest_ms: int, *, has_restarted: bool) -> None:
@@ -130,6 +134,9 @@ def _catalog(engine: Engine) -> dict[str, Any]:
         "open": set(catalog.open_queues),
         "name": (catalog.broker_name, catalog.handle_secret),
         "next": catalog.next_id,
+        "pulled": {
+            key: offset for key, offset in catalog.pull_offsets.all.items() if is_alive(key[1])
+        },
     }
 
 
@@ -212,7 +219,8 @@ def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
         if not engine.state.is_void(owner, table.ids[slot]) and (table.live[slot] or is_kept):
             found[slot] = (
                 table.ids[slot], owner.group_id, owner.topic_id, owner.queue.queue_id,
-                table.starts[slot], table.counts[slot], table.flags[slot] & FLAGS_STORED,
+                table.starts[slot], table.counts[slot],
+                table.flags[slot] & FLAGS_STORED | table.on_its_way[slot] & UNPROVEN,
                 table.visible_at_ms[slot], table.popped_at_ms[slot], table.live[slot],
                 table.superseded[slot], table.gaps.get(slot), table.client_id_of(slot),
             )  # fmt: skip

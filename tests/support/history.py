@@ -102,6 +102,7 @@ class History:
     sends: dict[str, Send] = field(default_factory=dict)
     receives: list[Receive] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
+    _order_given_up_at: list[int] = field(default_factory=list)
     _clock: Iterator[int] = field(default_factory=count)
 
     def send(self, key: str, *, message_group: str = "") -> Send:
@@ -135,6 +136,10 @@ class History:
         )
         self.acks.append(ack)
         return ack
+
+    def give_up_order(self) -> None:
+        """Note that what was sent before may come behind what comes from now on."""
+        self._order_given_up_at.append(next(self._clock))
 
     def unsettled(self) -> set[str]:
         """Return what was sent with OK and not acked yet: what a drain has to wait for."""
@@ -208,6 +213,8 @@ class History:
                 if earlier.begun_at >= this.begun_at:
                     break
                 is_settled = settled_at.get(earlier.key, received_at) < received_at
+                if any(earlier.begun_at < at < received_at for at in self._order_given_up_at):
+                    continue
                 if not is_settled and (
                     position.get((earlier.key, received_at), position_here) >= position_here
                 ):

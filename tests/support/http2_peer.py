@@ -250,7 +250,7 @@ def check_accounts(connection: Connection) -> None:
         assert 0 <= stream.receive_window <= frames.WINDOW_MAX
         assert stream.receive_window <= limits.stream_window_bytes + stream.large_bytes
     assert connection._outgoing.window <= frames.WINDOW_MAX or connection.is_closed
-    assert len(connection._unparsed) < frames.HEADER_SIZE + limits.frame_bytes
+    assert len(connection.unparsed) < frames.HEADER_SIZE + limits.frame_bytes
     assert connection._block is None or connection._block.size <= limits.header_block_bytes
     assert len(connection._streams._recent_resets._ids) <= 1_024
     assert connection._events == [] or not connection.is_closed

@@ -41,6 +41,6 @@ def child_pid(running: Standalone, name: str) -> int:
             arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if f"--name={name}" in arguments:
+        if f"--replica-name={name}" in arguments or f"--name={name}" in arguments:
             return pid
     return 0

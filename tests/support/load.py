@@ -11,6 +11,7 @@ import grpc
 
 from tests.support.api import POLL_MS_MIN, Api, api, message
 from tests.support.history import History, Outcome
+from tests.support.second_opinion import Failed
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVISIBLE_MS = 3_000
@@ -34,6 +35,9 @@ class Load:
     received: int = 0
     acked_ok: int = 0
     places: set[str] = field(default_factory=set)  # broker groups of what was received
+    early: set[str] = field(default_factory=set)  # what came before it was due
+    failed: list[Failed] = field(default_factory=list)  # receives without a whole answer
+    _due_at_ms: dict[str, int] = field(default_factory=dict)
     _last_received_at: float = 0.0
 
     @property
@@ -87,7 +91,8 @@ class Load:
         body = f"{key} ".encode().ljust(self.rng.choice((64, 512, 4096)), b".")
         due_at_ms = 0
         if self.delay_ms:
-            due_at_ms = time.time_ns() // 1_000_000 + self.rng.randrange(self.delay_ms)
+            due_at_ms = _now_ms() + self.rng.randrange(self.delay_ms)
+            self._due_at_ms[key] = due_at_ms
         try:
             answer = await client.send(
                 message(
@@ -102,6 +107,7 @@ class Load:
     async def _consume(self) -> None:
         async with api(self.endpoint) as client:
             while True:
+                begun_ms = _now_ms()
                 try:
                     messages = await client.receive(
                         self.topic, self.group, poll_ms=POLL_MS_MIN, invisible_ms=INVISIBLE_MS,
@@ -109,6 +115,7 @@ class Load:
                     )  # fmt: skip
                 except (grpc.aio.AioRpcError, AssertionError):
                     # A cut stream or an error as its status: what was popped comes back.
+                    self.failed.append(Failed(begun_ms, _now_ms()))
                     await asyncio.sleep(PAUSE_S)
                     continue
                 if messages:
@@ -119,6 +126,8 @@ class Load:
         keys = [each.body.partition(b" ")[0].decode() for each in messages]
         attempts = [each.system_properties.delivery_attempt for each in messages]
         places = [each.system_properties.store_host for each in messages]
+        now_ms = _now_ms()
+        self.early.update(key for key in keys if now_ms < self._due_at_ms.get(key, 0))
         self.history.received(keys, attempts, places)
         self.places.update(places)
         self.received += len(keys)
@@ -153,6 +162,10 @@ class Load:
             await client.change_invisible(self.topic, self.group, handle, 0)
         except grpc.aio.AioRpcError:
             await asyncio.sleep(PAUSE_S)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def outcome_of(code: int) -> Outcome:

@@ -33,12 +33,14 @@ from tests.support.timer_log_fold import TimerFold
 from tidemill.broker.engine.layout import (
     ack,
     delivery_rows,
+    expiry,
     message,
     pop_checkpoint,
     record,
     renewal,
 )
 from tidemill.broker.engine.layout.config import decode_item
+from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
@@ -73,6 +75,7 @@ class OneDelivery:
     client_id: str = ""
     popped_at_ms: int = 0
     renews: bool = False
+    is_unproven: bool = False  # it did before a start
 
 
 @dataclass
@@ -117,6 +120,8 @@ class LogChecker:
                 self._settle(slot, delivery_id, bits, "12: an ack")
         elif header.kind == Kind.RENEW:
             self._renewal(renewal.decode(body), now_ms)
+        elif header.kind == Kind.EXPIRE:
+            self._expiry(expiry.decode(body))
         elif header.kind == Kind.CONFIG:
             self._config(decode_item(body), at)
         elif header.kind == Kind.STATE:
@@ -233,12 +238,30 @@ class LogChecker:
             one = self.deliveries.get(delivery_id)
             if one is None or not one.live or one.slot != slot:
                 raise BrokenPromise(f"13: {delivery_id} is renewed, and is not live")
-            _check(one.renews, 13, f"{delivery_id} does not renew")
+            is_void = delivery_id < self.queues[one.queue].void_before
+            _check(not is_void, 13, f"{delivery_id} is renewed, and is void")
+            is_told = found.why is Why.HANDED_OVER
+            has_ended = found.why in (Why.CLIENT_ENDED, Why.CLIENT_SILENT)
+            may_move = one.renews or is_told or (one.is_unproven and has_ended)
+            _check(may_move, 13, f"{delivery_id} does not renew")
+            one.is_unproven = found.why is Why.NOT_HANDED_OVER
             _check(
                 one.client_id == found.client_id, 13, f"{delivery_id} is not {found.client_id}'s"
             )
             _check(found.visible_at_ms >= now_ms, 13, f"{delivery_id} ended in the past")
-            one.visible_at_ms, one.renews = found.visible_at_ms, found.why is Why.EXTENDED
+            one.visible_at_ms, one.renews = (
+                found.visible_at_ms, is_told or found.why is Why.EXTENDED
+            )  # fmt: skip
+
+    def _expiry(self, found: Expiry) -> None:
+        for group_id, topic_id, queue_id, begin, end in found.ranges:
+            queue = self.queues[group_id, topic_id, queue_id]
+            offsets = set(range(begin, end))
+            _check(bool(offsets), 2, "an empty range expires")
+            _check(not offsets & queue.live.keys(), 13, f"{begin} to {end} expires, and is out")
+            _check(not offsets & queue.settled, 12, f"{begin} to {end} expires, and was settled")
+            queue.settled |= offsets
+            queue.pop_offset = max(queue.pop_offset, end)
 
     def _config(self, config: dict[str, Any], at: int) -> None:
         self.timers.fold_config(config)

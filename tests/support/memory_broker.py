@@ -47,6 +47,8 @@ class MemoryWork(Protocol):
 class MemoryRounds:
     """A round for each piece of work, at once."""
 
+    is_master = True
+
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
         self.links: list[Link] = []

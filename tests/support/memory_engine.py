@@ -116,6 +116,7 @@ class MemoryEngine:
         self.refused_queues: set[int] = set()  # appends to them are refused with Overloaded
         self.alive_clients: list[str] = []  # that were told, in order
         self.ended_clients: list[str] = []
+        self.handed_over_ids: list[int] = []  # of deliveries, as they were told
         self.pops: list[tuple[str, bool]] = []  # client id, and whether it renews
         self._changes = ConfigChanges()
         self._taken: set[tuple[int, int]] = set()  # (group id, position in the log)
@@ -221,6 +222,12 @@ class MemoryEngine:
     def clients_ended(self, client_ids: Iterable[str]) -> None:
         self.ended_clients += client_ids
 
+    def on_their_way(self, batches: Iterable[Batch]) -> None:
+        """Nothing here runs out."""
+
+    def handed_over(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
+        self.handed_over_ids += [delivery_id for _, delivery_id in deliveries]
+
     def pop(
         self,
         group_id: int,
@@ -317,6 +324,11 @@ class MemoryEngine:
             delivery_id=LogOffset(new_id),
             message_index=0,
             visible_at_ms=now_ms + invisible_duration_ms,
+        )
+
+    def give_back(self, delivery: Delivery, *, invisible_duration_ms: int, now_ms: int) -> Delivery:
+        return self.change_invisible(
+            delivery, invisible_duration_ms=invisible_duration_ms, suspend=True, now_ms=now_ms
         )
 
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
+from tidemill.broker.engine.pop.renewals import MINUTE_MS, START_GRACE_MS
 
 Lows = dict[tuple[int, int], int]  # (topic id, queue id) -> offset
 
@@ -24,8 +26,14 @@ def lows_of(*engines: Engine) -> Lows:
     return lows
 
 
-def observe(engine: Engine, now_ms: int, lows: Lows | None = None) -> dict[str, Any]:
-    """Read all that a client or an operator could find out, from the offsets `lows` on."""
+def observe(
+    engine: Engine, now_ms: int, lows: Lows | None = None, *, as_started: bool = False
+) -> dict[str, Any]:
+    """Read all that a client or an operator could find out, from the offsets `lows` on.
+
+    `as_started`: as it is to be after a start now, which gives what is to be renewed for the first
+    time a minute.
+    """
     lows = lows or lows_of(engine)
     catalog, state = engine.catalog, engine.state
     table = state.table
@@ -67,10 +75,14 @@ def observe(engine: Engine, now_ms: int, lows: Lows | None = None) -> dict[str, 
             ]
             for bits in (table.live[slot], table.superseded[slot])
         )
-        if table.visible_at_ms[slot] <= now_ms:
+        visible_at_ms = table.visible_at_ms[slot]
+        is_first = visible_at_ms - table.popped_at_ms[slot] <= MINUTE_MS
+        if as_started and is_first and table.live[slot] and table.flags[slot] & FLAG_RENEWS:
+            visible_at_ms = now_ms + START_GRACE_MS
+        if visible_at_ms <= now_ms:
             replaced = []
         if live or replaced:
             seen[f"delivery {table.ids[slot]}"] = (
-                *key, slot, table.visible_at_ms[slot], live, replaced, table.client_id_of(slot),
+                *key, slot, visible_at_ms, live, replaced, table.client_id_of(slot),
             )  # fmt: skip
     return seen

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tests.support.engine_world import GROUP, TOPIC, Popped, World
 from tests.support.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.history import History, Outcome
+from tests.support.quiet import has_pending
 
 SEGMENT = 64 << 10
 BACKLOG_MAX = 20  # messages: far fewer than retention leaves
@@ -117,7 +118,7 @@ class Life:
         world = self.world
         for file in world.engine.background.step(world.now_ms, firing_ms=world.now_ms) or ():
             file.sync()
-        if world.engine.has_pending:
+        if has_pending(world.engine):
             world.commit()
 
     def _send(self) -> None:

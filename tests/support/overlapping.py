@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from tests.support.engine_world import World
+from tests.support.quiet import has_pending
 from tests.support.timer_world import TimerWorld
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.store.disk import File
@@ -52,7 +53,7 @@ class OverlappingWorld(World):
     def settle(self) -> None:
         """Let all rounds be committed."""
         self.engine.write(self.now_ms)
-        while self.engine.has_pending:
+        while has_pending(self.engine):
             self._move()
         self._release()
 

@@ -76,6 +76,7 @@ class World:
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=self.random.random)
         self.brokers = {f"broker-{n}": Broker(f"broker-{n}") for n in range(brokers)}
+        self.members = list(self.brokers)
         self.clients: list[Client] = []
         self.of_poll: dict[Poll, Client] = {}
         self.taken_by_others: set[int] = set()
@@ -116,7 +117,7 @@ class World:
 
     def receive(self, poll_ms: int, *, asks_all: bool = False) -> Client:
         poll = self.polling.begin(
-            KEY, list(self.brokers), poll_ms=poll_ms, asks_all=asks_all, now_ms=self.now_ms
+            KEY, list(self.members), poll_ms=poll_ms, asks_all=asks_all, now_ms=self.now_ms
         )
         client = self.of_poll[poll] = Client(poll)
         self.clients.append(client)
@@ -162,6 +163,18 @@ class World:
         if not broker.is_up:
             broker.is_up, broker.up_at_ms = True, self.now_ms
             self.polling.back(name, self.now_ms)
+
+    def withhold(self, name: str) -> None:
+        """Let a broker be no member yet; before anything happens."""
+        self.members.remove(name)
+
+    def join(self, name: str) -> None:
+        if name not in self.members:
+            self.members.append(name)
+            # From here on it may have what a poll is to hear of.
+            self.brokers[name].up_at_ms = self.now_ms
+            for pair in self.polling.pairs.values():
+                self.polling.moved(pair, list(self.members), self.now_ms)
 
     def drain(self, name: str) -> None:
         """Everything that waits there is answered empty, long before its time."""
@@ -381,7 +394,8 @@ class World:
 
     def check_empty(self) -> None:
         for broker in self.brokers.values():
-            if not broker.is_up or self.now_ms - broker.up_at_ms < FALSE_EMPTY_MS + LAST_LOOK_MS:
+            is_there = broker.is_up and broker.name in self.members
+            if not is_there or self.now_ms - broker.up_at_ms < FALSE_EMPTY_MS + LAST_LOOK_MS:
                 continue
             if self.now_ms - broker.refused_at_ms < REFUSED_MS:
                 continue
@@ -407,6 +421,7 @@ class World:
     def finish(self) -> None:
         """Let everything end; nothing is left over."""
         for broker in self.brokers.values():
+            self.join(broker.name)
             broker.refuses = ""
             self.come_back(broker.name)
         steps = 0

@@ -40,6 +40,7 @@ class Standalone:
         ready = json.loads(ready_line)
         self.grpc: str = ready["grpc"]
         self.admin: str = ready["admin"]
+        self.scaler: str = ready.get("scaler", "")  # served where a port is set for it
         self.processes = {name: Process(**child) for name, child in ready["processes"].items()}
 
     def stop(self) -> int:
@@ -52,12 +53,21 @@ class Standalone:
         with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
             client.put(f"{self.admin}/api/v1/{path}", json=body).raise_for_status()
 
+    def delete(self, path: str) -> None:
+        """Delete something through the REST API: `delete("groups/billing")`."""
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            client.delete(f"{self.admin}/api/v1/{path}").raise_for_status()
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Ask the REST API: `get("topics/orders")`."""
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            answer = client.get(f"{self.admin}/api/v1/{path}").raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
     def lag(self, group: str) -> int:
         """Return how many messages a group has not acked, ready or in flight."""
-        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
-            answer = client.get(f"{self.admin}/api/v1/groups/{group}/progress").raise_for_status()
-        progress: dict[str, Any] = answer.json()
-        return int(progress["total"]["lag"])
+        return int(self.get(f"groups/{group}/progress")["total"]["lag"])
 
     def pids(self) -> list[int]:
         """Return the ids of all processes below the supervisor, its own included."""
@@ -74,7 +84,7 @@ def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("TIDEMILL_")}
 
 
-def start_standalone(data_dir: Path, *flags: str) -> Standalone:
+def start_standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> Standalone:
     """Start and wait for the ready line; fail with the log when there is none."""
     log = data_dir.with_name(f"{data_dir.name}.log")
     with log.open("a") as stderr:
@@ -86,7 +96,7 @@ def start_standalone(data_dir: Path, *flags: str) -> Standalone:
             env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True,
         )  # fmt: skip
     assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], START_S)
+    readable, _, _ = select.select([process.stdout], [], [], start_s)
     line = process.stdout.readline() if readable else ""
     if not line:
         process.kill()
@@ -96,9 +106,9 @@ def start_standalone(data_dir: Path, *flags: str) -> Standalone:
 
 
 @contextlib.contextmanager
-def standalone(data_dir: Path, *flags: str) -> Iterator[Standalone]:
+def standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> Iterator[Standalone]:
     """Run a standalone for the block; afterwards none of its processes is left."""
-    running = start_standalone(data_dir, *flags)
+    running = start_standalone(data_dir, *flags, start_s=start_s)
     pids = running.pids()
     try:
         yield running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -12,11 +12,13 @@ from google.protobuf.message import Message
 
 from tests.support.memory_broker import MemoryBroker
 from tidemill.common.clock import SystemClock
-from tidemill.proxy.app import cluster_of, wire
+from tidemill.proxy.app import cluster_of, telemetry_of, wire
+from tidemill.proxy.broker_calls import BrokerCalls
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary, Call
+from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -57,7 +59,12 @@ class ProxyWorld:
         self.cluster = cluster_of(settings, self.metrics)
         self.link = self.cluster.brokers[0].link
         self.polling = PollingShell(self.cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
-        self.methods = wire(settings, self.cluster, self.polling, self.clients, clock)
+        telemetry = telemetry_of(settings, self.cluster, self.clients, clock)
+        calls = BrokerCalls()
+        self.methods = wire(
+            settings, self.cluster, self.polling, self.clients, telemetry, clock, calls,
+            PullPages(calls),
+        )  # fmt: skip
         self.boundary = Boundary(self.metrics, clock)
 
     @classmethod
@@ -144,6 +151,14 @@ class Collected:
         # What there is once it has been waited for; None: it never comes.
         self.room_later_bytes: int | None = None
         self.waits: list[tuple[int, float]] = []  # bytes, seconds
+        self.is_read = True  # whether the client reads what it is sent
+
+    @property
+    def connection(self) -> Hashable:
+        return self
+
+    def leave(self) -> None:
+        pass
 
     @property
     def sent_count(self) -> int:
@@ -167,6 +182,10 @@ class Collected:
 
     def release(self, size_bytes: int) -> None:
         self.room_bytes += size_bytes
+
+    def when_read(self, tell: Callable[[], None]) -> None:
+        if self.is_read:
+            tell()
 
     async def send(self, message: bytes) -> None:
         parsed = service.ReceiveMessageResponse.FromString(message)

@@ -97,9 +97,10 @@ class RoundWorld:
         self.group_id = self.world.group()
         self.syncs = GatedSyncs()
         self.polls = LongPolling(parked_max=parked_max)
+        self.durability = Durability(self.world.engine, self.syncs, rounds_max=rounds_max)
         self.rounds = Rounds(
             self.world.engine,
-            durability=Durability(self.world.engine, self.syncs, rounds_max=rounds_max),
+            durability=self.durability,
             background_syncs=GatedSyncs(),
             clock=self.clock,
             polls=self.polls,

@@ -17,12 +17,12 @@ from typing import Any, Self
 import uvloop
 
 from tests.support import http2_peer as peer
+from tests.support.binary_fields import decode_binary
 from tests.support.http2_peer import Frame
 from tidemill.transport.aio import metrics
 from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.server import HELD_BYTES_MAX, MESSAGE_BYTES_MAX, RpcServer
-from tidemill.transport.grpc.metadata import decode_binary
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limit, Limits

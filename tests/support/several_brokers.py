@@ -24,6 +24,7 @@ class SeveralBrokers(ProxyWorld):
     """The methods of a proxy, and the brokers behind it."""
 
     brokers: list[MemoryBroker]
+    all_brokers: list[BrokerGroup]  # whether members or not
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -57,6 +58,9 @@ class SeveralBrokers(ProxyWorld):
                 group.is_member = True
                 members.brokers.append(group)
                 members.by_name[group.name] = group
+            world.all_brokers = list(members.brokers)
+            # The home lists nobody: what it tells anew is not to end what was made here.
+            members.home.link.on_change = world.cluster._changed
             yield world
             for run in runs:
                 run.cancel()
@@ -69,6 +73,22 @@ class SeveralBrokers(ProxyWorld):
             data = _encode(message(text.encode()), self.cluster.find_topic("topic"), NOW_MS)
             engine.store(topic.id, 0, data)
         self.brokers[n]._rounds.do()
+
+    def leave(self, n: int) -> None:
+        """Let a broker group be no member any more, or not yet."""
+        members, broker = self.cluster._members, self.all_brokers[n]
+        broker.is_member = False
+        members.brokers = [each for each in members.brokers if each is not broker]
+        del members.by_name[broker.name]
+        self.cluster._changed()
+
+    def join(self, n: int) -> None:
+        """Let a broker group become a member."""
+        members, broker = self.cluster._members, self.all_brokers[n]
+        broker.is_member = True
+        members.brokers = [each for each in self.all_brokers if each.is_member]
+        members.by_name[broker.name] = broker
+        self.cluster._changed()
 
     async def until_asked(self, *, count: int = 1) -> None:
         """Wait until each broker has been asked for hints, and has none."""

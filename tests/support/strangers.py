@@ -210,7 +210,7 @@ def _be_honest(address: str) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     took_ms: list[float] = []
-    refused = 0
+    codes: Counter[int] = Counter()
     # When each was meant to leave. One does not wait for another.
     meant_s: dict[int, float] = {}
     next_s = time.monotonic()
@@ -236,15 +236,15 @@ def _be_honest(address: str) -> None:
             for one in client.frames
             if one.is_last and one.stream_id in meant_s
         ]
-        codes = client.codes()
-        refused += codes.total() - codes[v2.OK]
+        codes += client.codes()
         client.frames.clear()
     took_ms.sort()
     sys.stdout.write(
         json.dumps(
             {
                 "sends": len(took_ms),
-                "refused": refused,
+                "refused": codes[v2.TOO_MANY_REQUESTS],
+                "failed": codes.total() - codes[v2.OK] - codes[v2.TOO_MANY_REQUESTS],
                 "p50_ms": round(took_ms[len(took_ms) // 2], 1),
                 "p99_ms": round(took_ms[len(took_ms) * 99 // 100], 1),
                 "max_ms": round(took_ms[-1], 1),

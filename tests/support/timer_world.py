@@ -8,9 +8,11 @@ from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from tests.support.bodies import body_of
 from tests.support.engine_world import SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import LogChecker, records_of
+from tests.support.quiet import has_pending
 from tests.support.timer_log_fold import TimerFold
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
@@ -180,7 +182,7 @@ class TimerWorld(World):
         cause = message.decode_timer_cause(body)
         place = message.Place._make(message.PLACE.unpack_from(body))
         topic = self.fold.timers.topics[place.topic_id]
-        text = stored_message.body_of(tail).decode().rstrip(".")
+        text = body_of(tail).decode().rstrip(".")
         self.delivered.append(
             Delivered(
                 text,
@@ -216,7 +218,7 @@ class TimerWorld(World):
                 break
             for file in files:
                 file.sync()
-            if self.engine.has_pending:
+            if has_pending(self.engine):
                 self.commit()
         else:
             assert steps < 100_000, "background work does not come to an end"

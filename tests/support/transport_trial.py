@@ -12,6 +12,7 @@ from enum import Enum
 from random import Random
 
 from tests.support import http2_peer as peer
+from tests.support.streams import half_close, stream_count
 from tidemill.transport.grpc.client_connection import (
     ClientCall,
     ClientConnection,
@@ -34,7 +35,7 @@ from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.preface import HTTP1_ANSWER
 from tidemill.transport.http2.stream import Stream
-from tidemill.transport.http2.stream_states import LOCAL_ENDED
+from tidemill.transport.http2.stream_states import LOCAL_ENDED, State
 
 BLOCK, TRAILERS = peer.block(peer.RESPONSE), peer.block(peer.OK_TRAILERS)
 REQUEST_BLOCK = peer.block(peer.GRPC_REQUEST)
@@ -94,7 +95,7 @@ def _http_server(pieces: Iterable[bytes]) -> Connection:
                 has_ended[event.stream.id] = False
                 _on_request(connection, event.stream)
             elif isinstance(event, StreamReset):
-                assert event.stream.is_reset
+                assert event.stream.state is State.RESET
                 has_ended[event.stream.id] = True
             elif isinstance(event, DataReceived):
                 assert has_ended[event.stream.id] is False, "no data after the end"
@@ -112,11 +113,11 @@ def _on_request(connection: Connection, stream: Stream) -> None:
     turn = stream.id // 2 % 5
     if turn == 0:
         _answer(connection, stream)
-    elif turn == 1 and not stream.is_reset:
+    elif turn == 1 and stream.state is not State.RESET:
         connection.reset(stream, ErrorCode.CANCEL)
     elif turn == 2:
         connection.make_room(stream, MESSAGE_BYTES_MAX)
-    elif turn == 3 and not stream.is_reset:
+    elif turn == 3 and stream.state is not State.RESET:
         connection.send_headers(stream, BLOCK, is_last=False)
         connection.send_data(stream, ANSWER)
 
@@ -129,9 +130,9 @@ def _answer(connection: Connection, stream: Stream) -> None:
 def _is_fit(connection: Connection) -> bool:
     """Whether the peer may still ask for something."""
     return not (
-        connection.is_closed or connection._unparsed or connection._block
+        connection.is_closed or connection.unparsed or connection._block
         or connection._needs_settings or connection.is_draining
-        or connection.stream_count == LIMITS.streams_max
+        or stream_count(connection) == LIMITS.streams_max
         or connection._streams.last_id > frames.STREAM_ID_MAX - 2
     )  # fmt: skip
 
@@ -148,7 +149,7 @@ def _check_that_it_serves(connection: Connection, now_s: float) -> None:
     [stream] = [one.stream for one in events if isinstance(one, RequestReceived)]
     assert DataReceived(stream, b"good", is_last=True) in events
     connection.send_response(stream, BLOCK, b"answer", TRAILERS)
-    if stream.send_window < 6 and not stream.is_reset and stream.queue is not None:
+    if stream.send_window < 6 and stream.state is not State.RESET and stream.queue is not None:
         connection.receive(peer.window_update(stream_id, 6 - stream.send_window), now_s)
     found = peer.parse(connection.take_output())
     assert peer.content(found, stream_id) == b"answer"
@@ -224,7 +225,7 @@ def _grpc_client(pieces: Iterable[bytes]) -> Connection:
         calls.append(call)
         connection.send(call, bytes(index * 20_000))
         if index % 2:
-            connection.half_close(call)
+            half_close(connection, call)
     for piece in pieces:
         now_s += PIECE_S
         for event in (*connection.receive(piece, now_s), *connection.check(now_s)):

@@ -11,9 +11,9 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 # What a frame itself says, of no command or of all.
 OF_THE_REQUEST_FRAME = {
     "sequence", "cancelled_polls", "asked_again", "process_id", "stream_number", "alive_clients",
-    "ended_clients", "handed_over_pops",
+    "ended_clients", "handed_over",
 }  # fmt: skip
-OF_THE_REPLY_FRAME = {"config", "failures", "answered_sequence"}
+OF_THE_REPLY_FRAME = {"config", "epoch", "failures", "answered_sequence", "not_master"}
 
 
 def test_both_ends_know_the_same_commands() -> None:

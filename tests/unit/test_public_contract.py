@@ -22,6 +22,9 @@ ONLY_OURS = {
     "Settings.ClientPropertiesEntry",
     "Settings.ClientPropertiesEntry.key",
     "Settings.ClientPropertiesEntry.value",
+    # Under a number that the protocol does not use: what a pull tells besides.
+    "Provenance",
+    "SystemProperties.provenance",
     # Methods, messages and enums of the admin service, each with all its parts.
     "Admin.AdminSendMessage",
     "Admin.DeleteSubscription",

@@ -8,11 +8,23 @@ from fastapi.security import HTTPBearer
 
 from tidemill.admin.brokers import Brokers
 from tidemill.admin.compose import Composer
+from tidemill.admin.controllers import Controllers
 from tidemill.admin.pages import add_pages
 from tidemill.admin.paths import Paths
 from tidemill.admin.problems import RESPONSES, add_problem_handlers
 from tidemill.admin.query import KnownParameters
-from tidemill.admin.routes import broker_groups, groups, messages, timers, topics
+from tidemill.admin.routes import (
+    broker_groups,
+    clients,
+    deliveries,
+    groups,
+    messages,
+    replicas,
+    scaling,
+    timers,
+    topics,
+)
+from tidemill.admin.scaling.demands import Demands
 from tidemill.common.clock import SystemClock
 
 PREFIX = "/api/v1"
@@ -25,13 +37,19 @@ BEARER = HTTPBearer(
 )
 
 
-def create_app(brokers: Brokers) -> FastAPI:
-    """Return the application over these broker groups."""
+ROUTES = (topics, deliveries, scaling, groups, messages, timers, clients, broker_groups, replicas)
+
+
+def create_app(
+    brokers: Brokers, demands: Demands, controllers: Controllers | None = None
+) -> FastAPI:
+    """Return the application over these broker groups, and what there is to do there."""
     clock = SystemClock()
     app = FastAPI(
         title="Tidemill admin API",
         version=API_VERSION,
-        description="Topics, consumer groups, messages, timers and broker groups of a Tidemill"
+        description="Topics, consumer groups, messages, timers, clients and broker groups of a"
+        " Tidemill"
         " cluster.",
         responses=RESPONSES,
         # FastAPI's own pages load from elsewhere, and its document is rendered each time.
@@ -39,9 +57,10 @@ def create_app(brokers: Brokers) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.state.brokers, app.state.clock = brokers, clock
+    app.state.brokers, app.state.demands = brokers, demands
+    app.state.controllers = controllers or Controllers([])
     app.state.composer = Composer(clock)
-    routers = [routes.router for routes in (topics, groups, messages, timers, broker_groups)]
+    routers = [routes.router for routes in ROUTES]
     of_all = [Depends(BEARER), Depends(KnownParameters(PREFIX))]
     for router in routers:
         app.include_router(router, prefix=PREFIX, dependencies=of_all)

@@ -14,11 +14,7 @@ from tidemill.transport.aio.tls import Reloading, TlsFiles, client_context, clus
 
 def broker_credentials(settings: AdminSettings) -> Reloading[grpc.ChannelCredentials] | None:
     """Return the credentials for a channel, None where there is no TLS; raise StartRefused."""
-    files = cluster_files(
-        ca=settings.cluster_tls_ca_file,
-        certificate=settings.cluster_tls_certificate_file,
-        key=settings.cluster_tls_key_file,
-    )
+    files = cluster_files(settings)
     if files is None:
         return None
     return Reloading("cluster", files, functools.partial(_read, files), is_server=False)

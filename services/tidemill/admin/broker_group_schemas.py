@@ -9,15 +9,38 @@ from pydantic import Field
 from tidemill.admin.schemas import Schema, Text
 
 
+class LeftItem(Schema):
+    """What is left of one topic for one consumer group."""
+
+    topic: str = Field(description="The topic.")
+    group: str | None = Field(
+        None, description="The consumer group; missing where nobody has ever read the topic."
+    )
+    messages: int = Field(description="Messages that the group can receive.")
+    in_flight: int = Field(description="Messages that it has, and has not acked yet.")
+    unread: bool = Field(
+        description="Whether it has not begun to read the topic there, and would begin with the"
+        " first message."
+    )
+
+
 class Left(Schema):
     """What is left at a broker group for somebody to receive."""
 
     messages: int = Field(
-        description="Messages that groups can receive; of a topic that no group reads, all it"
-        " holds."
+        description="Messages that groups can receive, summed over the groups that read a topic or"
+        " may: a group that reads nothing anywhere may begin with any. Of a topic that nobody reads"
+        " or may, all it holds."
     )
     in_flight: int = Field(description="Messages that were popped and not acked yet.")
     delayed: int = Field(description="Delayed messages that wait for their time.")
+    items: list[LeftItem] = Field(
+        [], description="Of which topics and groups; of very many only the first."
+    )
+    unnamed: int = Field(0, description="How many more items there are.")
+    at_ms: int | None = Field(
+        None, description="When it was counted, where it cannot be counted now."
+    )
 
 
 class Replica(Schema):
@@ -53,6 +76,11 @@ class BrokerGroup(Schema):
     left: Left | None = Field(
         None, description="Of a draining one: what is left there; missing where nobody knows."
     )
+    last_left: Left | None = Field(
+        None,
+        description="Of a draining one that cannot be asked: what it said last; missing where it"
+        " has said nothing since its home began.",
+    )
 
 
 class BrokerGroupList(Schema):
@@ -67,6 +95,11 @@ class NewMember(Schema):
     address: Text = Field(
         min_length=1, max_length=300, description="host:port at which its broker serves."
     )
+    force: bool = Field(
+        False,
+        description="Also where nobody answers at the address by that name: it gets places of"
+        " message groups all the same, whose messages are refused until it is there.",
+    )
 
 
 class BrokerGroupChange(Schema):
@@ -74,4 +107,6 @@ class BrokerGroupChange(Schema):
 
     dry_run: bool = Field(description="Whether nothing was done.")
     by: str = Field(description="Who asked: what the caller says of itself, and its address.")
-    group: BrokerGroup = Field(description="The broker group.")
+    group: BrokerGroup = Field(
+        description="The broker group; of a removal as it was, with what was left there."
+    )

@@ -245,10 +245,21 @@ class Brokers:
             assert refusal is not None, "there is a home, and it has answered or not"
             if unreachable and len(members) > 1:
                 raise BrokerGroupUnreachable(
-                    f"{_named(unreachable)} cannot be reached, and nobody else has it ({refusal})"
+                    f"{_named(unreachable)} cannot be reached, and those that can have none"
+                    f" ({refusal})"
                 )
             raise refusal
         return Answers(answers, unreachable)
+
+    async def ask_home(self, ask: Callable[[Member], Awaitable[T]]) -> Answers[T]:
+        """Ask the home; while it is away all others say what they have heard of it."""
+        members = await self.members()
+        try:
+            return Answers([Answer(members[0].name, await self._ask(members[0], ask))], [])
+        except AWAY:
+            if len(members) == 1:
+                raise
+        return await self.ask_all(ask)
 
     async def change_all(
         self, check: Callable[[Member], Awaitable[T]],

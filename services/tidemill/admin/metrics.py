@@ -37,15 +37,15 @@ class AdminMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the counters."""
         requests = CounterMetricFamily(
-            "rocketmq_admin_requests_total",
+            "rocketmq_admin_http_requests_total",
             "Requests of the REST API, by the template of the route that served them.",
-            labels=("route", "method", "status"),
+            labels=("route", "method", "code"),
         )
         for (route, method, status), count in self.requests.items():
             requests.add_metric((route, method, str(status)), count)
         yield requests
         yield histogram_family(
-            "rocketmq_admin_request_duration_seconds",
+            "rocketmq_admin_http_seconds",
             "Seconds from a request's head to the end of its answer.",
             ("route", "method"),
             self.durations_ms,

@@ -1,8 +1,12 @@
-"""The pages that show the API to a browser: Swagger UI, from files that were installed with us."""
+"""The pages for a browser: Swagger UI, from files that were installed with us, and failovers.
+
+`history_page.html` has no data in it: it asks the API, and for its token where it has one.
+"""
 
 from __future__ import annotations
 
 import functools
+from importlib import resources
 from pathlib import Path
 
 import fastapi_offline
@@ -14,6 +18,7 @@ from fastapi.staticfiles import StaticFiles
 FILES = Path(fastapi_offline.__file__).parent / "static"
 FILES_PATH = "/docs/files"
 PAGE = "/docs"
+HISTORY_PAGE = "/history"
 DOCUMENT = "/openapi.json"
 # Nothing from elsewhere, even if a later version of the page asked for it; and no other page may
 # show this one in a frame, where its buttons could be pressed for the reader.
@@ -39,6 +44,10 @@ def add_pages(app: FastAPI) -> None:
     async def document() -> Response:
         return Response(rendered(), media_type="application/json")
 
+    @app.get(HISTORY_PAGE, include_in_schema=False)
+    async def history() -> HTMLResponse:
+        return HTMLResponse(history_page(), headers={"Content-Security-Policy": POLICY})
+
     @app.get(PAGE, include_in_schema=False)
     async def docs() -> HTMLResponse:
         page = get_swagger_ui_html(
@@ -50,3 +59,9 @@ def add_pages(app: FastAPI) -> None:
         )
         page.headers["Content-Security-Policy"] = POLICY
         return page
+
+
+@functools.cache
+def history_page() -> str:
+    """Return the page of masters and failovers."""
+    return resources.files("tidemill.admin").joinpath("history_page.html").read_text("utf-8")

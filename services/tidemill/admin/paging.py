@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
-from typing import Annotated, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Query
 
@@ -31,6 +31,8 @@ class Named(Protocol):
 
 
 T = TypeVar("T", bound=Named)
+Place = TypeVar("Place", bound=tuple[Any, ...])  # where an item stands, as places are ordered
+Item = TypeVar("Item")
 
 
 def page_of(items: Sequence[T], size: int, token: str | None) -> tuple[list[T], str | None]:
@@ -39,6 +41,23 @@ def page_of(items: Sequence[T], size: int, token: str | None) -> tuple[list[T], 
     rest = sorted((item for item in items if item.name > after), key=lambda item: item.name)
     page = rest[:size]
     return page, encode_token(page[-1].name) if len(rest) > size else None
+
+
+def merged(
+    found: Iterable[tuple[Place, Item]], ends: Iterable[Place], size: int
+) -> tuple[list[tuple[Place, Item]], str | None]:
+    """Return the first items of several lists, and the token of the next page if there is one.
+
+    `ends` are the places up to which the lists go that have more: what others have behind the first
+    of them waits for the next page.
+    """
+    end = min(ends, default=None)
+    ordered = sorted(found, key=lambda each: each[0])
+    known = [each for each in ordered if end is None or each[0] <= end]
+    page = known[:size]
+    if len(page) < len(known):
+        end = page[-1][0]
+    return page, None if end is None else encode_token(":".join(map(str, end)))
 
 
 def encode_token(name: str) -> str:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
+import grpc
+
 from tidemill.admin.brokers import AWAY, Answer, Brokers, Member
-from tidemill.common.errors import BrokerGroupUnreachable, TopicNotFound
+from tidemill.common.errors import (
+    BrokerGroupUnreachable,
+    DiskFull,
+    GroupDraining,
+    ServiceError,
+    TooFewInSync,
+    TopicNotFound,
+)
 from tidemill.message.queue_choice import place_of_group
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -15,17 +26,76 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 # not hear of it for long.
 HEARING_MAX_S: Final = 2.0
 HEARING_EVERY_S: Final = 0.02
+# It takes no message now; another broker group may. What one that is away did with it is not known:
+# a message of no group may be stored twice, and comes once more then.
+MOVES: Final = (*AWAY, DiskFull, GroupDraining, TooFewInSync)
+
+_turns = count()  # whose turn it is to store a message of no group
 
 
 async def store(
     cluster: Brokers, request: pb.StoreMessageRequest, message_group: str
 ) -> Answer[pb.StoreMessageReply]:
-    """Store a message at the home, or in the one place of its message group."""
+    """Store a message at one who is up, in turn, or in the one place of its message group."""
     members = await cluster.members()
-    if not message_group or len(members) == 1:
-        return Answer(members[0].name, await members[0].client.store_message(request))
-    member = await _placed(cluster, members[0], request, message_group)
-    return Answer(member.name, await member.client.store_message(request))
+    if len(members) == 1:
+        return await _store_at(members[0], request)
+    if message_group:
+        return await _store_at(await _placed(cluster, members[0], request, message_group), request)
+    able = await _find_able(members, request.topic)
+    turn = next(_turns) % len(able)
+    in_turn = [*able[turn:], *able[:turn]]
+    for member in in_turn[:-1]:
+        try:
+            return await _store_at(member, request)
+        except MOVES:
+            continue
+    return await _store_at(in_turn[-1], request)
+
+
+async def _store_at(
+    member: Member, request: pb.StoreMessageRequest
+) -> Answer[pb.StoreMessageReply]:
+    try:
+        return Answer(member.name, await member.client.store_message(request))
+    except AWAY as error:
+        raise type(error)(
+            f"broker group {member.name}: {error.message}; the message may be stored there or not"
+        ) from error
+
+
+async def _find_able(members: Sequence[Member], name: str) -> Sequence[Member]:
+    """Return who is up and has a topic as the home has it; the home alone where it has none."""
+    home = members[0]
+    taking = [member for member in members if not member.is_draining]
+    found = await asyncio.gather(*(_find_incarnation(member, name) for member in taking))
+    by_member = dict(zip(taking, found, strict=True))
+    if by_member.get(home) is None and await _is_up(home):
+        return [home]  # It makes the topic, or refuses; what others have is of one that is deleted.
+    known = [incarnation for incarnation in found if incarnation is not None]
+    if not known:
+        return [home]
+    # While the home is away the newest one is its own: only it makes topics.
+    current = by_member.get(home) or max(known, key=lambda incarnation: incarnation[1])
+    return [member for member in taking if by_member[member] == current]
+
+
+async def _find_incarnation(member: Member, name: str) -> tuple[int, int] | None:
+    """Return which topic of this name a broker group has; None: none, or it does not answer."""
+    if not await _is_up(member):
+        return None
+    try:
+        topic = (await member.client.topic_status(name)).topic
+    except (TopicNotFound, *AWAY):
+        return None
+    return topic.id if member.is_home else topic.home_id, topic.created_at_ms
+
+
+async def _is_up(member: Member) -> bool:
+    try:
+        return await member.client.is_serving()
+    except (ServiceError, grpc.aio.AioRpcError):
+        return False
 
 
 async def _placed(
@@ -52,7 +122,7 @@ async def _placed(
             ) from error
         else:
             # Another incarnation is of a topic that was deleted, and takes its messages with it.
-            if own.topic.home_id == topic.id:
+            if (own.topic.home_id, own.topic.created_at_ms) == (topic.id, topic.created_at_ms):
                 return member
         await asyncio.sleep(HEARING_EVERY_S)
     raise BrokerGroupUnreachable(

@@ -21,9 +21,13 @@ from tidemill.admin.broker_credentials import broker_credentials
 from tidemill.admin.broker_watch import BrokerWatch
 from tidemill.admin.brokers import Brokers
 from tidemill.admin.connections import Connection, Told
+from tidemill.admin.controllers import Controllers
 from tidemill.admin.door import Door, TokenFile
+from tidemill.admin.master_addresses import MasterAddresses
 from tidemill.admin.metrics import AdminMetrics, Measured
 from tidemill.admin.routes.messages import MESSAGES
+from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.server import scaler_server, scaler_tls
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
     announce_ready,
@@ -65,12 +69,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def serve(settings: AdminSettings) -> None:
-    """Serve the REST API until SIGTERM."""
-    registry = Registry(
-        cluster=settings.cluster, node_type="admin", node_id=settings.name or "admin"
-    )
+    """Serve the REST API, and KEDA where that is set, until SIGTERM."""
+    node_id = settings.node_id or settings.name or "admin"
+    registry = Registry(cluster=settings.cluster, node_type="admin", node_id=node_id)
     served, credentials = tls_of(settings), broker_credentials(settings)
-    certificates = Certificates([each for each in (served, credentials) if each is not None])
+    for_keda = scaler_tls(settings)
+    certificates = Certificates(
+        [each for each in (served, credentials, for_keda) if each is not None]
+    )
     registry.register(certificates.collect)
     counted = AdminMetrics()
     registry.register(counted.collect)
@@ -82,9 +88,13 @@ async def serve(settings: AdminSettings) -> None:
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
             await enter(certificates.watching())
+            controllers = Controllers(settings.controllers, credentials)
+            masters = MasterAddresses(controllers)
+            await enter(masters.following())
             connect = functools.partial(
-                broker_client, timeout_ms=settings.request_timeout_ms, credentials=credentials
-            )
+                broker_client, timeout_ms=settings.request_timeout_ms, credentials=credentials,
+                masters=masters,
+            )  # fmt: skip
             brokers = Brokers(settings.broker, connect, timeout_ms=settings.request_timeout_ms)
             await enter(brokers.running())
             watches = [BrokerWatch(await brokers.client_at(a), a) for a in settings.broker]
@@ -99,9 +109,12 @@ async def serve(settings: AdminSettings) -> None:
                     settings.metrics_host, settings.metrics_port
                 )
             )
+            demands = Demands(brokers)
+            await enter(demands.running())
+            scaler = await enter(scaler_server(demands, settings, registry, for_keda))
             await enter(
                 serving(
-                    with_door(create_app(brokers), settings, token, counted),
+                    with_door(create_app(brokers, demands, controllers), settings, token, counted),
                     listener,
                     settings.drain_timeout_ms,
                     tls=newest_of(served) if served else None,
@@ -112,8 +125,8 @@ async def serve(settings: AdminSettings) -> None:
             readiness.phase = "serving"
             scheme = "https" if served else "http"
             address = f"{scheme}://{settings.host}:{listener.getsockname()[1]}"
-            announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url)
-            log.info("admin serves", admin=address, metrics=metrics.url)
+            announce_ready(settings.supervisor_fd, admin=address, metrics=metrics.url, **scaler)
+            log.info("admin serves", admin=address, metrics=metrics.url, **scaler)
             await stop.wait()
             readiness.phase = "draining"
             # Balancers hear of it before the port is closed.

@@ -9,7 +9,9 @@ from tidemill.admin.schemas import (
     Exponential,
     Group,
     GroupProgress,
+    InFlight,
     Progress,
+    PulledTopic,
     Queue,
     QueueLock,
     QueueReset,
@@ -96,8 +98,25 @@ def progress_of(progress: Answers[pb.GroupProgress]) -> GroupProgress:
             ),
             key=lambda lock: -lock.waiting,
         ),
+        pulled=_pulled([each for _, found in progress.answers for each in found.pulled]) or None,
         unreachable=progress.unreachable or None,
     )
+
+
+def _pulled(queues: list[pb.PulledQueue]) -> list[PulledTopic]:
+    """Add up by topic what a group says of what it has pulled."""
+    by_topic: dict[str, list[pb.PulledQueue]] = {}
+    for queue in queues:
+        by_topic.setdefault(queue.topic, []).append(queue)
+    return [
+        PulledTopic(
+            topic=topic,
+            queues=len(of_topic),
+            # What retention took is behind nobody.
+            behind=sum(each.max_offset - max(each.offset, each.min_offset) for each in of_topic),
+        )
+        for topic, of_topic in sorted(by_topic.items())
+    ]
 
 
 def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> QueueLock:
@@ -113,6 +132,24 @@ def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> Queue
         since_ms=lock.popped_at_ms,
         until_ms=lock.until_ms,
         waiting=lock.waiting_count,
+    )
+
+
+def delivery_of(found: pb.InFlight, broker: str) -> InFlight:
+    """Render a message that is in flight."""
+    return InFlight(
+        topic=found.topic,
+        broker=broker,
+        queue=found.queue_id,
+        offset=found.queue_offset,
+        retry=found.is_retry,
+        message_id=found.message_id or None,
+        attempt=found.delivery_attempt,
+        client_id=found.client_id or None,
+        since_ms=found.place.since_ms,
+        until_ms=found.until_ms,
+        renewed=found.renews,
+        on_its_way=found.is_on_its_way,
     )
 
 

@@ -1,4 +1,4 @@
-"""The JSON of the REST API."""
+"""The JSON of topics, consumer groups and deliveries, and what all JSON of the REST API shares."""
 
 from __future__ import annotations
 
@@ -167,6 +167,7 @@ class Topic(Schema):
 class TopicPut(Topic):
     """A topic as it is now."""
 
+    is_new: bool = Field(description="Whether it was created by this call.")
     before: Topic | None = Field(
         None, description="What it was; missing when it is new or has not changed."
     )
@@ -204,6 +205,7 @@ class TopicPage(Schema):
 
     topics: list[Topic] = Field(description="The topics of this page.")
     next_page_token: str | None = NEXT_PAGE
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class Exponential(Schema):
@@ -267,6 +269,15 @@ class Group(Schema):
     )
 
 
+class GroupPut(Group):
+    """A consumer group as it is now."""
+
+    is_new: bool = Field(description="Whether it was created by this call.")
+    before: Group | None = Field(
+        None, description="What it was; missing when it is new or has not changed."
+    )
+
+
 class GroupDeletion(Schema):
     """What deleting a group takes away."""
 
@@ -283,6 +294,7 @@ class GroupPage(Schema):
 
     groups: list[Group] = Field(description="The groups of this page.")
     next_page_token: str | None = NEXT_PAGE
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class Progress(Schema):
@@ -326,6 +338,14 @@ class QueueLock(Schema):
     waiting: int = Field(description="Messages behind it, which nobody gets before.")
 
 
+class PulledTopic(Schema):
+    """How far a group has pulled a topic, by its own word (UpdateOffset)."""
+
+    topic: str = Field(description="Name of the topic.")
+    queues: int = Field(description="Of how many of its queues the group has said so.")
+    behind: int = Field(description="Messages in these that lie behind what it has said.")
+
+
 class GroupProgress(Schema):
     """How far a group is."""
 
@@ -334,6 +354,11 @@ class GroupProgress(Schema):
     topics: list[TopicProgress] = Field(description="In each topic that it has begun to read.")
     locks: list[QueueLock] = Field(
         description="Of a FIFO group: locked queues, those with most behind them first."
+    )
+    pulled: list[PulledTopic] | None = Field(
+        None,
+        description="What it pulls, apart from what its consumers pop; missing where it has never"
+        " said how far it is.",
     )
     unreachable: list[str] | None = UNREACHABLE
 
@@ -356,6 +381,87 @@ class LockReleaseDone(Schema):
     by: str = Field(description="Who asked, as the broker's log says it.")
     group: str = Field(description="Name of the group.")
     released: QueueLock = Field(description="What locked the queue.")
+
+
+class InFlight(Schema):
+    """A message that a consumer has and has not acked."""
+
+    topic: str = Field(description="Topic of the message.")
+    broker: str = Field(description="Name of the broker group that has it.")
+    queue: int = Field(description="Queue of the topic, or with `retry` of its retry topic.")
+    offset: int = Field(description="Its place in that queue.")
+    retry: bool = Field(description="Whether it was delivered before: it is on the retry topic.")
+    message_id: str | None = Field(None, description="Its id; none where it cannot be read.")
+    attempt: int = Field(description="1 for the first delivery.")
+    client_id: str | None = Field(None, description="Who has it; none where that is not known.")
+    since_ms: int = Field(description="When it was popped (Unix, ms).")
+    until_ms: int = Field(
+        description="When it goes to another consumer if nobody acks it (Unix, ms); that moves on"
+        " where it is `renewed`."
+    )
+    renewed: bool = Field(
+        description="Whether the broker extends it while its client lives, as for push consumers."
+    )
+    on_its_way: bool = Field(
+        description="Whether it is to be renewed, and its client has not told yet that it has it:"
+        " until then it is not extended."
+    )
+
+
+class DeliveryPage(Schema):
+    """Some messages in flight, those out longest first; `nextPageToken` asks for the next ones."""
+
+    deliveries: list[InFlight] = Field(description="The messages of this page.")
+    unreachable: list[str] | None = UNREACHABLE
+    next_page_token: str | None = NEXT_PAGE
+
+
+class DeliveryRelease(Schema):
+    """Which messages in flight to give back: what is given must all hold, or `all` alone."""
+
+    topic: Text | None = Field(
+        None, min_length=1, description="Only of this topic, retries included."
+    )
+    queue: int | None = Field(
+        None, ge=0, le=2**31, description="Only of this queue of `topic`, from 0; no retries."
+    )
+    client_id: Text | None = Field(None, min_length=1, description="Only what this client has.")
+    message_id: Text | None = Field(
+        None, min_length=1, description="Only the message with this id."
+    )
+    all: bool = Field(False, description="All that the group has in flight.")
+    dry_run: bool = Field(False, description="Count them, and do nothing.")
+
+    @model_validator(mode="after")
+    def says_which(self) -> Self:
+        """Accept a filter, or `all`, and not both; a queue with its topic."""
+        has_filter = any(
+            one is not None for one in (self.topic, self.queue, self.client_id, self.message_id)
+        )
+        if has_filter == self.all:
+            raise ValueError("give topic, queue, clientId or messageId, or all for all of them")
+        if self.queue is not None and self.topic is None:
+            raise ValueError("a queue is one of a topic: give topic too")
+        return self
+
+
+class BrokerCount(Schema):
+    """How many messages at one broker group."""
+
+    broker: str = Field(description="Name of the broker group.")
+    messages: int = Field(description="How many messages.")
+
+
+class DeliveriesReleased(Schema):
+    """What was given back."""
+
+    dry_run: bool = Field(description="Whether nothing was done.")
+    by: str = Field(description="Who asked, as the brokers' logs say it.")
+    group: str = Field(description="Name of the group.")
+    messages: int = Field(description="How many messages were given back, or would be.")
+    brokers: list[BrokerCount] = Field(description="The same by broker group.")
+    more: bool = Field(description="Whether there are more: ask again.")
+    unreachable: list[str] | None = UNREACHABLE
 
 
 class OffsetReset(Schema):
@@ -400,173 +506,6 @@ class OffsetResetDone(Schema):
     group: str = Field(description="Name of the group.")
     topic: str = Field(description="Name of the topic.")
     queues: list[QueueReset] = Field(description="Each queue of the topic.")
-
-
-class NewMessage(Schema):
-    """A message to send: one kind of body, and at most one way to say when it is delivered."""
-
-    body: Text | None = Field(None, description="The body as text, stored as UTF-8.")
-    body_base64: str | None = Field(None, description="The body as bytes.")
-    tag: Text | None = Field(None, description="Tag, by which consumers filter.")
-    keys: Annotated[list[Text], Few] = Field(
-        [], max_length=ITEMS_MAX, description="Keys, by which it is found."
-    )
-    properties: Annotated[dict[Text, Text], Few] = Field(
-        {}, max_length=ITEMS_MAX, description="Properties, which consumers get."
-    )
-    message_group: Text | None = Field(None, description="Messages of one group stay in order.")
-    deliver_at_ms: int | None = Field(
-        None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True,
-        description="Deliver not before this time (Unix, ms).",
-    )  # fmt: skip
-    deliver_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
-    delay_ms: int | None = Field(
-        None, ge=0, le=EXACT_MAX, strict=True,
-        description="Deliver so long after the broker has it.",
-    )  # fmt: skip
-    delay_level: int | None = Field(
-        None, ge=1, strict=True,
-        description="One of 18 delays from 1 s to 2 h; a higher level is the 18th.",
-    )  # fmt: skip
-
-    @model_validator(mode="after")
-    def one_body_and_time(self) -> Self:
-        """Accept exactly one body and at most one time."""
-        if (self.body is None) == (self.body_base64 is None):
-            raise ValueError("give either body or bodyBase64")
-        times = (self.deliver_at_ms, self.deliver_at, self.delay_ms, self.delay_level)
-        if sum(time is not None for time in times) > 1:
-            raise ValueError("give at most one of deliverAtMs, deliverAt, delayMs and delayLevel")
-        return self
-
-    @property
-    def due_at_ms(self) -> int | None:
-        """When it is to be delivered, however that was written; None: it does not say."""
-        return millis_of(self.deliver_at) if self.deliver_at else self.deliver_at_ms
-
-
-class SentMessage(Schema):
-    """Where a message went: into a queue, or to the timers until it is due."""
-
-    message_id: str = Field(description="Its id, by which it is found.")
-    broker: str = Field(description="Name of the broker group that has it.")
-    queue_id: int = Field(description="The queue that has it, or will have.")
-    queue_offset: int | None = Field(None, description="Where it is there; missing: it waits.")
-    timer_id: int | None = Field(None, description="Number of the timer with which it waits.")
-    deliver_at_ms: int | None = Field(None, description="When it will be delivered (Unix, ms).")
-    recall_handle: str | None = Field(
-        None, description="What a producer's client recalls the message with."
-    )
-
-
-class TimerState(StrEnum):
-    """What became of a delayed message."""
-
-    PENDING = "PENDING"
-    DELIVERED = "DELIVERED"
-    CANCELLED = "CANCELLED"
-    DROPPED = "DROPPED"
-    QUARANTINED = "QUARANTINED"
-
-
-class Timer(Schema):
-    """A delayed message; what it says of itself is missing when its record is gone."""
-
-    timer_id: int = Field(description="Its number, which another broker group may have as well.")
-    broker: str = BROKER
-    state: TimerState = Field(description="What became of it.")
-    topic: str | None = Field(None, description="Where it is due; missing: that is deleted.")
-    queue_id: int = Field(description="The queue in which it will be.")
-    due_at_ms: int = Field(description="When it is delivered (Unix, ms).")
-    scheduled_at_ms: int = Field(description="When it was stored (Unix, ms).")
-    size: int = Field(description="Bytes that it takes in the log.")
-    message_id: str | None = Field(None, description="Id of the message.")
-    tag: str | None = Field(None, description="Tag of the message.")
-    keys: list[str] = Field([], description="Keys of the message.")
-    born_at_ms: int | None = Field(None, description="When its producer made it (Unix, ms).")
-    born_host: str | None = Field(None, description="Host of its producer.")
-
-
-class TimerPage(Schema):
-    """Some pending timers, those due first first; `nextPageToken` asks for those after them."""
-
-    timers: list[Timer] = Field(description="The timers of this page.")
-    unreachable: list[str] | None = UNREACHABLE
-    next_page_token: str | None = NEXT_PAGE
-
-
-class Reschedule(Schema):
-    """When a timer is to be due instead: exactly one of `dueAtMs`, `dueAt` and `delayMs`."""
-
-    due_at_ms: int | None = Field(
-        None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True, description="At this time (Unix, ms)."
-    )
-    due_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
-    delay_ms: int | None = Field(
-        None, ge=0, le=EXACT_MAX, strict=True, description="So long from now."
-    )
-    expected_due_at_ms: int | None = Field(
-        None,
-        ge=-EXACT_MAX,
-        le=EXACT_MAX,
-        description="Refuse with a conflict when it is due at another time by now (Unix, ms).",
-    )
-    expected_due_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
-
-    @model_validator(mode="after")
-    def one_time(self) -> Self:
-        """Accept exactly one time."""
-        times = (self.due_at_ms, self.due_at, self.delay_ms)
-        if sum(time is not None for time in times) != 1:
-            raise ValueError("give either dueAtMs (or dueAt) or delayMs")
-        if self.expected_due_at_ms is not None and self.expected_due_at is not None:
-            raise ValueError("give at most one of expectedDueAtMs and expectedDueAt")
-        return self
-
-
-class Message(Schema):
-    """One stored copy of a message: the original, a retry, or a dead letter."""
-
-    message_id: str = Field(description="Its id.")
-    topic: str = Field(description="The topic that was asked for.")
-    stored_topic: str = Field(description="Where this copy is: there, or a topic of the broker.")
-    broker: str = BROKER
-    queue_id: int = Field(description="Its queue.")
-    queue_offset: int = Field(description="Its offset in the queue.")
-    log_offset: int = Field(description="Where its record begins in the log.")
-    message_type: str = Field(description="NORMAL, FIFO or DELAY.")
-    tag: str | None = Field(None, description="Its tag.")
-    keys: list[str] = Field(description="Its keys.")
-    message_group: str | None = Field(None, description="Group within which it stays in order.")
-    born_at_ms: int = Field(description="When its producer made it (Unix, ms).")
-    born_host: str = Field(description="Host of its producer.")
-    stored_at_ms: int = Field(description="When this copy was stored (Unix, ms).")
-    deliver_at_ms: int | None = Field(None, description="When it was to be delivered (Unix, ms).")
-    delivery_attempt: int = Field(description="1 for the first delivery.")
-    consumer_group: str | None = Field(None, description="Group that this copy was made for.")
-    origin_topic: str | None = Field(None, description="Topic that this copy came from.")
-    reason: str | None = Field(None, description="Why the copy was made.")
-    properties: dict[str, str] = Field(description="Its properties.")
-    body_encoding: str = Field(description="IDENTITY or GZIP.")
-    body_size: int = Field(description="Bytes of the body.")
-    body_base64: str = Field(description="The body as bytes.")
-    body_text: str | None = Field(None, description="The body, when it is UTF-8 text.")
-
-
-class MessageList(Schema):
-    """Messages that were found."""
-
-    messages: list[Message] = Field(description="The copies that were found.")
-    unreachable: list[str] | None = UNREACHABLE
-
-
-class QueueMessages(Schema):
-    """Messages of a queue, in their order."""
-
-    messages: list[Message] = Field(description="The messages; what is damaged is left out.")
-    next_offset: int = Field(description="`fromOffset` of what follows.")
-    min_offset: int = Field(description="Offset of the oldest message that the queue holds.")
-    max_offset: int = Field(description="Offset that its next message gets.")
 
 
 class Problem(BaseModel):

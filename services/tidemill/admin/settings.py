@@ -23,6 +23,12 @@ class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
         description="Addresses (host:port) of brokers. One that is up is enough to find the others"
         " of its cluster.",
     )
+    controllers: Addresses = Field(
+        [],
+        max_length=9,
+        description="Addresses (host:port) of all controllers, where broker groups have several"
+        " replicas.",
+    )
     request_timeout_ms: int = Field(
         5_000, ge=1, description="How long a request waits for a broker."
     )

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from tidemill.admin import paging
 from tidemill.admin.brokers import Answer
-from tidemill.admin.paging import decode_token, encode_token
+from tidemill.admin.paging import decode_token
 from tidemill.admin.schemas import EXACT_MAX
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -72,18 +73,10 @@ def merged(answers: Sequence[Answer[pb.ListTimersReply]], page_size: int) -> Pag
         for broker, reply in answers
         if reply.has_more
     ]
-    end = min(ends, default=None)
-    found = sorted(
-        [
-            (Place(timer.due_at_ms, timer.timer_id, broker), timer)
-            for broker, reply in answers
-            for timer in reply.timers
-        ],
-        key=lambda each: each[0],
-    )
-    known = [each for each in found if end is None or each[0] <= end]
-    page = known[:page_size]
-    if len(page) < len(known):
-        end = page[-1][0]
-    token = None if end is None else encode_token(":".join(map(str, end)))
+    found = [
+        (Place(timer.due_at_ms, timer.timer_id, broker), timer)
+        for broker, reply in answers
+        for timer in reply.timers
+    ]
+    page, token = paging.merged(found, ends, page_size)
     return Page([(place.broker, timer) for place, timer in page], token)

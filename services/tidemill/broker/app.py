@@ -5,30 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import secrets
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from tidemill.broker.data_dir import locked_data_dir
 from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.sync_process import SyncProcess
-from tidemill.common.lifecycle import (
-    announce_ready,
-    die_with_parent,
-    run,
-    settle_memory,
-    stop_on_signal,
-)
+from tidemill.common.lifecycle import die_with_parent, run, stop_on_signal
 from tidemill.common.log import configure_logging
+from tidemill.common.replica_group import Member, ReplicaId
 
 if TYPE_CHECKING:
-    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.controller_link.port import SupervisorPort
+    from tidemill.broker.server.replicas import Controllers
     from tidemill.transport.aio.connect import Connect
     from tidemill.transport.aio.tls import Reloading
 
 log = structlog.get_logger()
+
+INCARNATION_BYTES: Final = 16  # of the name of this run of a replica: nobody else's, by all odds
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,83 +36,113 @@ def main(arguments: Sequence[str]) -> int:
     configure_logging(
         process=settings.name, level=settings.log_level, log_format=settings.log_format
     )
-    if settings.supervisor_fd is not None:
+    if settings.supervisor_fd is not None or settings.controllers_fd is not None:
         die_with_parent()
+    if settings.controllers and settings.controllers_fd is None:
+        return supervise(settings, arguments)
     # Before gRPC, threads and the event loop exist: their locks do not survive a fork. The log has
     # a helper of its own, so that it never waits behind a long background sync.
     log_syncs, background_syncs = SyncProcess.fork("log sync"), SyncProcess.fork("background sync")
-    return run(lambda: serve(settings, log_syncs, background_syncs))
+    port = port_of(settings)
+    return run(lambda: serve(settings, log_syncs, background_syncs, port))
+
+
+def supervise(settings: BrokerSettings, arguments: Sequence[str]) -> int:
+    """Be the first process of a replica, whose broker is started by it."""
+    from tidemill.broker.controller_link.supervisor import main as run_supervisor
+    from tidemill.transport.aio.tls import Certificates
+
+    _, tls = cluster_tls(settings)
+    certificates = Certificates([] if tls is None else [tls])
+    return run_supervisor(settings, arguments, connect_of(tls), certificates)
+
+
+def port_of(settings: BrokerSettings) -> SupervisorPort | None:
+    """Return the way to the controllers, where this broker is a replica with a supervisor."""
+    if settings.controllers_fd is None:
+        return None
+    from tidemill.broker.controller_link.port import SupervisorPort
+
+    return SupervisorPort(settings.controllers_fd)
 
 
 async def serve(
-    settings: BrokerSettings, log_syncs: SyncProcess, background_syncs: SyncProcess
+    settings: BrokerSettings,
+    log_syncs: SyncProcess,
+    background_syncs: SyncProcess,
+    controllers: Controllers | None = None,
 ) -> None:
-    """Run the broker until SIGTERM, then drain it and close the store cleanly."""
-    from tidemill.broker.metrics import BrokerMetrics, Lag, TopicSizes, Traffic
-    from tidemill.broker.server.durability import Durability
-    from tidemill.broker.server.grpc_server import broker_server
-    from tidemill.broker.server.lag import LagReader
-    from tidemill.broker.server.long_polling import LongPolling
-    from tidemill.broker.server.members import Members
-    from tidemill.broker.server.rounds import Rounds
-    from tidemill.broker.server.topic_sizes import SizeReader
-    from tidemill.broker.store import open_engine
-    from tidemill.broker.timer_metrics import TimerMetrics
-    from tidemill.common.clock import SystemClock
-    from tidemill.common.metrics import MetricsServer, Registry
-    from tidemill.common.readiness import Readiness
-    from tidemill.transport.aio.tls import Certificates, newest_of
+    """Run the broker until SIGTERM, then drain it and close the store cleanly.
+
+    One of several replicas hears of `controllers` which of them is the master. When it is that no
+    more its store is opened again, by the same process.
+    """
+    from tidemill.broker.engine.group_log import MustBeEmptied
+    from tidemill.broker.life import Process
+    from tidemill.broker.server.replicas import SteppedDown
+    from tidemill.broker.store import give_up_store
+    from tidemill.transport.aio.tls import Certificates
 
     cluster, members_tls = cluster_tls(settings)
     certificates = Certificates([each for each in (cluster, members_tls) if each is not None])
-    clock = SystemClock()
-    registry = Registry(cluster=settings.cluster, node_type="broker", node_id=settings.name)
+    me = new_run(settings)
     with (
+        # Before signals are caught: whoever is stopped while it waits for its folder just ends.
+        locked_data_dir(settings.data_dir, wait_ms=settings.data_dir_wait_ms),
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
-        locked_data_dir(settings.data_dir),
-        open_engine(settings, now_ms=clock.wall_ms()) as engine,
     ):
-        readiness = Readiness()
-        traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
-        rounds = Rounds(
-            engine,
-            durability=Durability(engine, log_syncs),
-            background_syncs=background_syncs,
-            clock=clock,
-            polls=LongPolling(parked_max=settings.parked_max),
-            pending_bytes_max=settings.pending_bytes_max,
-            clock_hold_ms=settings.timer_clock_hold_ms,
-        )
-        members = Members(rounds, connect_of(members_tls))
-        BrokerMetrics(registry, traffic, lag, sizes, rounds)
-        TimerMetrics(registry, rounds)
-        registry.register(certificates.collect)
-        registry.register(members.collect)
         async with (
             log_syncs.attached(),
             background_syncs.attached(),
             watched(log_syncs, background_syncs),
-            running(rounds),
             certificates.watching(),
-            MetricsServer(
-                registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
-            ).serving(settings.metrics_host, settings.metrics_port) as metrics,
-            broker_server(
-                rounds, traffic, members, settings, newest_of(cluster) if cluster else None
-            ) as server,
-            members.running(),
+            tied(controllers, stop),
         ):
-            registry.register(server.collect)
-            settle_memory()
-            readiness.phase = "serving"
-            announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)
-            log.info("broker serves", grpc=server.address, metrics=metrics.url)
-            await stop.wait()
-            log.info("broker drains")
-            readiness.phase = "draining"
-            rounds.drain()
-            await server.drain(settings.drain_timeout_ms)
+            process = Process(
+                settings, log_syncs, background_syncs, cluster, connect_of(members_tls),
+                certificates, stop,
+            )  # fmt: skip
+            is_over = False
+            while not is_over:
+                try:
+                    if controllers is None:
+                        await process.live_alone()
+                    else:
+                        await process.live_as_replica(me, controllers)
+                    is_over = True
+                except* SteppedDown:
+                    log.info("the store is opened again, as a replica's")
+                except* MustBeEmptied as error:
+                    log.warning("the store is emptied, and copied again", reason=str(error))
+                    give_up_store(settings.data_dir)
+                    # What was acked of the store that is gone counts for nobody (F-11).
+                    me = new_run(settings)
     log.info("broker stopped")
+
+
+def new_run(settings: BrokerSettings) -> Member:
+    """Return a name for a run of this replica."""
+    return Member(ReplicaId(settings.replica_id), secrets.token_hex(INCARNATION_BYTES))
+
+
+@contextlib.asynccontextmanager
+async def tied(controllers: Controllers | None, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Speak with the supervisor until the block ends; without it this process stops."""
+    from tidemill.broker.controller_link.port import SupervisorPort
+
+    if not isinstance(controllers, SupervisorPort):
+        yield
+        return
+
+    async def speak() -> None:
+        await controllers.run()
+        log.error("the supervisor is gone: this broker stops")
+        stop.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        speaking = tasks.create_task(speak(), name="supervisor")
+        yield
+        speaking.cancel()
 
 
 def cluster_tls(
@@ -125,11 +154,7 @@ def cluster_tls(
     """
     from tidemill.transport.aio.tls import Reloading, client_context, cluster_files, server_context
 
-    files = cluster_files(
-        ca=settings.cluster_tls_ca_file,
-        certificate=settings.cluster_tls_certificate_file,
-        key=settings.cluster_tls_key_file,
-    )
+    files = cluster_files(settings)
     if files is None:
         return None, None
     return (
@@ -144,15 +169,6 @@ def connect_of(tls: Reloading[ssl.SSLContext] | None) -> Connect:
     from tidemill.transport.aio.tls import newest_of
 
     return connected if tls is None else functools.partial(connected, tls=newest_of(tls))
-
-
-@contextlib.asynccontextmanager
-async def running(rounds: Rounds) -> AsyncIterator[None]:
-    """Run the round loop; at the end of the block do one last round and wait for it."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(rounds.run(), name="rounds")
-        yield
-        rounds.stop()
 
 
 @contextlib.asynccontextmanager

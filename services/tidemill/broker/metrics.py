@@ -6,7 +6,7 @@ one that is created shows zeros from the next scrape on.
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.pop.state import DELIVERY_BUCKETS_MS
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import (
     Labels,
@@ -25,6 +26,7 @@ from tidemill.common.metrics import (
     histogram_family,
     histogram_parts,
 )
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
@@ -50,8 +52,10 @@ STORAGE = ("local", "disk")
 
 RPC_LABELS = ("protocol_type", "request_code", "response_code", "is_long_polling", "result")
 OUT_LABELS = ("topic", "consumer_group", "is_retry", "is_system")
-SIZE_LABELS = (*STORAGE_LABELS, "topic", "is_system")
 IN_LABELS = ("topic", "message_type", "is_system")
+PAIR_LABELS = ("topic", "consumer_group")
+WAIT_LABELS = (*PAIR_LABELS, "message_type")
+MS_PER_S = 1_000
 
 
 class Traffic:
@@ -64,6 +68,9 @@ class Traffic:
         self.sent: dict[tuple[TopicId, GroupId], list[int]] = {}
         # By topic id and group id: one count an AckResult.
         self.acks: dict[tuple[TopicId, GroupId], list[int]] = {}
+        # Milliseconds that messages were ready before they were handed to a consumer, by topic id,
+        # group id and message type.
+        self.waits: Histogram[tuple[TopicId, GroupId, int]] = Histogram(DELIVERY_BUCKETS_MS)
         # From a frame's arrival to its answer, by RPC_LABELS.
         self.latencies: Histogram[Labels] = Histogram()
 
@@ -94,6 +101,24 @@ class Traffic:
         counts[at] += len(attempts)
         counts[at + 1] += size
 
+    def handed_over(
+        self, topic_id: TopicId, group_id: GroupId, waits_ms: Sequence[int], blobs: Sequence[bytes]
+    ) -> None:
+        """Count how long the messages of a batch were ready, which is of one queue."""
+        kind = blobs[0][MESSAGE_TYPE_AT]
+        label = topic_id, group_id, kind if kind <= _KIND_MAX else 0
+        # The oldest is the first: where it and the last fall into one bucket all do. A topic has
+        # one type, but for mixed ones, of which the first message speaks for its batch.
+        first, last = waits_ms[0], waits_ms[-1]
+        observe = self.waits.observe
+        if first == last or bisect_left(DELIVERY_BUCKETS_MS, first) == bisect_left(
+            DELIVERY_BUCKETS_MS, last
+        ):
+            observe(label, sum(waits_ms) / len(waits_ms), len(waits_ms))
+            return
+        for wait_ms in waits_ms:
+            observe(label, wait_ms)
+
     def acked(self, topic_id: TopicId, group_id: GroupId, result: int) -> None:
         """Count an ack."""
         counts = self.acks.get((topic_id, group_id))
@@ -104,11 +129,15 @@ class Traffic:
 class TopicLag:
     """How far a group is in all queues of a topic, or of its retry topic."""
 
-    __slots__ = ("in_flight_count", "oldest_ready_at_ms", "oldest_unacked_at_ms", "ready_count")
+    __slots__ = (
+        "in_flight_count", "oldest_popped_at_ms", "oldest_ready_at_ms", "oldest_unacked_at_ms",
+        "ready_count",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.ready_count = self.in_flight_count = 0
-        self.oldest_unacked_at_ms = self.oldest_ready_at_ms = 0  # 0: nothing is
+        # 0: nothing is
+        self.oldest_unacked_at_ms = self.oldest_ready_at_ms = self.oldest_popped_at_ms = 0
 
     def add(self, queue: QueueProgress) -> None:
         """Add one queue."""
@@ -116,6 +145,7 @@ class TopicLag:
         self.in_flight_count += queue.in_flight_count
         self.oldest_unacked_at_ms = _earlier(self.oldest_unacked_at_ms, queue.oldest_unacked_at_ms)
         self.oldest_ready_at_ms = _earlier(self.oldest_ready_at_ms, queue.oldest_ready_at_ms)
+        self.oldest_popped_at_ms = _earlier(self.oldest_popped_at_ms, queue.oldest_popped_at_ms)
 
 
 def _earlier(one_ms: int, other_ms: int) -> int:
@@ -131,13 +161,6 @@ class Lag:
         self.of_topics: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
         self.in_flight_count = 0  # of all of them
         self.now_ms = 0
-
-
-class TopicSizes:
-    """How much of the log the messages of each topic take, as of the last time somebody asked."""
-
-    def __init__(self) -> None:
-        self.log_bytes: dict[TopicId, int] = {}
 
 
 class MeteredRounds(Protocol):
@@ -169,6 +192,16 @@ class MeteredRounds(Protocol):
         ...
 
     @property
+    def append_times_us(self) -> Histogram[tuple[()]]:
+        """How long rounds took to write what they appended."""
+        ...
+
+    @property
+    def sync_times_us(self) -> Histogram[tuple[()]]:
+        """How long syncs of the log took."""
+        ...
+
+    @property
     def revive_latencies(self) -> Histogram[tuple[()]]:
         """How long rounds took to revive what was due."""
         ...
@@ -182,17 +215,17 @@ class BrokerMetrics:
         registry: Registry,
         traffic: Traffic,
         lag: Lag,
-        sizes: TopicSizes,
         rounds: MeteredRounds,
     ) -> None:
         self._traffic = traffic
         self._lag = lag
-        self._sizes = sizes
         self._rounds = rounds
         self._in_sets = registry.bounded("rocketmq_messages_in_total", IN_LABELS)
         self._out_sets = registry.bounded("rocketmq_messages_out_total", OUT_LABELS)
+        self._wait_sets = registry.bounded("rocketmq_e2e_delivery_seconds", WAIT_LABELS)
+        self._ack_sets = registry.bounded("rocketmq_ack_seconds", PAIR_LABELS)
         self._lag_sets = registry.bounded("rocketmq_consumer_lag_messages", OUT_LABELS)
-        self._size_sets = registry.bounded("rocketmq_storage_topic_bytes", SIZE_LABELS)
+        self._dead_letter_sets = registry.bounded("rocketmq_dlq_messages", ("consumer_group",))
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
@@ -204,72 +237,21 @@ class BrokerMetrics:
         yield from self._collect_engine(topics, groups)
         yield from self._collect_lag(topics, groups)
         yield from self._collect_pop()
-        yield from self._collect_storage()
-        yield from self._collect_sizes(topics)
-        yield from self._collect_repairs()
+        yield from self._collect_dead_letters(groups)
 
-    def _collect_storage(self) -> Iterator[Metric]:
-        engine = self._rounds.engine
-        log = engine.log
-        total_bytes = engine.disk.total_bytes()
-        oldest_at_ms = log.first_stored_at_ms(0) if log.committed_offset > log.min_offset else 0
-        for name, help_, value in (
-            ("size", "Bytes used on the volume.", total_bytes - engine.free_bytes),
-            ("free_bytes", "Bytes that can still be written.", engine.free_bytes),
-            (
-                "disk_used_ratio",
-                "Used part of what processes can use of the volume.",
-                (total_bytes - engine.free_bytes) / total_bytes if total_bytes else 0,
-            ),
-            (
-                "full_in_seconds",
-                "Until the volume is full, at the last hour's rate; +Inf: never.",
-                self._rounds.disk_full_in_s,
-            ),
-            ("flush_behind_bytes", "Appended and not synced.", log.log_end - log.committed_offset),
-            ("dispatch_behind_bytes", "Not indexed: that is one step with the append.", 0),
-            (
-                "message_reserve_time",
-                "Ms since the oldest record was stored.",
-                self._rounds.now_ms - oldest_at_ms if oldest_at_ms else 0,
-            ),
-        ):
-            gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
-            gauge.add_metric(STORAGE, value)
-            yield gauge
-
-    def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
+    def _collect_dead_letters(self, groups: dict[GroupId, Group]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
-            "rocketmq_storage_topic_bytes",
-            "Bytes of the log that a topic's messages take; of a queue with more than 256 messages "
-            "estimated from the sizes of 256 of them.",
-            labels=SIZE_LABELS,
-        )
-        overflows: Counter[Labels] = Counter()
-        for topic_id, log_bytes in list(self._sizes.log_bytes.items()):
-            topic = topics.get(topic_id)
-            if topic is None:
-                continue
-            labels = (*STORAGE, topic.name, _flag(topic.is_system))
-            admitted = self._size_sets.admit(labels)
-            if admitted == labels:
-                gauge.add_metric(labels, log_bytes)
-                yield from full_parts(gauge)
-            else:
-                overflows[admitted] += log_bytes
-        for admitted, log_bytes in overflows.items():
-            gauge.add_metric(admitted, log_bytes)
+            "rocketmq_dlq_messages", "Messages in a group's dead-letter topic.",
+            labels=("consumer_group",),
+        )  # fmt: skip
+        catalog = self._rounds.engine.catalog
+        for group in list(groups.values()):
+            topic = catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}{group.name}")
+            queues = catalog.queues_of(topic) if topic is not None else []
+            (name,) = self._dead_letter_sets.admit((group.name,))
+            gauge.add_metric((name,), sum(each.max_offset - each.min_offset for each in queues))
+            yield from full_parts(gauge)
         yield gauge
-
-    def _collect_repairs(self) -> Iterator[Metric]:
-        repaired = CounterMetricFamily(
-            "rocketmq_storage_repaired_files_total",
-            "Damaged files that were derived from the log again.",
-            labels=("folder",),
-        )
-        for folder, count in self._rounds.engine.repairs.counts.items():
-            repaired.add_metric((folder,), count)
-        yield repaired
 
     def _collect_pop(self) -> Iterator[Metric]:
         """Yield the state of the delivery table, which is what the reference's buffer became."""
@@ -375,7 +357,7 @@ class BrokerMetrics:
                 continue
             for at, is_retry in ((0, "false"), (2, "true")):
                 labels = self._out_sets.admit(
-                    (topic.name, group.name, is_retry, _flag(topic.is_system))
+                    (topic.name, group.name, is_retry, flag(topic.is_system))
                 )
                 messages.add_metric(labels, counts[at])
                 size.add_metric(labels, counts[at + 1])
@@ -384,6 +366,31 @@ class BrokerMetrics:
                 acks.add_metric((topic.name, group.name, "store", name), results[result])
             yield from full_parts(messages, size, acks)
         yield from (messages, size, acks)
+
+        def labels_of_wait(key: tuple[TopicId, GroupId, int]) -> Labels | None:
+            topic, group = topics.get(key[0]), groups.get(key[1])
+            if topic is None or group is None:
+                self._traffic.waits.drop(key)
+                return None
+            return self._wait_sets.admit((topic.name, group.name, _type_name(key[2])))
+
+        yield from histogram_parts(
+            "rocketmq_e2e_delivery_seconds",
+            "Seconds from when a message became ready to when it was handed to a consumer.",
+            WAIT_LABELS, self._traffic.waits, labels_of_wait, divisor=MS_PER_S,
+        )  # fmt: skip
+
+        def labels_of_ack(key: tuple[GroupId, TopicId]) -> Labels | None:
+            topic, group = topics.get(key[1]), groups.get(key[0])
+            if topic is None or group is None:
+                return None
+            return self._ack_sets.admit((topic.name, group.name))
+
+        yield from histogram_parts(
+            "rocketmq_ack_seconds",
+            "Seconds from when a message was handed to a consumer to its ack.",
+            PAIR_LABELS, self._rounds.engine.state.ack_times_ms, labels_of_ack, divisor=MS_PER_S,
+        )  # fmt: skip
 
     def _collect_engine(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
@@ -409,6 +416,21 @@ class BrokerMetrics:
             "CK and ACK entries written.",
             labels=("topic", "consumer_group", "revive_message_type", "put_status"),
         )
+        again = CounterMetricFamily(
+            "rocketmq_redelivery_total",
+            "Messages that are delivered once more: not acked in time, or given back.",
+            labels=("topic", "consumer_group", "reason"),
+        )
+        locked = CounterMetricFamily(
+            "rocketmq_pop_lock_conflict_total",
+            "Pops that got nothing, and met an ordered queue that a delivery locks.",
+            labels=("topic", "consumer_group"),
+        )
+        filtered = CounterMetricFamily(
+            "rocketmq_pop_filtered_retry_total",
+            "Redeliveries that were passed over: the filter does not take them any more.",
+            labels=("topic", "consumer_group"),
+        )
         damaged = CounterMetricFamily(
             "rocketmq_damaged_messages_total",
             "Messages that were damaged in the log, and dead-lettered without their body.",
@@ -421,9 +443,13 @@ class BrokerMetrics:
         )
         given_back = CounterMetricFamily(
             "rocketmq_pop_given_back_messages_total",
-            "Messages made visible again because the client that held them ended, or fell silent.",
+            "Messages made visible again because the client that held them ended, fell silent, or"
+            " has not told that it had them, or because an operator released them.",
             labels=("topic", "consumer_group", "reason"),
         )
+        families = (
+            written, dead, revived, expired, again, locked, filtered, damaged, extended, given_back,
+        )  # fmt: skip
         counts = self._rounds.engine.state.counts
         for topic_id, group_id in list(self._traffic.sent):
             topic, group = topics.get(topic_id), groups.get(group_id)
@@ -435,13 +461,18 @@ class BrokerMetrics:
             dead.add_metric((*pair, "false"), counts["dead_lettered", group_id, topic_id])
             revived.add_metric((*pair, "put_ok"), counts["revived", group_id, topic_id])
             expired.add_metric(pair, counts["expired_before_revive", group_id, topic_id])
+            for reason in ("expired", "nack"):
+                count = counts[f"again_{reason}", group_id, topic_id]
+                again.add_metric((*pair, reason), count)
+            locked.add_metric(pair, counts["lock_conflict", group_id, topic_id])
+            filtered.add_metric(pair, counts["filtered_retry", group_id, topic_id])
             damaged.add_metric(pair, counts["damaged", group_id, topic_id])
             extended.add_metric(pair, counts["extended", group_id, topic_id])
-            for reason in ("ended", "silent"):
+            for reason in ("ended", "silent", "unread", "released"):
                 count = counts[f"given_back_{reason}", group_id, topic_id]
                 given_back.add_metric((*pair, reason), count)
-            yield from full_parts(written, dead, revived, expired, damaged, extended, given_back)
-        yield from (written, dead, revived, expired, damaged, extended, given_back)
+            yield from full_parts(*families)
+        yield from families
 
     def _collect_lag(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
@@ -456,18 +487,26 @@ class BrokerMetrics:
                 ("queueing_latency", "Ms since the oldest ready message became ready."),
             )
         }
+        held = GaugeMetricFamily(
+            "rocketmq_pop_inflight_oldest_seconds",
+            "How long the oldest message has been with a consumer; not those of retry topics.",
+            labels=PAIR_LABELS,
+        )
         for (group_id, topic_id, is_retry), found in self._lag.of_topics.items():
             topic, group = topics.get(topic_id), groups.get(group_id)
             if topic is None or group is None:
                 continue
-            labels = self._lag_sets.admit((topic.name, group.name, _flag(is_retry), "false"))
+            labels = self._lag_sets.admit((topic.name, group.name, flag(is_retry), "false"))
             gauges["ready_messages"].add_metric(labels, found.ready_count)
             gauges["inflight_messages"].add_metric(labels, found.in_flight_count)
             gauges["lag_messages"].add_metric(labels, found.ready_count + found.in_flight_count)
             gauges["lag_latency"].add_metric(labels, self._age_ms(found.oldest_unacked_at_ms))
             gauges["queueing_latency"].add_metric(labels, self._age_ms(found.oldest_ready_at_ms))
-            yield from full_parts(*gauges.values())
-        yield from gauges.values()
+            if not is_retry:
+                held_ms = self._age_ms(found.oldest_popped_at_ms)
+                held.add_metric(labels[:2], held_ms / MS_PER_S)
+            yield from full_parts(held, *gauges.values())
+        yield from (held, *gauges.values())
 
     def _age_ms(self, at_ms: int) -> int:
         return max(0, self._lag.now_ms - at_ms) if at_ms else 0
@@ -477,5 +516,6 @@ def _type_name(kind: int) -> str:
     return _MESSAGE_TYPES[kind]
 
 
-def _flag(value: bool) -> str:
+def flag(value: bool) -> str:
+    """Return a label's value of what is or is not."""
     return "true" if value else "false"

@@ -52,7 +52,7 @@ class PosixFile:
         try:
             return os.pread(self._fd, size, offset)
         except OSError as error:
-            raise ReadFailed(f"reading {self.name}: {error}") from error
+            raise ReadFailed(f"reading {self.name} at byte {offset}: {error}") from error
 
     def advise(self, offset: int, size: int) -> None:
         """Let the kernel read ahead."""

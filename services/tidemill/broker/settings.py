@@ -9,9 +9,19 @@ from pydantic import Field, model_validator
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
-from tidemill.common.settings import ClusterTlsSettings, Flag, Folder, Port, is_loopback
+from tidemill.common.settings import (
+    Addresses,
+    ClusterTlsSettings,
+    Flag,
+    Folder,
+    Port,
+    is_loopback,
+    is_unspecified,
+)
 
 MIB = 1 << 20
+REPLICA_NAME_CHARS_MAX = 80  # a group's name has 64, and an ordinal follows
+REPLICA_ID_MAX = 999  # ordinals of a StatefulSet, of which a group has three or five
 _ENGINE = EngineConfig()  # Defaults stand there: these are what a user sees of them.
 _TIMER = _ENGINE.timer
 
@@ -21,8 +31,28 @@ class BrokerSettings(ClusterTlsSettings):
 
     command: ClassVar[str] = "broker"
 
-    name: str = Field("broker-0", min_length=1, description="Name of this broker.")
+    name: str = Field("broker-0", min_length=1, description="Name of the broker group.")
+    replica_name: str = Field(
+        "",
+        max_length=REPLICA_NAME_CHARS_MAX,
+        description="Name of this replica of the broker group, which is shown as its master; empty:"
+        " the group's name.",
+    )
+    replica_id: int = Field(
+        -1,
+        ge=-1,
+        le=REPLICA_ID_MAX,
+        description="Number of this replica of the broker group, from 0; -1: the group has no other"
+        " replica, and no controller.",
+    )
     data_dir: Folder = Field(Path("data"), description="Folder of the store; made when missing.")
+    data_dir_wait_ms: int = Field(
+        0,
+        ge=0,
+        le=600_000,
+        description="How long a start waits for another broker to leave data_dir; 0: it is refused"
+        " at once.",
+    )
     grpc_host: str = Field("127.0.0.1", description="Address on which proxies are served.")
     grpc_port: Port = Field(10911, description="Port on which proxies are served; 0: a free one.")
     grpc_reuse_port: Flag = Field(
@@ -35,6 +65,21 @@ class BrokerSettings(ClusterTlsSettings):
     )
     drain_timeout_ms: int = Field(
         10_000, ge=0, description="How long a stop waits for requests that are in flight."
+    )
+
+    controllers: Addresses = Field(
+        [],
+        max_length=9,
+        description="Addresses (host:port) of all controllers. With them this process is the first"
+        " of a replica: it starts the broker, tells them how that is, and starts it again.",
+    )
+    controllers_fd: int | None = Field(
+        None, description="Set by the first process of a replica: where it is spoken to."
+    )
+    replica_address: str = Field(
+        "",
+        description="Address (host:port) at which other replicas and proxies reach this replica;"
+        " empty: where it listens, which must then be one address and not all of the machine's.",
     )
 
     auto_create: Flag = Field(
@@ -174,5 +219,18 @@ class BrokerSettings(ClusterTlsSettings):
                 " may do everything: set cluster_tls_ca_file, cluster_tls_certificate_file and"
                 " cluster_tls_key_file here, in the proxies and in the admin process, or set"
                 " plain_links where nobody else is on the network"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_replica(self) -> Self:
+        """Refuse controllers without a replica that they could decide about."""
+        if self.controllers and self.replica_id < 0:
+            raise ValueError("controllers are for one of several replicas: set replica_id, from 0")
+        host = self.replica_address.rpartition(":")[0] if self.replica_address else self.grpc_host
+        if self.controllers and is_unspecified(host):
+            raise ValueError(
+                f"others cannot reach this replica at {host or 'no host'}: set replica_address to"
+                " the host and port at which they do"
             )
         return self

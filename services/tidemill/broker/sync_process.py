@@ -58,6 +58,9 @@ class SyncProcess:
         self._reply: asyncio.Future[None] | None = None
         self._failure: SyncFailed | None = None
         self._failed = asyncio.Event()
+        self._abandoned = (
+            0  # syncs under way whose callers have gone: nobody waits for their replies
+        )
 
     @classmethod
     def fork(cls, name: str) -> SyncProcess:
@@ -108,6 +111,9 @@ class SyncProcess:
         try:
             socket.send_fds(self._connection, [_REQUEST], descriptors)
             await self._reply
+        except asyncio.CancelledError:
+            self._abandoned += self._reply.cancelled()
+            raise
         except OSError as error:
             self._fail(f"the sync process cannot be reached: {error}")
             raise SyncFailed(str(self._failure)) from error
@@ -125,6 +131,10 @@ class SyncProcess:
             self._fail("the sync process has ended")
             return
         (error,) = _REPLY.unpack(packet)
+        if self._abandoned:
+            self._abandoned -= 1
+            if not error:
+                return
         if error:
             self._fail(f"fdatasync failed: {os.strerror(error)}")
         elif self._reply is not None and not self._reply.done():

@@ -6,7 +6,8 @@ Counted by topic id and shown by name: a topic that is deleted takes its series 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import (
@@ -15,7 +16,9 @@ from prometheus_client.core import (
     Metric,
 )
 
+from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.layout.numbers import TopicId
+from tidemill.broker.engine.timer.audit import NO_TOPIC
 from tidemill.broker.engine.timer.census import BOUNDS_S, PEAK_WINDOWS_S
 from tidemill.broker.metrics import STORAGE, STORAGE_LABELS, MeteredRounds
 from tidemill.common.histogram import Histogram
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 RECALL_RESULTS = ("recalled", "already_fired", "not_found", "duplicate")
 RESCHEDULE_RESULTS = ("rescheduled", "already_fired", "not_found", "conflict")
 FLOW_CONTROL_REASONS = ("slot_full", "backlog", "horizon")
-UNKNOWN = ""  # topic of a request that named no timer
+DROP_REASONS = (TimerReason.TOPIC_DELETED, TimerReason.EXPIRED, TimerReason.DAMAGED)
+UNKNOWN = ""  # topic of a request that named no timer, and of what is of a topic that is gone
+_DELAYED = (3, 7)  # types of topics that may have delayed messages: DELAY and MIXED
 
 
 class TimerMetrics:
@@ -56,12 +61,32 @@ class TimerMetrics:
     def _by_topic(
         self, family: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[TopicId, int]
     ) -> Iterator[Metric]:
-        for topic_id, count in list(counts.items()):
-            name = self._name(TopicId(topic_id))
-            if name is not None:
-                family.add_metric((*STORAGE, name), count)
+        """Yield a count a topic: 0 for those that may have delayed messages and have had none."""
+        for topic in list(self._rounds.engine.catalog.topics.values()):
+            if topic.id in counts or topic.type in _DELAYED:
+                name = self._topics.admit((topic.name,))[0]
+                family.add_metric((*STORAGE, name), counts.get(topic.id, 0))
                 yield from full_parts(family)
         yield family
+
+    def _seen(self, counted: Iterable[int] = ()) -> Iterator[tuple[TopicId, str]]:
+        """Yield no topic, those of which the timers have seen something, and those of `counted`.
+
+        One by one: twenty thousand of them are no slice.
+        """
+        timers = self._rounds.engine.timers
+        delays, pending = timers.delays, timers.index.counts.pending
+        yield NO_TOPIC, UNKNOWN
+        waiting = (topic_id for topic_id in list(pending) if topic_id not in delays)
+        others = (
+            topic_id
+            for topic_id in map(TopicId, counted)
+            if topic_id and topic_id not in delays and topic_id not in pending
+        )
+        for topic_id in chain(delays.labels, waiting, others):
+            name = self._name(topic_id)
+            if name is not None:
+                yield topic_id, name
 
     def _collect_pipeline(self, engine: Engine) -> Iterator[Metric]:
         timers, labels = engine.timers, (*STORAGE_LABELS, "topic")
@@ -147,12 +172,10 @@ class TimerMetrics:
             (recalls, timers.recalled, RECALL_RESULTS),
             (moves, timers.rescheduled, RESCHEDULE_RESULTS),
         ):
-            for topic_id in {topic_id for topic_id, _ in counts}:
-                topic = self._name(TopicId(topic_id)) if topic_id else UNKNOWN
-                if topic is not None:
-                    for result in results:
-                        family.add_metric((topic, result), counts[topic_id, result])
-                    yield from full_parts(family)
+            for topic_id, topic in self._seen(dict.fromkeys(one for one, _ in counts)):
+                for result in results:
+                    family.add_metric((topic, result), counts[topic_id, result])
+                yield from full_parts(family)
         refused = CounterMetricFamily(
             "rocketmq_timer_flow_control_total", "Refused delayed sends.", labels=("reason",)
         )
@@ -177,28 +200,37 @@ class TimerMetrics:
             "Given up and dead-lettered.",
             labels=("topic", "reason"),
         )
-        for (topic_id, why), count in list(timers.deliverer.dropped.items()):
-            # Mostly of topics that are gone: these keep the series of no topic.
-            dropped.add_metric((self._name(TopicId(topic_id)) or UNKNOWN, why.name.lower()), count)
-        yield dropped
         quarantined = GaugeMetricFamily(
             "rocketmq_timer_quarantined_messages",
             "Set aside because their record is damaged.",
             labels=("topic",),
         )
-        for topic_id, count in Counter(timers.quarantined.values()).items():
-            name = self._name(TopicId(topic_id)) or UNKNOWN
-            quarantined.add_metric((name,), count)
-        yield quarantined
+        of_topics = timers.deliverer.dropped
+        set_aside = Counter(timers.quarantined.values())
+        shown = set()
+        counted = dict.fromkeys((*(topic_id for topic_id, _ in of_topics), *set_aside))
+        for topic_id, name in self._seen(counted):
+            if not topic_id:
+                continue  # Comes last, with what is of topics that are gone.
+            shown.add(topic_id)
+            for why in DROP_REASONS:
+                dropped.add_metric((name, why.name.lower()), of_topics[topic_id, why])
+            quarantined.add_metric((name,), set_aside[topic_id])
+            yield from full_parts(dropped, quarantined)
+        # Mostly these: that their topic is gone is why they were given up.
+        gone = [topic_id for topic_id in counted if topic_id not in shown]
+        for why in DROP_REASONS:
+            count = sum(of_topics[topic_id, why] for topic_id in gone)
+            dropped.add_metric((UNKNOWN, why.name.lower()), count)
+        quarantined.add_metric((UNKNOWN,), sum(set_aside[topic_id] for topic_id in gone))
+        yield from (dropped, quarantined)
 
     def _plain(self, name: str, help_: str, counts: Mapping[TopicId, int]) -> Iterator[Metric]:
         family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
-        for topic_id, count in list(counts.items()):
-            # 0 stands for what is of no topic: a correction of the counts that guard the log.
-            topic = self._name(TopicId(topic_id)) if topic_id else UNKNOWN
-            if topic is not None:
-                family.add_metric((topic,), count)
-                yield from full_parts(family)
+        # 0 stands for what is of no topic: a correction of the counts that guard the log.
+        for topic_id, topic in self._seen(list(counts)):
+            family.add_metric((topic,), counts.get(topic_id, 0))
+            yield from full_parts(family)
         yield family
 
     def _collect_clock(self) -> Iterator[Metric]:

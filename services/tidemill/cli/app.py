@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import broker_groups, groups, messages, store, timers, topics
+from tidemill.cli import (
+    broker_groups,
+    clients,
+    cluster,
+    deliveries,
+    groups,
+    messages,
+    pipeline,
+    release,
+    store,
+    timers,
+    topics,
+)
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url, read_token
 from tidemill.common.metrics import version
@@ -29,16 +41,37 @@ Start one on this machine, then look at it from another terminal:
 * `tidemill group progress billing -o json`
 * `tidemill message send reminders "call back" --delay 1h30m`
 * `tidemill timer ls`
+* `tidemill delivery ls billing`
+* `tidemill client ls --group billing`
 * `tidemill broker-group ls`
+* `tidemill cluster status`
 * `tidemill store copy ./data ./backup`
+* `tidemill pipeline archive --to ./archive`
 """,
 )
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
+app.add_typer(deliveries.app, name="delivery")
 app.add_typer(messages.app, name="message")
 app.add_typer(timers.app, name="timer")
+app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(store.app, name="store")
+app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(release.app, name="release")
+
+
+def _list_by_both_words(noun: typer.Typer) -> None:
+    """Let what lists be called `ls` and `list`; the help names the one that the noun has."""
+    for command in list(noun.registered_commands):
+        if command.name in {"ls", "list"} and command.callback is not None:
+            other = "list" if command.name == "ls" else "ls"
+            noun.command(other, hidden=True)(command.callback)
+
+
+for _noun in (topics, groups, deliveries, timers, clients, broker_groups):
+    _list_by_both_words(_noun.app)
 
 
 # Options of the root that may also stand behind a command, where most people write them.
@@ -106,8 +139,16 @@ def root(
         admin=admin_url(admin),
         output=output,
         token=read_token(token, token_file),
-        ca_file=ca_file,
+        ca_file=_ca_file(context, ca_file),
     )
+
+
+def _ca_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Return who is to be believed; public authorities where the environment names no file."""
+    # A Secret of a public authority's certificate has none. A path that is typed is meant.
+    source = context.get_parameter_source("ca_file")
+    is_typed = source is None or source.name != "ENVIRONMENT"
+    return file if file is None or is_typed or file.exists() else None
 
 
 def _add_process(name: str) -> None:

@@ -20,6 +20,7 @@ from tidemill.cli.rest import (
     segment,
     show,
 )
+from tidemill.cli.times import utc
 from tidemill.cli.watching import watch
 
 app = typer.Typer(
@@ -50,8 +51,8 @@ def list_broker_groups(context: typer.Context) -> None:
 
     Example: tidemill broker-group ls
     """
-    groups = call(context, "GET", "/broker-groups")["items"]
-    show(context, groups, COLUMNS, [_row(group) for group in groups])
+    listed = call(context, "GET", "/broker-groups")
+    show(context, listed, COLUMNS, [_row(group) for group in listed["items"]])
 
 
 @app.command("status")
@@ -85,16 +86,36 @@ def add_broker_group(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The name that its broker was started with.")],
     address: Annotated[str, typer.Argument(help="host:port at which it serves the others.")],
+    is_forced: Annotated[
+        bool, typer.Option("--force", help="Also where no broker of that name answers there.")
+    ] = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Add a broker group, or take one back that drains; its store must have no topics of its own.
 
     Start its broker first: `tidemill broker --name broker-3 --data-dir DIR`. With another address
-    it moves the broker group there.
+    it moves the broker group there. A broker of that name has to answer at the address.
 
-    Example: tidemill broker-group add broker-3 10.0.0.7:10911
+    Examples:
+    * `tidemill broker-group add broker-3 10.0.0.7:10911`
+    * `tidemill broker-group add broker-3 10.0.0.7:10911 --dry-run`
     """
-    group = call(context, "PUT", f"/broker-groups/{segment(name)}", body={"address": address})
-    say(context, group, f"broker group {name} at {group['address']} is a member{_but(group)}")
+    path, body = f"/broker-groups/{segment(name)}", {"address": address, "force": is_forced}
+    if is_dry:
+        planned = call(context, "PUT", path, body=body, query={"dryRun": "true"})
+        say(context, planned, f"broker group {name} would be a member at {address}")
+        return
+    if is_forced:
+        check_is_sure("broker-group add --force", is_sure=is_sure)
+        if not is_sure:
+            confirm(
+                f"Add {name} though no broker of that name may answer at {address}? Messages of"
+                f" message groups that get a place there are refused until one does."
+            )
+    done = call(context, "PUT", path, body=body)
+    group = done["group"]
+    say(context, done, f"broker group {name} at {group['address']} is a member{_but(group)}")
 
 
 @app.command("drain")
@@ -145,27 +166,78 @@ def drain_broker_group(
 
 @app.command("remove")
 def remove_broker_group(
-    context: typer.Context, name: Name, is_dry: DryRun = False, is_sure: Yes = False
+    context: typer.Context,
+    name: Name,
+    is_forced: Annotated[
+        bool,
+        typer.Option("--force", help="Give up what is left there, known or not."),
+    ] = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Remove a broker group that drains and is empty; its places go to the others.
 
-    It says what is left where it is not empty. Its broker can be stopped afterwards. A consumer
-    group that has never polled a topic there counts for nothing: what is older than its first poll
-    is gone with the broker group. Let new consumers poll once before.
+    It says what is left where it is not empty, by topic and consumer group. A group has what is
+    behind its position; one that has never polled anything may begin with any topic, so all there
+    is counts for it: let it poll once, or delete it. Its broker can be stopped afterwards.
 
-    Example: tidemill broker-group remove broker-1
+    With `--force` it is removed whatever is left, and also where it cannot be reached. What was
+    left stays in its data directory, and comes back when it is added again: messages of message
+    groups then come behind what was sent meanwhile.
+
+    Examples:
+    * `tidemill broker-group remove broker-1`
+    * `tidemill broker-group remove broker-1 --force --dry-run`
     """
     path = f"/broker-groups/{segment(name)}"
+    query = {"force": "true"} if is_forced else {}
     if not is_dry:
         check_is_sure("broker-group remove", is_sure=is_sure)
     if is_dry or not is_sure:
-        planned = call(context, "DELETE", path, query={"dryRun": "true"})
+        planned = call(context, "DELETE", path, query=query | {"dryRun": "true"})
+        given_up = _given_up(planned["group"])
         if is_dry:
-            say(context, planned, f"broker group {name} would be removed: nothing is left there")
+            say(context, planned, f"broker group {name} would be removed: {given_up}")
             return
-        confirm(f"Remove broker group {name}?")
-    call(context, "DELETE", path)
+        confirm(f"Remove broker group {name}? {given_up[0].upper()}{given_up[1:]}.")
+    done = call(context, "DELETE", path, query=query)
+    if is_forced:
+        text = f"broker group {name} is removed: {_given_up(done['group'])}"
+        say(context, done, text)
+        return
     say(context, {}, f"broker group {name} is removed; its broker may be stopped")
+
+
+def _given_up(group: Json) -> str:
+    """Return in words what a removal gives up."""
+    if "left" in group:
+        if _is_empty(group):
+            return "nothing is left there"
+        return f"{_counts(group['left'])} are given up{_items(group['left'])}"
+    if "lastLeft" in group:
+        last = group["lastLeft"]
+        return (
+            f"what is left there is given up, at {utc(last['atMs'])} that was"
+            f" {_counts(last)}{_items(last)}"
+        )
+    return "what is left there is given up, and nobody knows what that is"
+
+
+def _items(left: Json) -> str:
+    """Return in words of which topics and groups something is left, as a part of a sentence."""
+    named = _named_items(left)
+    return f" ({'; '.join(named)})" if named else ""
+
+
+def _named_items(left: Json) -> list[str]:
+    named = [
+        f"{item['topic']} for {item.get('group', 'nobody')}: {item['messages'] + item['inFlight']}"
+        + (" (not read there yet)" if item["unread"] and "group" in item else "")
+        for item in left["items"]
+    ]
+    if left["unnamed"]:
+        named.append(f"and {left['unnamed']} more")
+    return named
 
 
 def _get(context: typer.Context, name: str) -> Json:
@@ -181,6 +253,7 @@ def _show(context: typer.Context, group: Json) -> None:
         ("master", group["master"]),
         ("epoch", group.get("epoch")),
         ("left", _left(group)),
+        *[("", line) for line in _lines(group)],
         ("reason", group.get("reason")),
     ]
     show(context, group, ("BROKER GROUP", group["name"]), rows)
@@ -210,15 +283,24 @@ def _left(group: Json) -> str:
     if group["state"] != "draining":
         return "active, nothing is counted"
     if "left" not in group:
-        return "draining, what is left is not known"
-    left = group["left"]
+        return "what is left is not known"
     if _is_empty(group):
         return "empty: it can be removed"
+    return _counts(group["left"])
+
+
+def _lines(group: Json) -> list[str]:
+    left = group.get("left") or group.get("lastLeft")
+    return _named_items(left) if left else []
+
+
+def _counts(left: Json) -> str:
     return f"{left['messages']} messages, {left['inFlight']} in flight, {left['delayed']} delayed"
 
 
 def _is_empty(group: Json) -> bool:
-    return "left" in group and not any(group["left"].values())
+    left = group.get("left")
+    return left is not None and not any(left[key] for key in ("messages", "inFlight", "delayed"))
 
 
 def _but(group: Json) -> str:

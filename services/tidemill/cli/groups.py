@@ -10,12 +10,14 @@ import typer
 from tidemill.cli import progress_watch
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
+    EXIT_REFUSED,
     Json,
     OutputFormat,
     call,
     call_pages,
     check_is_sure,
     confirm,
+    fail,
     has_several,
     options_of,
     say,
@@ -33,6 +35,7 @@ app = typer.Typer(
 
 LOCKS_SHOWN = 20  # those with most behind them; --output json has all
 
+WAITS_SHOWN_MAX = 4  # of a retry policy: the first ones and the last; --output json has all
 QUEUES_SHOWN_MAX = 8  # before a reset: enough to see what it does
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
@@ -81,10 +84,16 @@ def create_group(
     start_from: Annotated[
         Place | None, typer.Option(help="Where a new group begins; the earliest by default.")
     ] = None,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
-    """Create a consumer group, or change one.
+    """Create a consumer group, or change one; asks before fewer attempts are left to messages.
 
-    Example: tidemill group create billing --order FIFO --max-attempts 5
+    What has had its attempts already by the new number is a dead letter when it is due next.
+
+    Examples:
+    * `tidemill group create billing --order FIFO --max-attempts 5`
+    * `tidemill group create billing --max-attempts 3 --dry-run`
     """
     body = {
         "deliveryOrder": order.value if order else None,
@@ -93,12 +102,38 @@ def create_group(
         "startFrom": start_from.value if start_from else None,
     }
     given = {key: value for key, value in body.items() if value is not None}
-    group = call(context, "PUT", f"/groups/{segment(name)}", body=given)
-    say(
-        context,
-        group,
-        f"group {name}: {group['deliveryOrder']}, {group['maxAttempts']} attempts",
-    )
+    path = f"/groups/{segment(name)}"
+    # Of the home alone: nobody else needs to be up.
+    known = call(context, "GET", path, may_miss=True) if is_dry or max_attempts else None
+    if is_dry:
+        planned = (known or {"maxAttempts": "default", "deliveryOrder": "CONCURRENT"}) | given
+        answer = {"dryRun": True, "isNew": known is None, "given": given}
+        say(context, answer, f"group {name} would be: {change_of(known, planned)}")
+        return
+    if known is not None and max_attempts is not None and max_attempts < known["maxAttempts"]:
+        check_is_sure("group create with fewer attempts", is_sure=is_sure)
+        if not is_sure:
+            confirm(
+                f"Group {name} is there. Let its messages have {max_attempts} attempts instead of"
+                f" {known['maxAttempts']}? What has had them is a dead letter when it is due."
+            )
+    group = call(context, "PUT", path, body=given)
+    before = None if group["isNew"] else group.get("before", group)
+    say(context, group, f"group {name}: {change_of(before, group)}")
+
+
+def change_of(before: Json, group: Json) -> str:
+    """Return in words what a group is, and what it was where that is something else."""
+    if before is None:
+        return f"new: {group['deliveryOrder']}, {group['maxAttempts']} attempts"
+    attempts = f"{group['maxAttempts']} attempts"
+    if before["maxAttempts"] != group["maxAttempts"]:
+        attempts = f"{before['maxAttempts']} -> {attempts}"
+    retry = ""
+    if before["retry"] != group["retry"]:
+        retry = f", retry {_retry(before['retry'])} -> {_retry(group['retry'])}"
+    word = "changed" if "->" in attempts + retry else "is there, unchanged"
+    return f"{word}: {group['deliveryOrder']}, {attempts}{retry}"
 
 
 @app.command("show")
@@ -117,6 +152,46 @@ def show_group(context: typer.Context, name: Name) -> None:
     show(context, group, ("GROUP", name), rows)
 
 
+@app.command("scale-hint")
+def scale_hint(
+    context: typer.Context,
+    name: Name,
+    topic: Annotated[
+        str | None, typer.Option(help="Only this topic; else all that the group reads.")
+    ] = None,
+    horizon: Annotated[
+        int | None,
+        typer.Option(min=0, help="Count delayed messages due within so many seconds; 60 if unset."),
+    ] = None,
+    messages_per_replica: Annotated[
+        int | None, typer.Option(min=1, help="Say how many consumers are needed for it.")
+    ] = None,
+    ignore_in_flight: Annotated[
+        bool, typer.Option("--ignore-in-flight", help="Leave out what consumers have.")
+    ] = False,
+) -> None:
+    """Show how much there is to do for a group, now and soon: what KEDA is told.
+
+    Example: tidemill group scale-hint billing --horizon 120 --messages-per-replica 100
+    """
+    query = {
+        "topic": topic,
+        "horizonSeconds": horizon,
+        "messagesPerReplica": messages_per_replica,
+        "countInFlight": "false" if ignore_in_flight else None,
+    }
+    given = {key: str(value) for key, value in query.items() if value is not None}
+    hint = call(context, "GET", f"/groups/{segment(name)}/scaling", query=given)
+    rows = [(t["topic"], t["ready"], t["inFlight"], t["scheduled"]) for t in hint["topics"]]
+    if len(rows) > 1:
+        rows.append(("(all)", hint["ready"], hint["inFlight"], hint["scheduled"]))
+    soon = f"DUE IN {hint['horizonSeconds']} S"
+    show(context, hint, ("TOPIC", "READY", "IN FLIGHT", soon), rows)
+    if options_of(context).output is not OutputFormat.JSON:
+        replicas = f": {hint['replicas']} consumers" if "replicas" in hint else ""
+        typer.echo(f"KEDA is told {hint['value']}{replicas}")
+
+
 @app.command("progress")
 def show_progress(
     context: typer.Context,
@@ -133,7 +208,8 @@ def show_progress(
     """Show how far a group is: what is ready, in flight, and waiting longest.
 
     Of a FIFO group also which queues are locked: BLOCKED goes to nobody before the message that
-    locks its queue is acked, runs out, or is released (`tidemill group release`).
+    locks its queue is acked, runs out, or is released (`tidemill group release`). Which message is
+    with whom, in a group of any kind, says `tidemill delivery ls`.
 
     Examples:
     * `tidemill group progress billing`
@@ -156,6 +232,10 @@ def show_progress(
     show(context, progress, columns, rows)
     if progress["locks"] and options_of(context).output is OutputFormat.TABLE:
         _show_locks(progress["locks"], now_ms)
+    if progress.get("pulled") and options_of(context).output is OutputFormat.TABLE:
+        typer.echo("\nPulled, by the group's own word:")
+        pulled = [(p["topic"], p["queues"], p["behind"]) for p in progress["pulled"]]
+        show_table(("TOPIC", "QUEUES", "BEHIND"), pulled)
     warn_unreachable(progress)
 
 
@@ -191,12 +271,27 @@ def release_lock(
             help="Broker group that has it, where several have one of that number locked."
         ),
     ] = None,
+    is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
     """Take what locks a queue of a FIFO group from its consumer: the next one gets it at once.
 
-    Example: tidemill group release billing --topic orders --queue 3
+    Examples:
+    * `tidemill group release billing --topic orders --queue 3 --dry-run`
+    * `tidemill group release billing --topic orders --queue 3`
     """
+    if is_dry:
+        progress = call(context, "GET", f"/groups/{segment(name)}/progress")
+        locks = [
+            lock for lock in progress["locks"]
+            if (lock["topic"], lock["queue"]) == (topic, queue)
+            and broker in {None, lock["broker"]}
+        ]  # fmt: skip
+        if not locks:
+            fail(f"queue {queue} of {topic} is not locked: nothing would be done", EXIT_REFUSED)
+        say(context, locks, "\n".join(f"would be released: {_lock_words(lock)}" for lock in locks))
+        warn_unreachable(progress)
+        return
     check_is_sure("group release", is_sure=is_sure)
     if not is_sure:
         confirm(
@@ -205,13 +300,14 @@ def release_lock(
         )
     body = {"topic": topic, "queue": queue} | ({"broker": broker} if broker else {})
     done = call(context, "POST", f"/groups/{segment(name)}:releaseLock", body=body)
-    released = done["released"]
-    holder = printable(released.get("clientId", "(not known)"))
-    say(
-        context,
-        done,
-        f"queue {queue} of {topic} is released: {released['messages']} messages from offset "
-        f"{released['offset']}, held by {holder}, and {released['waiting']} behind them",
+    say(context, done, f"queue {queue} of {topic} is released: {_lock_words(done['released'])}")
+
+
+def _lock_words(lock: Json) -> str:
+    holder = printable(lock.get("clientId", "(not known)"))
+    return (
+        f"{lock['messages']} messages from offset {lock['offset']}, held by {holder}, and"
+        f" {lock['waiting']} behind them"
     )
 
 
@@ -306,4 +402,7 @@ def _say_plan(queues: list[Json]) -> None:
 def _retry(retry: Json) -> str:
     if policy := retry.get("exponential"):
         return f"{policy['initialMs']} ms x {policy['multiplier']:g} up to {policy['maxMs']} ms"
-    return ", ".join(f"{ms} ms" for ms in retry["customized"]["nextMs"])
+    waits = [f"{ms} ms" for ms in retry["customized"]["nextMs"]]
+    if len(waits) > WAITS_SHOWN_MAX:
+        return f"{', '.join(waits[: WAITS_SHOWN_MAX - 1])}, ... {waits[-1]} ({len(waits)} waits)"
+    return ", ".join(waits)

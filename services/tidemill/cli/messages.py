@@ -13,6 +13,7 @@ import typer
 
 from tidemill.cli.reading import queues_of, read
 from tidemill.cli.rest import (
+    EXIT_REFUSED,
     Json,
     OutputFormat,
     call,
@@ -24,6 +25,7 @@ from tidemill.cli.rest import (
     warn_unreachable,
 )
 from tidemill.cli.times import DURATION, INSTANT, duration_ms, instant_ms, utc
+from tidemill.cli.tracing import columns_of, follow, rows_of
 from tidemill.cli.watching import watch
 
 app = typer.Typer(
@@ -133,6 +135,26 @@ def show_message(
     show_messages(context, answer, answer["messages"])
 
 
+@app.command("trace")
+def trace_message(
+    context: typer.Context,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="Id that the producer got.")],
+) -> None:
+    """Show what happened to a message, by the log: stored, delivered, acked, and the like.
+
+    The log is read from the message's first record to where it ends now; Ctrl-C shows what was
+    found until then. What retention has taken of it nobody can tell.
+
+    Examples:
+    * `tidemill message trace 01A2B3`
+    * `tidemill -o json message trace 01A2B3`
+    """
+    journey = follow(context, message_id)
+    events = journey["events"]
+    show(context, journey, columns_of(events), rows_of(events))
+    warn_unreachable(journey)
+
+
 @app.command("find")
 def find_messages(
     context: typer.Context,
@@ -184,6 +206,40 @@ def peek_messages(
     show_messages(context, {"messages": found, "unreachable": unreachable}, found)
     if not found:
         typer.echo("nothing found: no message is there", err=True)
+
+
+@app.command("verify")
+def verify_message(
+    context: typer.Context,
+    topic: Topic,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")],
+    client: Annotated[
+        str, typer.Option(help="Id of the client that is to consume it (`tidemill client ls`).")
+    ],
+    timeout: Annotated[
+        str, typer.Option(metavar=DURATION, help="How long to wait for the client's answer.")
+    ] = "5s",
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also where it is not known what the client subscribes to."),
+    ] = False,
+) -> None:
+    """Let one client consume a message once more, and show what came of it.
+
+    Its listener gets the message as at a delivery, with all that it does; nothing is acked, and no
+    group's progress changes. Java push consumers do it, with messages of topics that they subscribe
+    to; clients of other languages cannot.
+
+    Example: tidemill message verify orders 01A... --client host@4711@0@abc
+    """
+    body = {"topic": topic, "messageId": message_id, "timeoutMs": duration_ms(timeout)}
+    body |= {"force": True} if force else {}
+    answer = call(context, "POST", f"/clients/{segment(client)}:verify", body=body)
+    outcome = "consumed" if answer["consumed"] else "FAILED to consume"
+    reason = f": {printable(answer['reason'])}" if answer.get("reason") else ""
+    say(context, answer, f"client {printable(client)} {outcome} message {message_id}{reason}")
+    if not answer["consumed"]:
+        raise typer.Exit(EXIT_REFUSED)
 
 
 @app.command("tail")
@@ -252,7 +308,9 @@ def _properties(given: list[str]) -> dict[str, str]:
 
 def show_messages(context: typer.Context, answer: Json, messages: list[Json]) -> None:
     """Print `answer` as JSON, or its messages as a table; say what is missing in it."""
-    count = len(COLUMNS) if has_several(messages) else len(COLUMNS) - 1
+    # Also where others are away: what is shown is then of some, and whose it is says something.
+    is_several = has_several(messages) or bool(answer.get("unreachable"))
+    count = len(COLUMNS) if is_several else len(COLUMNS) - 1
     show(context, answer, COLUMNS[:count], [_row(message)[:count] for message in messages])
     warn_unreachable(answer)
 

@@ -30,6 +30,13 @@ def proxy(arguments: Sequence[str]) -> int:
     return run(lambda: serve(settings))
 
 
+def controller(arguments: Sequence[str]) -> int:
+    """Watch over the replicas of broker groups, and decide which of them is master."""
+    from tidemill.controller.app import main
+
+    return main(arguments)
+
+
 def admin(arguments: Sequence[str]) -> int:
     """Serve the REST API for topics, groups and messages."""
     from tidemill.admin.process import main
@@ -48,5 +55,6 @@ PROCESSES: dict[str, Callable[[Sequence[str]], int]] = {
     "standalone": standalone,
     "broker": broker,
     "proxy": proxy,
+    "controller": controller,
     "admin": admin,
 }

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import httpx
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 ADMIN_URL = "http://127.0.0.1:8080"
@@ -29,6 +30,10 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
 PAGE_SIZE = 1000  # the largest that the API allows
+# Columns of text that nobody has to copy: they are folded where a terminal is narrow. All others
+# are names, ids and numbers, which the next command is given: their lines rather run over.
+FOLDED = frozenset({"BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG"})
+FOLDED_WIDTH_MIN = 8  # columns: less is a word a line
 UNFOLDED_WIDTH = 10_000  # columns for a program: more than any row has, so that each is one line
 PROBLEM = "application/problem+json"  # what every refusal of the API is
 # What OpenSSL says of bytes that are no TLS, by version.
@@ -176,6 +181,8 @@ def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> l
     while True:
         page = call(context, "GET", path, query=query)
         items.extend(page[key])
+        if (away := page.get("unreachable")) and "pageToken" not in query:
+            warn(f"{', '.join(away)} could not be reached: this is what the others know")
         if not (token := page.get("nextPageToken")):
             return items
         query["pageToken"] = token
@@ -187,7 +194,9 @@ def segment(name: str) -> str:
     Ends the command where `name` cannot be one: it would name another path of the API.
     """
     if not name.strip() or name in {".", ".."} or "/" in name:
-        raise typer.BadParameter(f"{name!r} is not a name of a topic, a group or a message")
+        raise typer.BadParameter(
+            f"{name!r} is not a name of a topic, a group, a client or a message"
+        )
     return quote(name, safe="")
 
 
@@ -204,12 +213,18 @@ def show(
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print `rows` as a table."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    has_values = len(columns) == len(("NAME", "VALUE"))  # of one thing: the values are text
+    for n, column in enumerate(columns):
+        is_folded = column in FOLDED or (has_values and n == 1)
+        width_min = min(FOLDED_WIDTH_MIN, len(column)) if is_folded else None
+        table.add_column(column, overflow="fold", no_wrap=not is_folded, min_width=width_min)
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
+    if console.is_terminal:
+        needed = Measurement.get(console, console.options.update(max_width=UNFOLDED_WIDTH), table)
+        console.width = max(console.width, needed.minimum)
+    else:
         console.width = UNFOLDED_WIDTH
     console.print(table)
 
@@ -223,7 +238,7 @@ def say(context: typer.Context, answer: Json, sentence: str) -> None:
 
 
 def warn_unreachable(answer: Json) -> None:
-    """Say on standard error which broker groups an answer knows nothing of."""
+    """Say on standard error which broker groups, or proxies, an answer knows nothing of."""
     if unreachable := answer.get("unreachable"):
         warn(f"{', '.join(unreachable)} could not be reached: what it has is missing here")
 

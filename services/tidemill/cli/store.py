@@ -1,5 +1,8 @@
 """`tidemill store ...`: work on a data directory, without a broker and without the API.
 
+The folder of a standalone with several broker groups holds a store for each: the home's files lie
+in it, those of the others in folders of it by their names. Every command takes all of them.
+
 Exit status: 0 sound or done, 1 damaged, 2 it cannot be read, or wrong usage.
 """
 
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidemill.cli.rest import Json, OutputFormat, fail, options_of, say, show
+from tidemill.cli.rest import Json, OutputFormat, fail, options_of, say, show, warn
 from tidemill.cli.times import utc
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ T = TypeVar("T")
 EXIT_DAMAGED = 1
 EXIT_UNREADABLE = 2
 CONCERNS_SHOWN = 20  # of one finding; JSON has all
+# Any of these in a folder, and it is a store; the folders of a store itself have none of them.
+OF_A_STORE = ("log", "checkpoint", "queues", "snapshots", "timer")
 TOLD_EVERY_S = 0.1  # how far long work has come
 
 Directory = Annotated[
@@ -48,17 +53,17 @@ def check_store(context: typer.Context, directory: Directory) -> None:
 
     Example: tidemill store check ./data
     """
-    from tidemill.broker.offline.check import check
-    from tidemill.broker.offline.source import ReadOnlyDisk
-
-    with _told(directory):
-        report = _watch(check(ReadOnlyDisk(directory)))
-    answer = _report_json(directory, report)
+    reports = {}
+    for store in _stores(directory):
+        with _told(store):
+            reports[store] = _watch(_check(store))
     if options_of(context).output is OutputFormat.JSON:
-        show(context, answer, (), ())
+        show(context, _together([_report_json(*each) for each in reports.items()]), (), ())
     else:
-        _print_report(directory, report)
-    raise typer.Exit(0 if report.is_sound else EXIT_DAMAGED)
+        for store, report in reports.items():
+            _print_report(store, report)
+    is_sound = all(report.is_sound for report in reports.values())
+    raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
 
 
 @app.command("copy")
@@ -67,42 +72,30 @@ def copy_store(
     directory: Directory,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Empty, or not there yet.")],
 ) -> None:
-    """Copy a data directory consistently while its broker runs: a backup.
+    """Copy a data directory consistently while its brokers run: a backup.
 
     The copy has everything that was answered with OK before the command began, and is durable when
-    it says so. To restore, put it in the place of the data directory of a broker that is stopped.
+    it says so. Of a standalone with several broker groups it has all of them; of brokers with
+    folders of their own copy each, the home last. To restore, put it in the place of the data
+    directory of a broker that is stopped.
 
     Example: tidemill store copy ./data /backup/monday
     """
-    from tidemill.broker.offline.copy import copy
-    from tidemill.broker.offline.source import ReadOnlyDisk
-    from tidemill.broker.posix_disk import PosixDisk
-
     with _told(directory):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             fail(f"{target} is not empty; name a folder that is, or is not there", EXIT_UNREADABLE)
         if target.resolve().is_relative_to(directory.resolve()):
             fail(f"{target} lies inside of {directory}", EXIT_UNREADABLE)
-        report = _watch(copy(ReadOnlyDisk(directory), PosixDisk(target)))
-        _sync_above(target)
-    for damage in report.damaged:
-        typer.echo(f"warning: copied as it is, though damaged: {damage}", err=True)
-    answer = {
-        "store": str(directory),
-        "target": str(target),
-        "logFrom": report.log_from,
-        "logTo": report.log_end,
-        "records": report.record_count,
-        "bytes": report.copied_bytes,
-        "files": report.file_count,
-        "damaged": report.damaged,
-    }
-    say(
-        context, answer,
-        f"copied {report.record_count} records, {report.copied_bytes} bytes in "
-        f"{report.file_count} files, to {target}",
-    )  # fmt: skip
-    raise typer.Exit(EXIT_DAMAGED if report.damaged else 0)
+    copied = []
+    stores = _stores(directory)
+    with _unfinished(target) if len(stores) > 1 else contextlib.nullcontext():
+        # The home last: members that know of more than it would be told to delete that.
+        for store in reversed(stores):
+            with _told(store):
+                copied.append(_copy_one(store, target / store.relative_to(directory)))
+    _sync_above(target)
+    say(context, _together(copied), "\n".join(map(_copy_words, copied)))
+    raise typer.Exit(EXIT_DAMAGED if any(one["damaged"] for one in copied) else 0)
 
 
 @app.command("repair")
@@ -127,9 +120,6 @@ def repair_store(
     * `tidemill store repair ./data --from /backup/monday --dry-run`
     """
     from tidemill.broker.data_dir import locked_data_dir
-    from tidemill.broker.offline.repair import repair
-    from tidemill.broker.offline.source import ReadOnlyDisk
-    from tidemill.broker.posix_disk import PosixDisk
     from tidemill.common.lifecycle import StartRefused
 
     with _told(directory):
@@ -137,14 +127,120 @@ def repair_store(
             fail(f"{backup} is not a folder", EXIT_UNREADABLE)
         if backup is not None and backup.resolve() == directory.resolve():
             fail(f"{backup} is the store itself", EXIT_UNREADABLE)
-        source = None if backup is None else ReadOnlyDisk(backup)
+    stores = _stores(directory)
+    reports = _missing_stores(directory, stores, backup)
+    with contextlib.ExitStack() as locks:
         try:
-            with locked_data_dir(directory):
-                report = _watch(repair(PosixDisk(directory), source, is_dry=is_dry))
+            for store in stores:
+                locks.enter_context(locked_data_dir(store))
         except StartRefused as error:
             fail(str(error).replace(", or choose another --data-dir", ""), EXIT_UNREADABLE)
-    _show_repair(context, directory, report, is_dry=is_dry)
-    raise typer.Exit(0 if report.is_whole else EXIT_DAMAGED)
+        for store in stores:
+            source = None if backup is None else backup / store.relative_to(directory)
+            if source is not None and not source.is_dir():
+                warn(f"{backup} has no {source.name}: {store} is repaired from its own files")
+                source = None
+            with _told(store):
+                reports[store] = _repair_one(store, source, is_dry=is_dry)
+    answers = [_repair_json(store, report, is_dry=is_dry) for store, report in reports.items()]
+    words = [_repair_words(store, report, is_dry=is_dry) for store, report in reports.items()]
+    say(context, _together(answers), "\n".join(words))
+    is_whole = all(report.is_whole for report in reports.values())
+    raise typer.Exit(0 if is_whole else EXIT_DAMAGED)
+
+
+# ---------------------------------------------------------------- one store of several
+
+
+def _stores(directory: Path) -> list[Path]:
+    """Return the folders of the stores in a data directory, the home's first."""
+    with _told(directory):
+        members = [folder for folder in directory.iterdir() if _is_store(folder)]
+    return [directory, *sorted(members)]
+
+
+def _is_store(folder: Path) -> bool:
+    """Whether a broker has lived in a folder: also where its log is gone, that is a damaged one."""
+    return any((folder / name).exists() for name in OF_A_STORE)
+
+
+def _check(store: Path) -> Generator[Progress, None, Report]:
+    from tidemill.broker.offline.check import check
+    from tidemill.broker.offline.source import ReadOnlyDisk
+
+    return check(ReadOnlyDisk(store))
+
+
+def _copy_one(store: Path, target: Path) -> dict[str, Json]:
+    from tidemill.broker.offline.copy import copy
+    from tidemill.broker.offline.source import ReadOnlyDisk
+    from tidemill.broker.posix_disk import PosixDisk
+
+    report = _watch(copy(ReadOnlyDisk(store), PosixDisk(target)))
+    for damage in report.damaged:
+        warn(f"{store}: copied as it is, though damaged: {damage}")
+    return {
+        "store": str(store),
+        "target": str(target),
+        "logFrom": report.log_from,
+        "logTo": report.log_end,
+        "records": report.record_count,
+        "bytes": report.copied_bytes,
+        "files": report.file_count,
+        "damaged": report.damaged,
+    }
+
+
+def _copy_words(copied: dict[str, Json]) -> str:
+    return (
+        f"copied {copied['records']} records, {copied['bytes']} bytes in {copied['files']} files,"
+        f" to {copied['target']}"
+    )
+
+
+@contextlib.contextmanager
+def _unfinished(target: Path) -> Iterator[None]:
+    """Let no broker start in `target` before the block has ended well.
+
+    Without this a copy that ends between two stores would start as members of a new, empty home.
+    """
+    from tidemill.broker.engine.store.segment import FOLDER
+    from tidemill.broker.offline.copy import COPYING
+
+    mark = target / FOLDER / f"unfinished{COPYING}"
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    # Durable before there is a member in it; the folders above by the same reason.
+    _sync_above(mark)
+    yield
+    mark.unlink()
+    _sync_folder(mark.parent)
+
+
+def _repair_one(store: Path, backup: Path | None, *, is_dry: bool) -> RepairReport:
+    from tidemill.broker.offline.repair import repair
+    from tidemill.broker.offline.source import ReadOnlyDisk
+    from tidemill.broker.posix_disk import PosixDisk
+
+    source = None if backup is None else ReadOnlyDisk(backup)
+    return _watch(repair(PosixDisk(store), source, is_dry=is_dry))
+
+
+def _missing_stores(
+    directory: Path, stores: list[Path], backup: Path | None
+) -> dict[Path, RepairReport]:
+    """Return a report for each store that the backup has and that is not there at all."""
+    from tidemill.broker.offline.repair import RepairReport
+
+    members = _stores(backup)[1:] if backup is not None else []
+    missing = [directory / one.name for one in members if directory / one.name not in stores]
+    why = "the backup has this store, and it is not there: if it was not removed, copy the folder"
+    return {one: RepairReport(left=[why], is_whole=False) for one in missing}
+
+
+def _together(answers: list[dict[str, Json]]) -> Json:
+    """Return the answer of the one store there is, or all of them in a list."""
+    return answers[0] if len(answers) == 1 else {"stores": answers}
 
 
 # ---------------------------------------------------------------- how it is shown
@@ -192,7 +288,7 @@ def _sentence(concern: Concern) -> str:
     return told
 
 
-def _report_json(directory: Path, report: Report) -> Json:
+def _report_json(directory: Path, report: Report) -> dict[str, Json]:
     return {
         "store": str(directory),
         "state": "sound" if report.is_sound else "damaged",
@@ -232,19 +328,15 @@ def _camel(fields: dict[str, Json]) -> Json:
     return found
 
 
-def _show_repair(
-    context: typer.Context, directory: Path, report: RepairReport, *, is_dry: bool
-) -> None:
-    answer = {
-        "store": str(directory),
-        "dryRun": is_dry,
-        "mended": report.mended,
-        "left": report.left,
-    }
+def _repair_json(store: Path, report: RepairReport, *, is_dry: bool) -> dict[str, Json]:
+    return {"store": str(store), "dryRun": is_dry, "mended": report.mended, "left": report.left}
+
+
+def _repair_words(store: Path, report: RepairReport, *, is_dry: bool) -> str:
     would = "would be " if is_dry else ""
-    lines = [f"{would}mended: {one}" for one in report.mended]
-    lines += [f"left as it is: {one}" for one in report.left]
-    say(context, answer, "\n".join(lines or [f"{directory}: nothing to repair"]))
+    lines = [f"{store}: {would}mended: {one}" for one in report.mended]
+    lines += [f"{store}: left as it is: {one}" for one in report.left]
+    return "\n".join(lines or [f"{store}: nothing to repair"])
 
 
 # ---------------------------------------------------------------- how it runs
@@ -305,8 +397,12 @@ def _words(progress: Progress) -> str:
 def _sync_above(folder: Path) -> None:
     """Make the name of a folder durable: it may be new, as may be those above it."""
     for above in folder.resolve().parents:
-        fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_folder(above)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

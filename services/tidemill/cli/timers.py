@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import (
+    EXIT_REFUSED,
     PAGE_SIZE,
     Json,
     call,
     check_is_sure,
     confirm,
+    fail,
     has_several,
     say,
     show,
@@ -159,6 +161,8 @@ def reschedule_timer(
         typer.Option(metavar=INSTANT, help="Only if it is due then; someone may have been faster."),
     ] = None,
     broker: Broker = None,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Deliver a delayed message at another time, earlier or later.
 
@@ -175,24 +179,51 @@ def reschedule_timer(
     }
     given = {name: value for name, value in fields.items() if value is not None}
     path = f"/timers/{timer}:reschedule"
+    if not is_dry:
+        check_is_sure("timer reschedule", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = _pending(context, timer, broker)
+        when = f"at {utc(given['dueAtMs'])}" if "dueAtMs" in given else f"{delay} from now"
+        if is_dry:
+            say(context, planned, f"timer {timer} would be due {when}: {_message_of(planned)}")
+            return
+        confirm(f"Let timer {timer} be due {when}: {_message_of(planned)}?")
     moved = call(context, "POST", path, body=given, query=_at(broker))
     say(context, moved, f"timer {timer} is due at {utc(moved['dueAtMs'])}")
 
 
 @app.command("fire")
 def fire_timer(
-    context: typer.Context, timer: TimerId, broker: Broker = None, is_sure: Yes = False
+    context: typer.Context,
+    timer: TimerId,
+    broker: Broker = None,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
 ) -> None:
     """Deliver a delayed message now.
 
-    Example: tidemill timer fire 17
+    Examples:
+    * `tidemill timer fire 17 --dry-run`
+    * `tidemill timer fire 17`
     """
-    check_is_sure("timer fire", is_sure=is_sure)
-    if not is_sure:
-        planned = call(context, "GET", f"/timers/{timer}", query=_at(broker))
+    if not is_dry:
+        check_is_sure("timer fire", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = _pending(context, timer, broker)
+        if is_dry:
+            say(context, planned, f"timer {timer} would be fired: {_message_of(planned)}")
+            return
         confirm(f"Deliver timer {timer} now: {_message_of(planned)}?")
     fired = call(context, "POST", f"/timers/{timer}:fire", query=_at(broker))
     say(context, fired, f"timer {timer} is fired")
+
+
+def _pending(context: typer.Context, timer: int, broker: str | None) -> Json:
+    """Return a timer that can still be changed; end the command where it cannot."""
+    planned = call(context, "GET", f"/timers/{timer}", query=_at(broker))
+    if planned["state"] != "PENDING":
+        fail(f"timer {timer} does not wait any more: {_state(planned)}", EXIT_REFUSED)
+    return planned
 
 
 def _pages(

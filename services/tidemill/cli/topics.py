@@ -102,10 +102,8 @@ def create_topic(
     given: dict[str, Json] = {key: value for key, value in body.items() if value is not None}
     if is_forced:
         given["force"] = True
-    path = f"/topics/{segment(name)}"
-    is_known = call(context, "GET", path, may_miss=True) is not None
-    topic = call(context, "PUT", path, body=given)
-    before = topic.get("before", topic) if is_known else None
+    topic = call(context, "PUT", f"/topics/{segment(name)}", body=given)
+    before = None if topic["isNew"] else topic.get("before", topic)
     say(context, topic, f"topic {name}: {_change(before, topic)}")
     if topic["messageType"] in UNSERVED:
         warn(f"{topic['messageType']} messages are not served yet; sending them is refused")

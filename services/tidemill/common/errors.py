@@ -4,7 +4,7 @@
     ├─ RequestError        the caller must change the request; never retried
     │  ├─ IllegalName, IllegalTopic, IllegalGroup, TopicNotFound, MessageBodyTooLarge, ...
     └─ UnavailableError    the same request may succeed later; retried with back-off
-       ├─ Overloaded, Draining, GroupDraining, DiskFull, Repairing, BrokerUnreachable, ...
+       ├─ Overloaded, Draining, GroupDraining, DiskFull, TooFewInSync, ...
 
 Split by who must act. A handler raises; only the boundary of a process (the gRPC server, the REST
 server, the broker link) turns an error into a code, and it does so through `CODES`.
@@ -41,7 +41,7 @@ class ClientIdRequired(RequestError):
 
 
 class UnrecognizedClientType(RequestError):
-    """The client type is unspecified."""
+    """The client type is unspecified, or nobody knows it."""
 
 
 class IllegalAccessPoint(RequestError):
@@ -96,6 +96,10 @@ class IllegalOffset(RequestError):
     """The offset is outside the queue."""
 
 
+class OffsetNotFound(RequestError):
+    """The queue begins behind the offset: what was there is gone, or nothing was kept."""
+
+
 class InvalidReceiptHandle(RequestError):
     """The receipt handle does not name a live delivery of this group."""
 
@@ -136,8 +140,40 @@ class BrokerGroupNotFound(RequestError):
     """There is no such broker group."""
 
 
+class LogChanged(RequestError):
+    """A position is one of another log than the broker group has now."""
+
+
+class ClientNotFound(RequestError):
+    """No proxy knows such a client."""
+
+
+class ProxyNotFound(RequestError):
+    """No such proxy is connected to this broker."""
+
+
+class ClientMute(RequestError):
+    """The client lives, and has no telemetry stream over which it could be asked."""
+
+    @classmethod
+    def of(cls, client_id: str) -> ClientMute:
+        """Return the error of one client, which both who looks and who asks may meet."""
+        return cls(
+            f"client {client_id} lives, but has no telemetry stream open to be asked over; it opens"
+            f" one within minutes"
+        )
+
+
+class ClientCannot(RequestError):
+    """The client cannot do what it was asked for: it says so, or is of another kind."""
+
+
 class MessageNotFound(RequestError):
     """There is no such message, or none is available."""
+
+
+class NoRoom(MessageNotFound):
+    """None is given to a poll: its connection has too much unread for what there may be."""
 
 
 class Conflict(RequestError):
@@ -156,12 +192,20 @@ class Draining(UnavailableError):
     """The process is about to stop."""
 
 
+class NotMaster(UnavailableError):
+    """Another replica of the broker group is its master, or none is."""
+
+
 class GroupDraining(UnavailableError):
     """The broker group takes no new messages: it is to leave."""
 
 
 class DiskFull(UnavailableError):
     """Free space is below the watermark; sends are refused first."""
+
+
+class TooFewInSync(UnavailableError):
+    """Too few replicas of the broker group are in sync to confirm anything: nothing was stored."""
 
 
 class Repairing(UnavailableError):
@@ -184,6 +228,14 @@ class BrokerGroupUnreachable(UnavailableError):
 
 class BrokerTimeout(UnavailableError):
     """The broker did not answer before the deadline; the outcome is unknown unless it says so."""
+
+
+class ProxyUnreachable(UnavailableError):
+    """A proxy that was asked has gone, or does not answer."""
+
+
+class ClientTimeout(UnavailableError):
+    """The client did not answer in time; what it was asked for may have been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,20 +270,31 @@ CODES: dict[type[ServiceError], Codes] = {
     IllegalOffset: Codes(40019, HTTPStatus.BAD_REQUEST),
     Forbidden: Codes(40300, HTTPStatus.FORBIDDEN),
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),
+    NoRoom: Codes(40401, HTTPStatus.NOT_FOUND),
     TopicNotFound: Codes(40402, HTTPStatus.NOT_FOUND),
     GroupNotFound: Codes(40403, HTTPStatus.NOT_FOUND),
+    OffsetNotFound: Codes(40404, HTTPStatus.NOT_FOUND),
     BrokerGroupNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    LogChanged: Codes(40019, HTTPStatus.CONFLICT),
+    ClientNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    ProxyNotFound: Codes(40400, HTTPStatus.NOT_FOUND),
+    ClientMute: Codes(42800, HTTPStatus.CONFLICT),
+    ClientCannot: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),
     MessageBodyTooLarge: Codes(41301, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     MessageBodyEmpty: Codes(41302, HTTPStatus.BAD_REQUEST),
     Conflict: Codes(42800, HTTPStatus.CONFLICT),
     Overloaded: Codes(42900, HTTPStatus.TOO_MANY_REQUESTS),
     PropertiesTooLarge: Codes(43101, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     DiskFull: Codes(50001, HTTPStatus.INSUFFICIENT_STORAGE),
+    TooFewInSync: Codes(50002, HTTPStatus.SERVICE_UNAVAILABLE),
     Draining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    NotMaster: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     GroupDraining: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     Repairing: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
     BrokerUnreachable: Codes(50001, HTTPStatus.BAD_GATEWAY),
     BrokerGroupUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    ProxyUnreachable: Codes(50001, HTTPStatus.SERVICE_UNAVAILABLE),
+    ClientTimeout: Codes(50400, HTTPStatus.GATEWAY_TIMEOUT),
     NotBuilt: Codes(50100, HTTPStatus.NOT_IMPLEMENTED),
     BrokerTimeout: Codes(50400, HTTPStatus.GATEWAY_TIMEOUT),
 }

@@ -6,6 +6,7 @@ Whoever counts keeps one; `common.metrics.histogram_family` shows it when somebo
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Generic, TypeVar, final
 
 # Upper bounds in milliseconds: RocketMQ's, and more where a long poll lasts longer.
@@ -23,7 +24,7 @@ class Histogram(Generic[Label]):
     Labels must be bounded by whoever observes.
     """
 
-    def __init__(self, bounds: tuple[int, ...] = LATENCY_BUCKETS_MS) -> None:
+    def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS_MS) -> None:
         self.bounds = bounds
         # Of each label: a count for each bucket and the rest, and in the end the sum.
         self._counts: dict[Label, list[float]] = {}
@@ -36,12 +37,21 @@ class Histogram(Generic[Label]):
         counts[bisect_left(self.bounds, value)] += count
         counts[-1] += value * count
 
+    def know(self, label: Label) -> None:
+        """Show a label that has no observation yet, so that its first one is seen as one more."""
+        self._counts.setdefault(label, [0] * (len(self.bounds) + 2))
+
+    def merge(self, label: Label, counts: Iterable[float], total: float) -> None:
+        """Add observations that were counted elsewhere, by the same bounds, and their sum."""
+        own = self._counts.get(label) or [0] * (len(self.bounds) + 2)
+        self._counts[label] = [a + b for a, b in zip(own, (*counts, total), strict=True)]
+
     def __contains__(self, label: Label) -> bool:
         return label in self._counts
 
     @property
     def labels(self) -> list[Label]:
-        """All labels that have an observation."""
+        """All labels that have an observation, or are known."""
         return list(self._counts)
 
     def buckets(self, label: Label) -> tuple[list[float], float]:

@@ -39,6 +39,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from tidemill.common.histogram import Histogram
 from tidemill.common.lifecycle import cannot_listen
 from tidemill.common.readiness import Readiness
+from tidemill.common.slices import run_slices
 
 LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
 OVERFLOW: Final = "__overflow__"
@@ -143,6 +144,7 @@ class Registry:
 
     def bounded(self, metric: str, label_names: Labels, limit: int = LABEL_SETS_MAX) -> LabelSets:
         """Return the guard of one metric's label sets."""
+        self._overflows.setdefault(metric, 0)
         return LabelSets(metric, label_names, limit, self._overflows)
 
     def collect(self) -> Iterator[Metric]:
@@ -341,13 +343,7 @@ class MetricsServer:
     async def _scrape(self, encode: Callable[[Any], bytes]) -> list[bytes]:
         for bring_up_to_date in self._before_scrape:
             await bring_up_to_date()
-        slices = self._registry.text(encode)
-        while True:
-            try:
-                next(slices)
-            except StopIteration as ended:
-                return list(ended.value)
-            await asyncio.sleep(0)
+        return await run_slices(self._registry.text(encode))
 
 
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}

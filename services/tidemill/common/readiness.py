@@ -53,9 +53,17 @@ class Readiness:
     """The phase of this process, and its peers."""
 
     def __init__(
-        self, peers: Callable[[], Sequence[Peer]] = lambda: (), *, unready_after_ms: int = 0
+        self,
+        peers: Callable[[], Sequence[Peer]] = lambda: (),
+        *,
+        unready_after_ms: int = 0,
+        lacks: Callable[[], str] = lambda: "",
     ) -> None:
-        """Be unready when none of `peers` could be reached for longer than `unready_after_ms`."""
+        """Be unready when none of `peers` could be reached for longer than `unready_after_ms`.
+
+        Also while `lacks` says what else is not there yet.
+        """
+        self._lacks = lacks
         self.phase: Phase = "starting"
         self._peers = peers
         self._unready_after_s = unready_after_ms / 1000
@@ -66,6 +74,8 @@ class Readiness:
         lines = [peer.describe() for peer in peers]
         if self.phase != "serving":
             return Report(False, [f"not ready: {self.phase}", *lines])
+        if missing := self._lacks():
+            return Report(False, [f"not ready: {missing}", *lines])
         if peers and all(peer.since_s > self._unready_after_s for peer in peers):
             return Report(False, ["not ready: no broker can be reached", *lines])
         return Report(True, ["ready", *lines])

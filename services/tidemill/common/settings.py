@@ -75,6 +75,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_unspecified(host: str) -> bool:
+    """Whether it is no address that others could reach, but all of this machine's."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return not host
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]  # a,b or repeated flags
 Addresses = Annotated[list[Address], NoDecode, BeforeValidator(_split)]
 # Addresses of machines, or networks of them.
@@ -100,6 +108,7 @@ KNOWN_KEYS = frozenset(
         "broker",
         "brokers",
         "checkpoint_log_bytes",
+        "client_metrics",
         "clients_max",
         "cluster",
         "cluster_tls_ca_file",
@@ -109,13 +118,21 @@ KNOWN_KEYS = frozenset(
         "connection_max_age_ms",
         "connections_max",
         "connections_per_address_max",
+        "controller_port",
+        "controllers",
+        "controllers_fd",
         "data_dir",
+        "data_dir_wait_ms",
         "deadline_reserve_ms",
         "default_queues",
         "deliveries_max",
+        "deputy_rank",
+        "deputy_step_ms",
         "disk_reserve_bytes",
         "drain_delay_ms",
         "drain_timeout_ms",
+        "flapping_guard_ms",
+        "group_store",
         "groups",
         "groups_max",
         "grpc_client_consumer_min_long_polling_timeout_ms",
@@ -124,25 +141,42 @@ KNOWN_KEYS = frozenset(
         "grpc_port",
         "grpc_reuse_port",
         "host",
+        "kubernetes_groups",
         "link_pending_max",
         "log_format",
         "log_level",
         "long_polling_max_ms",
+        "makes_groups",
         "memory_bytes_max",
         "metrics_host",
         "metrics_port",
+        "min_in_sync",
         "name",
+        "node_id",
         "parked_max",
+        "peer_silence_ms",
         "pending_bytes_max",
         "plain_links",
         "port",
         "proxies",
         "proxy_protocol_from",
+        "replica_address",
+        "replica_id",
+        "replica_name",
+        "replicas",
         "request_timeout_ms",
         "retention_bytes",
         "retention_ms",
         "reuse_port",
+        "routes_file",
+        "scaler_host",
+        "scaler_port",
+        "scaler_tls_certificate_file",
+        "scaler_tls_client_ca_file",
+        "scaler_tls_key_file",
         "segment_bytes",
+        "session_timeout_ms",
+        "stall_limit_ms",
         "stop_timeout_ms",
         "supervisor_fd",
         "timer_clock_hold_ms",
@@ -199,6 +233,11 @@ class ProcessSettings(BaseSettings):
     )
     name: str = Field(
         "", description="Name of this process in logs and metrics; empty: the kind of process."
+    )
+    node_id: str = Field(
+        "",
+        description="The label of this process on each of its metrics, such as the name of its pod;"
+        " empty: its name, of a broker that of its replica.",
     )
     cluster: str = Field("tidemill", description="Name of the cluster: the label on every metric.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -307,7 +346,7 @@ class FrontSettings(ProcessSettings):
 
 
 class AdminFrontSettings(ProcessSettings):
-    """Who may use the REST API: settings of the admin process, which the standalone hands on."""
+    """Who may use the REST API and the scaler: settings that the standalone hands on."""
 
     admin_hosts: Names = Field(
         [],
@@ -331,12 +370,44 @@ class AdminFrontSettings(ProcessSettings):
     )
     admin_tls_key_file: str = Field("", description="Private key to it, PEM.")
 
+    scaler_host: str = Field(
+        "127.0.0.1", description="Address on which KEDA is told how many consumers are needed."
+    )
+    scaler_port: Port | None = Field(
+        None,
+        description="Port of that (gRPC, KEDA's external scaler); 0: a free one. Not set: KEDA is"
+        " not served. Who reaches it may read how much groups have to do.",
+    )
+    scaler_tls_certificate_file: str = Field(
+        "", description="Certificate chain of the scaler, PEM; empty: it is served without TLS."
+    )
+    scaler_tls_key_file: str = Field("", description="Private key to it, PEM.")
+    scaler_tls_client_ca_file: str = Field(
+        "",
+        description="Authorities, PEM; when set, KEDA must show a certificate that one of them has"
+        " signed. Not those of the processes: their certificates open brokers.",
+    )
+
     @model_validator(mode="after")
     def check_admin_tls(self) -> Self:
         """Refuse one of the files without the other."""
         if bool(self.admin_tls_certificate_file) != bool(self.admin_tls_key_file):
             raise ValueError(
                 "TLS of the REST API needs admin_tls_certificate_file and admin_tls_key_file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_scaler_tls(self) -> Self:
+        """Refuse one of the files without the other, and authorities without both."""
+        has_both = bool(self.scaler_tls_certificate_file and self.scaler_tls_key_file)
+        files = (
+            self.scaler_tls_certificate_file, self.scaler_tls_key_file,
+            self.scaler_tls_client_ca_file,
+        )  # fmt: skip
+        if any(files) and not has_both:
+            raise ValueError(
+                "TLS of the scaler needs scaler_tls_certificate_file and scaler_tls_key_file"
             )
         return self
 

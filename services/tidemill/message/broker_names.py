@@ -8,6 +8,9 @@ from typing import Final
 
 from tidemill.common.errors import BadRequest
 
+NAME_CHARS_MAX: Final = 64  # of a broker group: it stands in every handle
+# What is safe in a path of the API, in a label of a metric and as the name of a folder.
+NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 PORT_MAX: Final = 65_535
 HOST_CHARS_MAX: Final = 253  # of a name in DNS
 # A label of DNS has 1 to 63 characters. The underscore is in no host name by the letter, but in
@@ -19,6 +22,15 @@ PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 def natural_order(name: str) -> list[tuple[str, int]]:
     """Return a key by which broker-2 comes before broker-10."""
     return [(text, int(number or -1)) for text, number in re.findall(r"(\D*)(\d*)", name)]
+
+
+def check_name(name: str) -> None:
+    """Raise BadRequest unless this can be the name of a broker group."""
+    if len(name) > NAME_CHARS_MAX or not NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name!r} cannot be the name of a broker group: that has 1 to {NAME_CHARS_MAX}"
+            f" letters, digits, dots, hyphens and underscores, and no dot in front"
+        )
 
 
 def check_address(address: str) -> None:

@@ -161,8 +161,13 @@ OTHER_REQUESTS_BYTES: Final = 128 << 10  # names, a filter, a handle: a kilobyte
 REQUESTS: Final[Mapping[str, int]] = {
     "SendMessage": 16 << 20,  # four of the largest bodies
     "AckMessage": 512 << 10,  # the most entries
-    "Telemetry": 64 << 10,  # the most topics with names as long as most; clients send under 4 KiB
+    # A stack trace that an operator asked for, of a thousand threads. Anything else has 64 KiB
+    # (`outline.check_telemetry`): the most topics with names as long as most, under 4 KiB in fact.
+    "Telemetry": 1 << 20,
 }
+# A telemetry message over its limit is thrown away as it comes, and its stream goes on, up to this
+# size: stack traces of some thousands of threads. A larger one ends the stream.
+TELEMETRY_SKIPPED_BYTES: Final = 4 << 20
 
 
 def request_bytes_max(method: str) -> int:

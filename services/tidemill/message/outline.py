@@ -1,13 +1,14 @@
 """What a request is made of, before it is parsed.
 
 Parsed, two bytes of an empty entry become a hundred. Large requests to send are walked first, by
-the lengths in front of their parts; small ones may as well be parsed and counted then.
+the lengths in front of their parts; small ones may as well be parsed and counted then. Exports of
+clients' metrics are walked whatever their size, and never parsed as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidemill.common.errors import BadRequest
 from tidemill.message import limits
@@ -16,8 +17,25 @@ SMALL_BYTES: Final = 64 << 10  # parsed it takes 3 MB in the worst case, and as 
 _FIELDS_MAX: Final = 512  # of a message or a request: more than all that are counted, and some
 _MESSAGES: Final = 1  # of SendMessageRequest
 _USER_PROPERTIES, _SYSTEM_PROPERTIES = 2, 3  # of Message
-_LENGTH_DELIMITED: Final = 2
+_STACK_TRACE: Final = 3  # of TelemetryCommand
+VARINT: Final = 0  # the wire type of numbers
+LENGTH_DELIMITED: Final = 2  # the wire type of texts, bytes and messages
 _SKIPPED: Final = {1: 8, 5: 4}  # size of fields by their wire type
+_SHIFTS: Final = range(0, 70, 7)  # of the ten bytes that a number has at most
+
+
+class Nonsense(Exception):
+    """Raised where bytes are no protobuf message."""
+
+
+class Entry(NamedTuple):
+    """A field of a message: its number and wire type, and where its content lies."""
+
+    field: int
+    kind: int
+    begin: int
+    end: int
+    value: int  # of a VARINT
 
 
 def check_send(request: bytes) -> None:
@@ -43,36 +61,69 @@ def check_send(request: bytes) -> None:
                 limits.SYSTEM_PROPERTIES.check_count(system_bytes)
 
 
+def check_telemetry(request: bytes, *, is_asked: bool) -> None:
+    """Raise BadRequest for a large TelemetryCommand that is no stack trace somebody asked for.
+
+    Parsed, a stack trace takes what it takes as bytes, however large.
+    """
+    if len(request) <= SMALL_BYTES:
+        return
+    trace_bytes = sum(
+        end - begin
+        for field, begin, end in _fields(request, 0, len(request))
+        if field == _STACK_TRACE
+    )
+    if not is_asked or len(request) - trace_bytes > SMALL_BYTES:
+        raise BadRequest(
+            f"a telemetry command has at most {SMALL_BYTES} bytes, unless it is a stack trace that"
+            f" was asked for"
+        )
+
+
 def _fields(wire: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield number, begin and end of each field with a length, up to what makes no sense."""
-    for _ in range(_FIELDS_MAX):
-        if at >= end:
-            return
-        tag, at = _varint(wire, at, end)
-        kind = tag & 7
-        if kind == _LENGTH_DELIMITED:
-            size, at = _varint(wire, at, end)
-            begin, at = at, at + size
-            if at > end:
-                return
-            yield tag >> 3, begin, at
-        elif kind == 0:
-            _, at = _varint(wire, at, end)
+    try:
+        for entry_count, entry in enumerate(entries(wire, at, end)):
+            if entry_count >= _FIELDS_MAX:
+                raise BadRequest(f"a request or a message has at most {_FIELDS_MAX} fields")
+            if entry.kind == LENGTH_DELIMITED:
+                yield entry.field, entry.begin, entry.end
+    except Nonsense:
+        return
+
+
+def entries(wire: bytes, at: int, end: int) -> Iterator[Entry]:
+    """Yield all fields of a message, which whoever asks counts; raise Nonsense where there is none.
+
+    What is inside of a field is neither looked at nor copied.
+    """
+    while at < end:
+        tag, begin = _varint(wire, at, end)
+        field, kind = tag >> 3, tag & 7
+        value = 0
+        if kind == LENGTH_DELIMITED:
+            size, begin = _varint(wire, begin, end)
+            at = begin + size
+        elif kind == VARINT:
+            value, at = _varint(wire, begin, end)
         elif kind in _SKIPPED:
-            at += _SKIPPED[kind]
+            at = begin + _SKIPPED[kind]
         else:
-            return
-    raise BadRequest(f"a request or a message has at most {_FIELDS_MAX} fields")
+            raise Nonsense
+        if field == 0 or at > end:
+            raise Nonsense
+        yield Entry(field, kind, begin, at, value)
 
 
 def _varint(wire: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; one that is cut ends with `end`, beyond any field."""
-    value = shift = 0
-    while at < end:
+    """Return a number and where it ends; raise Nonsense for one that is cut, or too long."""
+    value = 0
+    for shift in _SHIFTS:
+        if at >= end:
+            break
         byte = wire[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-        shift += 7
-    return 0, end
+    raise Nonsense

@@ -37,11 +37,12 @@ _FIELDS_SIZE = 23  # bytes
 assert _FIELDS.size == _FIELDS_SIZE, "receipt handles outlive the process that made them"
 _MAC_SIZE = 16  # bytes
 _PREFIX_CHARS = (_FIELDS_SIZE + _MAC_SIZE) * 4 // 3
-_HANDLE_CHARS = _PREFIX_CHARS + 3
+HANDLE_CHARS = _PREFIX_CHARS + 3
 _NAMES_SIZE = struct.Struct(">H")  # keeps ("ab", "c") and ("a", "bc") apart
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _INDEX_CHARS = [_ALPHABET[index : index + 1] for index in range(INDEX_COUNT_MAX)]
+_INDEXES = {character.decode(): index for index, character in enumerate(_INDEX_CHARS)}
 _TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 # The standard alphabet's own characters become illegal ones, which strict decoding refuses.
 _FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
@@ -67,11 +68,6 @@ class SignedDelivery:
         self._prefix = prefix
         self._checks = checks
 
-    @property
-    def handle_size(self) -> int:
-        """How long each handle is."""
-        return _HANDLE_CHARS
-
     def handle(self, index: int) -> bytes:
         """Return the handle of message `index`, as ASCII bytes."""
         return self._prefix + _INDEX_CHARS[index] + self._checks[2 * index : 2 * index + 2]
@@ -82,7 +78,7 @@ class HandleSigner:
 
     def __init__(self, secret: bytes, broker_name: str) -> None:
         assert len(secret) == SECRET_SIZE, "the handle secret is 32 bytes"
-        self._secret = secret
+        self._keyed = blake2b(key=secret)
         name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
         self._broker = int.from_bytes(name_hash, "big")
         # With what its handles begin: version and broker, whole groups of characters.
@@ -117,7 +113,9 @@ class HandleSigner:
         return HandleFields(slot, delivery_id, visible_at_ms, 0), _encode(digest[_MAC_SIZE:])
 
     def _digest(self, fields: bytes, group: str, topic: str) -> bytes:
-        return blake2b(fields + _names(group, topic), key=self._secret).digest()
+        keyed = self._keyed.copy()
+        keyed.update(fields + _names(group, topic))
+        return keyed.digest()
 
 
 class HandleOpener:
@@ -127,27 +125,23 @@ class HandleOpener:
         self._signer = signer
         self._group = group
         self._topic = topic
-        self._prefix = b""
+        self._prefix = ""
         self._delivery: HandleFields
-        self._checks = b""
+        self._checks = ""
 
     def open(self, text: str) -> HandleFields:
         """Return what `text` names; raise InvalidReceiptHandle unless every character is right."""
-        # isascii() first: other letters would make the encoded text longer than the text.
-        if len(text) != _HANDLE_CHARS or not text.isascii():
+        if len(text) != HANDLE_CHARS or not text.isascii():
             raise InvalidReceiptHandle(_REFUSED)
-        handle = text.encode("ascii")
-        prefix = handle[:_PREFIX_CHARS]
-        if prefix != self._prefix:
-            self._delivery, self._checks = self._signer.open_delivery(
-                prefix, self._group, self._topic
+        if text[:_PREFIX_CHARS] != self._prefix:
+            prefix = text[:_PREFIX_CHARS]
+            self._delivery, checks = self._signer.open_delivery(
+                prefix.encode(), self._group, self._topic
             )
-            self._prefix = prefix
-        index = _ALPHABET.find(handle[_PREFIX_CHARS : _PREFIX_CHARS + 1])
-        if not 0 <= index < INDEX_COUNT_MAX:
-            raise InvalidReceiptHandle(_REFUSED)
-        check = self._checks[2 * index : 2 * index + 2]
-        if not compare_digest(check, handle[_PREFIX_CHARS + 1 :]):
+            self._prefix, self._checks = prefix, checks.decode()
+        index = _INDEXES.get(text[_PREFIX_CHARS], INDEX_COUNT_MAX)
+        # Beyond the last index there is no check that anything could be like.
+        if not compare_digest(self._checks[2 * index : 2 * index + 2], text[_PREFIX_CHARS + 1 :]):
             raise InvalidReceiptHandle(_REFUSED)
         slot, delivery_id, visible_at_ms, _ = self._delivery
         return HandleFields(slot, delivery_id, visible_at_ms, index)

@@ -173,9 +173,10 @@ def check_type(
     """Raise MessageTypeConflict or NotBuilt unless `topic` takes messages of this type."""
     if kind not in accepted_types(topic_type):
         accepted = ", ".join(type_name(accepted) for accepted in accepted_types(topic_type))
-        raise MessageTypeConflict(
-            f"the topic {topic} takes messages of type {accepted}, not {type_name(kind)}"
-        )
+        text = f"the topic {topic} takes messages of type {accepted}, not {type_name(kind)}"
+        if kind in accepted_types(link_pb2.MIXED):
+            text += f"; `tidemill topic create {topic} --type MIXED` lets it take both"
+        raise MessageTypeConflict(text)
     if kind not in SERVED_TYPES:
         raise NotBuilt(f"messages of type {type_name(kind)} are not served yet")
 

@@ -39,6 +39,7 @@ KEY_HASH_SIZE = 8  # bytes
 SYSTEM_WIRE_SIZE_MAX = 65_535  # bytes: positions inside it are 16 bits wide
 MESSAGE_TYPE_AT = 1  # position of message_type among the fixed fields
 TYPE_DELAY = 3  # MessageType.DELAY of the protocol: such a message waits until it is due
+BODY_SIZE_AT = 28  # position of body_size
 TAG_HASH_AT = 32  # position of tag_hash
 KEY_COUNT_AT = 4  # position of key_count
 DUE_AT = 48  # position of due_at_ms
@@ -136,12 +137,6 @@ def tag_of(blob: bytes | memoryview) -> str:
     message = decode(blob)
     begin = message.system_at + message.tag_at
     return str(blob[begin : begin + message.tag_size], "utf-8")
-
-
-def body_of(blob: bytes | memoryview) -> bytes:
-    """Return the transported body in `blob`."""
-    message = decode(blob)
-    return bytes(blob[len(blob) - message.body_size :])
 
 
 def tag_hash(tag: str) -> int:

@@ -14,22 +14,34 @@ from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import Readiness
+from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.client_metrics import ClientMetrics
+from tidemill.proxy.client_settings import measured_languages
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
+from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
+from tidemill.proxy.questions import Questions
+from tidemill.proxy.relay import Relays
 from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client import ClientLife
 from tidemill.proxy.server.consumer import Consumer
 from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import Methods, methods
+from tidemill.proxy.server.otlp import MetricsReceiver
+from tidemill.proxy.server.pipeline_rows import pipeline_rows
+from tidemill.proxy.server.pipeline_source import pipeline_methods
 from tidemill.proxy.server.producer import Producer
+from tidemill.proxy.server.pull_pages import PullPages
+from tidemill.proxy.server.puller import Puller
 from tidemill.proxy.server.route import Routes
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
+from tidemill.proxy.settings_news import SettingsNews
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connect
@@ -57,7 +69,7 @@ async def serve(settings: ProxySettings) -> None:
     registry = Registry(
         cluster=settings.cluster,
         node_type="proxy",
-        node_id=settings.name,
+        node_id=settings.node_id or settings.name,
         proxy_mode="cluster",
     )
     metrics.register(registry)
@@ -67,12 +79,34 @@ async def serve(settings: ProxySettings) -> None:
     front, link = front_tls(settings), link_tls(settings)
     certificates = Certificates([each for each in (front, link) if each is not None])
     registry.register(certificates.collect)
-    cluster = cluster_of(settings, metrics, connect=connect_of(link))
+    routes = MasterRoutes(
+        settings.controllers,
+        settings.routes_file,
+        connect=connect_of(link),
+        name=settings.name,
+        cluster=settings.cluster,
+    )
+    cluster = cluster_of(settings, metrics, connect=connect_of(link), routes=routes)
     polling = PollingShell(cluster, clock, pop_timeout_ms=settings.request_timeout_ms)
     PollingMetrics(registry, polling, cluster.knows)
-    methods = wire(settings, cluster, polling, clients, clock)
-    server = GrpcServer(methods, Boundary(metrics, clock))
+    telemetry = telemetry_of(settings, cluster, clients, clock)
+    calls = BrokerCalls(connect_of(link))
+    pages = PullPages(calls)
+    methods = wire(settings, cluster, polling, clients, telemetry, clock, calls, pages)
+    measures = ClientMetrics(
+        registry, clock.monotonic_ms, knows_topic=cluster.knows_topic, knows=cluster.knows
+    )
+    receiver = MetricsReceiver(measures) if settings.client_metrics else None
+    pipeline = pipeline_methods(pipeline_rows(cluster, calls, pages), metrics)
+    server = GrpcServer(methods, Boundary(metrics, clock), receiver, pipeline)
     registry.register(server.collect)
+    questions = Questions(clients, clock.monotonic_ms)
+    relays = Relays(
+        settings.name,
+        lambda: [peer.address for peer in cluster.peers()],
+        questions.answer,
+        connect=connect_of(link),
+    )
     readiness = Readiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
     with stop_on_signal(
         supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload
@@ -82,7 +116,11 @@ async def serve(settings: ProxySettings) -> None:
             MetricsServer(registry, readiness).serving(
                 settings.metrics_host, settings.metrics_port
             ) as endpoint,
+            routes.following(),
             cluster.running(),
+            calls.running(),
+            relays.running(),
+            telling(telemetry.news),
         ):
             if await first_of(cluster.configured(), stop):
                 async with (
@@ -99,9 +137,22 @@ async def serve(settings: ProxySettings) -> None:
                     server.tell_health(False)
                     # Balancers hear of it before clients are told to leave.
                     await asyncio.sleep(settings.drain_delay_ms / 1000)
+                    # First: who is asked comes at once, and is not to come here again.
+                    server.leave()
+                    await clients.streams.ask_to_reconnect()
                     cluster.release_polls()
                     await server.drain(settings.drain_timeout_ms)
+                    await cluster.told()
     log.info("proxy stopped")
+
+
+@contextlib.asynccontextmanager
+async def telling(news: SettingsNews) -> AsyncIterator[None]:
+    """Tell clients of changed consumer groups until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(news.run(), name="settings news")
+        yield
+        run.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -127,11 +178,7 @@ def front_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
 
 def link_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
     """Return what the links to brokers use, None without TLS; raise StartRefused."""
-    files = cluster_files(
-        ca=settings.cluster_tls_ca_file,
-        certificate=settings.cluster_tls_certificate_file,
-        key=settings.cluster_tls_key_file,
-    )
+    files = cluster_files(settings)
     if files is None:
         return None
     return Reloading("cluster", files, functools.partial(client_context, files), is_server=False)
@@ -143,7 +190,11 @@ def connect_of(link: Reloading[ssl.SSLContext] | None) -> Connect:
 
 
 def cluster_of(
-    settings: ProxySettings, metrics: ProxyMetrics, *, connect: Connect = connected
+    settings: ProxySettings,
+    metrics: ProxyMetrics,
+    *,
+    connect: Connect = connected,
+    routes: MasterRoutes | None = None,
 ) -> Cluster:
     """Return the broker groups of the settings, not connected yet."""
 
@@ -156,23 +207,45 @@ def cluster_of(
             patience_ms=settings.unready_after_ms,
             clients_max=settings.clients_max,
             connect=connect,
+            routes=routes,
         )
 
     return Cluster(open_link, settings)
 
 
+def telemetry_of(
+    settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock
+) -> Telemetry:
+    """Return who serves the telemetry streams."""
+    return Telemetry(
+        cluster,
+        clients,
+        clock,
+        long_polling_max_ms=settings.long_polling_max_ms,
+        measured=measured_languages(
+            is_on=settings.client_metrics, is_tls_required=settings.tls == "required"
+        ),
+    )
+
+
 def wire(
-    settings: ProxySettings, cluster: Cluster, polling: PollingShell, clients: Clients, clock: Clock
+    settings: ProxySettings,
+    cluster: Cluster,
+    polling: PollingShell,
+    clients: Clients,
+    telemetry: Telemetry,
+    clock: Clock,
+    calls: BrokerCalls,
+    pages: PullPages,
 ) -> Methods:
     """Put the families of methods together."""
     return methods(
         producer=Producer(cluster, clock),
         consumer=Consumer(cluster, polling, clock, settings),
         routes=Routes(cluster, advertised_endpoints(settings.advertised_address)),
-        telemetry=Telemetry(
-            cluster, clients, clock, long_polling_max_ms=settings.long_polling_max_ms
-        ),
+        telemetry=telemetry,
         client_life=ClientLife(cluster, clients, clock),
+        puller=Puller(cluster, calls, pages, clock, settings),
     )
 
 

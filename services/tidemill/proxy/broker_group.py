@@ -54,11 +54,22 @@ class BrokerGroup:
         own = self.link.configuration.topics.get(topic.name)
         return own if own is not None and self.is_member and _is_same(own, topic) else None
 
+    def find_group(self, group: link_pb2.GroupConfig) -> link_pb2.GroupConfig | None:
+        """Return what it has of a group of the home's; None where it has not this incarnation."""
+        own = self.link.configuration.groups.get(group.name)
+        return own if own is not None and self.is_member and _is_same(own, group) else None
+
     def find_ids(self, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig) -> Ids | None:
         """Return under which ids it has both; None where it has not these incarnations."""
-        own_topic = self.find_topic(topic)
-        own_group = self.link.configuration.groups.get(group.name)
-        if own_topic is None or own_group is None or not _is_same(own_group, group):
+        configuration = self.link.configuration
+        own_topic = configuration.topics.get(topic.name)
+        own_group = configuration.groups.get(group.name)
+        if own_topic is None or own_group is None or not self.is_member:
+            return None
+        # The home has what the home has, and is asked most.
+        if own_topic is not topic and not _is_same(own_topic, topic):
+            return None
+        if own_group is not group and not _is_same(own_group, group):
             return None
         return Ids(own_group.id, own_topic.id)
 
@@ -70,7 +81,9 @@ def _is_same(
     """Whether a broker's own topic or group is of the incarnation that the home has."""
     if isinstance(own, link_pb2.TopicConfig) and own.is_system:
         return True  # Each broker makes its own, and none knows of the others'.
-    return (own.home_id or own.id) == homes.id
+    # A home that was restored from a backup gives out ids a second time.
+    is_of_time = own.created_at_ms == homes.created_at_ms
+    return (own.home_id or own.id) == homes.id and is_of_time
 
 
 @final
@@ -99,21 +112,32 @@ class Deliveries:
         self._group = group
         self._topic = topic
         self._openers: dict[BrokerGroup, HandleOpener] = {}
+        # What the handle before began with, and who opened it, where nobody else has that mark.
+        self._mark = ""
+        self._before: tuple[BrokerGroup, HandleOpener]
 
     def open(self, handle: str) -> tuple[BrokerGroup, HandleFields]:
         """Return which delivery of whom `handle` names. Raises InvalidReceiptHandle."""
+        if self._mark and handle.startswith(self._mark):
+            issuer, known = self._before
+            return issuer, known.open(handle)
         limits.RECEIPT_HANDLE.check_text(handle)
-        refused = InvalidReceiptHandle("no broker group that there is has issued the handle")
-        for broker in self._issuers.find(handle):
+        refused: InvalidReceiptHandle | None = None
+        brokers = self._issuers.find(handle)
+        for broker in brokers:
             opener = self._openers.get(broker)
             if opener is None:
                 opener = broker.signer.opener(self._group, self._topic)
                 self._openers[broker] = opener
             try:
-                return broker, opener.open(handle)
+                opened = opener.open(handle)
             except InvalidReceiptHandle as error:
                 refused = error
-        raise refused
+                continue
+            if len(brokers) == 1:
+                self._mark, self._before = handle[: receipt_handle.MARK_CHARS], (broker, opener)
+            return broker, opened
+        raise refused or InvalidReceiptHandle("no broker group that there is has issued the handle")
 
 
 def open_recall(

@@ -6,6 +6,8 @@ of some languages accept only one of the two kinds of back-off, or read it in a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from google.protobuf.duration_pb2 import Duration
 
 from tidemill.common.errors import BadRequest, UnrecognizedClientType
@@ -33,13 +35,21 @@ DEFAULT_GROUP = link_pb2.GroupConfig(
     exponential=link_pb2.ExponentialRetry(initial_ms=10_000, max_ms=7_200_000, multiplier=2.0),
 )
 
+_CLIENT_TYPES = frozenset(v2.ClientType.values())
 _LITE_TYPES = frozenset({v2.LITE_PUSH_CONSUMER, v2.LITE_SIMPLE_CONSUMER})
+
+
+def check_client_type(client_type: int) -> None:
+    """Raise where a client does not say what it is, or is what nobody knows."""
+    if client_type == v2.CLIENT_TYPE_UNSPECIFIED:
+        raise UnrecognizedClientType("the client does not say what type of client it is")
+    if client_type not in _CLIENT_TYPES:
+        raise UnrecognizedClientType(f"there is no client type {client_type}")
 
 
 def check_settings(settings: v2.Settings) -> None:
     """Raise what is wrong with the settings of a client, if anything is."""
-    if settings.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
-        raise UnrecognizedClientType("the settings have no client type")
+    check_client_type(settings.client_type)
     agent = settings.user_agent
     for told in (agent.version, agent.platform, agent.hostname):
         limits.USER_AGENT.check_text(told)
@@ -57,9 +67,14 @@ def check_settings(settings: v2.Settings) -> None:
             raise BadRequest("the settings have neither publishing nor subscription")
 
 
-def producer_settings(settings: v2.Settings) -> v2.Settings:
-    """Return the settings for a producer."""
-    answer = _copy(settings)
+def producer_settings(
+    settings: v2.Settings, *, measured: Collection[int] = frozenset()
+) -> v2.Settings:
+    """Return the settings for a producer.
+
+    Clients of the languages in `measured` send metrics to where they have connected.
+    """
+    answer = _copy(settings, measured)
     answer.publishing.max_body_size = limits.BODY.most
     answer.publishing.validate_message_type = True
     # Java and Node.js producers fail on any other kind.
@@ -70,10 +85,14 @@ def producer_settings(settings: v2.Settings) -> v2.Settings:
 
 
 def consumer_settings(
-    settings: v2.Settings, group: link_pb2.GroupConfig, *, long_polling_max_ms: int
+    settings: v2.Settings,
+    group: link_pb2.GroupConfig,
+    *,
+    long_polling_max_ms: int,
+    measured: Collection[int] = frozenset(),
 ) -> v2.Settings:
-    """Return the settings for a consumer of `group`."""
-    answer = _copy(settings)
+    """Return the settings for a consumer of `group`; `measured` as for a producer."""
+    answer = _copy(settings, measured)
     subscription = answer.subscription
     subscription.fifo = group.delivery_order == link_pb2.ORDERED
     subscription.receive_batch_size = RECEIVE_BATCH_SIZE
@@ -85,13 +104,27 @@ def consumer_settings(
     return answer
 
 
-def _copy(settings: v2.Settings) -> v2.Settings:
+def _copy(settings: v2.Settings, measured: Collection[int]) -> v2.Settings:
     answer = v2.Settings()
     answer.CopyFrom(settings)
     # Clients would send their metrics somewhere else if they were told to.
     answer.metric.Clear()
     answer.metric.on = False
+    if settings.user_agent.language in measured and settings.access_point.addresses:
+        answer.metric.on = True
+        answer.metric.endpoints.CopyFrom(settings.access_point)
     return answer
+
+
+def measured_languages(*, is_on: bool, is_tls_required: bool) -> frozenset[int]:
+    """Return whose clients are to send metrics.
+
+    Those of Go and C++ speak OpenCensus, and Node.js and Rust clients have none.
+    """
+    if not is_on:
+        return frozenset()
+    # Python clients send them without TLS, whatever they use otherwise.
+    return frozenset({v2.JAVA} if is_tls_required else {v2.JAVA, v2.PYTHON})
 
 
 def _backoff(group: link_pb2.GroupConfig, language: int) -> v2.RetryPolicy:

@@ -11,8 +11,9 @@ it, which are asked of the `BrokerGroup` (ADR 0025).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
@@ -48,6 +49,7 @@ __all__ = ["BrokerGroup", "Cluster", "Ids", "Place", "Readable"]
 # A client may name a deadline of years; what waits for one would stay for as long. Long polls have
 # a time of their own.
 TIMEOUT_MAX_MS = 60_000
+TOLD_TIMEOUT_S = 1.0  # a broker that takes longer redelivers what it does not know to be read
 
 # Of a topic: who stores messages of any queue, its id there, and how many queues it has there.
 Spread: TypeAlias = "Sequence[tuple[BrokerGroup, int, int]]"
@@ -77,7 +79,8 @@ class Cluster:
     def __init__(self, open_link: Callable[[str], BrokerLink], settings: ProxySettings) -> None:
         self._members = Members(settings.brokers, open_link)
         self._members.on_change = self._changed
-        self.on_change: Callable[[], None] = lambda: None  # of who has which topics and groups
+        self.polls_released = asyncio.Event()  # for those who wait otherwise
+        self._watchers: list[Callable[[], None]] = []  # few, and known at the start
         # Made of what brokers have told, and made again when one of them tells something.
         self._spreads: dict[str, Spread] = {}  # by topic
         self._issuers: Issuers | None = None
@@ -128,8 +131,15 @@ class Cluster:
 
     def release_polls(self) -> None:
         """Answer every parked pop empty, and every later one at once: the process is to stop."""
+        self.polls_released.set()
         for broker in self._members.all:
             broker.link.release_polls()
+
+    async def told(self) -> None:
+        """Wait, a moment, until the brokers know who has got what: the process is about to end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_TIMEOUT_S):
+                await asyncio.gather(*[broker.link.told() for broker in self._members.all])
 
     def timeout_ms(self, call: Call) -> int:
         """Return how long a broker may take, so that the answer leaves before the deadline."""
@@ -172,6 +182,12 @@ class Cluster:
         if len(spread) == 1 and not tried:
             broker, topic_id, queues = spread[0]
             return Place(broker, topic_id, turn % queues)
+        if not tried:
+            # Nearly every message: of very many broker groups two are looked at.
+            lap, position = divmod(turn, len(spread))
+            broker, topic_id, queues = spread[position]
+            if broker.link.is_up and spread[position - 1][0].link.is_up:
+                return Place(broker, topic_id, lap % queues, may_move=True)
         left = [each for each in spread if each[0] not in tried]
         if not left:
             raise BrokerUnreachable("no broker group has taken the message")
@@ -237,9 +253,14 @@ class Cluster:
         spread = self._spreads[topic.name] = found or [(self.home, topic.id, topic.queues)]
         return spread
 
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call `tell` when it has changed who has which topics and groups, or what these are."""
+        self._watchers.append(tell)
+
     def _changed(self) -> None:
         self._spreads, self._issuers = {}, None
-        self.on_change()
+        for tell in self._watchers:
+            tell()
 
     def readable(self, topic: link_pb2.TopicConfig) -> Sequence[Readable]:
         """Return who has which queues of a topic, whether up or not."""
@@ -274,6 +295,14 @@ class Cluster:
     def known_topic(self, name: str) -> link_pb2.TopicConfig | None:
         """Return a topic that exists, which is what nearly every call names."""
         return self._homes.topics.get(name)
+
+    def known_group(self, name: str) -> link_pb2.GroupConfig | None:
+        """Return a consumer group that exists."""
+        return self._homes.groups.get(name)
+
+    def knows_topic(self, topic: str) -> bool:
+        """Whether a topic exists."""
+        return topic in self._homes.topics
 
     def knows(self, topic: str, group: str) -> bool:
         """Whether both exist."""

@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 from tidemill.message.broker_names import natural_order
 
+NAMED_MAX = 3  # seeds in one reason: each that tells makes another, and there may be 64
+
 
 class Told(NamedTuple):
     """What a broker has told of itself."""
@@ -72,7 +74,8 @@ def decide(seeds: Mapping[str, Told | None]) -> Decision:
     if followers:
         return _decide_home(told, followers)
     if silent := sorted(seeds.keys() - told.keys()):
-        return Wait(f"nothing was heard of {', '.join(silent)}")
+        more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
+        return Wait(f"nothing was heard of {', '.join(silent[:NAMED_MAX])}{more}")
     if len(told) == 1:
         return Alone(next(iter(told)))
     return _decide_founding(told)

@@ -8,12 +8,20 @@ merges two of them. No object is built for a message that only passes through.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from functools import lru_cache
 from itertools import repeat
 
 from tidemill.message import stored_message
-from tidemill.message.receipt_handle import SignedDelivery
-from tidemill.message.wire import bytes_field, bytes_header, milliseconds, varint, varint_header
+from tidemill.message.receipt_handle import HANDLE_CHARS, SignedDelivery
+from tidemill.message.wire import (
+    bytes_field,
+    bytes_header,
+    milliseconds,
+    varint,
+    varint_field,
+    varint_header,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as v2_service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -22,17 +30,27 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 _SYSTEM_PROPERTIES = bytes_header(3)
 # Headers of SystemProperties that a delivery adds.
 _STORE_TIMESTAMP = bytes_header(9)
-_RECEIPT_HANDLE = bytes_header(12)
+_RECEIPT_HANDLE = bytes_header(12) + varint(HANDLE_CHARS)
 _QUEUE_ID = varint_header(13)
 _QUEUE_OFFSET = varint_header(14)
 _DELIVERY_ATTEMPT = varint_header(16)
+_PROVENANCE = varint(1000 << 3 | 2)
+# Headers of Provenance.
+_LOG_OFFSET = varint_header(1)
+_FIRED_AT_MS = varint_header(7)
+_OF_BODY_SIZE = varint_header(9)
 _DELAY = int(v2.DELAY)
 # AckMessageResponse.entries, AckMessageResultEntry.status.
 _ENTRY = bytes_header(2)
 _ENTRY_STATUS = bytes_header(3)
 # ReceiveMessageResponse.message.
 _MESSAGE = bytes_header(2)
+# What the message is in responses of those who read.
+OF_PULL = bytes_header(2)  # PullMessageResponse.message
+OF_READ = bytes_header(1)  # ReadMessagesReply.messages
+JOINED_A_SLICE = 64  # messages of a page, a fifth of a millisecond
 
+_BODY_SIZE = struct.Struct(">I")
 # What a delivery needs of the fixed fields: type, key count, size of the system and of the user
 # wire, due time.
 _FIELDS = struct.Struct(">xBxxH14xII20xq")
@@ -53,16 +71,10 @@ def encode_received(
     `topic_wire` is the `topic` field of Message with its header, `store_host` the text of where it
     is stored.
     """
-    invisible = milliseconds(batch.visible_at_ms - batch.popped_at_ms)
-    of_batch = b"".join(
-        (
-            bytes_field(10, store_host),
-            _QUEUE_ID,
-            varint(batch.queue_id),
-            bytes_field(15, invisible),
-            _RECEIPT_HANDLE,
-            varint(signed.handle_size),
-        )
+    of_batch = (
+        _of_queue(store_host, batch.queue_id)
+        + _invisible_duration(batch.visible_at_ms - batch.popped_at_ms)
+        + _RECEIPT_HANDLE
     )
     of_batch_size = len(of_batch)
     topic_size = len(topic_wire)
@@ -124,6 +136,102 @@ def encode_received(
     return responses
 
 
+def encode_read(
+    items: list[bytes],
+    *,
+    next_offset: int,
+    min_offset: int,
+    end_offset: int,
+    gone_from: int = -1,
+) -> bytes:
+    """Join a ReadMessagesReply of its messages; `gone_from`: from where what was wanted is gone."""
+    ending = (
+        varint_field(2, next_offset) + varint_field(3, min_offset) + varint_field(4, end_offset)
+    )
+    if gone_from >= 0:
+        ending += varint_field(5, gone_from) + varint_field(6, 1)
+    return b"".join((*items, ending))
+
+
+def join_pulled(
+    reply: link_pb2.PullReply,
+    *,
+    header: bytes,
+    topic_wire: bytes,
+    store_host: bytes,
+    queue_id: int,
+) -> Generator[None, None, list[bytes]]:
+    """Join each message of a pull, in its order, as the field `header` of a response.
+
+    As of a receive, without what a delivery has, and with where the message stands and how it came
+    there (`Provenance`). There may be a thousand: yields between slices.
+    """
+    of_queue = _of_queue(store_host, queue_id)
+    topic_size = len(topic_wire)
+    responses = []
+    last_stored_at_ms, stored_at = -1, b""
+    provenances = dict(zip(reply.provenance_of, reply.provenances, strict=True))
+    origins = dict(zip(reply.provenance_of, reply.dead_letter_origins, strict=True))
+    columns = zip(
+        reply.queue_offsets, reply.log_offsets, reply.stored_at_ms, reply.delivery_attempts,
+        reply.blobs,
+        strict=True,
+    )  # fmt: skip
+    for number, (queue_offset, log_offset, stored_at_ms, attempt, blob) in enumerate(columns):
+        if number % JOINED_A_SLICE == JOINED_A_SLICE - 1:
+            yield
+        message_type, key_count, system_size, user_size, due_at_ms = _FIELDS.unpack_from(blob)
+        system_at = stored_message.FIXED_SIZE + key_count * stored_message.KEY_HASH_SIZE
+        user_at = system_at + system_size
+        body_wire_at = user_at + user_size
+        if stored_at_ms != last_stored_at_ms:
+            last_stored_at_ms = stored_at_ms
+            stored_at = milliseconds(stored_at_ms)
+            stored_at = _STORE_TIMESTAMP + varint(len(stored_at)) + stored_at
+        provenance = _LOG_OFFSET + varint(log_offset)
+        if len(blob) == body_wire_at:
+            (body_size,) = _BODY_SIZE.unpack_from(blob, stored_message.BODY_SIZE_AT)
+            provenance += _OF_BODY_SIZE + varint(body_size)
+        if number in provenances:
+            provenance += provenances[number]
+        elif message_type == _DELAY and attempt == 1:
+            # It was due when it came: no timer, and nothing that names one.
+            provenance += _FIRED_AT_MS + varint(stored_at_ms)
+        added = [
+            of_queue, stored_at, _QUEUE_OFFSET, varint(queue_offset),
+            _DELIVERY_ATTEMPT, varint(attempt),
+        ]  # fmt: skip
+        if message_type == _DELAY:
+            added.append(bytes_field(11, milliseconds(due_at_ms)))
+        if origin := origins.get(number):
+            added.append(_dead_letter_queue(blob, origin))
+        added += (_PROVENANCE, varint(len(provenance)), provenance)
+        of_message = b"".join(added)
+        system_length = varint(system_size + len(of_message))
+        size = topic_size + len(blob) - system_at + 1 + len(system_length) + len(of_message)
+        responses.append(
+            b"".join(
+                (
+                    header,
+                    varint(size),
+                    topic_wire,
+                    blob[user_at:body_wire_at],
+                    _SYSTEM_PROPERTIES,
+                    system_length,
+                    blob[system_at:user_at],
+                    of_message,
+                    blob[body_wire_at:],
+                )
+            )
+        )
+    return responses
+
+
+def encode_next_offset(offset: int) -> bytes:
+    """Encode the PullMessageResponse that ends every pull."""
+    return varint_header(3) + varint(offset)
+
+
 def _dead_letter_queue(blob: bytes, origin_topic: str) -> bytes:
     message_id = stored_message.message_id_of(blob)
     return bytes_field(
@@ -131,6 +239,18 @@ def _dead_letter_queue(blob: bytes, origin_topic: str) -> bytes:
     )
 
 
+@lru_cache(maxsize=1024)
+def _of_queue(store_host: bytes, queue_id: int) -> bytes:
+    """Encode where a delivery's messages are stored."""
+    return bytes_field(10, store_host) + _QUEUE_ID + varint(queue_id)
+
+
+@lru_cache(maxsize=1024)
+def _invisible_duration(duration_ms: int) -> bytes:
+    return bytes_field(15, milliseconds(duration_ms))
+
+
+@lru_cache(maxsize=1024)
 def encode_topic(namespace: str, name: str) -> bytes:
     """Encode the `topic` field of Message with its header."""
     resource = bytes_field(1, namespace.encode()) if namespace else b""

@@ -33,12 +33,12 @@ class ProxyMetrics:
         self.backend: Histogram[Labels] = Histogram()
         self.throttled = 0
         self.messages_returned = 0
-        self.streams = {"telemetry": 0, "receive": 0}
+        self.streams = {"telemetry": 0, "receive": 0, "pull": 0}
         self.is_serving = False
 
-    def observe_backend(self, request_code: str, result: str, value_ms: float) -> None:
+    def observe_backend(self, broker: str, request_code: str, result: str, value_ms: float) -> None:
         """Count a request to a broker."""
-        self.backend.observe((request_code, result), value_ms)
+        self.backend.observe((broker, request_code, result), value_ms)
 
     def register(self, registry: Registry) -> None:
         """Show the counters at every scrape."""
@@ -55,7 +55,7 @@ class ProxyMetrics:
         yield histogram_family(
             "rocketmq_proxy_backend_latency",
             "Milliseconds from the proxy to a broker and back.",
-            ("request_code", "result"),
+            ("broker", "request_code", "result"),
             self.backend,
             lambda labels: labels,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -43,6 +44,16 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         max_length=64,
         description="Addresses (host:port) of brokers. One that is up is enough to find the others"
         " of its cluster; several that are new become a cluster when all of them are up.",
+    )
+    controllers: Addresses = Field(
+        [],
+        max_length=9,
+        description="Addresses (host:port) of all controllers, which tell where the master of each"
+        " broker group is; none: replicas are asked.",
+    )
+    routes_file: Path | None = Field(
+        None,
+        description="File in which the routes of controllers are kept, for a start without them.",
     )
     advertised_address: Literal[""] | Address = Field(
         "",
@@ -95,8 +106,9 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         256 << 20,
         ge=128 << 20,
         description="Bytes held for clients: requests on their way to a broker, polls that wait,"
-        " replies that are not read. Beyond it calls are refused with TOO_MANY_REQUESTS, those"
-        " first whose connection holds most. Clients of one address get half of it at most: behind"
+        " replies that are not read. Beyond it messages over 64 KiB wait for room for some seconds,"
+        " in turn, and calls are refused with TOO_MANY_REQUESTS, those first whose connection holds"
+        " most. Clients of one address get half of it, or 11/16 where messages wait: behind"
         " a balancer without PROXY protocol they all are.",
     )
     clients_max: int = Field(
@@ -104,6 +116,13 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
         ge=1,
         description="Clients whose settings and last sign of life are remembered; beyond it the"
         " one that has been silent longest is forgotten.",
+    )
+    client_metrics: Flag = Field(
+        False,
+        description="Have Java and Python clients measure what they do and send it here every"
+        " minute, for `/metrics`: times to send, to deliver, to wait and to process. Each opens one"
+        " more connection. Python clients send it without TLS, and are not asked where it is"
+        " required.",
     )
     drain_delay_ms: int = Field(
         3_000,

@@ -1,4 +1,4 @@
-"""The supervisor: start broker, proxies and admin, say where they serve, stop them in order."""
+"""The supervisor: start brokers, proxies and admin, say where they serve, stop them in order."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import structlog
 
 from tidemill.common.lifecycle import StartRefused, die_with_parent, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.standalone.child import Addresses, Child, ChildFailed
+from tidemill.standalone.places import (
+    CONTROLLER,
+    Broker,
+    brokers_of,
+    check_all_served,
+    group_store_of,
+)
 from tidemill.standalone.ports import GRPC_FLAGS, Wanted, check_free, reserve
-from tidemill.standalone.settings import GROUPS_MAX, StandaloneSettings
+from tidemill.standalone.settings import StandaloneSettings
 
 log = structlog.get_logger()
 
-FIRST_BROKER = "broker-0"  # the home of the others: a store of before is its own
+MIN_IN_SYNC = 2  # of a group's replicas: with one, an OK could be of a message that only it has
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,8 +47,13 @@ def main(arguments: Sequence[str]) -> int:
 
 async def serve(settings: StandaloneSettings) -> int:
     """Run the children until the first signal, then stop them: clients first, the store last."""
+    if settings.replicas == MIN_IN_SYNC:
+        log.warning(
+            "two replicas stop when either is away: with three, one may be",
+            replicas=settings.replicas, min_in_sync=MIN_IN_SYNC,
+        )  # fmt: skip
     with planned_children(settings) as children:
-        brokers, others = children[: settings.groups], children[settings.groups :]
+        stages = stages_of(children, settings)
 
         def kill_all() -> None:
             for child in children:
@@ -58,8 +69,8 @@ async def serve(settings: StandaloneSettings) -> int:
             runs = {child: asyncio.create_task(child.run(), name=child.name) for child in children}
             status = await supervise(children, list(runs.values()), stop)
             log.info("standalone stops")
-            for group in (others, brokers):
-                await stop_children(group, runs, settings.stop_timeout_ms)
+            for stage in stages:
+                await stop_children(stage, runs, settings.stop_timeout_ms)
     return status
 
 
@@ -118,10 +129,12 @@ def print_ready(children: Sequence[Child]) -> None:
         "grpc": by_name["proxy-0"].addresses["grpc"],
         "admin": by_name["admin"].addresses["admin"],
         "processes": {
-            child.name: {"pid": child.pid, "metrics": child.addresses["metrics"]}
+            child.name: {"pid": child.serving_pid, "metrics": child.addresses["metrics"]}
             for child in children
         },
     }
+    if "scaler" in by_name["admin"].addresses:
+        line["scaler"] = by_name["admin"].addresses["scaler"]
     try:
         # Not buffered, so that what cannot be written does not fail again at the end.
         os.write(sys.stdout.fileno(), (json.dumps(line) + "\n").encode())
@@ -132,14 +145,21 @@ def print_ready(children: Sequence[Child]) -> None:
 
 @contextlib.contextmanager
 def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
-    """Yield the children, brokers first, not started yet; holds reserved ports meanwhile."""
+    """Yield the children, in the order of `child_names`; holds reserved ports meanwhile."""
     check_all_served(settings)
     check_free(wanted_ports(settings))
     with contextlib.ExitStack() as reserved:
-        broker_ports = {
-            name: reserved.enter_context(reserve("127.0.0.1", 0)).getsockname()[1]
-            for name in broker_names(settings)
-        }
+        brokers = brokers_of(settings)
+
+        def reserve_local(wanted: int = 0) -> int:
+            port: int = reserved.enter_context(reserve("127.0.0.1", wanted)).getsockname()[1]
+            return port
+
+        broker_ports = {broker.name: reserve_local() for broker in brokers}
+        # One a broker group: from any replica's address the others of it are found.
+        seeds = [broker_ports[broker.name] for broker in brokers if broker.replica <= 0]
+        controller_port = reserve_local(settings.controller_port) if settings.replicas > 1 else 0
+        to_controllers = [f"--controllers=127.0.0.1:{controller_port}"] if controller_port else []
         grpc_port = settings.grpc_port
         if settings.proxies > 1:
             # One alone does not share its port: two standalones would, by accident.
@@ -158,17 +178,36 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
             ]
             return [*flags, f"--config={settings.config}"] if settings.config else flags
 
-        def broker(name: str, addresses: Addresses) -> list[str]:
+        def controller(addresses: Addresses) -> list[str]:
+            return [
+                "controller",
+                *common(CONTROLLER, addresses),
+                f"--name={CONTROLLER}",
+                f"--group-store={group_store_of(settings)}",
+                f"--min-in-sync={MIN_IN_SYNC}",
+                "--grpc-host=127.0.0.1",
+                f"--grpc-port={controller_port}",
+                "--grpc-reuse-port",
+            ]
+
+        def broker(one: Broker, addresses: Addresses) -> list[str]:
             return [
                 "broker",
-                *common(name, addresses),
-                f"--name={name}",
-                f"--data-dir={data_dir_of(settings, name)}",
+                *common(one.name, addresses),
+                f"--name={one.group}",
+                f"--data-dir={one.data_dir}",
                 "--grpc-host=127.0.0.1",
-                f"--grpc-port={broker_ports[name]}",
+                f"--grpc-port={broker_ports[one.name]}",
                 "--grpc-reuse-port",
                 "--auto-create" if settings.auto_create else "--no-auto-create",
+                *replica_flags(one),
             ]
+
+        def replica_flags(one: Broker) -> list[str]:
+            if one.replica < 0:
+                return []
+            names = f"--replica-name={one.name}", f"--replica-id={one.replica}"
+            return [*names, *to_controllers]
 
         def proxy(name: str, addresses: Addresses) -> list[str]:
             is_shared = settings.proxies > 1
@@ -176,7 +215,8 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 "proxy",
                 *common(name, addresses),
                 f"--name={name}",
-                *(f"--brokers=127.0.0.1:{port}" for port in broker_ports.values()),
+                *(f"--brokers=127.0.0.1:{port}" for port in seeds),
+                *to_controllers,
                 f"--grpc-host={settings.grpc_host}",
                 f"--grpc-port={port_of(addresses.get('grpc'), grpc_port)}",
                 "--drain-delay-ms=0",  # Nobody is in front who would have to hear of it.
@@ -192,7 +232,8 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
             return [
                 "admin",
                 *common("admin", addresses),
-                *(f"--broker=127.0.0.1:{port}" for port in broker_ports.values()),
+                *(f"--broker=127.0.0.1:{port}" for port in seeds),
+                *to_controllers,
                 "--drain-delay-ms=0",
                 f"--host={settings.admin_host}",
                 f"--port={port_of(addresses.get('admin'), settings.admin_port)}",
@@ -201,23 +242,28 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 f"--admin-body-bytes-max={settings.admin_body_bytes_max}",
                 f"--admin-tls-certificate-file={settings.admin_tls_certificate_file}",
                 f"--admin-tls-key-file={settings.admin_tls_key_file}",
+                *scaler_flags(settings, addresses),
             ]
 
         yield [
-            *(Child(name, functools.partial(broker, name)) for name in broker_names(settings)),
+            *(Child(one.name, functools.partial(broker, one)) for one in brokers),
             *(Child(name, functools.partial(proxy, name)) for name in proxy_names(settings)),
             Child("admin", admin),
+            *([Child(CONTROLLER, controller)] if controller_port else []),
         ]
 
 
-def broker_names(settings: StandaloneSettings) -> list[str]:
-    """Return the names of the brokers, one a broker group."""
-    return [broker_name(n) for n in range(settings.groups)]
-
-
-def broker_name(n: int) -> str:
-    """Return the name of the broker of a broker group by its number."""
-    return f"broker-{n}"
+def scaler_flags(settings: StandaloneSettings, addresses: Addresses) -> list[str]:
+    """Return how the admin process serves KEDA, if it does."""
+    if settings.scaler_port is None:
+        return []
+    return [
+        f"--scaler-host={settings.scaler_host}",
+        f"--scaler-port={port_of(addresses.get('scaler'), settings.scaler_port)}",
+        f"--scaler-tls-certificate-file={settings.scaler_tls_certificate_file}",
+        f"--scaler-tls-key-file={settings.scaler_tls_key_file}",
+        f"--scaler-tls-client-ca-file={settings.scaler_tls_client_ca_file}",
+    ]
 
 
 def proxy_names(settings: StandaloneSettings) -> list[str]:
@@ -227,32 +273,17 @@ def proxy_names(settings: StandaloneSettings) -> list[str]:
 
 def child_names(settings: StandaloneSettings) -> list[str]:
     """Return the names of the children, in the order of their metrics ports."""
-    return [*broker_names(settings), *proxy_names(settings), "admin"]
+    controllers = [CONTROLLER] if settings.replicas > 1 else []
+    brokers = [broker.name for broker in brokers_of(settings)]
+    return [*brokers, *proxy_names(settings), "admin", *controllers]
 
 
-def data_dir_of(settings: StandaloneSettings, name: str) -> Path:
-    """Return the folder of a broker's store: the first one's stays where one alone has it."""
-    return settings.data_dir if name == FIRST_BROKER else settings.data_dir / name
-
-
-def check_all_served(settings: StandaloneSettings) -> None:
-    """Raise StartRefused where a store is in the data directory that no broker would serve.
-
-    Its messages would wait, and message groups that lie there be refused, without a word of why.
-    """
-    held = [
-        n
-        for n in range(settings.groups, GROUPS_MAX)
-        # Of a directory that may not be read the brokers tell themselves; Path.is_dir raises.
-        if os.path.isdir(data_dir_of(settings, broker_name(n)))  # noqa: PTH112
-    ]
-    if held:
-        count = held[-1] + 1
-        raise StartRefused(
-            f"this data directory holds {count} broker groups: start with --groups {count}, or "
-            f"move {data_dir_of(settings, broker_name(held[-1]))} away if it was removed from "
-            f"the cluster"
-        )
+def stages_of(children: Sequence[Child], settings: StandaloneSettings) -> list[Sequence[Child]]:
+    """Return who is stopped together, in order: clients first, then stores, who decides last."""
+    count = len(brokers_of(settings))
+    others = [child for child in children[count:] if child.name != CONTROLLER]
+    controllers = [child for child in children if child.name == CONTROLLER]
+    return [others, children[:count], *([controllers] if controllers else [])]
 
 
 def metrics_ports_of(settings: StandaloneSettings) -> dict[str, int]:
@@ -272,6 +303,9 @@ def wanted_ports(settings: StandaloneSettings) -> list[Wanted]:
             "the REST API",
         ),
     ]  # fmt: skip
+    if settings.scaler_port is not None:
+        flags = "--scaler-host", "--scaler-port"
+        wanted.append(Wanted(settings.scaler_host, settings.scaler_port, flags, "KEDA"))
     for name, port in metrics_ports_of(settings).items():
         flags = "--metrics-host", "--metrics-port"
         wanted.append(Wanted(settings.metrics_host, port, flags, f"metrics of {name}"))

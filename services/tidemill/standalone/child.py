@@ -45,6 +45,7 @@ class Child:
         self.name = name
         self._arguments = arguments
         self.addresses: Addresses = {}
+        self.serving_pid = 0  # who has announced itself: a replica's broker has a supervisor
         self.is_ready = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._serves = False  # now, while `is_ready` stays set when it dies
@@ -94,6 +95,7 @@ class Child:
         try:
             if line := await reader.readline():
                 ready = json.loads(line)
+                self.serving_pid = ready["pid"]
                 self.addresses = {
                     key: value for key, value in ready.items() if key not in {"event", "pid"}
                 }

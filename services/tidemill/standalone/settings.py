@@ -10,6 +10,7 @@ from pydantic import Field
 from tidemill.common.settings import AdminFrontSettings, Flag, Folder, FrontSettings, Port
 
 GROUPS_MAX = 64  # as many as a cluster has at most
+REPLICAS_MAX = 5  # two may then be lost at once, and each more is a copy more to wait for
 
 
 class StandaloneSettings(FrontSettings, AdminFrontSettings):
@@ -41,6 +42,17 @@ class StandaloneSettings(FrontSettings, AdminFrontSettings):
         le=GROUPS_MAX,
         description="Broker groups that share the messages. The first keeps its store in data_dir,"
         " the others in folders of it by their names; there must not be more of them than this.",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=REPLICAS_MAX,
+        description="Replicas of each broker group: with three, a message is acknowledged when"
+        " two have it, and another one takes over when the master dies. With two, nothing is"
+        " acknowledged while either is away. There must not be more of them in data_dir than this.",
+    )
+    controller_port: Port = Field(
+        0, description="Port of the controller, where there are replicas; 0: a free one."
     )
     auto_create: Flag = Field(
         True, description="Create topics and groups when they are used for the first time."

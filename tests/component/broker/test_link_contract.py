@@ -15,6 +15,7 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.bodies import body_of
 from tests.support.engine_world import blob
 from tests.support.memory_broker import MemoryBroker
 from tests.support.memory_engine import NOW_MS
@@ -174,12 +175,13 @@ class Session:
         return list(reply.acks.results)
 
     async def change(
-        self, batch: pb.Batch, index: int, invisible_ms: int, *, suspend: bool = False
+        self, batch: pb.Batch, index: int, invisible_ms: int, **how: bool
     ) -> pb.ReplyFrame:
         request = pb.ChangeInvisibleRequest(
             request_id=1, group_id=self.group_id, topic_id=self.topic_id, slot=batch.slot,
             delivery_id=batch.delivery_id, index=index, visible_at_ms=batch.visible_at_ms,
-            invisible_duration_ms=invisible_ms, suspend=suspend,
+            invisible_duration_ms=invisible_ms, suspend=how.get("suspend", False),
+            gives_back=how.get("gives_back", False),
         )  # fmt: skip
         return await self.ask(pb.RequestFrame(changes=[request]))
 
@@ -252,7 +254,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def bodies(batches: Iterable[pb.Batch]) -> list[str]:
-    return [stored_message.body_of(data).decode() for batch in batches for data in batch.blobs]
+    return [body_of(data).decode() for batch in batches for data in batch.blobs]
 
 
 def errors(reply: pb.ReplyFrame) -> list[tuple[int, str]]:
@@ -594,19 +596,19 @@ def test_what_was_acked_cannot_be_changed(run: Run) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("suspend", [False, True])
-def test_no_duration_brings_a_message_back_at_once(run: Run, suspend: bool) -> None:
+@pytest.mark.parametrize("how", ["", "suspend", "gives_back"])
+def test_no_duration_brings_a_message_back_at_once(run: Run, how: str) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a", "b")
         [batch] = await session.pop()
-        await session.change(batch, 0, 0, suspend=suspend)
+        await session.change(batch, 0, 0, **({how: True} if how else {}))
         again = session.pop_request(request_id=9, poll_ms=POLL_MS)
         reply = await session.ask(pb.RequestFrame(pops=[again]))
         if not reply.pops:
             reply = await session.reply()
         [one] = reply.pops[0].batches
         assert bodies([one]) == ["a"]
-        assert list(one.delivery_attempts) == [1 if suspend else 2]
+        assert list(one.delivery_attempts) == [1 if how else 2]
 
     run(scenario)
 

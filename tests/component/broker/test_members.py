@@ -36,6 +36,9 @@ class Stream:
         self.written.append(pb.FollowFrame.FromString(message))
         self._requests.put_nowait(message)
 
+    def write_last(self, message: bytes) -> None:
+        self.write(message)
+
     def cancel(self) -> None:
         self._serving.cancel()
 
@@ -96,7 +99,7 @@ class Cluster:
         self.home.world.commit()
         self.home.world.engine.take_config_changes()
         self.channel = Channel(self.follower)
-        self.members = Members(self.home.rounds, self.channel.connect)
+        self.members = Members(self.home.rounds, self.channel.connect, life="first")
 
     @property
     def is_connected(self) -> bool:
@@ -106,7 +109,7 @@ class Cluster:
         return self.follower.world.engine.catalog.find_topic(topic) is not None
 
     def metric(self) -> float:
-        (family,) = self.members.collect()
+        (family,) = [one for one in self.members.collect() if one.name.endswith("connected")]
         (sample,) = family.samples
         return sample.value
 
@@ -146,6 +149,32 @@ def test_a_member_is_told_everything_and_then_what_changes() -> None:
         assert first.configs[0].is_complete
         assert not first.configs[0].handle_secret
         assert not any(config.is_complete for frame in later for config in frame.configs)
+
+    run(scenario)
+
+
+def test_the_home_asks_where_groups_at_the_latest_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "BEGUN_LOOK_S", 0.01)
+
+    async def scenario(cluster: Cluster) -> None:
+        await eventually(lambda: cluster.is_connected)
+        home, world = cluster.home.world, cluster.follower.world
+        await cluster.home.rounds.call(
+            lambda engine, turn: engine.administration.put_group(
+                "latest", start_from_latest=True, now_ms=turn.now_ms
+            )
+        )
+        await eventually(lambda: world.engine.catalog.find_group("latest") is not None)
+        await cluster.follower.rounds.call(lambda *_: world.pop(1, group="latest"))
+        own = world.engine.catalog.find_group("latest")
+        assert own is not None
+        assert own.begun
+
+        def homes() -> object:
+            group = home.engine.catalog.find_group("latest")
+            return group.begun if group is not None else ()
+
+        await eventually(lambda: homes() == own.begun)
 
     run(scenario)
 
@@ -325,4 +354,17 @@ def test_who_has_left_unnoticed_is_told_everything_on_another_stream(
         assert len(cluster.channel.streams) == 2
 
     monkeypatch.setattr(members_module, "REFUSED_S", 0.0)
+    run(scenario)
+
+
+def test_a_removal_that_the_home_missed_is_ended_when_the_member_says_so() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await drain(cluster)
+        # The home dies here, or whoever asked goes: it does not record what the member has done.
+        await cluster.members.followers["broker-1"].ask(pb.FollowFrame(leave=True))
+        cluster.channel.lose()
+        groups = cluster.home.world.engine.catalog.membership.groups
+        await eventually(lambda: "broker-1" not in groups)
+        await eventually(lambda: not cluster.members.followers)
+
     run(scenario)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.proxy_world import HEADERS, ProxyWorld, eventually, receive_request, run
+from tests.support.proxy_world import (
+    HEADERS,
+    Collected,
+    ProxyWorld,
+    eventually,
+    message,
+    receive_request,
+    run,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
@@ -72,5 +80,23 @@ def test_a_pop_says_for_whom_it_is_and_whether_it_renews(auto_renew: bool) -> No
         await world.receive(request)
         assert world.broker.engine.pops == [("client-1", auto_renew)]
         assert world.broker.engine.alive_clients == ["client-1"] * auto_renew
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_broker_hears_of_a_hand_over_when_the_client_has_read_it(is_read: bool) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_topic()
+        await world.put_group()
+        await world.send(message())
+        request = receive_request("topic", "group")
+        request.ClearField("invisible_duration")
+        request.auto_renew = True
+        responses = Collected()
+        responses.is_read = is_read
+        await world.receive(request, responses=responses)
+        await world.link.told()
+        assert len(world.broker.engine.handed_over_ids) == is_read
 
     run(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -18,8 +19,9 @@ from tests.support.proxy_world import (
     receive_request,
     run,
 )
+from tidemill.common.errors import Overloaded
 from tidemill.proxy.server import consumer
-from tidemill.proxy.server.consumer import REPLY_ROOM_BYTES
+from tidemill.proxy.server.consumer import REPLY_ROOM_BYTES, ROOM_POLL_MS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -81,7 +83,7 @@ LARGE = bytes(1 << 20)
 
 def test_a_poll_waits_until_its_client_has_read_enough() -> None:
     async def scenario(world: ProxyWorld) -> None:
-        await world.send(message(b"one"))
+        await world.send(message(LARGE))
         full = Collected()
         full.room_bytes = full.room_at_first_bytes = 0
         full.room_later_bytes = 24 << 20
@@ -90,7 +92,8 @@ def test_a_poll_waits_until_its_client_has_read_enough() -> None:
         [(waited_bytes, waited_s)] = full.waits
         assert waited_bytes == REPLY_ROOM_BYTES
         assert 9.9 <= waited_s <= 10, "half of the poll; the other half is for reading"
-        assert (24 << 20) - 1_000 < full.room_bytes < 24 << 20, "only the reply's is taken"
+        taken_bytes = (24 << 20) - full.room_bytes
+        assert len(LARGE) < taken_bytes < len(LARGE) + 1_000, "only the reply's is taken"
 
     run(scenario)
 
@@ -112,6 +115,36 @@ def test_what_finds_no_room_is_given_back_and_the_poll_waits_for_room() -> None:
         assert items[1].message.body == LARGE
         [(waited_bytes, _)] = responses.waits
         assert len(LARGE) < waited_bytes < len(LARGE) + 1_000
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("poll_ms", [20_000, 0])
+def test_a_poll_that_meets_a_full_link_with_room_in_hand_waits_on_without(poll_ms: int) -> None:
+    """It asks but briefly while it keeps room from others, and has time left after that."""
+
+    async def scenario(world: ProxyWorld) -> None:
+        await world.send(message(b"one"))
+        responses = Collected()
+        responses.room_bytes = responses.room_at_first_bytes = 0
+        responses.room_later_bytes = 24 << 20
+        ask, asked_ms, held_bytes = world.link.pop, [], []
+
+        async def pop(request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
+            asked_ms.append(request.poll_duration_ms)
+            held_bytes.append((24 << 20) - responses.room_bytes)
+            if len(asked_ms) == 1:
+                raise Overloaded("the proxy reads too slowly; poll again after a pause")
+            return await ask(request, timeout_ms=timeout_ms)
+
+        world.link.pop = pop  # type: ignore[method-assign]  # A link that is full for a while.
+        items = await world.receive(receive_request(poll_ms=poll_ms), responses=responses)
+        if poll_ms == 0:
+            assert items[0].status.code == v2.TOO_MANY_REQUESTS, "nobody knows what is there"
+            return
+        assert kinds(items) == ["status", "message", "delivery_timestamp"]
+        assert asked_ms[0] == ROOM_POLL_MS < asked_ms[1]
+        assert held_bytes == [REPLY_ROOM_BYTES, 0]
 
     run(scenario)
 
@@ -171,11 +204,14 @@ def test_a_poll_waits_as_long_as_the_client_and_the_limits_allow(
         request = receive_request(poll_ms=poll_ms or 0)
         if poll_ms is None:
             request.ClearField("long_polling_timeout")
+        began_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(world.receive(request, deadline_s=deadline_s))
             frame = await world.broker.wait_for_frame("pops")
+            passed_ms = (time.monotonic() - began_s) * 1000
             await world.send(message())
-        assert asked_ms - 100 <= frame.pops[0].poll_duration_ms <= asked_ms
+        # What a deadline leaves is less by what has passed since it was set.
+        assert asked_ms - passed_ms - 1 <= frame.pops[0].poll_duration_ms <= asked_ms
 
     run(scenario)
 

@@ -140,10 +140,13 @@ def test_heartbeat_and_termination_are_noted() -> None:
     async def scenario(client: Client) -> None:
         for client_type, code in (
             (v2.CLIENT_TYPE_UNSPECIFIED, v2.UNRECOGNIZED_CLIENT_TYPE),
+            (-1, v2.UNRECOGNIZED_CLIENT_TYPE),
+            (99, v2.UNRECOGNIZED_CLIENT_TYPE),
             (v2.PRODUCER, v2.OK),
         ):
             answer = await client.stub.Heartbeat(
-                service.HeartbeatRequest(client_type=client_type), metadata=METADATA
+                service.HeartbeatRequest(client_type=v2.ClientType.ValueType(client_type)),
+                metadata=METADATA,
             )
             assert answer.status.code == code
         assert len(client.world.clients) == 1
@@ -163,10 +166,6 @@ def test_heartbeat_and_termination_are_noted() -> None:
     [
         ("EndTransaction", service.EndTransactionRequest()),
         ("SyncLiteSubscription", service.SyncLiteSubscriptionRequest()),
-        ("UpdateOffset", service.UpdateOffsetRequest()),
-        ("GetOffset", service.GetOffsetRequest()),
-        ("QueryOffset", service.QueryOffsetRequest()),
-        ("PullMessage", service.PullMessageRequest()),
     ],
 )
 def test_a_method_that_is_not_served_says_so(method: str, request_message: object) -> None:
@@ -199,6 +198,22 @@ def test_the_headers_of_a_telemetry_stream_come_before_anything_is_sent() -> Non
     async def scenario(client: Client) -> None:
         async with client.telemetry() as call:
             await call.initial_metadata()
+
+    run(scenario)
+
+
+def test_a_telemetry_stream_outlives_a_stack_trace_that_is_too_large() -> None:
+    trace = service.ThreadStackTrace(nonce="n", thread_stack_trace="x" * (2 << 20))
+
+    async def scenario(client: Client) -> None:
+        async with client.telemetry() as call:
+            await call.write(settings())
+            first = await call.read()
+            await call.write(service.TelemetryCommand(thread_stack_trace=trace))
+            await call.write(settings())
+            assert await call.read() == first
+            await call.done_writing()
+            assert await call.code() == grpc.StatusCode.OK
 
     run(scenario)
 

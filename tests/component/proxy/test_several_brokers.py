@@ -7,12 +7,21 @@ from collections.abc import Awaitable
 
 import pytest
 
-from tests.support.proxy_world import eventually, receive_request
+from tests.support.proxy_world import (
+    HEADERS,
+    Collected,
+    ProxyWorld,
+    eventually,
+    message,
+    receive_request,
+)
 from tests.support.several_brokers import SeveralBrokers, run
 from tidemill.proxy.polling.shell import Receive
+from tidemill.proxy.server.call import Call
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.grpc.server_connection import SMALL_REPLY_BYTES
 
 POLL_MS = 20_000  # as long as a scenario may take: no test waits for its end
 
@@ -191,7 +200,7 @@ def test_who_waits_hears_of_a_broker_that_gets_the_topic_meanwhile() -> None:
         await eventually(lambda: world.brokers[0].count_of("pops") == 1)
         for broker in world.cluster.brokers[1:]:
             broker.is_member = True
-        world.cluster.on_change()
+        world.cluster._changed()
         await eventually(lambda: all(b.count_of("notifications") for b in world.brokers[1:]))
         world.send(2, "a")
         assert await waiting == ["a"]
@@ -206,10 +215,44 @@ def test_a_poll_that_began_when_one_broker_had_told_hears_of_the_others() -> Non
         waiting = poll(world)
         await eventually(lambda: world.brokers[0].count_of("pops") == 1)
         members.brokers = list(all_of_them)
-        world.cluster.on_change()
+        world.cluster._changed()
         await eventually(lambda: all(b.count_of("notifications") for b in world.brokers[1:]))
         world.send(2, "a")
         assert await waiting == ["a"]
+
+    run(scenario)
+
+
+def test_who_waits_hears_of_a_broker_that_has_taken_the_place_of_another() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        members, all_of_them = world.cluster._members, world.cluster.brokers
+        members.brokers = list(all_of_them[:2])
+        waiting = poll(world)
+        await eventually(lambda: world.brokers[1].count_of("notifications") == 1)
+        # As many as before.
+        members.brokers = [all_of_them[0], all_of_them[2]]
+        world.cluster._changed()
+        await eventually(lambda: world.brokers[2].count_of("notifications") == 1)
+        world.send(2, "a")
+        assert await waiting == ["a"]
+
+    run(scenario)
+
+
+def test_a_message_that_may_be_stored_is_not_said_to_be_taken_by_nobody() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        for broker in world.brokers:
+            broker.holds.add("append")
+        sending = asyncio.create_task(ProxyWorld.send(world, message(b"m")))
+        await eventually(lambda: any(broker.count_of("appends") for broker in world.brokers))
+        [n] = [n for n in range(3) if world.brokers[n].count_of("appends")]
+        # Everybody else is taken out while the message is under way.
+        world.cluster._members.brokers = [world.cluster.brokers[n]]
+        world.cluster._changed()
+        world.brokers[n].go()
+        status = (await sending).status
+        assert status.code != v2.OK
+        assert "has taken the message" not in status.message
 
     run(scenario)
 
@@ -358,6 +401,53 @@ def test_with_one_broker_group_a_poll_is_one_pop_that_is_parked_there() -> None:
     run(scenario, count=1)
 
 
+class Narrow(Collected):
+    """The responses of a receive whose connection has never room for more than was asked for."""
+
+    def hold(self, size_bytes: int) -> bool:
+        return False
+
+    async def hold_in_turn(self, size_bytes: int, *, timeout_s: float) -> bool:
+        return timeout_s > 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("poll_ms", "outcome", "status"),
+    [(0, "throttled", "TOO_MANY_REQUESTS"), (POLL_MS, "no_room", "MESSAGE_NOT_FOUND")],
+)
+def test_receives_that_find_no_room_are_counted_as_that(
+    poll_ms: int, outcome: str, status: str, count: int
+) -> None:
+    """Not as if their clients had gone, or nothing had been there."""
+
+    async def scenario(world: SeveralBrokers) -> None:
+        for n in range(count):
+            # Each is larger than what room was found for, and none is part of what a call has.
+            world.send(n, *["a" * (SMALL_REPLY_BYTES + size) for size in (10, 20, 30, 40)])
+        request = receive_request(poll_ms=poll_ms)
+        request.batch_size = 1
+        items = await world.receive(request, responses=Narrow())
+        assert v2.Code.Name(items[0].status.code) == status
+        mode = "direct" if count == 1 else "notify"
+        assert world.polling.counts.receives == {("topic", "group", mode, outcome): 1}
+        assert not any(world.polling.counts.inflight.values())
+
+    run(scenario, count=count)
+
+
+def test_a_receive_that_is_refused_for_what_it_asks_is_no_long_poll() -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        request = receive_request(poll_ms=POLL_MS)
+        request.invisible_duration.FromMilliseconds(13 * 3_600_000)
+        await world.receive(request)
+        [labels] = world.metrics.rpcs.totals()
+        assert labels[2] == str(v2.ILLEGAL_INVISIBLE_TIME)
+        assert labels[4:] == ("false", "false")
+
+    run(scenario)
+
+
 def test_receives_that_are_refused_are_counted_in_one_cell() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         request = service.ReceiveMessageRequest()
@@ -366,3 +456,41 @@ def test_receives_that_are_refused_are_counted_in_one_cell() -> None:
         assert labels[4:] == ("false", "false")
 
     run(scenario)
+
+
+async def assignments(world: SeveralBrokers) -> list[tuple[str, int, str]]:
+    """What a push consumer is told to poll: broker group, queue, permission."""
+    request = service.QueryAssignmentRequest()
+    request.topic.name, request.group.name = "topic", "group"
+    request.endpoints.scheme = v2.IPv4
+    request.endpoints.addresses.add(host="127.0.0.1", port=8081)
+    call = Call(HEADERS, peer=lambda: "test", time_remaining_s=5)
+    answer = await world.methods.unary["QueryAssignment"](call, request.SerializeToString())
+    queues = [
+        each.message_queue
+        for each in service.QueryAssignmentResponse.FromString(answer).assignments
+    ]
+    return [(queue.broker.name, queue.id, v2.Permission.Name(queue.permission)) for queue in queues]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_push_consumer_polls_every_broker_group_as_long_as_it_is_a_member(
+    is_ordered: bool,
+) -> None:
+    async def scenario(world: SeveralBrokers) -> None:
+        names = [broker.name for broker in world.all_brokers]
+        assigned = await assignments(world)
+        if not is_ordered:
+            assert assigned == [(name, -1, "READ_WRITE") for name in names]
+        else:
+            assert {name for name, _, _ in assigned} == set(names)
+            assert min(queue_id for _, queue_id, _ in assigned) == 0
+        # One that is away or drains has messages: clients drop what is named otherwise than before.
+        world.all_brokers[1].is_draining = True
+        world.brokers[2].go()
+        await eventually(lambda: not world.all_brokers[2].link.is_connected)
+        assert await assignments(world) == assigned
+        world.leave(1)
+        assert await assignments(world) == [each for each in assigned if each[0] != names[1]]
+
+    run(scenario, is_ordered=is_ordered)

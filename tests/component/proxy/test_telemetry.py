@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import CoroutineType
 from typing import Any, cast
 
@@ -15,12 +15,15 @@ from structlog.testing import capture_logs
 from tests.support.clocks import ManualClock
 from tests.support.proxy_world import HEADERS
 from tidemill.common.errors import GroupNotFound
+from tidemill.proxy import settings_news
 from tidemill.proxy.client_settings import DEFAULT_GROUP
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
 from tidemill.proxy.server import telemetry
 from tidemill.proxy.server.call import Call, Responses
 from tidemill.proxy.server.telemetry import COMMANDS_BURST, Telemetry
+from tidemill.proxy.settings_news import SettingsNews
+from tidemill.proxy.telemetry_streams import ClientAnswer, TelemetryStreams
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -45,20 +48,33 @@ class HangingCluster:
         self.answers = asyncio.Event()
         self.asked = asyncio.Event()
 
+        self.groups: dict[str, link_pb2.GroupConfig] = {}
+
     def client_alive(self, _client_id: str, _now_ms: int) -> None:
         pass
 
-    async def use_group(self, _name: str, _call: Call) -> link_pb2.GroupConfig:
+    def watch(self, tell: Callable[[], None]) -> None:
+        self.changed = tell
+
+    def known_group(self, name: str) -> link_pb2.GroupConfig | None:
+        return self.groups.get(name)
+
+    async def use_group(self, name: str, _call: Call) -> link_pb2.GroupConfig:
         self.asked.set()
         await self.answers.wait()
-        return DEFAULT_GROUP
+        return self.groups.get(name, DEFAULT_GROUP)
 
 
 class Stream:
     """A stream that has sent one command, and stays open."""
 
     def __init__(
-        self, command: v2.Settings | bytes, *, has_room: bool = True, count: int = 1
+        self,
+        command: v2.Settings | bytes,
+        *,
+        has_room: bool = True,
+        count: int = 1,
+        clients: Clients | None = None,
     ) -> None:
         if isinstance(command, v2.Settings):
             command = service.TelemetryCommand(settings=command).SerializeToString()
@@ -69,10 +85,12 @@ class Stream:
         self.cluster = HangingCluster()
         self.waits = asyncio.Event()
         clock = ManualClock()
-        clients = Clients(clients_max=10, monotonic_ms=clock.monotonic_ms)
+        if clients is None:
+            clients = Clients(clients_max=10, monotonic_ms=clock.monotonic_ms)
         served = Telemetry(cast("Cluster", self.cluster), clients, clock, long_polling_max_ms=1_000)
         call = Call(HEADERS, peer=lambda: "test", time_remaining_s=None)
         requests, responses = cast("AsyncIterator[bytes]", self), cast("Responses", self)
+        self.served = served
         self.serving = served.telemetry(call, requests, responses)
         self.answers: list[int] = []  # their sizes
 
@@ -88,6 +106,7 @@ class Stream:
 
     async def send(self, answer: bytes) -> None:
         self.answers.append(len(answer))
+        self.last = service.TelemetryCommand.FromString(answer)
         if len(self.answers) == 2:
             self.repeated.set()
 
@@ -194,7 +213,7 @@ def test_a_stream_has_so_many_commands_at_once() -> None:
 def test_an_unknown_group_is_told_of_once_however_often_it_comes() -> None:
     async def scenario() -> None:
         stream = Stream(CONSUMER, count=20)
-        stream.cluster.use_group = unknown_group  # type: ignore[assignment]  # As a broker would say.
+        stream.cluster.use_group = unknown_group  # type: ignore[method-assign]  # As a broker would say.
         task = asyncio.create_task(stream.serving)
         await stream.waits.wait()
         await cancelled(task)
@@ -233,3 +252,142 @@ def test_a_refused_stream_leaves_nothing_to_the_garbage_collector(
             gc.enable()
 
     assert asyncio.run(scenario()) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (
+            service.TelemetryCommand(
+                thread_stack_trace=service.ThreadStackTrace(nonce="n", thread_stack_trace="all")
+            ),
+            ClientAnswer(v2.OK, "", "all"),
+        ),
+        (
+            service.TelemetryCommand(
+                status=v2.Status(code=v2.FAILED_TO_CONSUME_MESSAGE, message="why"),
+                verify_message_result=service.VerifyMessageResult(nonce="n"),
+            ),
+            ClientAnswer(v2.FAILED_TO_CONSUME_MESSAGE, "why", ""),
+        ),
+        (
+            # As Node.js clients say that they cannot.
+            service.TelemetryCommand(
+                status=v2.Status(code=v2.NOT_IMPLEMENTED),
+                verify_message_command=service.VerifyMessageCommand(nonce="n"),
+            ),
+            ClientAnswer(v2.NOT_IMPLEMENTED, "", ""),
+        ),
+    ],
+)
+def test_what_a_client_answers_goes_to_who_asked(
+    command: service.TelemetryCommand, answer: ClientAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[str, str, ClientAnswer]] = []
+    monkeypatch.setattr(
+        TelemetryStreams, "answered", lambda _self, *arguments: taken.append(arguments)
+    )
+
+    async def scenario() -> None:
+        stream = Stream(command.SerializeToString())
+        task = asyncio.create_task(stream.serving)
+        await stream.waits.wait()
+        assert stream.answers == []
+        await cancelled(task)
+
+    asyncio.run(scenario())
+    assert taken == [(HEADERS["x-mq-client-id"], "n", answer)]
+
+
+def test_a_large_answer_that_nobody_asked_for_ends_the_stream() -> None:
+    trace = service.ThreadStackTrace(nonce="n", thread_stack_trace="x" * (100 << 10))
+    command = service.TelemetryCommand(thread_stack_trace=trace)
+
+    async def scenario() -> None:
+        await Stream(command.SerializeToString()).serving
+
+    with pytest.raises(RpcError) as refused:
+        asyncio.run(scenario())
+    assert refused.value.code is RpcCode.INVALID_ARGUMENT
+
+
+def test_a_stream_can_be_spoken_on_as_long_as_it_is_open() -> None:
+    clients = Clients(clients_max=10, monotonic_ms=ManualClock().monotonic_ms)
+
+    async def scenario() -> None:
+        stream = Stream(PRODUCER, clients=clients)
+        task = asyncio.create_task(stream.serving)
+        await stream.waits.wait()
+        assert HEADERS["x-mq-client-id"] in clients.streams
+        await cancelled(task)
+        assert HEADERS["x-mq-client-id"] not in clients.streams
+
+    asyncio.run(scenario())
+
+
+def group_of(version: int, *, id_: int = 7, attempts: int = 17) -> link_pb2.GroupConfig:
+    """A consumer group as the home tells it."""
+    group = link_pb2.GroupConfig()
+    group.CopyFrom(DEFAULT_GROUP)
+    group.id, group.name, group.version, group.max_attempts = id_, "group", version, attempts
+    return group
+
+
+def test_a_consumer_is_told_when_its_group_changes() -> None:
+    """Of each change once; also when the group is made, or made again."""
+    small = v2.Settings(
+        client_type=v2.PUSH_CONSUMER,
+        user_agent=v2.UA(language=v2.JAVA),
+        subscription=v2.Subscription(group=v2.Resource(name="group")),
+    )
+
+    async def scenario() -> None:
+        stream = Stream(small)
+        stream.cluster.answers.set()
+        task = asyncio.create_task(stream.serving)
+        await stream.waits.wait()
+        news, groups = stream.served.news, stream.cluster.groups
+        assert len(stream.answers) == 1
+        await news.tell()
+        assert len(stream.answers) == 1, "nothing has changed"
+        for told, group in enumerate(
+            (group_of(1, attempts=3), group_of(2, attempts=5), group_of(1, id_=8, attempts=9)), 2
+        ):
+            groups["group"] = group
+            await news.tell()
+            await news.tell()
+            assert len(stream.answers) == told
+            assert stream.last.status.code == v2.OK
+            assert stream.last.settings.backoff_policy.max_attempts == group.max_attempts
+            assert stream.last.settings.subscription.group.name == "group"
+            del groups["group"]
+            await news.tell()
+            assert len(stream.answers) == told, "a group that is deleted is no news"
+        assert not stream.held_bytes
+        await cancelled(task)
+        assert not len(news), "nothing is kept of a stream that has ended"
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_the_configuration_sets_the_news_going(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings_news, "GATHER_S", 0)
+
+    async def scenario() -> None:
+        stream = Stream(CONSUMER)
+        told = asyncio.Event()
+        news = stream.served.news
+
+        async def tell(_news: SettingsNews) -> None:
+            told.set()
+
+        monkeypatch.setattr(SettingsNews, "tell", tell)
+        running = asyncio.create_task(news.run())
+        stream.cluster.changed()
+        await told.wait()
+        await cancelled(running)
+        stream.serving.close()
+
+    asyncio.run(scenario())

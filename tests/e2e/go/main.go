@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -32,6 +33,8 @@ const (
 
 type arguments struct {
 	Endpoints []string
+	Endpoint  string // of the loop, which has a name too
+	Name      string
 	Topic     string
 	Group     string
 	Messages  int
@@ -258,6 +261,25 @@ func push(given arguments) {
 	}
 }
 
+// stay consumes until standard input ends; what is poison is never consumed.
+func stay(given arguments) {
+	consume := func(view *rmq.MessageView) rmq.ConsumerResult {
+		tellReceived(view, fact{})
+		if string(view.GetBody()) == "poison" {
+			return rmq.FAILURE
+		}
+		return rmq.SUCCESS
+	}
+	consumer, err := rmq.NewPushConsumer(configuration(given),
+		rmq.WithPushSubscriptionExpressions(everything(given.Topic)),
+		rmq.WithPushMessageListener(&rmq.FuncMessageListener{Consume: consume}))
+	must(err)
+	must(consumer.Start())
+	tell("ready", fact{})
+	_, err = io.Copy(io.Discard, os.Stdin)
+	must(err)
+}
+
 // consumeAll receives and acks all that is there, with several polls at a time, and tells how calls
 // ended.
 func consumeAll(given arguments) {
@@ -313,6 +335,7 @@ func consumeAll(given arguments) {
 func main() {
 	scenario := map[string]func(arguments){
 		"roundTrip": roundTrip, "redelivery": redelivery, "push": push, "consumeAll": consumeAll,
+		"loop": loop, "stay": stay,
 	}[os.Args[1]]
 	var given arguments
 	must(json.Unmarshal([]byte(os.Args[2]), &given))

@@ -340,6 +340,18 @@ const scenarios = {
     }, LONG_AWAIT_MS);
   },
 
+  // Consumes until standard input ends; what is poison is never consumed.
+  async stay({ endpoints: [ endpoint ], topic, group }) {
+    const consume = async message => {
+      tellReceived(message);
+      return message.body.toString() === 'poison' ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+    };
+    await pushing(endpoint, group, [ topic ], consume, async () => {
+      tell('ready', {});
+      for await (const _ of process.stdin); // Nothing that comes means anything but its end.
+    });
+  },
+
   async wrongType({ endpoints: [ endpoint ], normal, fifo }) {
     await producing(endpoint, [ normal, fifo ], async producer => {
       await tellError('fifo', () => producer.send({ topic: normal, body: Buffer.from('1'), messageGroup: 'g' }));

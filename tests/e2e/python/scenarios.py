@@ -483,5 +483,19 @@ def consume_all(
     tell("consumed", messages=len(ids), bytes=received_bytes, ended=ended, tookS=last - began)
 
 
+def stay(endpoints: list[str], topic: str, group: str) -> None:
+    """Consume until standard input ends; what is poison is never consumed."""
+
+    def listen(received: Any) -> ConsumeResult:
+        tell_received(received)
+        return ConsumeResult.FAILURE if received.body == b"poison" else ConsumeResult.SUCCESS
+
+    with producing(endpoints[0], topic) as producer, pushing(endpoints[0], group, topic, listen):
+        tell("ready")
+        for line in sys.stdin:
+            # A message to send, so that this process has something to measure.
+            tell("sent", id=producer.send(message(topic, line.strip().encode())).message_id)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 
@@ -10,11 +11,12 @@ import pytest
 from tests.support import http2_peer as peer
 from tests.support.eventually import eventually
 from tests.support.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
+from tidemill.transport.aio import server
 from tidemill.transport.aio.call import RpcCall, unary
 from tidemill.transport.aio.writer import BUFFER_BYTES
 from tidemill.transport.grpc.server_connection import CALLS_A_TURN, MESSAGES_WAITING_MAX
 from tidemill.transport.http2 import frames
-from tidemill.transport.http2.limits import Limits
+from tidemill.transport.http2.limits import Limit, Limits
 
 CALLS = 50
 OPEN_WIDE = (
@@ -179,3 +181,31 @@ def test_connections_of_one_address_share_what_it_holds_and_it_is_forgotten_with
             assert held_bytes == running.server.account.bytes > 18_000
         everything_is_free(running)
         eventually(lambda: addresses(running) == {})
+
+
+def test_room_goes_to_who_waits_for_it_when_a_call_ends_or_a_connection_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It would write what is left, and be late with it.
+    monkeypatch.setattr(server, "SWEEP_PERIOD_S", 3_600.0)
+    begun = peer.headers(1, request_to("Echo")) + peer.data(
+        1, peer.grpc_message(b"begun", length=4 << 20)
+    )
+
+    def has_room(client: RawClient) -> None:
+        client.until(lambda one: one.kind == frames.WINDOW_UPDATE and one.stream_id == 1)
+
+    with rpc_server(held_bytes_max=24 << 20) as running:
+        with contextlib.ExitStack() as opened:
+            first, second, third = (opened.enter_context(RawClient(running.port)) for _ in range(3))
+            for client in (first, second, third):
+                client.send(begun)
+                client.pong()
+            has_room(first)
+            assert not any(one.stream_id == 1 for one in second.frames + third.frames)
+            first.send(peer.rst_stream(1))
+            has_room(second)
+            second.socket.close()
+            has_room(third)
+        everything_is_free(running)
+        assert running.hits(Limit.MEMORY) == 0

@@ -35,6 +35,7 @@ from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
 from tidemill.transport.aio.call import RpcCall, server_streaming, unary
 from tidemill.transport.aio.health import Health
+from tidemill.transport.aio.server import LEAVING_A_STEP, leaving_steps
 from tidemill.transport.aio.writer import BUFFER_BYTES
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
@@ -268,6 +269,18 @@ def test_a_drain_lets_calls_end_and_takes_no_new_ones() -> None:
         draining.result(WAIT_S)
 
 
+def test_a_drain_answers_what_a_client_has_begun_before_it_heard_of_it() -> None:
+    with rpc_server() as running, RawClient(running.port) as client:
+        assert client.call(1) == grpc_message(b"hello")
+        draining = running.start_drain()
+        ping = client.until(lambda one: one.kind == frames.PING and one.payload == b"draining")
+        assert not draining.done()  # Though no call is under way.
+        assert client.call(3) == grpc_message(b"hello")
+        assert not draining.done()
+        client.send(peer.ping(ping.payload, is_ack=True))
+        draining.result(WAIT_S)
+
+
 def test_a_client_of_grpcio_outlives_a_drain_with_its_calls_answered() -> None:
     async def use(client: Client) -> None:
         held = client.unary("Hold")(b"held", timeout=WAIT_S)
@@ -288,6 +301,79 @@ def test_a_client_of_grpcio_outlives_a_drain_with_its_calls_answered() -> None:
 
     with rpc_server() as running:
         with_client(running, use)
+
+
+def test_who_waits_to_be_accepted_when_a_drain_begins_is_told_to_leave() -> None:
+    """The kernel resets a connection that it has taken when nobody has accepted it by the end."""
+    clients: list[RawClient] = []
+    with rpc_server() as running:
+
+        def connect_and_drain() -> None:
+            # In the server's loop, so that it accepts nothing meanwhile.
+            clients.extend(RawClient(running.port) for _ in range(3))
+            asyncio.ensure_future(running.server.drain(WAIT_S))  # noqa: RUF006  # It is short.
+
+        running.run(connect_and_drain)
+        for client in clients:
+            with client:
+                told = client.until(lambda one: one.kind == frames.GOAWAY)
+                assert int.from_bytes(told.payload[4:8], "big") == ErrorCode.NO_ERROR
+
+
+def test_many_connections_are_told_to_leave_one_after_the_other() -> None:
+    async def drain(running: Running) -> int:
+        draining = asyncio.ensure_future(running.server.drain(WAIT_S))
+        await asyncio.sleep(0)  # The first step is taken, and none that waits for its time.
+        told_count = sum(one.is_told_to_leave for one in running.server.connections)
+        await draining
+        return told_count
+
+    with rpc_server() as running, contextlib.ExitStack() as opened:
+        clients = [opened.enter_context(RawClient(running.port)) for _ in range(LEAVING_A_STEP * 3)]
+        for client in clients:
+            assert client.call(1)
+        told = asyncio.run_coroutine_threadsafe(drain(running), running.loop).result(WAIT_S)
+        assert told == LEAVING_A_STEP
+        for client in clients:
+            client.until(lambda one: one.kind == frames.GOAWAY)
+
+
+def test_telling_many_connections_to_leave_has_its_part_of_a_drain() -> None:
+    assert [leaving_steps(count, 1.0) for count in (0, 1, LEAVING_A_STEP + 1)] == [1, 1, 2]
+    assert leaving_steps(100_000, 1.0) == 100
+    assert leaving_steps(100_000, 0.0) == 1
+
+
+def test_a_drain_waits_until_a_client_that_has_connected_can_be_told() -> None:
+    with rpc_server() as running, RawClient(running.port, greeting=b"") as client:
+        eventually(lambda: running.server.accepted_count)
+        draining = running.start_drain()
+        eventually(lambda: running.server.is_draining)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", running.port), timeout=WAIT_S)
+        assert not draining.done()
+        client.send(GREETING)
+        client.until(lambda one: one.kind == frames.GOAWAY)
+        draining.result(WAIT_S)
+
+
+def test_who_is_told_to_leave_comes_back_to_the_other_server_of_the_port() -> None:
+    with (
+        rpc_server(reuse_port=True) as first,
+        rpc_server(reuse_port=True, port=first.port) as second,
+        contextlib.ExitStack() as opened,
+    ):
+        clients = []
+        while not second.server.accepted_count:
+            clients.append(opened.enter_context(RawClient(first.port)))
+            assert clients[-1].call(1)
+        draining = second.start_drain()
+        clients[-1].until(lambda one: one.kind == frames.GOAWAY)
+        for _ in range(20):
+            with RawClient(first.port) as client:
+                assert client.call(1)
+        draining.result(WAIT_S)
+        assert second.server.accepted_count == 1
 
 
 def test_a_connection_that_is_old_is_told_to_leave_and_its_calls_end() -> None:

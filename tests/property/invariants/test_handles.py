@@ -10,6 +10,7 @@ from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.store.log_opening import LogOpening
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle, codes_of
 from tidemill.message.receipt_handle import INDEX_COUNT_MAX, HandleSigner
 
@@ -105,7 +106,9 @@ def test_invariant_28_a_checkpoint_holds_at_most_32_rising_offsets() -> None:
     world.restart()
     found = [
         pop_checkpoint.decode(bytes(one.body))
-        for one in world.engine.log.scan(LogOffset(0))
+        for one in LogOpening(world.engine.log, world.disk, world.engine.mappings).scan(
+            LogOffset(0)
+        )
         if one.header.kind == Kind.CK
     ]
     assert disk is not world.disk

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from tidemill.admin.app import create_app
 from tidemill.admin.brokers import Brokers
 from tidemill.admin.door import OTHER_BODY_BYTES_MAX, Door
+from tidemill.admin.message_schemas import NewMessage
 from tidemill.admin.problems import REASON_CHARS_MAX, REASONS_MAX
 from tidemill.admin.routes.messages import MESSAGES, TOKENS_MAX, has_many_tokens
-from tidemill.admin.schemas import FIELDS_MAX, ITEMS_MAX, Customized, NewMessage, Schema
+from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.schemas import FIELDS_MAX, ITEMS_MAX, Customized, Schema
 
 MANY = 100_000
 SEND = "/api/v1/topics/orders/messages"
@@ -22,7 +24,8 @@ SEND = "/api/v1/topics/orders/messages"
 
 def asked(method: str, path: str, body: bytes) -> httpx.Response:
     async def request() -> httpx.Response:
-        app = create_app(object.__new__(Brokers))  # Nobody gets as far as a broker.
+        # Nobody gets as far as a broker.
+        app = create_app(object.__new__(Brokers), object.__new__(Demands))
         door = Door(app, body_bytes_max=8 << 20, large=MESSAGES)
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

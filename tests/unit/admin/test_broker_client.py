@@ -12,10 +12,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tidemill.admin.broker_client import BrokerClient
+from tidemill.admin.broker_client import ERROR_KEY, BrokerClient, broker_client
 from tidemill.admin.broker_watch import BrokerWatch
-from tidemill.common.errors import BrokerUnreachable
+from tidemill.admin.controllers import Controllers
+from tidemill.admin.master_addresses import MasterAddresses
+from tidemill.common.errors import BrokerUnreachable, UnavailableError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 
 TIMEOUT_MS = 10_000
 SERVICE = "tidemill.broker.v1.BrokerAdmin"
@@ -152,5 +156,95 @@ def test_a_call_of_a_connection_that_is_closed_finds_the_broker_unreachable() ->
                 await call
         released.set()
         await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_is_closed_after_who_watches_it_at_whatever_turn_that_is() -> None:
+    async def scenario() -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        for turns in range(3, 12):
+            for _ in range(20):
+                async with broker_client(f"127.0.0.1:{port}", timeout_ms=TIMEOUT_MS):
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+        await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+class Replica:
+    """A replica of a broker group: it says how often it was asked, and may not be the master."""
+
+    def __init__(self, *, refuses_as: str = "") -> None:
+        self.asked = asyncio.Event()
+        self.calls = 0
+        self._refuses_as = refuses_as
+
+    async def _store(self, _request: pb.StoreMessageRequest, context: Any) -> pb.StoreMessageReply:
+        self.calls += 1
+        self.asked.set()
+        if self._refuses_as:
+            context.set_trailing_metadata(((ERROR_KEY, self._refuses_as),))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not here")
+        return pb.StoreMessageReply(queue_offset=7)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._store,
+            pb.StoreMessageRequest.FromString,
+            pb.StoreMessageReply.SerializeToString,
+        )
+        handlers = {"StoreMessage": handler}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        yield f"127.0.0.1:{port}"
+        await server.stop(None)
+
+
+def group_led_by(master: int, addresses: list[str]) -> wire.Group:
+    view = replication.GroupView(
+        version=master + 1,
+        master=replication.Member(replica_id=master),
+        addresses=dict(enumerate(addresses)),
+    )
+    return wire.Group(name="broker-0", view=view)
+
+
+def test_a_send_that_nobody_has_taken_waits_for_the_next_master() -> None:
+    async def scenario() -> None:
+        old, new = Replica(refuses_as="NotMaster"), Replica()
+        async with old.serving() as one, new.serving() as other:
+            masters = MasterAddresses(Controllers(["127.0.0.1:1"]))
+            masters.learn(group_led_by(0, [one, other]))
+            async with broker_client(one, timeout_ms=TIMEOUT_MS, masters=masters) as client:
+                sending = asyncio.create_task(client.store_message(pb.StoreMessageRequest()))
+                await old.asked.wait()
+                masters.learn(group_led_by(1, [one, other]))
+                assert (await sending).queue_offset == 7
+            assert new.calls == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("refusal", "has_replicas"), [("NotMaster", False), ("DiskFull", True)]
+)  # fmt: skip
+def test_what_another_replica_would_not_change_is_said_at_once(
+    refusal: str, has_replicas: bool
+) -> None:
+    async def scenario() -> None:
+        replica = Replica(refuses_as=refusal)
+        async with replica.serving() as address:
+            masters = MasterAddresses(Controllers(["127.0.0.1:1"] if has_replicas else []))
+            async with broker_client(address, timeout_ms=TIMEOUT_MS, masters=masters) as client:
+                with pytest.raises(UnavailableError, match="not here"):
+                    await client.store_message(pb.StoreMessageRequest())
+        assert replica.calls == 1
 
     asyncio.run(scenario())

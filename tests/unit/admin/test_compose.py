@@ -6,10 +6,11 @@ import os
 
 import pytest
 
+from tests.support.bodies import body_of
 from tests.support.clocks import ManualClock
 from tidemill.admin.compose import DELAY_LEVELS_MS, Composer
 from tidemill.admin.message_ids import MessageIds
-from tidemill.admin.schemas import NewMessage
+from tidemill.admin.message_schemas import NewMessage
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, IllegalTag, MessageTypeConflict
 from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -89,7 +90,7 @@ def test_a_message_says_when_it_is_due_or_leaves_it_to_the_broker(
 
 def test_bytes_come_as_base64() -> None:
     composed = composer().compose("topic", NewMessage(body_base64="/wA="))
-    assert stored_message.body_of(composed.blob) == b"\xff\0"
+    assert body_of(composed.blob) == b"\xff\0"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tidemill.admin.app import create_app
 
 
 def document() -> dict[str, Any]:
-    return create_app(None).openapi()  # type: ignore[arg-type]  # No request is served.
+    return create_app(None, None).openapi()  # type: ignore[arg-type]  # No request is served.
 
 
 def test_every_field_has_a_description() -> None:

@@ -15,7 +15,7 @@ from tidemill.admin.brokers import Answer, Member
 from tidemill.admin.routes import brokers_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-APP = create_app(None)  # type: ignore[arg-type]  # Each test has a broker of its own.
+APP = create_app(None, None)  # type: ignore[arg-type]  # Each test has a broker of its own.
 
 
 class Untouched:

@@ -16,6 +16,9 @@ OF_THE_SHELL = {
     "cluster_tls_certificate_file",
     "cluster_tls_key_file",
     "data_dir",
+    "data_dir_wait_ms",
+    "controllers",
+    "controllers_fd",
     "drain_timeout_ms",
     "grpc_host",
     "grpc_port",
@@ -23,6 +26,9 @@ OF_THE_SHELL = {
     "parked_max",
     "pending_bytes_max",
     "plain_links",
+    "replica_address",
+    "replica_id",
+    "replica_name",
     "timer_clock_hold_ms",
 }
 
@@ -63,3 +69,19 @@ def test_tls_between_the_processes_needs_all_three_files(
     with pytest.raises(SystemExit):
         BrokerSettings.load([file for file in FILES if file != missing])
     assert "cluster_tls_key_file" in capsys.readouterr().err
+
+
+REPLICA = ["--replica-id=0", "--controllers=a:10912", "--plain-links"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_a_replica_says_where_others_reach_it(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in ([f"--grpc-host={host}"], [f"--replica-address={host or '0.0.0.0'}:10911"]):
+        with pytest.raises(SystemExit):
+            BrokerSettings.load([*REPLICA, *flags])
+        assert "set replica_address" in capsys.readouterr().err
+    told = [f"--grpc-host={host}", "--replica-address=r0:10911"]
+    assert BrokerSettings.load([*REPLICA, *told]).replica_address == "r0:10911"
+    assert BrokerSettings.load([*REPLICA, "--grpc-host=10.0.0.7"]).replica_address == ""

@@ -94,7 +94,7 @@ def test_whoever_moves_the_committed_offset_releases() -> None:
     async def act(scene: Scene) -> None:
         first_end = scene.write("a", has_record=True)
         scene.write("b", has_record=True)
-        scene.durability.commit(first_end)
+        scene.durability.synced(first_end)
         await idle()
         assert scene.left == ["a"]
         assert not scene.durability.is_caught_up

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from tests.support.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
 from tidemill.broker.engine.pop.renewals import SILENT_GRACE_MS, SILENT_MS
@@ -23,12 +25,13 @@ def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def pop_for_client(world: RoundWorld, proxy: Proxy, request_id: int = 2) -> None:
+async def pop_for_client(world: RoundWorld, proxy: Proxy, request_id: int = 2) -> pb.HandedOver:
     """Send a message, and let a push consumer have it."""
     await proxy.send(world.append_frame("m"))
     await proxy.reply()
     await proxy.send(world.pop_frame(request_id, renews_for=CLIENT))
-    assert (await proxy.reply()).pops[0].batches
+    (batch,) = (await proxy.reply()).pops[0].batches
+    return pb.HandedOver(slots=[batch.slot], delivery_ids=[batch.delivery_id])
 
 
 async def pass_time(world: RoundWorld, duration_ms: int, proxy: Proxy | None = None) -> None:
@@ -56,8 +59,8 @@ def in_flight(world: RoundWorld) -> int:
 def test_signs_of_life_over_any_link_keep_what_another_one_popped() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         async with world.proxy() as gone:
-            await pop_for_client(world, gone)
-            await gone.send(pb.RequestFrame(handed_over_pops=[2]))
+            popped = await pop_for_client(world, gone)
+            await gone.send(pb.RequestFrame(handed_over=popped))
             await idle()
         await pass_time(world, 600_000, proxy)
         assert (in_flight(world), renewing(world)) == (1, 1)
@@ -71,15 +74,27 @@ def test_signs_of_life_over_any_link_keep_what_another_one_popped() -> None:
     in_world(scenario)
 
 
-def test_what_a_link_had_on_its_way_when_it_ended_keeps_its_first_time() -> None:
+@pytest.mark.parametrize("link_ends", [False, True])
+def test_what_nobody_was_told_to_have_keeps_its_first_time(link_ends: bool) -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        async with world.proxy() as other:
+            await pop_for_client(world, other if link_ends else proxy)
+        await idle()
+        await pass_time(world, HIDDEN_MS - 10_000, proxy)
+        assert in_flight(world) == 1
+        await pass_time(world, 10_000, proxy)
+        assert in_flight(world) == 0, "its client lives, and perhaps never got it"
+
+    in_world(scenario)
+
+
+def test_a_hand_over_may_be_told_on_a_later_stream() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         async with world.proxy() as gone:
-            await pop_for_client(world, gone)
-            assert renewing(world) == 1
-        await idle()
-        assert (in_flight(world), renewing(world)) == (1, 0)
-        await pass_time(world, HIDDEN_MS, proxy)
-        assert in_flight(world) == 0, "its client lives, and perhaps never got it"
+            popped = await pop_for_client(world, gone)
+        await proxy.send(pb.RequestFrame(handed_over=popped))
+        await pass_time(world, 2 * HIDDEN_MS, proxy)
+        assert (in_flight(world), renewing(world)) == (1, 1)
 
     in_world(scenario)
 

@@ -9,19 +9,21 @@ from collections.abc import Awaitable, Callable
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support.bodies import body_of
+from tests.support.quiet import has_pending
 from tests.support.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
-from tidemill.broker.metrics import BrokerMetrics, Lag, TopicSizes, Traffic
+from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
 from tidemill.broker.server import link
 from tidemill.broker.server.commands import ROOM_WAIT_MS
 from tidemill.broker.server.rounds import REFRESH_MS, Turn
+from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.sync_process import SyncFailed
 from tidemill.common.errors import Draining, TopicNotFound
 from tidemill.common.metrics import Registry
-from tidemill.message import stored_message
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -38,9 +40,7 @@ def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]], **limits:
 
 
 def bodies(reply: pb.PopReply) -> list[str]:
-    return [
-        stored_message.body_of(blob).decode() for batch in reply.batches for blob in batch.blobs
-    ]
+    return [body_of(blob).decode() for batch in reply.batches for blob in batch.blobs]
 
 
 def test_requests_of_one_frame_share_a_sync_and_a_reply() -> None:
@@ -51,6 +51,35 @@ def test_requests_of_one_frame_share_a_sync_and_a_reply() -> None:
         assert list(reply.appends.request_ids) == [1, 2, 3]
         assert list(reply.appends.queue_offsets) == [0, 1, 2]
         assert world.syncs.count == before + 1
+
+    in_world(scenario)
+
+
+def test_what_arrives_while_rounds_are_held_is_appended_when_they_go_on() -> None:
+    """As during a planned transfer: the log ends where it is until that is over."""
+
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        held = [True]
+        world.durability.is_held = lambda: bool(held)
+        log_end = world.world.engine.log_end
+        await proxy.send(world.append_frame("a"))
+        await idle()
+        assert world.world.engine.log_end == log_end
+        held.clear()
+        world.rounds.wake()
+        assert list((await proxy.reply()).appends.request_ids) == [1]
+
+    in_world(scenario)
+
+
+def test_while_too_few_are_in_sync_messages_are_refused_and_not_stored() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        world.world.engine.is_short = True
+        log_end = world.world.engine.log_end
+        await proxy.send(world.append_frame("a"))
+        [failure] = (await proxy.reply()).failures
+        assert failure.error == "TooFewInSync"
+        assert world.world.engine.log_end == log_end
 
     in_world(scenario)
 
@@ -248,7 +277,7 @@ def test_background_work_goes_on_under_frames_that_never_end() -> None:
             for request_id in itertools.count(1):
                 await proxy.send(world.append_frame("x" * 20_000, first_id=request_id))
                 while proxy.requests.qsize():
-                    moments.append(engine.has_pending)
+                    moments.append(has_pending(engine))
                     await asyncio.sleep(0)
 
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
@@ -283,7 +312,7 @@ def test_messages_that_retention_takes_before_the_answer_leaves_are_left_out() -
         while inner.engine.catalog.queue(TopicId(world.topic_id), QueueId(0)).min_offset == 0:
             for file in next(steps):
                 file.sync()
-            if inner.engine.has_pending:
+            if has_pending(inner.engine):
                 inner.commit()
         world.syncs.gate.clear()
         await proxy.send(world.pop_frame(9, topic_id=inner.topic("late")))
@@ -837,7 +866,7 @@ def test_a_damaged_message_is_left_out_of_the_answer_counted_and_logged() -> Non
             await idle()
             dead = engine.catalog.find_topic("%DLQ%billing")
             assert dead is not None, "by the round that follows, whoever asks for it"
-            assert engine.has_pending is False
+            assert has_pending(engine) is False
             world.advance(REFRESH_MS)
             await idle()
         assert [topic.name for topic in (await proxy.reply()).config.topics] == [dead.name]
@@ -873,14 +902,20 @@ def test_damage_is_counted() -> None:
     traffic = Traffic()
     traffic.polled(TopicId(world.topic_id), GroupId(world.group_id))
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
-    BrokerMetrics(registry, traffic, Lag(), TopicSizes(), world.rounds)
+    BrokerMetrics(registry, traffic, Lag(), world.rounds)
+    StoreMetrics(registry, TopicSizes(), world.rounds)
     world.world.engine.repairs.counts["index"] += 3
+    world.world.engine.store.damaged_count += 1
     world.world.engine.state.counts["damaged", world.group_id, world.topic_id] += 2
     found = {
-        (sample.name, tuple(sample.labels.get(name) for name in ("folder", "topic"))): sample.value
+        (sample.name, tuple(sample.labels.get(at) for at in ("folder", "topic", "file"))): (
+            sample.value
+        )
         for metric in registry.collect()
         for sample in metric.samples
     }
-    assert found["rocketmq_storage_repaired_files_total", ("queues", None)] == 0
-    assert found["rocketmq_storage_repaired_files_total", ("index", None)] == 3
-    assert found["rocketmq_damaged_messages_total", (None, "orders")] == 2
+    assert found["rocketmq_storage_repaired_files_total", ("queues", None, None)] == 0
+    assert found["rocketmq_storage_repaired_files_total", ("index", None, None)] == 3
+    assert found["rocketmq_storage_corrupt_records_total", (None, None, "log")] == 1
+    assert found["rocketmq_storage_corrupt_records_total", (None, None, "index")] == 3
+    assert found["rocketmq_damaged_messages_total", (None, "orders", None)] == 2

@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
 from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.timer.audit import NO_TOPIC
 from tidemill.broker.engine.timer.firing_clock import FiringClock
-from tidemill.broker.timer_metrics import TimerMetrics
+from tidemill.broker.timer_metrics import RECALL_RESULTS, TimerMetrics
 from tidemill.common.errors import IllegalDeliveryTime, MessageNotFound
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import Registry
@@ -29,6 +30,8 @@ class Source:
     firing_clock: FiringClock
     pending_count: int = 0
     revive_latencies: Histogram[tuple[()]] = field(default_factory=Histogram)
+    append_times_us: Histogram[tuple[()]] = field(default_factory=Histogram)
+    sync_times_us: Histogram[tuple[()]] = field(default_factory=Histogram)
     disk_full_in_s: float = math.inf
 
 
@@ -131,3 +134,29 @@ def test_a_correction_of_no_topic_is_shown_too() -> None:
     world = TimerWorld()
     world.engine.timers.janitor.audit.drift[NO_TOPIC] += 1
     assert value(world, FiringClock(), "timer_audit_drift_total", topic="") == 1
+
+
+def test_what_is_known_begins_at_zero_and_nothing_is_said_twice() -> None:
+    world = TimerWorld()
+    world.schedule("waits", delay_ms=HOUR_MS)
+    timers = world.engine.timers
+    timers.quarantined[TimerId(7)] = TopicId(12_345)
+    timers.recalled[TopicId(12_345), "recalled"] += 1
+    registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
+    TimerMetrics(registry, Source(world.engine, world.now_ms, FiringClock()))
+    said = [
+        (sample.name, tuple(sorted(sample.labels.items())))
+        for metric in registry.collect()
+        for sample in metric.samples
+    ]
+    assert len(said) == len(set(said))
+    assert orders(world, "timer_lateness_seconds_count") == 0
+    for name in ("timer_shaped_total", "timer_evacuated_total", "timer_audit_drift_total"):
+        assert value(world, FiringClock(), name, topic="orders") == 0
+    for reason in ("topic_deleted", "expired", "damaged"):
+        labels = {"topic": "orders", "reason": reason}
+        assert value(world, FiringClock(), "timer_dropped_total", **labels) == 0
+    for result in RECALL_RESULTS:
+        labels = {"topic": "orders", "result": result}
+        assert value(world, FiringClock(), "timer_recall_total", **labels) == 0
+    assert value(world, FiringClock(), "timer_quarantined_messages", topic="") == 1

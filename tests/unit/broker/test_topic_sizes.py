@@ -9,8 +9,8 @@ from tests.support.engine_world import World
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.inspection import ENTRIES_A_STRETCH, STRETCHES
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
-from tidemill.broker.metrics import BrokerMetrics, Lag, TopicSizes, Traffic
 from tidemill.broker.server.topic_sizes import QUEUES_A_ROUND, SIZES_AGE_MS_MAX, SizeReader
+from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.common.metrics import Registry
 
 
@@ -63,7 +63,7 @@ def test_topics_show_what_they_hold_until_they_are_deleted() -> None:
     async def main() -> None:
         world, sizes = RoundWorld(), TopicSizes()
         registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
-        BrokerMetrics(registry, Traffic(), Lag(), sizes, world.rounds)
+        StoreMetrics(registry, sizes, world.rounds)
         read = SizeReader(world.rounds, sizes, world.clock)
 
         def shown() -> dict[str, float]:

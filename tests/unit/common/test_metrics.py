@@ -89,6 +89,8 @@ def test_readiness_is_what_the_process_says() -> None:
 def test_label_sets_beyond_the_limit_are_folded_and_counted() -> None:
     metrics = registry()
     sets = metrics.bounded("m", ("consumer_group", "topic"), limit=1)
+    (overflow,) = (m for m in metrics.collect() if m.name == "rocketmq_metrics_overflow")
+    assert [sample.value for sample in overflow.samples] == [0]
     assert sets.admit(("g", "first")) == ("g", "first")
     assert sets.admit(("g", "second")) == ("g", OVERFLOW)
     assert sets.admit(("g", "first")) == ("g", "first")

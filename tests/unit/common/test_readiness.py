@@ -77,3 +77,12 @@ def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> 
 
     asyncio.run(scenario())
     assert told == [True, False, True]
+
+
+def test_what_is_lacking_keeps_it_unready_and_is_said() -> None:
+    lacking = ["it has not all that its master has"]
+    found = Readiness(lacks=lambda: "".join(lacking))
+    found.phase = "serving"
+    assert found.report() == (False, ["not ready: it has not all that its master has"])
+    lacking.clear()
+    assert found.report() == (True, ["ready"])

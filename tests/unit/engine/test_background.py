@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import LogOffset
@@ -16,6 +17,7 @@ from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.log_opening import LogOpening
 from tidemill.broker.engine.store.mappings import Mappings
 
 DAY_MS = 86_400_000
@@ -46,7 +48,7 @@ def interleave(world: World, steps: Iterable[list[File]], between: Callable[[], 
     for files in steps:
         for file in files:
             file.sync()
-        if world.engine.has_pending:
+        if has_pending(world.engine):
             world.commit()
         between()
 
@@ -277,8 +279,9 @@ def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) 
             append()
     disk = disk.after_power_cut()
     again = CommitLog(disk, Mappings(disk), segment_bytes=4096)
-    again.open_segments(durable_offset=0)
-    found = [one.log_offset for one in again.scan(again.min_offset)]
+    opening = LogOpening(again, disk, Mappings(disk))
+    opening.find_segments(durable_offset=0)
+    found = [one.log_offset for one in opening.scan(again.min_offset)]
     assert found == [offset for offset in offsets if offset >= log.min_offset]
 
 
@@ -294,7 +297,7 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
             file.sync()
         log.synced(log_offset)
         for _ in log.prepare(slice_bytes=4096):
-            if log._prepared is not None:  # Renamed, and its folder not synced.
+            if log._next.is_ready:  # Renamed, and its folder not synced.
                 offsets += [log.append(Kind.STATE, b"b" * 100, 0) for _ in range(20)]
                 log.write()
                 log_offset, files = log.begin_sync()
@@ -304,5 +307,6 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
                 break
         disk = disk.after_power_cut()
         again = CommitLog(disk, Mappings(disk), segment_bytes=4096)
-        again.open_segments(durable_offset=0)
-        assert [one.log_offset for one in again.scan(LogOffset(0))] == offsets
+        opening = LogOpening(again, disk, Mappings(disk))
+        opening.find_segments(durable_offset=0)
+        assert [one.log_offset for one in opening.scan(LogOffset(0))] == offsets

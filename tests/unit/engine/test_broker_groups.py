@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
-from tidemill.broker.engine.following import Left
-from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.left import ITEMS_MAX, Left, Readers
+from tidemill.broker.engine.metadata.catalog import Group, TopicType
 from tidemill.broker.engine.metadata.membership import Home, without
 from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
 from tidemill.message.broker_names import natural_order
@@ -188,6 +188,21 @@ def test_a_broker_that_is_alone_says_how_there_may_be_several() -> None:
         World().engine.broker_groups.add("broker-1", "h1:1", 0)
 
 
+def test_a_broker_that_is_alone_and_added_itself_can_take_others() -> None:
+    world = World()
+    groups = world.engine.broker_groups
+    name = world.engine.catalog.broker_name
+    assert groups.add(name, "h0:1", world.now_ms).address == "h0:1"
+    assert groups.is_home
+    groups.add("broker-1", "h1:1", world.now_ms)
+    world.commit()
+    world.restart()
+    assert [group.name for group in world.engine.catalog.membership.in_order()] == [
+        name,
+        "broker-1",
+    ]
+
+
 def test_the_members_are_stated_again_before_the_log_that_states_them_goes() -> None:
     world = founded()
     world.topic()
@@ -334,13 +349,152 @@ def test_what_nobody_has_read_is_left() -> None:
     assert left(follower) == (1, 0, 0)
 
 
+def test_a_group_that_reads_nothing_anywhere_may_begin_with_any_topic() -> None:
+    home, follower = told(groups=("reader", "late"))
+    follower.send("m0")
+    follower.ack(*follower.pop(1, group="reader"))
+    found = count(follower)
+    assert found.items == [(TOPIC, "late", 1, 0, True)]
+    assert found.ready_count == 1
+    # At the home it has begun to read another topic: that is what it reads.
+    catalog = home.engine.catalog
+    assert not count(follower, {catalog.group_ids["late"]: {catalog.topic_ids["other"]}})
+    assert count(follower, {catalog.group_ids["late"]: {catalog.topic_ids[TOPIC]}})
+
+
+def test_a_group_at_the_latest_has_what_came_to_a_member_since_it_began_elsewhere() -> None:
+    """A member was down, or was added: what came there meanwhile is none of what it skips."""
+    home, follower = told(groups=("reader",))
+    home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
+    tell(follower, home)
+    follower.send("before")
+    follower.ack(*follower.pop(1, group="reader"))
+    assert not count(follower)
+    for world in (home, follower):
+        world.advance(60_000)
+    assert home.pop(1, group="latest") == []
+    home.commit()
+    home.advance(1)
+    assert home.pop(1, group="latest") == []
+    tell(follower, home)
+    assert follower.engine.following.take_begun() == []  # The home knows that.
+    assert not count(follower)
+    follower.send("since")
+    follower.ack(*follower.pop(1, group="reader"))
+    assert count(follower).items == [(TOPIC, "latest", 1, 0, True)]
+    follower.commit()
+    follower.restart()
+    assert [one.body for one in follower.pop(9, group="latest")] == ["since"]
+
+
+def test_a_home_learns_from_a_member_where_a_group_at_the_latest_has_begun() -> None:
+    home, follower = told(groups=())
+    home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
+    tell(follower, home)
+    follower.advance(1_000)
+    follower.pop(1, group="latest")
+    follower.commit()
+    follower.restart()
+    tell(follower, home)
+    (group,) = follower.engine.following.take_begun()
+    topic_id = home.engine.catalog.topic_ids[TOPIC]
+    assert group.begun == ((topic_id, follower.now_ms),)
+    assert follower.engine.following.take_begun() == []
+    note_begun(home, group)
+    home.commit()
+    home.restart()
+    later = following()
+    tell(later, home)
+    later.advance(60_000)
+    later.send("since")
+    later.advance(60_000)
+    assert [one.body for one in later.pop(9, group="latest")] == ["since"]
+    # What the home hears again is no news to anybody.
+    home.engine.take_config_changes()
+    note_begun(home, group)
+    assert not home.engine.take_config_changes()
+
+
+def test_a_group_at_the_latest_of_before_has_what_came_since_it_was_made() -> None:
+    """Whether it began before its cluster kept that: nobody can say when, so nothing is skipped."""
+    home = World()
+    home.topic()
+    home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
+    home.pop(1, group="latest")
+    home.commit()
+    assert home.engine.catalog.groups[home.engine.catalog.group_ids["latest"]].begun == ()
+    home.engine.broker_groups.found(ADDRESSES, home.now_ms)
+    for _ in home.engine.following.note_earlier(home.now_ms):
+        pass
+    home.commit()
+    follower = following()
+    tell(follower, home)
+    follower.send("since")
+    follower.advance(60_000)
+    assert [one.body for one in follower.pop(9, group="latest")] == ["since"]
+
+
+def test_a_deleted_topic_is_begun_by_nobody() -> None:
+    home, follower = told(groups=())
+    home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
+    home.pop(1, group="latest")
+    home.engine.administration.delete_topic(TOPIC, home.now_ms)
+    home.topic()
+    home.commit()
+    tell(follower, home)
+    follower.send("before")
+    follower.advance(60_000)
+    assert follower.pop(9, group="latest") == []
+
+
+def test_what_is_left_is_named_up_to_a_bound_and_counted_beyond_it() -> None:
+    _, follower = told(groups=tuple([f"late-{n}" for n in range(ITEMS_MAX + 3)]))
+    follower.send("m0")
+    found = count(follower)
+    assert (len(found.items), found.unnamed_count) == (ITEMS_MAX, 3)
+    assert found.ready_count == ITEMS_MAX + 3
+
+
+def test_dead_letters_are_left_for_nobody_in_particular() -> None:
+    home, follower = told(groups=())
+    home.engine.administration.put_group("reader", max_attempts=1, now_ms=0)
+    home.engine.administration.put_group("late", start_from_latest=True, now_ms=0)
+    tell(follower, home)
+    follower.send("m0")
+    follower.pop(1, group="reader", invisible_ms=1_000)
+    follower.advance(2_000)
+    follower.commit()
+    assert count(follower).items == [("%DLQ%reader", "", 1, 0, True)]
+
+
+def told(*, groups: tuple[str, ...]) -> tuple[World, World]:
+    """Return a home with two topics and these groups, and a follower that knows."""
+    home, follower = founded(), following()
+    home.topic()
+    home.engine.administration.put_topic("other", type_=None, queues=1, now_ms=0)
+    for name in groups:
+        home.engine.administration.put_group(name, now_ms=0)
+    tell(follower, home)
+    return home, follower
+
+
+def count(world: World, readers: Readers | None = None) -> Left:
+    found = Left()
+    for _ in world.engine.following.count_left(found, readers or {}):
+        pass
+    return found
+
+
+def note_begun(home: World, group: Group) -> None:
+    for _ in home.engine.following.note_begun([(group.home_id, group.begun)], home.now_ms):
+        pass
+
+
 def leave(world: World) -> None:
     for _ in world.engine.following.leave("c", world.now_ms):
         pass
 
 
 def left(world: World) -> tuple[int, int, int]:
-    found = Left()
-    for _ in world.engine.following.count_left(found):
-        pass
+    found = count(world)
     return found.ready_count, found.in_flight_count, found.delayed_count

@@ -11,8 +11,10 @@ from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.log_opening import LogOpening, Proofs
 from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.errors import MessageBodyTooLarge
 
 SEGMENT = 4096
@@ -22,11 +24,13 @@ SIZE = record.HEADER_SIZE + len(BODY)
 
 def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
     """Recover a log, and return it with the offsets of the records found."""
-    log = CommitLog(disk, Mappings(disk), segment_bytes=SEGMENT)
-    log.open_segments(durable_offset=0)
-    found = [one.log_offset for one in log.scan(LogOffset(0))] if log.segments else []
+    mappings = Mappings(disk)
+    log = CommitLog(disk, mappings, segment_bytes=SEGMENT)
+    opening = LogOpening(log, disk, mappings)
+    opening.find_segments(durable_offset=0)
+    found = [one.log_offset for one in opening.scan(LogOffset(0))] if log.segments else []
     if log.segments:
-        log.finish_recovery(durable_offset=0)
+        opening.finish(Proofs())
     log.epoch += 1
     return log, found
 
@@ -170,10 +174,12 @@ def test_a_recycled_segment_shows_nothing_of_its_former_life() -> None:
 
 
 def open_log_from(disk: FaultyDisk, offset: int) -> tuple[CommitLog, list[int]]:
-    log = CommitLog(disk, Mappings(disk), segment_bytes=SEGMENT)
-    log.open_segments(durable_offset=0)
-    found = [one.log_offset for one in log.scan(LogOffset(offset))]
-    log.finish_recovery(durable_offset=0)
+    mappings = Mappings(disk)
+    log = CommitLog(disk, mappings, segment_bytes=SEGMENT)
+    opening = LogOpening(log, disk, mappings)
+    opening.find_segments(durable_offset=0)
+    found = [one.log_offset for one in opening.scan(LogOffset(offset))]
+    opening.finish(Proofs())
     return log, found
 
 

@@ -7,13 +7,17 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.bodies import body_of
 from tests.support.engine_world import GROUP, TOPIC, Popped, World, blob
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.log_checker import check_log
+from tests.support.offline_world import finish
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.pop.redelivery import DamagedNotice
+from tidemill.broker.offline.check import check
+from tidemill.broker.offline.log_scan import REMAINS_BYTES_MAX
 from tidemill.message import stored_message
 
 SEEDS = 20
@@ -100,7 +104,7 @@ def test_a_damaged_message_keeps_its_id_its_tag_and_its_place() -> None:
     ]
     left = found[0].blob
     assert (stored_message.message_id_of(left), stored_message.tag_of(left)) == ("id-m2", "t")
-    assert stored_message.body_of(left) == b""
+    assert body_of(left) == b""
     notices = world.engine.consumption.take_notices()
     assert [notice[:4] for notice in notices] == [(TOPIC, GROUP, 0, 2)]
     assert isinstance(notices[0], DamagedNotice)
@@ -250,3 +254,31 @@ def test_a_damaged_message_is_no_obstacle_to_questions() -> None:
     search = world.engine.inspection.look_up_time(topic, world.now_ms)
     assert not search.step()
     assert search.offsets == [0]
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_a_size_that_is_garbage_has_nothing_read(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=16 << 20)
+    world.group()
+    world.send(*[f"m{n}" for n in range(count)], size=1_000)
+    world.checkpoint()
+    world.restart()
+    at, _, _ = world.engine.catalog.queue(world.topic(), QueueId(0)).entry(count // 2)
+    world.disk.damage("log/00000000000000000000.log", at + 9, bits=0x80)  # 8 MiB more
+    sizes: list[int] = []
+    read_at = FaultyFile.read_at
+
+    def counted(file: FaultyFile, offset: int, size: int) -> bytes:
+        sizes.append(size)
+        return read_at(file, offset, size)
+
+    monkeypatch.setattr(FaultyFile, "read_at", counted)
+    assert len(world.drain()) == count - 1
+    assert sum(sizes) < 2 << 20
+    sizes.clear()
+    report = finish(check(world.disk))
+    assert [one.log_offset for one in report.findings] == [at]
+    assert "impossible size" not in report.findings[0].detail
+    assert max(sizes) <= REMAINS_BYTES_MAX

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.bodies import body_of
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import check_log
@@ -44,6 +45,9 @@ from tidemill.message.receipt_handle import HandleFields, HandleSigner
 FOLDER = Path(__file__).parent / "golden"
 START_MS = 1_700_000_000_000
 SEGMENT = 16_384
+# What today's build writes in place of log.bin and snapshots.bin, which are read: retention says
+# what it took from whom, and what was deleted keeps its name.
+GOLDEN_OF = {"log": "expired_log.bin", "snapshots": "gone_snapshots.bin"}
 HANDLES = [
     (GROUP, TOPIC, HandleFields(0, 0, 0, 0)),
     (GROUP, TOPIC, HandleFields(7, 4_096, START_MS, 31)),
@@ -98,7 +102,7 @@ def history() -> dict[str, bytes]:
     for files in engine.checkpoints.write():
         sync(list(files))
     found = {
-        f"{folder}.bin": world.disk.read(world.disk.names(folder)[0]) or b""
+        GOLDEN_OF.get(folder, f"{folder}.bin"): world.disk.read(world.disk.names(folder)[0]) or b""
         for folder in ("queues", "index", "snapshots")
     }
     found["checkpoint.bin"] = world.disk.read("checkpoint") or b""
@@ -112,7 +116,7 @@ def history() -> dict[str, bytes]:
         world.commit()
         for segment in engine.log.segments:
             segments[segment.name] = bytes(engine.mappings[segment.name])
-    found["log.bin"] = b"".join(data for _, data in sorted(segments.items()))
+    found[GOLDEN_OF["log"]] = b"".join(data for _, data in sorted(segments.items()))
     signer = HandleSigner(bytes(range(32)), "broker-0")
     handles = [
         signer.sign(
@@ -217,9 +221,25 @@ def renewed_history() -> dict[str, bytes]:
     for _ in range(13):
         world.alive("lives", "hangs")
         world.advance(10_000)
-    return {"renewed_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
+    return {"renewed_live_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
 
 
+def pulled_history() -> dict[str, bytes]:
+    """Write a log in which a group says how far it has pulled, and a group that did so goes."""
+    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PULLED_SEGMENT)
+    topic_id = world.topic(queues=2)
+    world.send("m0", "m1", "m2")
+    for group, offset in (("pulls", 1), ("goes", 2), ("pulls", 3)):
+        world.engine.administration.update_pull_offset(
+            world.group(group), topic_id, QueueId(0), offset, world.now_ms
+        )
+        world.commit()
+    world.engine.administration.delete_group("goes", world.now_ms)
+    world.commit()
+    return {"pulled_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
+
+
+PULLED_SEGMENT = 4_096
 RELEASED_SEGMENT = RENEWED_SEGMENT = 4_096
 LATER_FIRST, LATER_SEGMENT = 32_768, 8_192
 
@@ -259,7 +279,7 @@ TIMER_NAMES = [*TIMER_FILES, "timer_commit_log.bin"]
 
 
 NAMES = [
-    "checkpoint.bin", "index.bin", "log.bin", "queues.bin", "receipt_handles.bin", "snapshots.bin",
+    "checkpoint.bin", "index.bin", *GOLDEN_OF.values(), "queues.bin", "receipt_handles.bin",
     "stored_message.bin",
 ]  # fmt: skip
 
@@ -354,8 +374,11 @@ def test_todays_encoders_write_the_golden_bytes_of_two_lives() -> None:
     assert later_history() == {"later_log.bin": golden("later_log.bin")}
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives() -> None:
-    disk, data = FaultyDisk(Random(0)), golden("later_log.bin")
+@pytest.mark.parametrize(
+    ("name", "falls"), [("later_log.bin", 1), ("later_log_without_clock_back.bin", 0)]
+)
+def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives(name: str, falls: int) -> None:
+    disk, data = FaultyDisk(Random(0)), golden(name)
     starts = [0, *range(LATER_FIRST, len(data), LATER_SEGMENT)]
     for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
         file = disk.open(f"log/{start:020d}.log", create=True)
@@ -367,9 +390,10 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives() -> None:
     entry = timers.index.get(TimerId(0))
     assert entry.state == TimerState.PENDING
     original = timers.bodies.read(TimerId(0), entry)
-    assert stored_message.body_of(original.blob).startswith(b"large"), "its original is whole"
+    assert body_of(original.blob).startswith(b"large"), "its original is whole"
     assert entry.log_offset > LATER_FIRST, "what is left of it is in the second segment"
     assert 0 < world.engine.catalog.brought_back_before < LATER_FIRST
+    assert len(world.engine.catalog.falls) == falls
     assert world.bodies() == [], "brought back, and hidden for as long as it was to be"
     world.advance(30_000)
     assert world.bodies() == ["popped"]
@@ -389,21 +413,37 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_a_release() -> None:
     assert [(one.body, one.attempt) for one in world.pop()] == [("m0", 2), ("m1", 2), ("m2", 1)]
 
 
-def test_todays_encoders_write_the_golden_bytes_of_renewals() -> None:
-    assert renewed_history() == {"renewed_log.bin": golden("renewed_log.bin")}
+def test_todays_encoders_write_the_golden_bytes_of_pulls() -> None:
+    assert pulled_history() == {"pulled_log.bin": golden("pulled_log.bin")}
 
 
-def renewed_disk() -> FaultyDisk:
+def test_an_engine_of_today_goes_on_with_the_golden_log_of_pulls() -> None:
     disk = FaultyDisk(Random(0))
     file = disk.open(f"log/{0:020d}.log", create=True)
-    file.write_at(0, [golden("renewed_log.bin")])
+    file.write_at(0, [golden("pulled_log.bin")])
+    file.sync()
+    disk.sync_folder(".")
+    world = World(disk, segment_bytes=PULLED_SEGMENT, now_ms=START_MS + 1_000)
+    key = world.group("pulls"), world.topic(), QueueId(0)
+    assert world.engine.catalog.pull_offsets.all == {key: 3}
+
+
+def test_todays_encoders_write_the_golden_bytes_of_renewals() -> None:
+    assert renewed_history() == {"renewed_live_log.bin": golden("renewed_live_log.bin")}
+
+
+def renewed_disk(name: str) -> FaultyDisk:
+    disk = FaultyDisk(Random(0))
+    file = disk.open(f"log/{0:020d}.log", create=True)
+    file.write_at(0, [golden(name)])
     file.sync()
     disk.sync_folder(".")
     return disk
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_log_of_renewals() -> None:
-    world = World(renewed_disk(), segment_bytes=RENEWED_SEGMENT, now_ms=START_MS + 131_000)
+@pytest.mark.parametrize("name", ["renewed_log.bin", "renewed_live_log.bin"])
+def test_an_engine_of_today_goes_on_with_the_golden_log_of_renewals(name: str) -> None:
+    world = World(renewed_disk(name), segment_bytes=RENEWED_SEGMENT, now_ms=START_MS + 131_000)
     assert sorted((one.body, one.attempt) for one in world.pop()) == [("m1", 2), ("m2", 2)]
     table = world.engine.state.table
     holders = {table.client_id_of(slot) for slot in table.in_use(0, len(table.ids)).tolist()}
@@ -413,9 +453,10 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_renewals() -> None:
     assert ("m0", 2) in [(one.body, one.attempt) for one in world.pop()]
 
 
-def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
+def golden_disk(*, with_derived_files: bool, is_todays: bool = False) -> FaultyDisk:
     disk = FaultyDisk(Random(0))
-    data = golden("log.bin")
+    names = GOLDEN_OF if is_todays else {}
+    data = golden(names.get("log", "log.bin"))
     files = {
         f"log/{start:020d}.log": data[start : start + SEGMENT]
         for start in range(0, len(data), SEGMENT)
@@ -426,7 +467,9 @@ def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
         assert checkpoint is not None
         for folder in ("queues", "index", "snapshots"):
             name = f"{folder}/{0 if folder != 'snapshots' else checkpoint.derived_offset:020d}"
-            files[f"{name}-{checkpoint.derived_offset:020d}"] = golden(f"{folder}.bin")
+            files[f"{name}-{checkpoint.derived_offset:020d}"] = golden(
+                names.get(folder, f"{folder}.bin")
+            )
     for name, content in files.items():
         file = disk.open(name, create=True)
         file.write_at(0, [content])
@@ -436,9 +479,9 @@ def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
 
 
 def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> None:
-    checker = check_log(golden_disk(with_derived_files=False))
+    checker = check_log(golden_disk(with_derived_files=False, is_todays=True))
     timer_checker = check_log(golden_timer_disk(with_timer_files=False))
-    renewed_checker = check_log(renewed_disk())
+    renewed_checker = check_log(renewed_disk("renewed_live_log.bin"))
     checkers = checker, timer_checker, renewed_checker
     assert {kind for one in checkers for kind in one.kinds} == set(Kind)
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
@@ -507,11 +550,23 @@ def test_an_engine_of_today_goes_on_with_the_golden_files(with_derived_files: bo
     assert world.ack(again[0]) == [AckResult.APPLIED]
 
 
+@pytest.mark.parametrize("with_derived_files", [False, True])
+def test_an_engine_of_today_knows_what_expired_and_what_was_deleted(
+    with_derived_files: bool,
+) -> None:
+    disk = golden_disk(with_derived_files=with_derived_files, is_todays=True)
+    world = World(disk, config=SMALL, segment_bytes=SEGMENT, now_ms=START_MS + 3_000)
+    assert bool(world.report.snapshot) == with_derived_files
+    assert [one.name for one in world.engine.catalog.gone.topics.values()] == ["gone"]
+    assert world.bodies(group="resetter") == [], "retention took what it was set to"
+    assert sorted(world.bodies(group="auditor")) == sorted(f"m{n}" for n in range(12))
+
+
 def test_the_golden_message_and_handles_are_read() -> None:
     data = golden("stored_message.bin")
     assert stored_message.message_id_of(data) == "0123"
     assert stored_message.tag_of(data) == "tag"
-    assert stored_message.body_of(data) == b"the body"
+    assert body_of(data) == b"the body"
     signer = HandleSigner(bytes(range(32)), "broker-0")
     lines = golden("receipt_handles.bin").decode().split("\n")
     for line, (group, topic, fields) in zip(lines, HANDLES, strict=True):
@@ -522,6 +577,7 @@ def make_missing() -> None:
     """Write the golden files that do not exist."""
     FOLDER.mkdir(exist_ok=True)
     made = history() | timer_history() | later_history() | released_history() | renewed_history()
+    made |= pulled_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

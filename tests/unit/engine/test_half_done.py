@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World, blob
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -70,7 +71,7 @@ def test_an_ack_during_a_retirement_holds_without_snapshots(number: int, is_orde
     for files in world.engine.retention.retire_oldest(world.now_ms):
         for file in files:
             file.sync()
-        if world.engine.has_pending:
+        if has_pending(world.engine):
             world.commit()
         action()
     action()

@@ -7,9 +7,9 @@ from random import Random
 from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.administration import ResetTarget
-from tidemill.broker.engine.inspection import QUEUES_A_STEP
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Topic
+from tidemill.broker.engine.time_search import QUEUES_A_STEP
 
 QUEUES = 40
 
@@ -78,3 +78,31 @@ def test_a_reset_by_offsets_of_each_queue_keeps_to_what_there_is() -> None:
         min(max(offset, queue.min_offset), queue.max_offset)
         for offset, queue in zip(wanted, queues, strict=True)
     ]
+
+
+def test_a_time_is_found_on_both_sides_of_a_clock_that_was_set_back() -> None:
+    for seed in range(4):
+        random = Random(seed)
+        world = World(FaultyDisk(random), segment_bytes=32 << 10, checkpoint_log_bytes=16 << 10)
+        world.topic(queues=QUEUES)
+        stamps = []
+        for n in range(300):
+            if n in (100, 200):
+                world.now_ms -= 3_600_000
+                world.restart(power_cut=n == 200)
+            world.now_ms += random.choice((0, 1_000, 60_000))
+            stamps.append(world.now_ms)
+            world.send(f"m{n}", queue_id=random.randrange(QUEUES), size=300)
+            if n % 10 == 0:
+                world.background()
+        assert len(world.engine.catalog.falls) == 2
+        for _ in range(2):
+            topic = world.engine.catalog.find_topic("orders")
+            assert topic is not None
+            for time_ms in random.choices(stamps, k=20):
+                search = world.engine.inspection.look_up_time(topic, time_ms)
+                while search.step():
+                    pass
+                assert search.offsets == by_brute_force(world, topic, time_ms)
+            world.checkpoint()
+            world.restart()  # A snapshot knows of it, too.

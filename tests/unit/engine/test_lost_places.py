@@ -15,8 +15,8 @@ import pytest
 from tests.support.faulty_disk import BLOCK, SECTOR, FaultyDisk
 from tests.support.own_process import in_own_process
 from tests.support.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
-from tidemill.broker.engine.store.commit_log import CorruptStore
 from tidemill.broker.engine.store.disk import DiskFailed
+from tidemill.broker.engine.store.segment import CorruptStore
 
 SEEDS = 8
 SEGMENT = 64 << 10
@@ -152,10 +152,6 @@ def test_what_the_log_has_lost_is_named_or_concerns_nobody_else(name: str, how: 
 def test_what_cannot_be_read_is_made_again_or_named(name: str) -> None:
     disk = history().disk.after_kill()
     disk.unreadable.add(name)
-    if name == "checkpoint":
-        with pytest.raises(DiskFailed, match=name):
-            outcome(disk)
-        return
     if name.endswith(".log") and needed_by_a_start(name):
         with pytest.raises(CorruptStore, match=rf"{name} cannot be read at byte \d+ .* backup"):
             outcome(disk)

@@ -12,7 +12,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.store.commit_log import CorruptStore
+from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.errors import BadRequest, MessageCorrupted
 
 
@@ -43,6 +43,39 @@ def test_a_missing_first_segment_stops_the_start() -> None:
     world.disk = disk
     with pytest.raises(CorruptStore, match=r"knows of it from 0 on.*Restore"):
         world.open()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_missing_or_empty_last_segment_stops_the_start_and_what_is_there_stays(
+    is_removed: bool,
+) -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=64 << 10)
+    world.send(*[f"m{n}" for n in range(60)], size=1_800)
+    world.background()
+    world.checkpoint()
+    disk = world.disk.after_kill()
+    [*_, last, _ready] = before = disk.names("log")
+    if is_removed:
+        disk.remove(last)
+        before.remove(last)
+    else:
+        disk.cut(last, 0)
+    with pytest.raises(CorruptStore, match=rf"{last} is missing or empty.*Restore the file"):
+        World(disk, config=world.config)
+    assert disk.names("log") == before
+
+
+def test_a_checkpoint_file_that_cannot_be_read_costs_a_longer_start() -> None:
+    world = World(FaultyDisk(Random(0)))
+    world.send("m0")
+    world.checkpoint()
+    disk = world.disk.after_kill()
+    disk.spoil("checkpoint", 0)
+    again = World(disk, config=world.config)
+    assert (again.report.damaged_file, again.report.replayed_from) == ("checkpoint", 0)
+    assert again.drain() == ["m0"]
+    again.restart()
+    assert again.report.damaged_file == ""
 
 
 def test_a_segment_that_retention_dropped_is_not_missed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,7 @@ from tidemill.broker.engine.pop.renewals import (
     MINUTE_MS,
     SILENT_GRACE_MS,
     SILENT_MS,
+    START_GRACE_MS,
     step_of,
 )
 from tidemill.common.errors import InvalidReceiptHandle
@@ -50,6 +53,47 @@ def push(world: World, client_id: str = ONE, want: int = 32, **options: str) -> 
         want, invisible_ms=FIRST_MS, client_id=client_id, renews=True,
         attempt_id=options.get("attempt_id", ""),
     )  # fmt: skip
+
+
+def test_who_held_nothing_for_long_and_pops_again_is_not_silent() -> None:
+    world = world_with("a", "b")
+    [first] = push(world, want=1)
+    world.alive(ONE)
+    world.ack(first)
+    world.advance(SILENT_MS + FIRST_MS)  # A laptop that was suspended, or a proxy that hung.
+    popped = push(world, want=1)
+    hand_over(world, *popped)
+    world.advance(LOOK_PERIOD_MS)
+    world.advance(LOOK_PERIOD_MS + SILENT_GRACE_MS)
+    assert not push(world, OTHER)
+    world.advance(SILENT_MS)
+    assert [one.body for one in push(world, OTHER)] == ["b"], "by now it is"
+
+
+def test_what_does_not_renew_does_not_begin_to_by_a_word_of_a_proxy() -> None:
+    world = world_with("a")
+    popped = world.pop(1, invisible_ms=FIRST_MS, client_id=ONE)
+    hand_over(world, *popped)
+    live_on(world, FIRST_MS, ONE)
+    assert [one.body for one in push(world, OTHER)] == ["a"]
+
+
+def test_an_extended_batch_that_was_released_and_replaced_ends_alike_after_a_start() -> None:
+    world = world_with(*[f"m{n}" for n in range(5)], is_ordered=True)
+    popped = push(world, want=5)
+    slot = popped[0].delivery.slot
+    hand_over(world, *popped)
+    live_on(world, 30 * MINUTE_MS, ONE)
+    world.release_lock(group=GROUP, topic=TOPIC)
+    again = push(world, OTHER, want=5)
+    hand_over(world, *again)
+    world.ack(*again)
+    world.advance(1)
+    free = world.engine.state.table.ids[slot]
+    world.disk = world.disk.after_kill()
+    world.open()
+    world.run_due()
+    assert world.engine.state.table.ids[slot] == free
 
 
 def live_on(world: World, duration_ms: int, *client_ids: str) -> None:
@@ -314,31 +358,165 @@ def test_an_ordered_queue_goes_on_when_its_client_ends() -> None:
 # ---------------------------------------------------------------- what nobody may have
 
 
-def test_what_a_proxy_did_not_hand_over_keeps_its_time_and_renews_no_more() -> None:
+def on_its_way(world: World, *popped: Popped) -> None:
+    for one in popped:
+        world.engine.state.table.on_its_way[one.delivery.slot] = 1
+
+
+def hand_over(world: World, *popped: Popped) -> None:
+    """Tell of deliveries that their clients have them, as a proxy does."""
+    deliveries = [(one.delivery.slot, one.delivery.delivery_id) for one in popped]
+    world.engine.handed_over(deliveries, now_ms=world.now_ms)
+    world.commit()
+
+
+def test_what_was_not_handed_over_is_not_extended() -> None:
     world = world_with("m", "n")
     lost, kept = push(world, want=1), push(world, want=1)
-    delivery = lost[0].delivery
-    world.engine.consumption.renewals.withhold(
-        [(delivery.slot, delivery.delivery_id), (kept[0].delivery.slot, 1)], world.now_ms
-    )
-    world.commit()
+    on_its_way(world, *lost, *kept)
+    hand_over(world, *kept)
     live_on(world, FIRST_MS - HEARTBEAT_MS, ONE)
     assert world.bodies() == []
     live_on(world, HEARTBEAT_MS, ONE)
     assert world.bodies() == [one.body for one in lost]
+    counts = world.engine.state.counts
+    assert counts["given_back_unread", world.group(), world.topic()] == 1
     judge(world)
 
 
-def test_a_start_extends_nothing_whose_answer_may_not_have_left() -> None:
-    world = world_with("m", "n")
-    push(world, want=1)
-    world.send("o")
-    world.send("p")
-    (last,) = push(world, want=1)
-    world.restart()
+def _change(world: World, popped: Popped) -> None:
+    world.change(popped, 3 * FIRST_MS)
+
+
+def _dead_letter(world: World, popped: Popped) -> None:
+    world.engine.dead_letter(popped.delivery, world.now_ms)
+    world.commit()
+
+
+def _ack(world: World, popped: Popped) -> None:
+    world.ack(popped)
+
+
+def _ack_and_give_back(world: World, popped: Popped) -> None:
+    world.ack(popped)
+    delivery = popped.delivery._replace(message_index=1)
+    world.give_back(Popped("n", delivery, 1, popped.offset + 1, ""))
+
+
+@pytest.mark.parametrize("say", [_ack, _change, _dead_letter, _ack_and_give_back])
+def test_who_says_something_of_a_part_of_a_delivery_has_the_rest(
+    say: Callable[[World, Popped], None],
+) -> None:
+    world = world_with("m", "n", "o")
+    popped = push(world)
+    on_its_way(world, *popped)
+    say(world, popped[0])
+    world.bodies(invisible_ms=HELD_MAX_MS)  # What was given back.
     live_on(world, 2 * FIRST_MS, ONE)
-    assert world.bodies(1, topic=TOPIC) == [last.body]
-    assert sorted(world.bodies()) == ["o", "p"], "and what was popped before is held on"
+    assert world.bodies() == []
+    judge(world)
+
+
+def _give_back(world: World, popped: Popped) -> None:
+    world.give_back(popped)
+
+
+def _release(world: World, popped: Popped) -> None:
+    world.engine.release(popped.delivery, world.now_ms)
+    world.commit()
+
+
+@pytest.mark.parametrize("settle", [_give_back, _release])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_part_that_others_settle_does_not_prove_that_the_rest_was_read(
+    settle: Callable[[World, Popped], None], is_ordered: bool
+) -> None:
+    world = world_with("m", "n", "o", is_ordered=is_ordered)
+    popped = push(world)
+    on_its_way(world, *popped)
+    settle(world, popped[2])
+    live_on(world, FIRST_MS, ONE)
+    assert sorted(world.bodies()) == ["m", "n", "o"]
+    judge(world)
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_start_extends_what_it_is_told_of_and_gives_the_rest_a_minute(is_ordered: bool) -> None:
+    world = world_with("m", is_ordered=is_ordered)
+    (popped,) = push(world)
+    live_on(world, 50_000, ONE)
+    world.restart(power_cut=True)
+    begun_ms = world.now_ms
+    hand_over(world, popped)
+    live_on(world, 600_000, ONE)
+    assert world.bodies() == [], "its client is at work"
+    world = world_with("m", is_ordered=is_ordered)
+    push(world)
+    live_on(world, 50_000, ONE)
+    world.restart(power_cut=True)
+    begun_ms = world.now_ms
+    while world.now_ms < begun_ms + START_GRACE_MS - HEARTBEAT_MS:
+        live_on(world, HEARTBEAT_MS, ONE)
+        assert world.bodies() == []
+    # A start upon the other gives no more time.
+    world.restart(power_cut=True)
+    live_on(world, HEARTBEAT_MS, ONE)
+    assert world.bodies() == ["m"], "perhaps nobody has it"
+    judge(world)
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_what_a_client_held_that_ends_after_a_start_is_given_back_at_once(starts: int) -> None:
+    world = world_with("m")
+    push(world)
+    world.send("n")
+    world.pop(invisible_ms=2 * FIRST_MS, client_id=ONE)  # Does not renew: its time is its own.
+    for _ in range(starts):
+        world.restart(power_cut=True)
+    world.alive(ONE)
+    world.end(ONE)
+    assert world.bodies() == ["m"]
+    judge(world)
+
+
+@pytest.mark.parametrize("say", [_ack, _change, _dead_letter])
+def test_what_a_client_says_after_a_start_leaves_its_end_to_give_back_the_rest(
+    say: Callable[[World, Popped], None],
+) -> None:
+    world = world_with("m", "n", "o")
+    popped = push(world)
+    world.restart()
+    say(world, popped[0])
+    world.end(ONE)
+    assert sorted(world.bodies()) == ["n", "o"]
+    judge(world)
+
+
+def test_a_start_and_a_hand_over_say_nothing_of_what_a_reset_has_voided() -> None:
+    world = world_with("m")
+    (popped,) = push(world)
+    world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
+    world.commit()
+    world.restart()
+    assert Kind.RENEW not in judge(world).kinds
+    world = world_with("m")
+    (popped,) = push(world)
+    world.restart()
+    world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
+    hand_over(world, popped)
+    assert judge(world).kinds[Kind.RENEW] == 1, "that of the start"
+
+
+def test_a_hand_over_brings_nothing_back_that_is_over() -> None:
+    world = world_with("m", "n", "o")
+    settled, run_out, ended = (push(world, want=1)[0] for _ in range(3))
+    world.restart()
+    world.ack(settled)
+    world.end(ONE)
+    world.advance(2 * START_GRACE_MS)
+    hand_over(world, settled, run_out, ended)
+    assert sorted(world.bodies()) == ["n", "o"]
+    judge(world)
 
 
 def test_a_late_sign_of_life_keeps_what_was_not_given_back_yet() -> None:
@@ -404,6 +582,20 @@ def test_after_a_start_everybody_counts_as_alive_for_two_minutes() -> None:
         world.change(popped, 1_000)
 
 
+def test_who_has_ended_counts_as_gone_on_a_machine_that_has_just_started_too() -> None:
+    world = world_with("m", "n")
+    world.monotonic_ms = 5_000
+    world.run_due()
+    push(world, want=1)
+    world.end(ONE)
+    # It had left before its client ended.
+    (late,) = push(world, want=1)
+    assert world.bodies() == ["m"]
+    world.monotonic_ms += FIRST_MS
+    world.advance(FIRST_MS)
+    assert late.body in world.bodies()
+
+
 def test_what_was_given_back_is_not_extended_after_a_start() -> None:
     world = world_with("m")
     push(world)
@@ -438,3 +630,26 @@ def test_ids_that_a_long_log_names_are_not_all_kept_while_it_is_read() -> None:
     world.engine.state.table.clients.is_counting = False
     world.restart()
     assert len(world.engine.state.table.clients) == 0
+
+
+def test_what_a_client_holds_is_counted_in_messages() -> None:
+    world = world_with(*"abcdefg")
+    look = world.engine.inspection.in_flight_of
+    assert look(ONE) == look("") == 0
+    held = world.pop(3, client_id=ONE)
+    world.pop(1, client_id=OTHER)
+    assert (look(ONE), look(OTHER)) == (3, 1)
+    world.ack(held[0], held[2])
+    assert look(ONE) == 1
+    world.ack(held[1])
+    assert look(ONE) == 0
+
+
+def test_what_was_voided_is_held_by_nobody_once_it_has_left_the_table() -> None:
+    world = world_with(*"abc")
+    world.pop(3, client_id=ONE)
+    world.engine.administration.delete_group(GROUP, world.now_ms)
+    world.commit()
+    world.now_ms += 3_600_000
+    world.run_due()
+    assert world.engine.inspection.in_flight_of(ONE) == 0

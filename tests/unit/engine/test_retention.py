@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -77,7 +78,9 @@ def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
     assert world.ack(replaced) == [AckResult.APPLIED]
     assert world.ack(ordered[1]) == [AckResult.APPLIED]
     progress = world.engine.state.progress[groups[GROUP].id, topics[TOPIC].id, QueueId(0)]
-    assert (progress.pop_offset, progress.in_flight) == (4, 1)
+    low = catalog.queue(topics[TOPIC].id, QueueId(0)).min_offset
+    assert low > 4, "retention took what the group never popped"
+    assert (progress.pop_offset, progress.in_flight) == (low, 1)
 
 
 def test_a_second_retirement_keeps_what_the_first_stated_again() -> None:
@@ -110,7 +113,7 @@ def test_retention_gets_on_while_a_checkpoint_is_always_due() -> None:
         world.send(f"filler{n}", size=100_000)
         for file in engine.background.step(world.now_ms, firing_ms=world.now_ms) or []:
             file.sync()
-        if engine.has_pending:
+        if has_pending(engine):
             world.commit()
     assert engine.log.min_offset > 0
 

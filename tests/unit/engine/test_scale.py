@@ -18,9 +18,11 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.bodies import body_of
 from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
 from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
 from tidemill.broker.engine.inspection import CANDIDATES_A_STEP, FOUND_BYTES_MAX
 from tidemill.broker.engine.layout import ack, timer_record
@@ -59,7 +61,7 @@ from tidemill.broker.engine.timer.table import PAGE_ENTRIES, TimerTable
 from tidemill.broker.engine.timer.timer_log import TAIL_PIECE_BYTES, TimerLog
 from tidemill.broker.engine.timer.wheel import Wheel
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
-from tidemill.message.stored_message import TYPE_DELAY, body_of
+from tidemill.message.stored_message import TYPE_DELAY
 
 GROUPS = 1_000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -525,7 +527,7 @@ def test_a_segment_goes_in_bounded_slices() -> None:
     world.checkpoint()
 
     def commit() -> None:
-        if world.engine.has_pending:
+        if has_pending(world.engine):
             world.commit()
 
     slices = list(each_slice(world, world.engine.retention.retire_oldest(world.now_ms), commit))

@@ -8,6 +8,7 @@ from zlib import crc32
 import pytest
 
 from tests.support.engine_world import TOPIC, World, blob
+from tests.support.quiet import has_pending
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
@@ -58,7 +59,7 @@ def test_a_segment_that_fills_while_another_goes_is_known_by_its_age() -> None:
     while world.engine.log.min_offset == 0:
         for file in world.engine.background.step(world.now_ms, firing_ms=world.now_ms) or []:
             file.sync()
-        if world.engine.has_pending:
+        if has_pending(world.engine):
             world.commit()
     fill_segment(world)
     world.background()

@@ -7,7 +7,7 @@ import pytest
 from tidemill.common.errors import CODES, BadRequest, PropertiesTooLarge
 from tidemill.message import limits
 from tidemill.message.limits import FieldLimit
-from tidemill.message.outline import SMALL_BYTES, check_send
+from tidemill.message.outline import SMALL_BYTES, check_send, check_telemetry
 from tidemill.message.wire import bytes_field
 
 
@@ -59,3 +59,28 @@ def test_an_ordinary_large_send_passes_and_what_makes_no_sense_is_the_parsers() 
     for cut in (1, 2, 3, 4, 1_000):
         check_send(bytes_field(1, message)[:-cut])
     check_send(b"\xff" * (SMALL_BYTES + 1))
+
+
+TRACE = bytes_field(3, bytes_field(1, b"nonce") + bytes_field(2, b"x" * (900 << 10)))
+
+
+def test_a_stack_trace_may_be_large_where_it_was_asked_for() -> None:
+    answer = bytes_field(1, b"\x08\x01") + TRACE
+    check_telemetry(answer, is_asked=True)
+    with pytest.raises(BadRequest):
+        check_telemetry(answer, is_asked=False)
+    check_telemetry(bytes_field(2, bytes(SMALL_BYTES - 4)), is_asked=False)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        pytest.param(TRACE + bytes_field(2, bytes(SMALL_BYTES)), id="settings beside it"),
+        pytest.param(b"\x5b\x5c" * 40_000 + TRACE, id="behind what is skipped"),
+        pytest.param(many(b"\x1a\x00", 40_000), id="in pieces"),
+        pytest.param(bytes_field(2, bytes(SMALL_BYTES + 1)), id="settings"),
+    ],
+)
+def test_a_large_telemetry_command_of_another_kind_is_refused(large: bytes) -> None:
+    with pytest.raises(BadRequest):
+        check_telemetry(large, is_asked=True)

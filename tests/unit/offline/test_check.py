@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.faulty_disk import BLOCK, FaultyDisk
 from tests.support.offline_world import BusyFile, BusySource, Life, finish
 from tests.support.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import block_file, store_checkpoint, timer_entry
 from tidemill.broker.engine.layout.record import HEADER_SIZE
-from tidemill.broker.engine.store.commit_log import CorruptStore
-from tidemill.broker.offline import block_files
+from tidemill.broker.engine.store.disk import ReadFailed
+from tidemill.broker.engine.store.segment import CorruptStore
+from tidemill.broker.offline import block_files, source
 from tidemill.broker.offline.check import NoStore, Report, check
 from tidemill.broker.offline.check_timers import newest_checkpoint
 from tidemill.broker.offline.findings import MEANINGS, OF_THE_LOG, Damage, Finding
+from tidemill.broker.offline.source import ReadOnlyDisk
 
 SEGMENT = 64 << 10
 FLIPS = 40  # of each file
@@ -131,6 +134,53 @@ def test_a_flipped_bit_anywhere_is_found_where_it_is(name: str) -> None:
         assert any(
             one.position <= at < one.position + one.size or (one.size == 0) for one in found
         ), f"byte {at}: {found}"
+
+
+@pytest.mark.parametrize("name", all_files())
+def test_a_page_that_cannot_be_read_is_told_of_and_the_check_goes_on(name: str) -> None:
+    places = [one for one in counting_bytes(disk_of_all(), name) if one]
+    if not places:
+        return
+    random = Random(name)
+    page = random.choice(random.choice(places)) // BLOCK
+    disk = disk_of_all().after_kill()
+    disk.spoil(name, page)
+    other = "snapshots" if name.startswith("log/") else "log"
+    disk.damage(disk.names(other)[-1] if other == "snapshots" else disk.names(other)[0], 100)
+    report = checked(disk)
+    (told,) = [one for one in report.findings if one.damage is Damage.UNREADABLE]
+    assert (told.file, told.position, told.size) == (name, page * BLOCK, BLOCK)
+    assert any(one.file.startswith(other) for one in report.findings), "it goes on"
+
+
+def test_a_start_refuses_a_log_whose_end_cannot_be_read_and_the_check_says_so() -> None:
+    disk = disk_of_all().after_kill()
+    name = disk.names("log")[-1]
+    disk.spoil(name, counting_bytes(disk_of_all(), name)[0][-1] // BLOCK)
+    told = [one for one in checked(disk).findings if one.damage is Damage.UNREADABLE]
+    assert [one.stops_start for one in told] == [True]
+    with pytest.raises(CorruptStore, match="cannot be read"):
+        TimerWorld(disk, now_ms=world_of_all().now_ms, segment_bytes=SEGMENT, timer=TIMERS)
+
+
+def test_a_disk_that_gives_out_next_to_nothing_ends_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "UNREADABLE_MAX", 3)
+    disk = disk_of_all().after_kill()
+    disk.spoil(disk.names("log")[0], 0, 1, 2, 3)
+    with pytest.raises(ReadFailed, match="over 3 pages cannot be read, the last one at byte 12288"):
+        checked(disk)
+
+
+def test_a_read_that_fails_says_of_what_file_and_where(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    file = ReadOnlyDisk(tmp_path).open("log")  # A folder: it can be opened, and not read.
+    with pytest.raises(ReadFailed, match="reading log at byte 4096: Is a directory"):
+        file.read_at(4096, 1)
+    file.close()
+    with pytest.raises(ReadFailed, match="reading log: Is a directory"):
+        ReadOnlyDisk(tmp_path).read("log")
 
 
 @pytest.mark.parametrize("name", all_files())

@@ -8,7 +8,7 @@ from tests.support.engine_world import TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.offline_world import BusySource, finish
 from tidemill.broker.engine.layout import store_checkpoint
-from tidemill.broker.engine.store.commit_log import CorruptStore
+from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.offline.log_scan import LogScan, list_segments
 

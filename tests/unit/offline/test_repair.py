@@ -8,13 +8,13 @@ from random import Random
 import pytest
 
 from tests.support.engine_world import SMALL, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.faulty_disk import BLOCK, FaultyDisk, PowerCut
 from tests.support.offline_world import finish
 from tests.support.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.offline.check import NoStore, check
-from tidemill.broker.offline.copy import copy
+from tidemill.broker.offline.copy import CopyRefused, copy
 from tidemill.broker.offline.findings import Damage
 from tidemill.broker.offline.repair import RepairReport, repair
 
@@ -109,6 +109,39 @@ def test_a_flipped_bit_is_mended_byte_by_byte(name: str) -> None:
     opened(disk)
 
 
+@pytest.mark.parametrize("page", [0, 3, 14])
+def test_a_page_that_cannot_be_read_is_written_again_from_the_backup(page: int) -> None:
+    disk = store()
+    name = disk.names("log")[1]
+    disk.spoil(name, page)
+    report = repaired(disk, backup())
+    assert report.is_whole, report.left
+    assert contents(disk) == contents(store()), "it can be read again"
+    assert_sound_but_for_caches(disk)
+    opened(disk)
+
+
+def test_a_copy_takes_what_can_be_read_and_says_what_cannot() -> None:
+    disk, target = store(), FaultyDisk(Random(2))
+    name = disk.names("log")[1]
+    disk.spoil(name, 3)
+    report = finish(copy(disk, target))
+    assert any(one.startswith(f"{name}, byte 12288: reading") for one in report.damaged)
+    assert Damage.UNREADABLE not in {one.damage for one in finish(check(target, TIMERS)).findings}
+    assert repaired(target, backup()).is_whole
+    assert contents(target)[name] == contents(store())[name]
+
+
+def test_no_copy_is_made_where_what_was_answered_cannot_be_read() -> None:
+    disk = store()
+    name = disk.names("log")[-1]
+    data = disk.read(name)
+    assert data is not None
+    disk.spoil(name, len(data.rstrip(b"\0")) // BLOCK)
+    with pytest.raises(CopyRefused, match="cannot be read at byte"):
+        finish(copy(disk, FaultyDisk(Random(2))))
+
+
 @pytest.mark.parametrize("size", [0, 1, 4096, 5000, 32768, SEGMENT - 1])
 @pytest.mark.parametrize("name", [f"log/{n * SEGMENT:020d}.log" for n in range(3)])
 def test_a_segment_that_is_cut_or_missing_is_taken_whole(name: str, size: int) -> None:
@@ -130,6 +163,36 @@ def test_all_segments_but_the_last_may_be_missing() -> None:
         disk.remove(name)
     assert repaired(disk, backup()).is_whole
     assert contents(disk) == contents(store())
+
+
+def test_a_log_of_which_nothing_is_left_is_taken_from_a_backup_that_has_all_of_it() -> None:
+    disk, target = store(), FaultyDisk(Random(2))
+    finish(copy(disk, target))
+    for name in disk.names("log"):
+        disk.remove(name)
+    found = {one.damage for one in finish(check(disk, TIMERS)).findings if one.stops_start}
+    assert found == {Damage.SEGMENT_MISSING}
+    older = repaired(disk.after_kill(), backup())
+    assert not older.is_whole, "what was answered since is not in it"
+    nameless = disk.after_kill()
+    for name in nameless.names("snapshots"):
+        nameless.remove(name)
+    assert not repaired(nameless, target).is_whole, "nothing says that it is the same store"
+
+    whole = disk.after_kill()
+    begin = len(whole.operations)
+    assert repaired(whole, target).is_whole
+    for cut in range(len(whole.operations) - begin):
+        partly = disk.after_kill()
+        partly.cut_at = len(partly.operations) + cut
+        with pytest.raises(PowerCut):
+            repaired(partly, target)
+        partly = partly.after_power_cut()
+        report = repaired(partly, target)
+        assert report.is_whole, report.left
+        if cut % 5 == 0:
+            opened(partly)
+    opened(whole)
 
 
 def test_what_the_backup_does_not_have_yet_is_left_as_it_is() -> None:

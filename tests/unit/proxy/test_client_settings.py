@@ -11,6 +11,7 @@ from tidemill.proxy.client_settings import (
     DEFAULT_GROUP,
     check_settings,
     consumer_settings,
+    measured_languages,
     producer_settings,
 )
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -156,6 +157,8 @@ def test_settings_without_a_client_type_or_a_role_are_refused() -> None:
     for settings in (
         v2.Settings(publishing=v2.Publishing()),
         v2.Settings(client_type=v2.PRODUCER),
+        v2.Settings(client_type=-1, publishing=v2.Publishing()),  # type: ignore[arg-type]  # Sent.
+        v2.Settings(client_type=99, publishing=v2.Publishing()),  # type: ignore[arg-type]  # Sent.
     ):
         with pytest.raises(RequestError):
             check_settings(settings)
@@ -184,3 +187,34 @@ def test_a_user_agent_has_a_bound(field: str) -> None:
     setattr(settings.user_agent, field, "a" * (limits.USER_AGENT.most + 1))
     with pytest.raises(BadRequest):
         check_settings(settings)
+
+
+def test_only_clients_that_speak_otlp_are_told_to_measure_and_where_they_connected() -> None:
+    measured = measured_languages(is_on=True, is_tls_required=False)
+    point = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="10.0.0.9", port=8081)])
+    told = set()
+    for language in LANGUAGES:
+        settings = producer(language)
+        assert not producer_settings(settings, measured=measured).metric.on
+        settings.access_point.CopyFrom(point)
+        answer = producer_settings(settings, measured=measured)
+        if answer.metric.on:
+            assert answer.metric.endpoints == point
+            told.add(language)
+        assert not producer_settings(settings).metric.on
+    assert told == {v2.JAVA, v2.PYTHON}
+    consumes = consumer(v2.PYTHON)
+    consumes.access_point.CopyFrom(point)
+    answer = consumer_settings(
+        consumes, DEFAULT_GROUP, long_polling_max_ms=20_000, measured=measured
+    )
+    assert answer.metric.on
+    assert measured_languages(is_on=True, is_tls_required=True) == {v2.JAVA}
+    assert not measured_languages(is_on=False, is_tls_required=False)
+
+
+def test_a_client_does_not_say_where_its_metrics_go() -> None:
+    settings = producer(v2.JAVA)
+    settings.metric.on = True
+    settings.metric.endpoints.addresses.add(host="elsewhere", port=1)
+    assert producer_settings(settings).metric == v2.Metric(on=False)

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from tidemill.common.metrics import OVERFLOW
-from tidemill.proxy.clients import EXPIRED_A_TURN, EXPIRY_MS, LABEL_SETS_MAX, Client, Clients
+from tidemill.proxy.clients import (
+    ALL_SETTINGS_BYTES_MAX,
+    EXPIRED_A_TURN,
+    EXPIRY_MS,
+    LABEL_SETS_MAX,
+    LISTED_A_TURN,
+    PARSED_BYTES_A_TURN,
+    SETTINGS_BYTES_MAX,
+    Client,
+    Clients,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 CLIENTS_MAX = 5_000
@@ -16,12 +26,19 @@ class World:
         self.now_ms = 1_000_000
         self.clients = Clients(clients_max=CLIENTS_MAX, monotonic_ms=lambda: self.now_ms)
 
-    def seen(self, client_id: str, *, group: str = "", version: str = "5.1.2") -> None:
+    def seen(
+        self,
+        client_id: str,
+        *,
+        group: str = "",
+        version: str = "5.1.2",
+        settings: bytes | None = None,
+    ) -> None:
         kind = v2.SIMPLE_CONSUMER if group else v2.PRODUCER
         client = Client(
             client_type=kind, group=group, language="GO", version=version, seen_at_ms=self.now_ms
         )
-        self.clients.seen(client_id, client)
+        self.clients.seen(client_id, client, settings)
 
     def told(self, name: str) -> dict[tuple[str, ...], float]:
         [family] = [one for one in self.clients.collect() if one.name == name]
@@ -91,3 +108,120 @@ def test_beyond_the_limit_who_was_silent_longest_is_forgotten() -> None:
         world.seen(f"p{n}")
     assert len(world.clients) == CLIENTS_MAX
     assert world.told("rocketmq_producer_connections") == {("grpc", "GO", "5.1.2"): CLIENTS_MAX}
+
+
+# ---------------------------------------------------------------- lists
+
+
+def settings_of(*topics: str, size: int = 0) -> bytes:
+    """Return settings of a consumer that subscribes to these."""
+    return v2.Settings(
+        client_type=v2.SIMPLE_CONSUMER,
+        user_agent=v2.UA(hostname="h" * size),
+        subscription=v2.Subscription(
+            subscriptions=[v2.SubscriptionEntry(topic=v2.Resource(name=topic)) for topic in topics]
+        ),
+    ).SerializeToString()
+
+
+def page_of(
+    world: World, *, group: str = "", topic: str = "", after: str = "", most: int = 1_000
+) -> tuple[list[str], bool]:
+    slices = world.clients.list_slices(group=group, topic=topic, after=after, clients_max=most)
+    turns = 0
+    while True:
+        try:
+            next(slices)
+            turns += 1
+        except StopIteration as ended:
+            page = ended.value
+            break
+    assert turns >= (len(world.clients) - 1) // LISTED_A_TURN
+    return [listed.client_id for listed in page.clients], page.has_more
+
+
+def test_a_page_has_the_first_ids_behind_another_in_order() -> None:
+    world = World()
+    for n in range(3_000):
+        world.seen(f"c{n * 7 % 3_000:04}", group="even" if n % 2 == 0 else "odd")
+    assert page_of(world, most=3) == (["c0000", "c0001", "c0002"], True)
+    assert page_of(world, after="c2996", most=3) == (["c2997", "c2998", "c2999"], False)
+    assert page_of(world, after="c2999") == ([], False)
+    assert len(page_of(world, group="odd", most=5_000)[0]) == 1_500
+
+
+def test_a_client_is_found_by_the_topics_that_it_announced() -> None:
+    world = World()
+    world.seen("knows nothing")
+    for client_id, topics in (("a", ("orders", "x")), ("b", ("orders2",)), ("c", ("orders",))):
+        world.seen(client_id, settings=settings_of(*topics))
+    assert page_of(world, topic="orders") == (["a", "c"], False)
+
+
+def test_a_list_leaves_out_the_dead() -> None:
+    world = World()
+    world.seen("dead")
+    world.now_ms += EXPIRY_MS
+    world.seen("alive")
+    world.now_ms += 1
+    assert page_of(world) == (["alive"], False)
+    assert world.clients.find("dead") is None
+
+
+def test_a_sign_of_life_without_settings_leaves_what_was_announced() -> None:
+    world = World()
+    world.seen("c", settings=settings_of("orders"))
+    since_ms, world.now_ms = world.now_ms, world.now_ms + 10_000
+    world.seen("c")
+    found = world.clients.find("c")
+    assert found is not None
+    assert (found.settings, found.since_ms) == (settings_of("orders"), since_ms)
+
+
+def test_settings_are_kept_within_their_budget() -> None:
+    world = World()
+    world.seen("large", settings=settings_of(size=SETTINGS_BYTES_MAX))
+    found = world.clients.find("large")
+    assert found is not None
+    assert found.settings == b""
+    settings = settings_of(size=SETTINGS_BYTES_MAX - 100)
+    count = ALL_SETTINGS_BYTES_MAX // len(settings)
+    for n in range(count + 1):
+        world.seen(f"c{n}", settings=settings)
+    last = world.clients.find(f"c{count}")
+    assert last is not None
+    assert last.settings == b""
+    world.clients.forget("c0")
+    world.seen(f"c{count}", settings=settings)
+    last = world.clients.find(f"c{count}")
+    assert last is not None
+    assert last.settings == settings
+
+
+def test_who_is_silent_takes_no_place_in_a_page() -> None:
+    world = World()
+    for n in range(5):
+        world.seen(f"a{n}")
+    world.now_ms += EXPIRY_MS - 20_000
+    for n in range(10):
+        world.seen(f"b{n}")
+    world.now_ms += 25_000
+    assert len(world.clients) == 15  # Nobody has forgotten them yet.
+    assert page_of(world, most=5) == ([f"b{n}" for n in range(5)], True)
+    assert page_of(world, after="b4", most=5) == ([f"b{n}" for n in range(5, 10)], False)
+
+
+def test_a_turn_of_a_list_by_topic_parses_a_bounded_number_of_bytes() -> None:
+    world = World()
+    settings = settings_of(*(f"t{n:03}" for n in range(900)), "orders")
+    count = 100
+    for n in range(count):
+        world.seen(f"c{n:03}", group="g", settings=settings)
+    assert len(settings) <= SETTINGS_BYTES_MAX
+    assert world.clients.find("c000").settings  # type: ignore[union-attr]  # It is there.
+    turns = len(
+        list(world.clients.list_slices(group="", topic="orders", after="", clients_max=count))
+    )
+    settings_a_turn = -(-PARSED_BYTES_A_TURN // len(settings))
+    assert turns == -(-count // settings_a_turn) - 1
+    assert len(page_of(world, topic="orders")[0]) == count

@@ -11,6 +11,7 @@ import pytest
 from tests.support.linked_cluster import SECRETS, LinkedCluster
 from tidemill.common.errors import BrokerUnreachable, GroupDraining, InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
+from tidemill.proxy.broker_group import BrokerGroup
 from tidemill.proxy.cluster import Place
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -292,5 +293,31 @@ def test_a_home_that_has_lost_its_store_is_not_believed() -> None:
             world.cluster.find_group("group")
         world.tell(0)
         assert world.cluster.find_topic("topic").id == 7
+
+    run(scenario)
+
+
+def test_a_handle_that_is_refused_says_nothing_of_those_behind_it() -> None:
+    async def scenario(world: LinkedCluster) -> None:
+        world.tell_all()
+        first, second, *_ = world.cluster.brokers
+
+        def handle(broker: BrokerGroup, group: str, delivery_id: int = 1) -> str:
+            signed = broker.signer.sign(
+                group, "topic", slot=1, delivery_id=delivery_id, visible_at_ms=5
+            )
+            return signed.handle(0).decode()
+
+        nobodys = HandleSigner(b"x" * 32, "elsewhere").sign(
+            "group", "topic", slot=1, delivery_id=1, visible_at_ms=5
+        )
+        deliveries = world.cluster.deliveries("group", "topic")
+        for bad in (handle(second, "another"), nobodys.handle(0).decode(), "", "x" * 1_000):
+            for broker in (first, second):
+                for delivery_id in (1, 2):
+                    with pytest.raises(InvalidReceiptHandle):
+                        deliveries.open(bad)
+                    found, delivery = deliveries.open(handle(broker, "group", delivery_id))
+                    assert (found, delivery.delivery_id) == (broker, delivery_id)
 
     run(scenario)

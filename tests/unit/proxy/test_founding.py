@@ -63,3 +63,8 @@ def test_two_brokers_of_one_name_are_refused() -> None:
     decision = decide({"h0:1": alone("b-0"), "h1:1": alone("b-0")})
     assert isinstance(decision, Refuse)
     assert "call themselves b-0" in decision.reason
+
+
+def test_of_many_seeds_that_have_told_nothing_a_few_are_named() -> None:
+    seeds: dict[str, Told | None] = {f"h{n}:1": None for n in range(9)}
+    assert decide(seeds) == Wait("nothing was heard of h0:1, h1:1, h2:1 and 6 more")

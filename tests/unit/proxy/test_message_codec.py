@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.bodies import body_of
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, PropertiesTooLarge
 from tidemill.message import stored_message
 from tidemill.message.encoding import encode_stored
@@ -17,6 +18,7 @@ from tidemill.proxy import message_codec
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2
 
 SIGNER = HandleSigner(b"k" * 32, "broker-0")
 NOW_MS = 1_790_000_000_123
@@ -168,7 +170,7 @@ def test_the_fixed_fields_repeat_what_the_engine_needs(sent: v2.Message) -> None
     source = sent.system_properties
     assert stored_message.message_id_of(blob) == source.message_id
     assert stored_message.tag_of(blob) == source.tag
-    assert stored_message.body_of(blob) == sent.body
+    assert body_of(blob) == sent.body
     group_at = stored.system_at + stored.group_at
     assert blob[group_at : group_at + stored.group_size].decode() == source.message_group
     assert stored.tag_hash == (stored_message.tag_hash(source.tag) if source.tag else 0)
@@ -319,3 +321,97 @@ def test_every_receive_ends_with_the_time_of_the_server(now_ms: int) -> None:
     )
     assert response.WhichOneof("content") == "delivery_timestamp"
     assert response.delivery_timestamp.ToMilliseconds() == now_ms
+
+
+def pulled(reply: link_pb2.PullReply, *, namespace: str = "") -> list[v2.Message]:
+    """Join a page in both ways, and return the messages, which are the same."""
+
+    def join(header: bytes) -> list[bytes]:
+        joining = message_codec.join_pulled(
+            reply,
+            header=header,
+            topic_wire=message_codec.encode_topic(namespace, "topic"),
+            store_host=b"broker-0",
+            queue_id=3,
+        )
+        while True:
+            try:
+                next(joining)
+            except StopIteration as ended:
+                joined: list[bytes] = ended.value
+                return joined
+
+    responses = [
+        service.PullMessageResponse.FromString(item) for item in join(message_codec.OF_PULL)
+    ]
+    page = pipeline_pb2.ReadMessagesReply.FromString(
+        message_codec.encode_read(
+            join(message_codec.OF_READ), next_offset=7, min_offset=0, end_offset=9, gone_from=0
+        )
+    )
+    assert (page.next_offset, page.min_offset, page.end_offset) == (7, 0, 9)
+    assert (page.gone_from, page.is_gone) == (0, True)
+    messages = [response.message for response in responses]
+    assert list(page.messages) == messages
+    return messages
+
+
+@given(
+    messages(),
+    st.sampled_from([v2.NORMAL, v2.FIFO, v2.DELAY]),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+    instants_ms,
+    st.integers(1, 2**16),
+    st.booleans(),
+)
+def test_a_message_is_pulled_as_it_is_received_with_its_place_and_without_a_handle(
+    sent: v2.Message,
+    kind: v2.MessageType.ValueType,
+    queue_offset: int,
+    log_offset: int,
+    stored_at_ms: int,
+    attempt: int,
+    has_body: bool,
+) -> None:
+    blob = encode(sent, kind)
+    fields: dict[str, object] = {
+        "queue_offsets": [queue_offset],
+        "stored_at_ms": [stored_at_ms],
+        "delivery_attempts": [attempt],
+    }
+    [expected] = receive(batch_of(blob, **fields), namespace="space")
+    properties = expected.system_properties
+    properties.ClearField("receipt_handle")
+    properties.ClearField("invisible_duration")
+    properties.provenance.log_offset = log_offset
+    if kind == v2.DELAY and attempt == 1:
+        properties.provenance.fired_at_ms = stored_at_ms
+    if not has_body:
+        blob = blob[: stored_message.decode(blob).body_wire_at]
+        properties.provenance.body_size = len(expected.body)
+        expected.body = b""
+    reply = link_pb2.PullReply(blobs=[blob], log_offsets=[log_offset], **fields)  # type: ignore[arg-type]  # keywords by name
+    assert pulled(reply, namespace="space") == [expected]
+
+
+def test_what_a_copy_tells_of_itself_goes_to_that_message_alone() -> None:
+    count = 3 * message_codec.JOINED_A_SLICE
+    blobs = [encode(sample()) for _ in range(count)]
+    told = v2.Provenance(reason="damaged", consumer_group="group", origin_topic="first")
+    reply = link_pb2.PullReply(
+        blobs=blobs, queue_offsets=range(count), log_offsets=range(count),
+        stored_at_ms=[NOW_MS] * count, delivery_attempts=[2] * count,
+        provenance_of=[70], provenances=[told.SerializeToString()], dead_letter_origins=["first"],
+    )  # fmt: skip
+    found = pulled(reply)
+    assert [message.system_properties.queue_offset for message in found] == list(range(count))
+    told.log_offset = 70
+    for number, message in enumerate(found):
+        properties = message.system_properties
+        if number == 70:
+            assert properties.provenance == told
+            assert properties.dead_letter_queue.topic == "first"
+        else:
+            assert properties.provenance == v2.Provenance(log_offset=number)
+            assert not properties.HasField("dead_letter_queue")

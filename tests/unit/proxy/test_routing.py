@@ -8,6 +8,7 @@ from tidemill.common.errors import IllegalAccessPoint
 from tidemill.proxy import routing
 from tidemill.proxy.cluster import Readable
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 TOPIC = link_pb2.TopicConfig(id=1, name="topic", type=link_pb2.MIXED, queues=8)
@@ -19,7 +20,10 @@ ACCESS_POINT = v2.Endpoints(
 def queues(topic: link_pb2.TopicConfig = TOPIC) -> list[v2.MessageQueue]:
     resource = v2.Resource(resource_namespace="space", name=topic.name)
     readable = Readable("broker-0", topic.queues, is_writable=True)
-    return routing.message_queues(topic, resource, readable, endpoints=ACCESS_POINT)
+    encoded = routing.message_queues(topic, resource, readable, endpoints=ACCESS_POINT)
+    route = service.QueryRouteResponse.FromString(routing.encode_route(encoded))
+    assert route.status == v2.Status(code=v2.OK, message="OK")
+    return list(route.message_queues)
 
 
 def test_a_route_lists_every_queue_behind_the_clients_own_access_point() -> None:
@@ -66,15 +70,16 @@ def test_a_route_says_which_messages_the_topic_takes(
     assert list(queues(topic)[0].accept_message_types) == accepted
 
 
-def test_a_consumer_of_an_ordinary_group_polls_the_broker_as_a_whole() -> None:
-    [assignment] = routing.assignments(queues(), link_pb2.CONCURRENT)
-    assert assignment.message_queue.id == -1
-    assert assignment.message_queue.permission == v2.READ_WRITE
-
-
-def test_a_consumer_of_an_ordered_group_polls_each_queue() -> None:
-    assignments = routing.assignments(queues(), link_pb2.ORDERED)
-    assert [assignment.message_queue.id for assignment in assignments] == list(range(8))
+def test_an_assignment_may_name_the_broker_as_a_whole() -> None:
+    readable = Readable("broker-0", 8, is_writable=True)
+    encoded = routing.message_queues(
+        TOPIC, v2.Resource(name="topic"), readable, endpoints=ACCESS_POINT,
+        queue_ids=(routing.ANY_QUEUE, 300),
+    )  # fmt: skip
+    response = service.QueryAssignmentResponse.FromString(routing.encode_assignments(encoded))
+    assert response.status.code == v2.OK
+    assert [one.message_queue.id for one in response.assignments] == [-1, 300]
+    assert response.assignments[0].message_queue.broker.endpoints == ACCESS_POINT
 
 
 def test_the_clients_access_point_is_echoed() -> None:

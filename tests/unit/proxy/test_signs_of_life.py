@@ -6,7 +6,15 @@ import asyncio
 
 from tidemill.proxy.link.batching import Batching
 from tidemill.proxy.link.commands import APPEND
-from tidemill.proxy.link.signs_of_life import TOLD_A_FRAME_MAX, TOLD_EVERY_MS, Signs, SignsOfLife
+from tidemill.proxy.link.signs_of_life import (
+    HANDED_OVER_A_FRAME_MAX,
+    HANDED_OVER_KEPT_MAX,
+    HANDED_OVER_KEPT_MS,
+    TOLD_A_FRAME_MAX,
+    TOLD_EVERY_MS,
+    Signs,
+    SignsOfLife,
+)
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -81,3 +89,52 @@ def test_signs_travel_with_a_request_and_ends_travel_alone() -> None:
         assert list(frames[2].ended_clients) == ["b"]
 
     asyncio.run(main())
+
+
+def test_hand_overs_of_the_last_minute_are_told_on_each_stream() -> None:
+    signs = SignsOfLife(clients_max=10)
+    signs.handed_over([(1, 100), (2, 200)], 0)
+    assert signs.take().handed_over == [(1, 100), (2, 200)]
+    assert not signs
+    signs.handed_over([(3, 300)], HANDED_OVER_KEPT_MS)
+    assert signs.take().handed_over == [(3, 300)]
+    signs.lose()
+    assert signs.take().handed_over == [(1, 100), (2, 200), (3, 300)]
+    signs.handed_over([(4, 400)], HANDED_OVER_KEPT_MS + 1)
+    signs.lose()
+    assert signs.take().handed_over == [(3, 300), (4, 400)]
+    signs.forget_deliveries()
+    signs.lose()
+    assert not signs
+
+
+def test_who_stops_waits_until_all_is_told_and_answered() -> None:
+    async def main() -> None:
+        frames: list[pb.RequestFrame] = []
+        signs = SignsOfLife(clients_max=10)
+        batching = Batching(range(0), frames.append, signs)
+        await batching.told()
+        assert frames == [], "there is no stream"
+        batching.open()
+        await batching.told()
+        assert frames == [], "there is nothing to tell"
+        signs.handed_over([(1, 100)], 0)
+        telling = asyncio.ensure_future(batching.told())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [list(frame.handed_over.delivery_ids) for frame in frames] == [[100]]
+        assert not telling.done()
+        batching.answered(1)
+        await telling
+
+    asyncio.run(main())
+
+
+def test_a_frame_tells_of_a_bounded_number_of_hand_overs() -> None:
+    signs = SignsOfLife(clients_max=10)
+    signs.handed_over([(n, n) for n in range(HANDED_OVER_KEPT_MAX + 1)], 0)
+    told = []
+    while signs:
+        told += signs.take().handed_over
+        assert len(told) % HANDED_OVER_A_FRAME_MAX == 0
+    assert told == [(n, n) for n in range(1, HANDED_OVER_KEPT_MAX + 1)]

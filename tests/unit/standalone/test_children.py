@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidemill.common.lifecycle import StartRefused
-from tidemill.standalone.app import (
-    check_all_served,
-    child_names,
-    data_dir_of,
-    metrics_ports_of,
-)
+from tidemill.standalone.app import child_names, metrics_ports_of
+from tidemill.standalone.places import brokers_of, check_all_served
 from tidemill.standalone.settings import StandaloneSettings
 
 
@@ -28,10 +24,28 @@ def test_all_processes_take_consecutive_metrics_ports_brokers_first() -> None:
     }  # fmt: skip
 
 
+def stores(*flags: str) -> dict[str, Path]:
+    return {one.name: one.data_dir for one in brokers_of(load(*flags))}
+
+
 def test_the_first_broker_keeps_the_store_that_one_alone_has() -> None:
-    assert data_dir_of(load(), "broker-0") == Path("/d")
-    assert data_dir_of(load("--groups=2"), "broker-0") == Path("/d")
-    assert data_dir_of(load("--groups=2"), "broker-1") == Path("/d/broker-1")
+    assert stores() == {"broker-0": Path("/d")}
+    assert stores("--groups=2") == {"broker-0": Path("/d"), "broker-1": Path("/d/broker-1")}
+
+
+def test_replica_0_keeps_the_store_that_its_group_had_alone() -> None:
+    assert stores("--groups=2", "--replicas=2") == {
+        "broker-0-0": Path("/d"), "broker-0-1": Path("/d/broker-0-1"),
+        "broker-1-0": Path("/d/broker-1"), "broker-1-1": Path("/d/broker-1-1"),
+    }  # fmt: skip
+
+
+def test_replicas_take_metrics_ports_in_their_order_and_the_controller_the_last() -> None:
+    settings = load("--groups=2", "--replicas=2", "--metrics-port=7000")
+    assert metrics_ports_of(settings) == {
+        "broker-0-0": 7000, "broker-0-1": 7001, "broker-1-0": 7002, "broker-1-1": 7003,
+        "proxy-0": 7004, "admin": 7005, "controller-0": 7006,
+    }  # fmt: skip
 
 
 def test_one_broker_group_is_as_before() -> None:
@@ -47,6 +61,25 @@ def test_a_store_that_no_broker_would_serve_refuses_the_start(tmp_path: Path) ->
             check_all_served(load(at, *flags))
     check_all_served(load(at, "--groups=3"))
     check_all_served(load(at, "--groups=4"))
+
+
+def test_fewer_replicas_than_there_were_refuse_the_start(tmp_path: Path) -> None:
+    for name in ("broker-0-1", "broker-0-2"):
+        (tmp_path / name).mkdir()
+    at = f"--data-dir={tmp_path}"
+    for flags in ([], ["--replicas=2"]):
+        with pytest.raises(StartRefused, match=r"holds 3 replicas .* start with --replicas 3"):
+            check_all_served(load(at, *flags))
+    check_all_served(load(at, "--replicas=3"))
+    check_all_served(load(at, "--replicas=5"))
+
+
+def test_a_replica_is_not_started_as_if_it_were_alone(tmp_path: Path) -> None:
+    (tmp_path / "replica").mkdir()
+    at = f"--data-dir={tmp_path}"
+    with pytest.raises(StartRefused, match="is a replica's"):
+        check_all_served(load(at))
+    check_all_served(load(at, "--replicas=2"))
 
 
 def test_a_data_directory_that_is_not_there_yet_holds_nothing(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from tests.support.engine_world import World
 from tests.support.log_checker import BrokenPromise, check_log, judge
-from tidemill.broker.engine.layout import ack, message, pop_checkpoint
+from tidemill.broker.engine.layout import ack, message, pop_checkpoint, renewal
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.message import Cause, Reason
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.renewal import Renewal, Why
 
 FIFO = "fifo"
 START = 1_000_000
@@ -89,6 +90,18 @@ def twice(command: Callable[[Forger], None]) -> Callable[[Forger], None]:
     return both
 
 
+def renew(forger: Forger) -> None:
+    one = forger.popped[1].delivery
+    entries: list[tuple[int, int]] = [(one.slot, one.delivery_id)]
+    body = renewal.encode(Renewal(START + 60_000, Why.HANDED_OVER, "", entries))
+    forger.append(Kind.RENEW, body)
+
+
+def reset_and_renew(forger: Forger) -> None:
+    forger.reset(0)
+    renew(forger)
+
+
 @pytest.mark.parametrize(
     ("forge", "number"),
     [
@@ -96,6 +109,7 @@ def twice(command: Callable[[Forger], None]) -> Callable[[Forger], None]:
         (lambda f: f.ck(50, 0, 1, after_ms=99_000, next_offset=3), "13: .* taken already"),
         (lambda f: f.ck(50, 2, 2), "13: .* taken already"),
         (lambda f: f.revive(after_ms=9_999), "13: .* revived before its deadline"),
+        (reset_and_renew, "13: .* is renewed, and is void"),
         (twice(lambda f: f.revive(after_ms=10_000)), "14: a second copy"),
         (change_twice, "16: .* replaces what is not live"),
         (lambda f: f.ck(50, 3, 1, next_offset=2), "21: pop offset back"),

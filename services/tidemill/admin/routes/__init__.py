@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 
 from tidemill.admin.brokers import Brokers
 from tidemill.admin.compose import Composer
+from tidemill.admin.scaling.demands import Demands
 from tidemill.admin.schemas import Schema
-from tidemill.common.clock import SystemClock
 from tidemill.common.errors import Forbidden
 
 USER_CHARS_MAX = 128  # of who somebody says to be, in a line of the log
@@ -26,18 +26,18 @@ def brokers_of(request: Request) -> Brokers:
     return brokers
 
 
+def demands_of(request: Request) -> Demands:
+    """Return what knows how much there is to do."""
+    demands = request.app.state.demands
+    assert isinstance(demands, Demands)
+    return demands
+
+
 def composer_of(request: Request) -> Composer:
     """Return what makes the application's messages."""
     composer = request.app.state.composer
     assert isinstance(composer, Composer)
     return composer
-
-
-def now_ms_of(request: Request) -> int:
-    """Return the application's time."""
-    clock = request.app.state.clock
-    assert isinstance(clock, SystemClock)
-    return clock.wall_ms()
 
 
 def json_of(answer: Schema) -> JSONResponse:
@@ -70,8 +70,8 @@ def caller_of(
 
 
 Cluster = Annotated[Brokers, Depends(brokers_of)]
+AllDemands = Annotated[Demands, Depends(demands_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
-NowMs = Annotated[int, Depends(now_ms_of)]
 Caller = Annotated[str, Depends(caller_of)]
 BrokerName = Annotated[
     str | None, Query(alias="broker", description="Name of the broker group that has it.")

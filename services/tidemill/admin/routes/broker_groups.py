@@ -5,56 +5,85 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from tidemill.admin.broker_group_schemas import (
     BrokerGroup,
     BrokerGroupChange,
     BrokerGroupList,
     Left,
+    LeftItem,
     NewMember,
     Replica,
 )
 from tidemill.admin.brokers import AWAY, Brokers, Member
+from tidemill.admin.controllers import Controllers
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of, refuse_foreign_pages
-from tidemill.common.errors import BrokerGroupNotFound, Conflict
+from tidemill.admin.routes.replicas import All
+from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
+from tidemill.message.broker_names import check_address, check_name
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 router = APIRouter(tags=["broker groups"])
 
+ANSWER_TIMEOUT_S: Final = 3.0  # of a broker that is to be added, before it is taken for none
+
 Name = Annotated[str, Path(description="Name of the broker group.")]
+Force = Annotated[
+    bool,
+    Query(description="Give up what is left there, also where nobody knows what that is."),
+]
 BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
 
 
 @router.get("/broker-groups", response_model_exclude_none=True)
-async def list_broker_groups(cluster: Cluster) -> BrokerGroupList:
+async def list_broker_groups(cluster: Cluster, controllers: All) -> BrokerGroupList:
     """List the broker groups, the home first, with what is left at those that drain.
 
     While the home is away it is the list that it gave last, and nothing is known of what is left.
     """
-    return BrokerGroupList(items=await _all(cluster))
+    groups = await _all(cluster)
+    await _show_replicas(groups, controllers)
+    return BrokerGroupList(items=groups)
 
 
 @router.get("/broker-groups/{name}", response_model_exclude_none=True)
-async def get_broker_group(name: Name, cluster: Cluster) -> BrokerGroup:
+async def get_broker_group(name: Name, cluster: Cluster, controllers: All) -> BrokerGroup:
     """Show a broker group."""
-    return await _find(cluster, name)
+    group = await _find(cluster, name)
+    await _show_replicas([group], controllers)
+    return group
 
 
 @router.put("/broker-groups/{name}", response_model_exclude_none=True)
 async def add_broker_group(
-    name: Name, new: NewMember, cluster: Cluster, caller: Caller
-) -> BrokerGroup:
+    name: Name, new: NewMember, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+) -> BrokerGroupChange:
     """Add a broker group, move one to another address, or take one back that drains.
 
     The home connects to it and tells it of all topics and consumer groups; it needs to be empty.
+    A broker group that is alone is added first itself, by which it becomes the home. Refused unless
+    a broker of that name answers at the address, or it is forced.
     """
+    check_address(new.address)
+    known = await _find_member(cluster, name)
+    if known is None:
+        check_name(name)
+    if not new.force and (known is None or known.address != new.address):
+        await _check_answers(cluster, name, new.address, known)
+    if dry_run:
+        planned = _planned(name, new) if known is None else await _find(cluster, name)
+        planned.address = new.address
+        return BrokerGroupChange(dry_run=True, by=caller, group=planned)
     request = pb.AddBrokerGroupRequest(name=name, address=new.address, requested_by=caller)
-    await (await cluster.home()).add_broker_group(request)
+    added = await (await cluster.home()).add_broker_group(request)
+    if added.member.address != new.address:
+        raise Conflict(f"{name} stays at {added.member.address}: it was not moved")
     await cluster.look()
-    return await _find(cluster, name)
+    return BrokerGroupChange(dry_run=False, by=caller, group=await _find(cluster, name))
 
 
 @router.post("/broker-groups/{name}:drain", response_model_exclude_none=True, dependencies=BODILESS)
@@ -62,7 +91,9 @@ async def drain_broker_group(
     name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> BrokerGroupChange:
     """Let a broker group have no more new messages; what it has is consumed as before."""
-    if not dry_run:
+    if dry_run:
+        await _check_home_is_up(cluster)
+    else:
         request = pb.BrokerGroupRequest(name=name, requested_by=caller)
         await (await cluster.home()).drain_broker_group(request)
         await cluster.look()
@@ -76,20 +107,70 @@ async def drain_broker_group(
     "/broker-groups/{name}",
     status_code=HTTPStatus.NO_CONTENT,
     response_model=None,
-    responses={200: {"description": "The dry run.", "model": BrokerGroupChange}},
+    responses={
+        200: {"description": "The dry run, or what was forced.", "model": BrokerGroupChange}
+    },
 )
 async def remove_broker_group(
-    name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+    name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False, force: Force = False
 ) -> Response | None:
-    """Remove a broker group that drains and is empty; its places go to the others."""
-    if not dry_run:
-        request = pb.BrokerGroupRequest(name=name, requested_by=caller)
-        await (await cluster.home()).remove_broker_group(request)
-        await cluster.look()
+    """Remove a broker group that drains and is empty; its places go to the others.
+
+    One that is forced out keeps what is left there in its data directory: nobody receives that
+    before it is added again.
+    """
+    if dry_run:
+        await _check_home_is_up(cluster)
+    group = await _find(cluster, name) if dry_run or force else None
+    if dry_run and group is not None:
+        _check_removable(group, force=force)
+        return json_of(BrokerGroupChange(dry_run=True, by=caller, group=group))
+    request = pb.BrokerGroupRequest(name=name, requested_by=caller, force=force)
+    removed = await (await cluster.home()).remove_broker_group(request)
+    await cluster.look()
+    if group is None:
         return None
-    group = await _find(cluster, name)
-    _check_removable(group)
-    return json_of(BrokerGroupChange(dry_run=True, by=caller, group=group))
+    _show_left(group, removed)
+    return json_of(BrokerGroupChange(dry_run=False, by=caller, group=group))
+
+
+async def _check_home_is_up(cluster: Brokers) -> None:
+    """Raise what a change would be refused with while the home is away; take its list."""
+    try:
+        await cluster.look()
+    except AWAY as error:
+        raise BrokerGroupUnreachable(
+            f"the home is away, and nobody else changes the list of broker groups: start it again"
+            f" ({error.message})"
+        ) from error
+
+
+async def _find_member(cluster: Brokers, name: str) -> Member | None:
+    await _check_home_is_up(cluster)
+    return next((member for member in await cluster.members() if member.name == name), None)
+
+
+async def _check_answers(cluster: Brokers, name: str, address: str, known: Member | None) -> None:
+    """Raise BrokerGroupUnreachable or Conflict unless a broker of this name is at an address."""
+    kept = f"; {name} stays at {known.address}" if known is not None else ""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            status = await (await cluster.client_at(address)).broker_status()
+    except (TimeoutError, *AWAY) as error:
+        raise BrokerGroupUnreachable(
+            f"no broker answers at {address}{kept}. Start it first; `tidemill broker-group add"
+            f" {name} {address} --force` adds it as it is"
+        ) from error
+    if status.name != name:
+        raise Conflict(f"the broker at {address} is called {status.name}, not {name}{kept}")
+
+
+def _planned(name: str, new: NewMember) -> BrokerGroup:
+    """Return what a broker group will be that is none yet."""
+    return BrokerGroup(
+        name=name, state="active", is_home=False, address=new.address, reachable=not new.force,
+        master=name, epoch=None, replicas=[],
+    )  # fmt: skip
 
 
 async def _find(cluster: Brokers, name: str) -> BrokerGroup:
@@ -129,15 +210,17 @@ async def _find_status(member: Member) -> pb.BrokerStatus | None:
 def _shown(
     member: Member, status: pb.BrokerStatus | None, listed: pb.BrokerGroup | None
 ) -> BrokerGroup:
+    # A broker that cannot be asked may be any of its group.
+    replica = (status.replica_name if status is not None else "") or member.name
     shown = BrokerGroup(
         name=member.name,
         state="draining" if member.is_draining else "active",
         is_home=member.is_home,
         address=member.address,
         reachable=status is not None,
-        master=member.name,
+        master=replica,
         epoch=status.epoch if status is not None else None,
-        replicas=[Replica(name=member.name, role="master", in_sync=True, behind_bytes=0)],
+        replicas=[Replica(name=replica, role="master", in_sync=True, behind_bytes=0)],
     )
     if status is None:
         shown.reason = "the admin process cannot reach it"
@@ -149,26 +232,98 @@ def _shown(
     shown.state = "draining" if listed.member.state == pb.DRAINING else "active"
     if listed.reason and status is not None:
         shown.reason = f"the home does not reach it: {listed.reason}"
-    if listed.HasField("left"):
-        left = listed.left
-        shown.left = Left(
-            messages=left.ready_count, in_flight=left.in_flight_count, delayed=left.delayed_count
-        )
+    _show_left(shown, listed)
     return shown
+
+
+async def _show_replicas(groups: list[BrokerGroup], controllers: Controllers) -> None:
+    """Add what controllers know of who is master and who follows; without them it stays so."""
+    if not controllers.are_there:
+        return
+    try:
+        known = {found.name: found for found in await controllers.groups()}
+    except BrokerGroupUnreachable:
+        return  # What the master says of itself is true without them.
+    for group in groups:
+        if group.name in known:
+            _show_replicas_of(group, known[group.name])
+
+
+def _show_replicas_of(shown: BrokerGroup, known: wire.Group) -> None:
+    view = known.view
+    ends = {one.replica_id: one.heartbeat.log_end for one in known.replicas}
+    in_sync = {one.replica_id for one in view.sss}
+    master = view.master.replica_id if view.HasField("master") else None
+    shown.epoch = view.epoch
+    if master is not None:
+        shown.master = _replica_name(shown.name, master)
+    shown.replicas = [
+        Replica(
+            name=_replica_name(shown.name, number),
+            role="master" if number == master else "replica",
+            in_sync=number in in_sync,
+            behind_bytes=max(max(ends.values()) - end, 0),
+        )
+        for number, end in sorted(ends.items(), key=lambda one: (one[0] != master, one[0]))
+    ]
+
+
+def _replica_name(group: str, number: int) -> str:
+    """Return what a replica is called wherever somebody starts them by their number."""
+    return f"{group}-{number}"
+
+
+def _show_left(shown: BrokerGroup, listed: pb.BrokerGroup) -> None:
+    shown.left = shown.last_left = None
+    if listed.HasField("left"):
+        shown.left = _left(listed.left)
+    elif listed.last_left_at_ms:
+        shown.last_left = _left(listed.last_left)
+        shown.last_left.at_ms = listed.last_left_at_ms
+
+
+def _left(left: pb.Left) -> Left:
+    return Left(
+        messages=left.ready_count,
+        in_flight=left.in_flight_count,
+        delayed=left.delayed_count,
+        items=[
+            LeftItem(
+                topic=item.topic,
+                group=item.group or None,
+                messages=item.ready_count,
+                in_flight=item.in_flight_count,
+                unread=item.is_unread,
+            )
+            for item in left.items
+        ],
+        unnamed=left.unnamed_count,
+    )
 
 
 def _check_not_home(group: BrokerGroup) -> None:
     if group.is_home:
-        raise Conflict(f"{group.name} is the home of topics, consumer groups and broker groups")
+        raise Conflict(
+            f"{group.name} is the home of topics, consumer groups and broker groups: it stays. To"
+            f" have it on another machine, stop it, take its data directory there, and start it"
+        )
 
 
-def _check_removable(group: BrokerGroup) -> None:
+def _check_removable(group: BrokerGroup, *, force: bool) -> None:
     """Raise Conflict as the home would; it looks again when it removes."""
     _check_not_home(group)
     if group.state != "draining":
-        raise Conflict(f"{group.name} is not draining: drain it first, and wait until it is empty")
+        raise Conflict(
+            f"{group.name} is not draining: drain it first, and wait until it is empty; one that"
+            f" still takes messages is not removed by force either"
+        )
+    if force:
+        return
     if group.left is None:
-        raise Conflict(f"{group.name} cannot be asked what is left there: {group.reason}")
+        raise Conflict(
+            f"{group.name} cannot be asked what is left there: {group.reason}. Start it again, or"
+            f" give up what it has: `tidemill broker-group remove {group.name} --force`"
+        )
     if group.left.messages or group.left.in_flight or group.left.delayed:
         left = group.left
         raise Conflict(

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Response
 
 from tidemill.admin import render, schemas
 from tidemill.admin.brokers import Brokers, Member
+from tidemill.admin.configuration import read_configuration
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
@@ -23,19 +24,24 @@ Name = Annotated[str, Path(description="Name of the consumer group.")]
 async def list_groups(
     cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> schemas.GroupPage:
-    """List consumer groups by name."""
-    config = await (await cluster.home()).config()
-    page, token = page_of(config.groups, page_size, page_token)
+    """List consumer groups by name.
+
+    While the home is away it is what the other broker groups have heard of it.
+    """
+    found = await read_configuration(cluster)
+    page, token = page_of(found.groups, page_size, page_token)
     return schemas.GroupPage(
-        groups=[render.group_of(group) for group in page], next_page_token=token
+        groups=[render.group_of(group) for group in page],
+        next_page_token=token,
+        unreachable=found.unreachable,
     )
 
 
 @router.put("/groups/{group}", response_model_exclude_none=True)
 async def put_group(
     group: Name, settings: schemas.GroupSettings, cluster: Cluster, caller: Caller
-) -> schemas.Group:
-    """Create a consumer group, or change one."""
+) -> schemas.GroupPut:
+    """Create a consumer group, or change one; the answer says which, and what it was."""
     request = pb.PutGroupRequest(
         name=group,
         max_attempts=settings.max_attempts or 0,
@@ -51,7 +57,13 @@ async def put_group(
         request.exponential.multiplier = policy.multiplier
     if settings.retry is not None and settings.retry.customized is not None:
         request.customized.next_ms.extend(settings.retry.customized.next_ms)
-    return render.group_of(await (await cluster.home()).put_group(request))
+    reply = await (await cluster.home()).put_group(request)
+    put = schemas.GroupPut(
+        is_new=not reply.HasField("before"), **render.group_of(reply.group).model_dump()
+    )
+    if not put.is_new and reply.before != reply.group:
+        put.before = render.group_of(reply.before)
+    return put
 
 
 # Before /groups/{group}, whose pattern would not match the second segment but reads the same.
@@ -70,7 +82,8 @@ async def get_progress(group: Name, cluster: Cluster) -> schemas.GroupProgress:
 @router.get("/groups/{group}", response_model_exclude_none=True)
 async def get_group(group: Name, cluster: Cluster) -> schemas.Group:
     """Show a consumer group."""
-    return render.group_of((await (await cluster.home()).group_progress(group)).group)
+    found = await cluster.ask_home(lambda member: member.client.group_progress(group))
+    return render.group_of(found.answers[0].value.group)
 
 
 @router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
-from tidemill.admin import schemas
+from tidemill.admin import message_schemas as schemas
 from tidemill.admin.brokers import Answers
 from tidemill.admin.door import OTHER_BODY_BYTES_MAX
 from tidemill.admin.peek import message_of
 from tidemill.admin.placing import store
 from tidemill.admin.routes import BrokerName, Cluster, MessageComposer
+from tidemill.admin.tracing import CURSOR_CHARS_MAX, trace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import Recall
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -79,8 +80,8 @@ async def send_message(
 ) -> schemas.SentMessage:
     """Send a message, at once or for a later time.
 
-    An answer says that the message is durable. Without one it may be stored or not. The home has
-    it, or where there is a message group the broker group in which that has its place.
+    An answer says that the message is durable. Without one it may be stored or not. Any broker
+    group that is up has it, or where there is a message group the one in which that has its place.
     """
     composed = composer.compose(topic, message)
     request = pb.StoreMessageRequest(topic=topic, blob=composed.blob, delay_ms=composed.delay_ms)
@@ -126,6 +127,22 @@ async def peek_message(
     if not found.messages:
         raise MessageNotFound(f"topic {topic} holds no message {message_id}")
     return found
+
+
+@router.get("/messages/{message_id}/trace", response_model_exclude_none=True)
+async def trace_message(
+    message_id: MessageId,
+    cluster: Cluster,
+    cursor: Annotated[
+        str, Query(max_length=CURSOR_CHARS_MAX, description="That of the answer before.")
+    ] = "",
+) -> schemas.MessageTrace:
+    """Tell what happened to a message, from when it was stored on.
+
+    A call looks at up to 64 MiB of log, and tells what it has found: follow `cursor` until there is
+    none. Each broker group is asked, and looks from the first record of the message that it has.
+    """
+    return await trace(cluster, message_id, cursor)
 
 
 @router.get("/topics/{topic}/queues/{queue}/messages", response_model_exclude_none=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from tidemill.admin import schemas
+from tidemill.admin import message_schemas, schemas
 from tidemill.admin.brokers import Brokers, Member
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.peek import timer_of
@@ -49,7 +49,7 @@ async def list_timers(
     key: Key = "",
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
-) -> schemas.TimerPage:
+) -> message_schemas.TimerPage:
     """List pending timers of all broker groups, those due first first."""
     request = pb.ListTimersRequest(
         topic=topic, due_from_ms=due_from, due_to_ms=due_to, key=key, page_size=page_size
@@ -63,7 +63,7 @@ async def list_timers(
 
     found = await cluster.ask_all(ask)
     timers, token = merged(found.answers, page_size)
-    return schemas.TimerPage(
+    return message_schemas.TimerPage(
         timers=[timer_of(timer, broker=broker) for broker, timer in timers],
         next_page_token=token,
         unreachable=found.unreachable or None,
@@ -73,7 +73,7 @@ async def list_timers(
 @router.get("/timers/{timer_id}", response_model_exclude_none=True)
 async def get_timer(
     timer_id: TimerId, cluster: Cluster, broker: BrokerName = None
-) -> schemas.Timer:
+) -> message_schemas.Timer:
     """Show a timer, also one that was delivered or cancelled not long ago."""
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.timer(timer_id), broker=member.name)
@@ -86,7 +86,7 @@ async def cancel_timer(
     caller: Caller,
     broker: BrokerName = None,
     dry_run: DryRun = False,
-) -> schemas.Timer:
+) -> message_schemas.Timer:
     """Cancel a timer: its message is never delivered. Doing so again is no error."""
     request = pb.TimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
@@ -96,11 +96,11 @@ async def cancel_timer(
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
 async def reschedule_timer(
     timer_id: TimerId,
-    change: schemas.Reschedule,
+    change: message_schemas.Reschedule,
     cluster: Cluster,
     caller: Caller,
     broker: BrokerName = None,
-) -> schemas.Timer:
+) -> message_schemas.Timer:
     """Let a timer be due at another time, earlier or later."""
     request = pb.RescheduleTimerRequest(
         timer_id=timer_id,
@@ -116,7 +116,7 @@ async def reschedule_timer(
 @router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
 async def fire_timer(
     timer_id: TimerId, cluster: Cluster, caller: Caller, broker: BrokerName = None
-) -> schemas.Timer:
+) -> message_schemas.Timer:
     """Deliver a timer's message now."""
     request = pb.TimerRequest(timer_id=timer_id, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)

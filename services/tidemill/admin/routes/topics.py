@@ -8,8 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from tidemill.admin import render, schemas
+from tidemill.admin.configuration import read_configuration
 from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["topics"])
@@ -27,12 +29,16 @@ async def list_topics(
     page_token: PageToken = None,
     include_system: IncludeSystem = False,
 ) -> schemas.TopicPage:
-    """List topics by name."""
-    config = await (await cluster.home()).config()
-    topics = [topic for topic in config.topics if include_system or not topic.is_system]
-    page, token = page_of(topics, page_size, page_token)
+    """List topics by name.
+
+    While the home is away it is what the other broker groups have heard of it.
+    """
+    found = await read_configuration(cluster, with_system=include_system)
+    page, token = page_of(found.topics, page_size, page_token)
     return schemas.TopicPage(
-        topics=[render.topic_of(topic) for topic in page], next_page_token=token
+        topics=[render.topic_of(topic) for topic in page],
+        next_page_token=token,
+        unreachable=found.unreachable,
     )
 
 
@@ -54,8 +60,10 @@ async def put_topic(
         requested_by=caller,
     )
     reply = await (await cluster.home()).put_topic(request)
-    put = schemas.TopicPut.model_validate(render.topic_of(reply.topic).model_dump())
-    if reply.HasField("before") and reply.before != reply.topic:
+    put = schemas.TopicPut(
+        is_new=not reply.HasField("before"), **render.topic_of(reply.topic).model_dump()
+    )
+    if not put.is_new and reply.before != reply.topic:
         put.before = render.topic_of(reply.before)
     return put
 
@@ -86,9 +94,17 @@ async def delete_topic(
 ) -> Response | None:
     """Delete a topic with its messages.
 
-    The home deletes it, and tells the other broker groups as soon as it reaches them.
+    The home deletes it, and tells the other broker groups as soon as it reaches them. A dead-letter
+    topic is each broker group's own, and deleted at all, or at none while one is away.
     """
     request = pb.DeleteRequest(name=topic, dry_run=dry_run, requested_by=caller)
+    if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+        planned_request = pb.DeleteRequest(name=topic, dry_run=True, requested_by=caller)
+        await cluster.change_all(
+            lambda member: member.client.delete_topic(planned_request),
+            lambda member: member.client.delete_topic(request),
+        )
+        return None
     if not dry_run:
         await (await cluster.home()).delete_topic(request)
         return None

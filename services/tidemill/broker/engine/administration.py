@@ -21,6 +21,7 @@ from tidemill.broker.engine.metadata.catalog import (
     group_item,
     topic_item,
 )
+from tidemill.broker.engine.metadata.pull_offsets import PULL_OFFSETS_MAX, pull_offset_item
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.consumption import Consumption
@@ -33,6 +34,7 @@ from tidemill.common.errors import (
     Forbidden,
     GroupNotFound,
     IllegalOffset,
+    Overloaded,
     TopicNotFound,
 )
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, TIMER_DEAD_LETTER_TOPIC
@@ -143,6 +145,7 @@ class Administration:
                 queues=queues or self._default_queues,
                 delivery_spread_ms=delivery_spread_ms or 0,
                 placements=self._catalog.membership.placements(queues or self._default_queues),
+                created_at_ms=self._created_at_ms(now_ms),
             )
         else:
             if old.is_system:
@@ -184,6 +187,10 @@ class Administration:
                 f"topic {topic.name!r} is in use ({use}): its type changes from {topic.type.name} "
                 f"to {type_.name} only with force"
             )
+
+    def _created_at_ms(self, now_ms: int) -> int:
+        """Return when something was made, where others have to tell it from a former one."""
+        return now_ms if self._catalog.membership.home is not None else 0
 
     def _check_home(self) -> None:
         home = self._catalog.membership.home
@@ -262,6 +269,7 @@ class Administration:
             name=name,
             is_ordered=bool(is_ordered),
             start_from_latest=start_from_latest,
+            created_at_ms=self._created_at_ms(now_ms),
         )
         group = replace(group, max_attempts=max_attempts or group.max_attempts)
         if exponential is not None:
@@ -303,6 +311,36 @@ class Administration:
         config = {"op": "reset", "group_id": group.id, "offsets": offsets}
         self._put(config, now_ms)
         return answer
+
+    def update_pull_offset(
+        self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId, offset: int, now_ms: int
+    ) -> None:
+        """Keep how far a group has pulled, as it says. What it said already is no record.
+
+        Raises GroupNotFound, TopicNotFound, BadRequest, IllegalOffset, Overloaded, DiskFull.
+        """
+        catalog = self._catalog
+        topic = catalog.topics.get(topic_id)
+        if group_id not in catalog.groups:
+            raise GroupNotFound("the consumer group was deleted")
+        if topic is None or not catalog.is_alive(topic_id):
+            raise TopicNotFound("the topic was deleted; query its route again")
+        if queue_id >= topic.queues:
+            raise BadRequest(f"the topic has {topic.queues} queues, and no queue {queue_id}")
+        end = catalog.queue(topic_id, queue_id).max_offset
+        if not 0 <= offset <= end:
+            raise IllegalOffset(f"the queue ends at {end}: an offset is 0 to that, not {offset}")
+        key = group_id, topic_id, queue_id
+        known = catalog.pull_offsets.find(key)
+        if known == offset:
+            return
+        if known is None and len(catalog.pull_offsets.all) >= PULL_OFFSETS_MAX:
+            raise Overloaded(
+                f"the broker keeps {PULL_OFFSETS_MAX} pull offsets and no more; "
+                f"delete groups that pull no longer"
+            )
+        self._check_room()
+        self._fold.append(Config(pull_offset_item(key, offset)), now_ms)
 
     def release_lock(self, key: Key, now_ms: int) -> None:
         """Let the next pop have what locks an ordered queue, before its time is up.

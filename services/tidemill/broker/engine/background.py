@@ -19,6 +19,7 @@ from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.timers import Timers
 
 PREPARE_SLICE_BYTES = 1 << 20
+ROOM_PERIOD_MS = 1_000  # until it is looked again whether the disk has room for what jobs write
 
 
 @final
@@ -33,7 +34,7 @@ class Quiet:
     @property
     def is_now(self) -> bool:
         """Whether memory is the fold of exactly the durable log."""
-        return self._log.log_end == self._log.committed_offset and not self._acks
+        return self._log.folded_offset == self._log.committed_offset and not self._acks
 
     def __call__(self) -> Steps:
         """Give way until no round is pending."""
@@ -58,6 +59,7 @@ class Background:
         quiet: Quiet,
         *,
         may_prepare: Callable[[], bool],
+        has_room: Callable[[], bool],
     ) -> None:
         self._log = log
         self._checkpoints = checkpoints
@@ -67,6 +69,11 @@ class Background:
         self._merges = merges
         self._quiet = quiet
         self._may_prepare = may_prepare  # whether a segment made ahead leaves the reserve alone
+        # Whether a job may write what is derived. Where somebody else has taken even the reserve it
+        # would fail, and a write that fails is the end of the process; the log may be written into
+        # a segment that was filled ahead, and then all else goes on.
+        self._has_room = has_room
+        self._looks_for_room_at_ms = 0
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
         self._was_repair = False
@@ -80,7 +87,7 @@ class Background:
         """
         # By the clock that goes back when the machine's does.
         self._retention.note(firing_ms, monotonic_ms)
-        if self._quiet.is_now:
+        if self._quiet.is_now and self._checkpoints.may_begin:
             # Timers that rounds have gathered; between busy rounds they would keep answers waiting.
             self._timers.index.link_gathered()
         if self._job is None:
@@ -95,11 +102,14 @@ class Background:
 
     def is_wanted(self, now_ms: int) -> bool:
         """Whether something is due though nothing was committed."""
+        if now_ms < self._looks_for_room_at_ms:
+            return False
         return self._repairs.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
         """Return when something is due by the clock; None: not before something happens."""
-        return self._timers.next_background_ms()
+        due_ms = self._timers.next_background_ms()
+        return None if due_ms is None else max(due_ms, self._looks_for_room_at_ms)
 
     @property
     def wants_quiet(self) -> bool:
@@ -107,8 +117,15 @@ class Background:
         return self._quiet.is_wanted
 
     def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
+        is_time = now_ms >= self._looks_for_room_at_ms
+        if not is_time or not self._has_room():
+            if is_time:
+                self._looks_for_room_at_ms = now_ms + ROOM_PERIOD_MS
+            return self._choose_room(now_ms)
         if self._log.wants_preparation and self._may_prepare():
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
+        if self._log.applied_offset is not None:
+            return self._choose_following(now_ms, firing_ms=firing_ms)
         # Somebody waits for it; but a disk that damages all it is given must not stop the others.
         self._was_repair = self._repairs.is_due and not self._was_repair
         if self._was_repair:
@@ -120,12 +137,33 @@ class Background:
         self._was_checkpoint = steps is None and self._checkpoints.is_due
         return self._checkpoints.write() if self._was_checkpoint else steps
 
+    def _choose_room(self, now_ms: int) -> Steps | None:
+        """Choose what gives room, where nothing else may be written."""
+        retention = self._retention
+        if self._log.applied_offset is not None:
+            is_due = self._checkpoints.may_begin and retention.is_due_at_replica(self._timers)
+            return retention.give_up_oldest() if is_due else None
+        return retention.retire_oldest(now_ms) if retention.is_due(now_ms, self._timers) else None
+
+    def _choose_following(self, now_ms: int, *, firing_ms: int) -> Steps | None:
+        """Choose what makes no records: those are its master's to make."""
+        if not self._checkpoints.may_begin:
+            return None
+        steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
+        if steps is not None:
+            return steps
+        if self._checkpoints.is_due or self._retention.wants_checkpoint_at_replica():
+            return self._checkpoints.write()
+        if self._retention.is_due_at_replica(self._timers):
+            return self._retention.give_up_oldest()
+        return self._merges.merge() if self._merges.is_due else None
+
     def _choose_other(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         steps = self._timers.find_background(now_ms, firing_ms=firing_ms, quiet=self._quiet)
         if steps is None and self._retention.is_due(now_ms, self._timers):
             return self._retention.retire_oldest(now_ms)
         if steps is None and self._retention.wants_checkpoint(now_ms, self._timers):
-            return self._checkpoints.write()
+            return None if self._checkpoints.waits_for_room else self._checkpoints.write()
         if steps is None and self._merges.is_due:
             return self._merges.merge()
         return steps

@@ -83,7 +83,13 @@ class BrokerGroups:
                     self._record_home(replace(home, address=address), now_ms)
 
     def add(self, name: str, address: str, now_ms: int) -> BrokerGroup:
-        """Add a member, or take a draining one back; raises Conflict, Forbidden, BadRequest."""
+        """Add a member, or take a draining one back; raises Conflict, Forbidden, BadRequest.
+
+        Who is alone becomes the home of itself by its own name, and can take others from then on.
+        """
+        if self._membership.home is None and name == self._catalog.broker_name:
+            self.found({name: address}, now_ms)
+            return self._membership.groups[name]
         self.check_home()
         check_address(address)
         known = self._membership.groups.get(name)
@@ -111,7 +117,10 @@ class BrokerGroups:
         """Return a member that drains; raises BrokerGroupNotFound, Conflict, Forbidden."""
         group = self.find_follower(name)
         if group.state != "draining":
-            raise Conflict(f"{name} is not draining: drain it first, and wait until it is empty")
+            raise Conflict(
+                f"{name} is not draining: drain it first, and wait until it is empty; one that"
+                f" still takes messages is not removed by force either"
+            )
         return group
 
     def remove(self, name: str, now_ms: int) -> Iterator[None]:
@@ -138,7 +147,8 @@ class BrokerGroups:
             raise BrokerGroupNotFound(f"there is no broker group {name!r}")
         if name == self._catalog.broker_name:
             raise Conflict(
-                f"{name} is the home of topics, consumer groups and broker groups: it stays"
+                f"{name} is the home of topics, consumer groups and broker groups: it stays. To"
+                f" have it on another machine, stop it, take its data directory there, and start it"
             )
         return group
 
@@ -147,8 +157,8 @@ class BrokerGroups:
         home = self._membership.home
         if home is None:
             raise Forbidden(
-                "this broker group is alone: to have several, name them all in the setting brokers "
-                "of the proxies"
+                f"{self._catalog.broker_name} is alone: to have several, name them all in the "
+                f"setting brokers of the proxies, or add {self._catalog.broker_name} itself first"
             )
         if not self.is_home:
             raise Forbidden(

@@ -7,6 +7,10 @@ moment costs a busy broker a sync, so each is used for as much as fits into a sl
 
 Queue files, index file, snapshot, then the checkpoint file that names how far they reach. A crash
 before the last step leaves files that the next start deletes (ADR 0003).
+
+A disk that is nearly full gets no file that does not fit, since a write that fails ends the
+process, and every start after it: the checkpoint waits, or goes on without a snapshot. Then the
+next start begins with the one before, or reads the whole log.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from tidemill.broker.engine.store.block_file import Block, BlockFile
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
 from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
 from tidemill.broker.engine.store.mappings import Mappings
-from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX
+from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, PAIR_SIZE
 from tidemill.broker.engine.tally import Tally
 
 Steps: TypeAlias = Iterator[list[File]]
@@ -58,6 +62,9 @@ ENDS_A_SECTION = 1024
 # Of ordered queues each has a section of its own, which takes 20 microseconds.
 PROGRESS_A_SECTION = 64
 SNAPSHOTS_KEPT = 2
+# For a guess at the size of the first snapshot of a process; the next one is about as large.
+PROGRESS_BYTES = 128
+CATALOG_ITEM_BYTES = 512  # as JSON
 
 
 @final
@@ -72,6 +79,12 @@ class _Extents:
         self.block_count = 0  # of all tails
         # As `QueueEnd`, but plain tuples of numbers, which the collector looks at once.
         self.ends: list[tuple[int, int, int, int]] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the queue file."""
+        directory = block_file.HEADER_SIZE + self.block_count * block_file.ROW_SIZE
+        return directory + sum(self.counts) * SIZE
 
     def add(self, queue: ConsumeQueue, begin: LogOffset) -> None:
         """Add how far a queue reached when the log ended at `begin`."""
@@ -106,7 +119,10 @@ class Checkpoints:
         log_bytes: int,
         records: int,
         deliveries_max: int,
+        segment_bytes: int,
+        has_room: Callable[[int], bool],
     ) -> None:
+        """`has_room` says whether so many bytes can be written now, and some are left."""
         self._disk = disk
         self._mappings = mappings
         self._store = store
@@ -122,27 +138,59 @@ class Checkpoints:
         self.index_folder = KnownFolder(disk, INDEX_FOLDER)
         self._snapshots_folder = KnownFolder(disk, SNAPSHOTS_FOLDER)
         self._records_then = 0  # of the log at the last checkpoint
+        self._segment_bytes = segment_bytes  # the log may need the next one meanwhile
+        self._has_room = has_room
+        self._wanted_bytes = 0  # by the checkpoint that waits for room
+        self._snapshot_bytes = 0  # of the last one
+        self.is_without_snapshot = False  # the last one found no room for it
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether state is whole: a replica that is copied from the middle on has to catch up."""
+        return self._pops.catch_up is None
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has been logged since the last one."""
+        """Whether enough has been logged since the last one, and what was too large then fits."""
         log = self._log
-        return (
+        is_time = (
             log.committed_offset - self._store.derived_offset >= self._log_bytes
             or log.record_count - self._records_then >= self._records
         )
+        return is_time and not self.waits_for_room
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the last one found no room for what is derived, and there is none yet."""
+        return self._wanted_bytes > 0 and not self._has_room(self._wanted_bytes)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """About how large the next snapshot is."""
+        known = (
+            self._pops.table.used_count * delivery_rows.ROW_SIZE
+            + len(self._pops.progress) * PROGRESS_BYTES
+            + self._catalog.item_count * CATALOG_ITEM_BYTES
+        )
+        return max(known, self._snapshot_bytes)
 
     def write(self) -> Steps:
         """Make everything that is derived from the log so far durable."""
         yield from self._quiet()
         begin, derived = self._log.committed_offset, self._store.derived_offset
-        self._records_then = self._log.record_count
+        record_count = self._log.record_count
         if begin == derived:
+            self._records_then = record_count
             return
         queues = deque(self._catalog.queues.values())
         pair_count = len(self._store.index.offsets)
 
         extents = yield from self._find_extents(queues, begin)
+        self._wanted_bytes = extents.size_bytes + _index_bytes(pair_count)
+        if self.waits_for_room:
+            return
+        self._wanted_bytes = 0
+        self._records_then = record_count
         yield from self._write_queues(extents, derived, begin)
         yield from self._write_index(pair_count, derived, begin)
         yield from self._write_snapshot(extents.ends, begin)
@@ -204,23 +252,45 @@ class Checkpoints:
         slices_max = len(list(pops.slices())) + 2 * self._deliveries_max // SLOTS_A_SLICE + 2
         yield []
 
+        block_count_max = (
+            -(-item_count // CATALOG_ITEMS_A_SECTION)
+            + (-(-len(ends) // ENDS_A_SECTION) or 1)
+            + len(progresses)
+            + slices_max
+        )
+        # The directory is written last, in front.
+        directory_bytes = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
+        self.is_without_snapshot = not self._has_room(
+            directory_bytes + self.snapshot_bytes + self._segment_bytes
+        )
+        if self.is_without_snapshot:
+            return
+
         def slices() -> Iterator[list[Block]]:
             yield from self._catalog_sections(items, covered)
             yield from self._end_sections(ends, begin)
             yield from self._progress_sections(progresses)
             yield from self._delivery_sections()
 
-        yield from files.write_block_file(
-            self._snapshots_folder, self._mappings, block_file.SNAPSHOT_MAGIC, slices(),
-            self._tally, {},
-            block_count_max=(
-                -(-item_count // CATALOG_ITEMS_A_SECTION)
-                + (-(-len(ends) // ENDS_A_SECTION) or 1)
-                + len(progresses)
-                + slices_max
-            ),
-            from_offset=begin, to_offset=covered,
-        )  # fmt: skip
+        try:
+            file = yield from files.write_block_file(
+                self._snapshots_folder, self._mappings, block_file.SNAPSHOT_MAGIC,
+                self._while_room(slices(), directory_bytes), self._tally, {},
+                block_count_max=block_count_max, from_offset=begin, to_offset=covered,
+            )  # fmt: skip
+        except files.NoRoom:
+            self.is_without_snapshot = True
+        else:
+            self._snapshot_bytes = file.size_bytes
+
+    def _while_room(
+        self, slices: Iterator[list[Block]], directory_bytes: int
+    ) -> Iterator[list[Block]]:
+        """Yield slices as long as they fit: others write, too. Raises NoRoom."""
+        for blocks in slices:
+            if not self._has_room(directory_bytes + sum(len(block.data) for block in blocks)):
+                raise files.NoRoom
+            yield blocks
 
     # ------------------------------------------------------------ sections of a snapshot
 
@@ -325,6 +395,11 @@ class Checkpoints:
         file.close()
         disk.rename(temporary, CHECKPOINT_FILE)
         yield [disk.folder(".")]
+
+
+def _index_bytes(pair_count: int) -> int:
+    rows = -(-pair_count // BLOCK_PAIRS_MAX)
+    return block_file.HEADER_SIZE + rows * block_file.ROW_SIZE + pair_count * PAIR_SIZE
 
 
 def _queue_blocks(extents: _Extents) -> Iterator[Block]:

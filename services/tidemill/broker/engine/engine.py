@@ -30,6 +30,10 @@ from tidemill.broker.engine.background import Background, Quiet
 from tidemill.broker.engine.broker_groups import BrokerGroups
 from tidemill.broker.engine.checkpoint import Checkpoints
 from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.events.event import EventQuery
+from tidemill.broker.engine.events.lookup import Lookup
+from tidemill.broker.engine.events.places import PlaceLook, Places
+from tidemill.broker.engine.events.reader import EventRead
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.following import Following
 from tidemill.broker.engine.inspection import Inspection
@@ -45,11 +49,15 @@ from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
+from tidemill.broker.engine.pop.delivery_table import ON_ITS_WAY
 from tidemill.broker.engine.pop.readiness import Ready
+from tidemill.broker.engine.pop.settlement import RELEASES_RESERVE_PART
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pull import QueuePull
 from tidemill.broker.engine.repair import Repairs
 from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import MessageIndex
@@ -65,6 +73,7 @@ from tidemill.common.errors import (
     GroupDraining,
     MessageBodyTooLarge,
     MessageCorrupted,
+    TooFewInSync,
     TopicNotFound,
 )
 from tidemill.message import stored_message
@@ -73,10 +82,13 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 
 # Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
 COPY_RESERVE_PART = 4
+# Below this one nothing derived is written: a write that fails would end the process.
+DERIVED_RESERVE_PART = 32
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
 CLIENT_ID_CHARS_SURE = pop_checkpoint.HOLDER_BYTES_MAX // 4  # a character has up to 4 bytes
 REVIVES_A_TURN = 2  # slices: what a busy broker does of it in a round
 STATED_A_COMMIT = 16  # records of up to 450 KiB that a start writes together
+FALLS_MAX = 16  # starts with a clock that was set back, the newest: others are years ago
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether there is room for what waits for it
 # What became of a message that was sent: its queue offset and 0; or, when it waits for its time,
 # its timer id and when it is due. A plain tuple, since every send makes one.
@@ -97,6 +109,8 @@ class Engine:
         self.tally = Tally()
         self.catalog = Catalog()
         self.mappings = Mappings(disk)
+        # Whether messages are refused since too few replicas could confirm them.
+        self.is_short = False
         self.log = CommitLog(disk, self.mappings, segment_bytes=config.segment_bytes)
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog, self.tally)
@@ -115,6 +129,8 @@ class Engine:
             log_bytes=config.checkpoint_log_bytes,
             records=config.checkpoint_records,
             deliveries_max=config.deliveries_max,
+            segment_bytes=config.segment_bytes,
+            has_room=lambda size: self._has_room(size, part=DERIVED_RESERVE_PART),
         )  # fmt: skip
         self.retention = Retention(
             self.store, self.catalog, self.state, self._acks, timer_index, set_aside,
@@ -160,11 +176,14 @@ class Engine:
             ),
             self._quiet,
             may_prepare=lambda: self.free_bytes >= config.disk_reserve_bytes + config.segment_bytes,
+            has_room=lambda: self._has_room(0, part=DERIVED_RESERVE_PART),
         )
         self.inspection = Inspection(
             self.catalog, self.store, self.state, self.tally,
             timer_count_of=lambda topic_id: self.timers.index.counts.pending[topic_id],
         )  # fmt: skip
+        self._event_lookup = Lookup(self.catalog, self.store, timer_index, self.tally)
+        self._event_places = Places(self.log, self.tally)
         self.administration = Administration(
             self.catalog, self.store, self.fold, self.consumption,
             auto_create=config.auto_create, default_queues=config.default_queues,
@@ -185,7 +204,10 @@ class Engine:
         # Its copy for a retry must fit too, or nobody could ever revive it.
         self._blob_bytes_max = config.segment_bytes - HEADER_SIZE - HEAD_BYTES_MAX
         self._full_from = 0  # log offset from which messages are refused
-        self.opened_in_ms = 0  # how long the recovery took; the shell measures it
+        # What the recovery took and cut from the end of the log; the shell tells.
+        self.opened_in_ms = 0
+        self.cut_bytes = 0
+        self.last_stored_at_ms = 0  # of what the recovery has read; 0: nothing
 
     # ------------------------------------------------------------ commands
 
@@ -211,7 +233,8 @@ class Engine:
 
         That is when it says itself, or `delay_ms` from now; one that is due already is stored.
         Raises TopicNotFound, Forbidden, BadRequest, MessageCorrupted, MessageBodyTooLarge,
-        DiskFull, GroupDraining; of a message that is to wait IllegalDeliveryTime and Overloaded.
+        DiskFull, TooFewInSync, GroupDraining; of a message that is to wait IllegalDeliveryTime and
+        Overloaded.
         """
         queues = self.catalog.open_queues.get(topic_id)
         if queues is None:
@@ -222,6 +245,8 @@ class Engine:
             raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
         if self.log.log_end > self._full_from:
             raise self._disk_full("messages are refused")
+        if self.is_short:
+            raise self._too_few()
         if len(blob) > self._blob_bytes_max:
             raise MessageBodyTooLarge(
                 f"the message takes {len(blob)} bytes, and with what a copy of it needs at most "
@@ -278,6 +303,14 @@ class Engine:
         """Raise DiskFull when messages are refused."""
         if self.is_disk_full:
             raise self._disk_full("messages are refused")
+        if self.is_short:
+            raise self._too_few()
+
+    def _too_few(self) -> TooFewInSync:
+        return TooFewInSync(
+            f"broker group {self.catalog.broker_name} has too few replicas in sync to confirm "
+            f"anything; nothing was stored, so repeat when one is back"
+        )
 
     def _no_such_topic(self, topic_id: TopicId) -> TopicNotFound | Forbidden:
         if topic_id in self.catalog.topics:
@@ -292,8 +325,8 @@ class Engine:
 
     def _disk_full(self, consequence: str) -> DiskFull:
         return DiskFull(
-            f"{self.free_bytes >> 20} MiB are left on the broker's disk: {consequence} until there "
-            f"is room; delete topics, shorten the retention, or enlarge the volume"
+            f"{max(self.free_bytes, 0) >> 20} MiB are left on the broker's disk: {consequence} "
+            f"until there is room; delete topics, shorten the retention, or enlarge the volume"
         )
 
     def pop(
@@ -363,6 +396,24 @@ class Engine:
             )
         )
 
+    def pull(
+        self,
+        queue: ConsumeQueue,
+        from_offset: int,
+        *,
+        tags: frozenset[str],
+        max_messages: int,
+        max_bytes: int,
+        until_offset: int,
+        with_bodies: bool,
+    ) -> QueuePull:
+        """Begin to read what is committed of a queue; between rounds, as `read_batch`."""
+        return QueuePull(
+            self.store, self.tally, queue, from_offset,
+            tags=tags, max_messages=max_messages, max_bytes=max_bytes,
+            until_offset=until_offset, with_bodies=with_bodies,
+        )  # fmt: skip
+
     def left_of(self, batch: Batch) -> Batch:
         """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""
         return self.consumption.damaged.left_of(batch)
@@ -374,10 +425,70 @@ class Engine:
     def change_invisible(
         self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
     ) -> Delivery:
-        """Replace a delivery by one with a deadline of its own. Raises InvalidReceiptHandle."""
-        return self.consumption.settlement.change_invisible(
+        """Replace a delivery by one with a deadline of its own, as its client asks.
+
+        Raises InvalidReceiptHandle, Overloaded.
+        """
+        changed = self.consumption.settlement.change_invisible(
             delivery, invisible_duration_ms=invisible_duration_ms, suspend=suspend, now_ms=now_ms
         )
+        # Who says something of one message has read the batch.
+        self.state.table.on_its_way[delivery.slot] &= ~ON_ITS_WAY
+        return changed
+
+    def give_back(self, delivery: Delivery, *, invisible_duration_ms: int, now_ms: int) -> Delivery:
+        """Make a message visible again soon that nobody has got: it was no attempt.
+
+        Whether its client has the rest of the batch stays open. Raises InvalidReceiptHandle,
+        Overloaded.
+        """
+        return self.consumption.settlement.change_invisible(
+            delivery, invisible_duration_ms=invisible_duration_ms, suspend=True, now_ms=now_ms
+        )
+
+    def release(self, delivery: Delivery, now_ms: int) -> None:
+        """Make a message visible now, as an operator asks; its handle is refused from here on.
+
+        Raises InvalidReceiptHandle, Overloaded.
+        """
+        self.consumption.settlement.change_invisible(
+            delivery, invisible_duration_ms=0, suspend=False, now_ms=now_ms,
+            reserve_part=RELEASES_RESERVE_PART,
+        )  # fmt: skip
+        self.state.counts["given_back_released", delivery.group_id, delivery.topic_id] += 1
+
+    def read_events(
+        self,
+        query: EventQuery,
+        *,
+        from_position: int,
+        from_index: int = 0,
+        until_position: int = 0,
+        log_bytes_max: int,
+        events_max: int,
+    ) -> EventRead:
+        """Begin to read what happened, of what is committed by now."""
+        return EventRead(
+            self.log, self.catalog, self._event_lookup, self.tally, query,
+            from_position=from_position, from_index=from_index, until_position=until_position,
+            log_bytes_max=log_bytes_max, events_max=events_max,
+        )  # fmt: skip
+
+    def find_place(self, position: int) -> PlaceLook:
+        """Begin to look for the first record that does not begin before a position."""
+        return self._event_places.look(position)
+
+    def note_place(self, position: int) -> None:
+        """Keep that a record begins at a position which a client is told."""
+        self._event_places.note(position)
+
+    def find_records(self, message_id: str) -> Iterator[list[LogOffset]]:
+        """Yield where records of a message may stand, in bounded slices."""
+        return self.store.index.find(stored_message.key_hash("id", message_id))
+
+    def forget_event_lookups(self) -> None:
+        """Forget what readers of events were told: it is looked up again."""
+        self._event_lookup.clear()
 
     def clients_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
         """Note signs of life: what such a client holds and renews is extended."""
@@ -387,10 +498,15 @@ class Engine:
         """Give back what clients hold and renew that have ended; `due_slices` does it."""
         self.consumption.renewals.ended(client_ids, log_end=self.log.log_end)
 
-    def not_handed_over(self, batches: Iterable[Batch], now_ms: int) -> None:
-        """Let what was popped for a proxy that has gone run out: perhaps no client has got it."""
-        deliveries = [(batch.slot, batch.delivery_id) for batch in batches]
-        self.consumption.renewals.withhold(deliveries, now_ms)
+    def on_their_way(self, batches: Iterable[Batch]) -> None:
+        """Extend what was popped only when it is `handed_over`: until then nobody may have it."""
+        on_its_way = self.state.table.on_its_way
+        for batch in batches:
+            on_its_way[batch.slot] |= ON_ITS_WAY
+
+    def handed_over(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
+        """Know of deliveries that renew, by slot and identity, that their clients have them."""
+        self.consumption.renewals.handed_over(deliveries, now_ms)
 
     def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
         """Move a delivered message to the dead-letter topic.
@@ -410,13 +526,8 @@ class Engine:
 
     @property
     def committed_offset(self) -> LogOffset:
-        """Everything below is durable."""
+        """Everything below is durable, at the replicas too: what depends on it may go out."""
         return self.log.committed_offset
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether memory is ahead of what is durable."""
-        return not self._quiet.is_now
 
     def write_slices(self, now_ms: int) -> Iterator[None]:
         """Hand the pending round to the disk, and yield between slices of it.
@@ -436,8 +547,15 @@ class Engine:
         return self.log.begin_sync()
 
     def synced(self, log_offset: LogOffset) -> None:
-        """Everything before `log_offset` is durable: what depends on it may go out."""
+        """Everything before `log_offset` is durable here.
+
+        Where there are no replicas it is committed by that: what depends on it may go out.
+        """
         self.log.synced(log_offset)
+
+    def committed(self, log_offset: LogOffset) -> None:
+        """Everything before `log_offset` is confirmed by the replicas."""
+        self.log.committed(log_offset)
 
     def commit(self, now_ms: int) -> None:
         """Write and sync in one go, for those who have no sync process."""
@@ -497,6 +615,9 @@ class Engine:
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
         monotonic_ms = now_ms if monotonic_ms is None else monotonic_ms
         has_more = False
+        if self.log.damage.take_ended():
+            self.consumption.resume()
+            self.timers.deliverer.resume(now_ms)
         # Copies wait for room: they would take what acks and retention need to make some.
         if self.may_copy:
             self.consumption.damaged.settle(now_ms)
@@ -551,28 +672,48 @@ class Engine:
     def refresh(self) -> None:
         """Look again how much room the disk has."""
         self._free_at_look, self._log_end_at_look = self.disk.free_bytes(), self.log.log_end
-        room = self._free_at_look - self.config.disk_reserve_bytes
+        reserve_bytes = self.config.disk_reserve_bytes
+        if reserve_bytes:
+            # Where what is in flight grows the snapshot of it does, and has to fit in the end.
+            reserve_bytes = max(reserve_bytes, self.checkpoints.snapshot_bytes)
+        room = self._free_at_look - reserve_bytes
         self._full_from = self._log_end_at_look + room
 
     # ------------------------------------------------------------ the beginning
 
-    def take_over(self, secret: bytes, now_ms: int) -> None:
+    def take_over(self, secret: bytes, now_ms: int, *, epoch: int | None = None) -> None:
         """Begin to decide: all that is in the log is applied, and nobody else appends to it.
 
-        Makes the first record of this epoch durable, and of a new store its name and `secret`.
+        Makes the first record of this epoch durable, and of a new store its name and `secret`. A
+        broker without replicas begins the next epoch by itself; of others the group record says
+        which.
         """
         self.refresh()
         self.timers.opening.end_replay(now_ms)
-        self.log.epoch += 1
+        self.log.epoch = self.log.epoch + 1 if epoch is None else epoch
+        fall = self.log.log_end
         self.fold.append(EpochStart(), now_ms)
+        if now_ms < self.last_stored_at_ms:
+            # Whoever looks for a time has to look on both sides.
+            known = [one for one in self.catalog.falls if one > self.log.min_offset]
+            item = {"op": "clockBack", "at": [*known, fall][-FALLS_MAX:]}
+            self.fold.append(Config(item), now_ms)
         self._bring_back(now_ms)
-        self.consumption.renewals.withhold_behind(self.fold.known_durable, now_ms)
+        for _ in self.consumption.renewals.begin(now_ms):
+            self.commit(now_ms)
         self.consumption.revive.take_over()
         if not self.catalog.handle_secret:
             item = {
                 "op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()
             }  # fmt: skip
             self.fold.append(Config(item), now_ms)
+        self.commit(now_ms)
+
+    def go_on_in(self, epoch: int, now_ms: int) -> None:
+        """Go on in a later epoch, whose first record this makes durable; between two rounds."""
+        assert self.log.log_end == self.log.written_offset, "no round is pending"
+        self.log.epoch = epoch
+        self.fold.append(EpochStart(), now_ms)
         self.commit(now_ms)
 
     def _bring_back(self, now_ms: int) -> None:

@@ -5,6 +5,7 @@
 
 Both end in the same function of the same entry. What an entry changes:
 
+    EXPIRE               progress: groups go on behind what retention takes
     MESSAGE              queue and index; the delivery, or the timer, that it settles or is
     CK, ACK, RENEW       deliveries and progress
     CONFIG               topics and groups; resets and deletions void deliveries
@@ -16,13 +17,17 @@ Adding a record kind is a row in `_BODIES`, one in `_decode`, and one in `_appli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast, final
 from zlib import crc32
+
+import numpy as np
 
 from tidemill.broker.engine.layout import (
     ack,
     config,
+    delivery_rows,
+    expiry,
     message,
     pop_checkpoint,
     renewal,
@@ -32,6 +37,7 @@ from tidemill.broker.engine.layout import (
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
+from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.message import Cause, Message, Remains, Target, TimerCause
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
@@ -48,15 +54,15 @@ from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.broker.engine.store.commit_log import CommitLog, Record
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.index import TimerIndex
 
 _pack_place = message.PLACE.pack
 # What becomes the body of a record, and nothing beside it.
 _BODIES: Final[dict[type, tuple[Kind, Callable[[Any], bytes]]]] = {
     PopCheckpoint: (Kind.CK, pop_checkpoint.encode),
-    Acks: (Kind.ACK, ack.encode),
-    Renewal: (Kind.RENEW, renewal.encode),
+    Expiry: (Kind.EXPIRE, expiry.encode),
     Config: (Kind.CONFIG, lambda entry: config.encode_item(entry.item)),
     TimerControl: (Kind.TIMER, timer_control.encode),
     Frontier: (Kind.FRONTIER, timer_control.encode_frontier),
@@ -69,6 +75,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     Kind.CK: lambda body, _: pop_checkpoint.decode(body),
     Kind.ACK: lambda body, _: ack.decode(body),
     Kind.RENEW: lambda body, _: renewal.decode(body),
+    Kind.EXPIRE: lambda body, _: expiry.decode(body),
     Kind.CONFIG: lambda body, _: Config(config.decode_item(body)),
     Kind.STATE: state.decode,
     Kind.TIMER: lambda body, _: timer_control.decode(body),
@@ -76,7 +83,6 @@ _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
     Kind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
 _MESSAGE = int(Kind.MESSAGE)
-NOTHING_APPLIED: Final = 1 << 62  # as an offset that no record reaches
 
 
 @final
@@ -100,13 +106,11 @@ class Fold:
         # everything before these offsets.
         self.catalog_from = 0
         self.timers_from = 0
-        # Up to where the last record that somebody else has written knew the log to be durable:
-        # what leaves the broker behind a record may not have left when it lies behind that.
-        self.known_durable = NOTHING_APPLIED
         self._appliers: Final[dict[type, Callable[[Any, LogOffset, int], None]]] = {
             PopCheckpoint: pops.apply_checkpoint,
             Acks: pops.apply_acks,
             Renewal: pops.apply_renewal,
+            Expiry: pops.apply_expiry,
             Config: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
@@ -126,17 +130,46 @@ class Fold:
         row = _BODIES.get(type_)
         if row is not None:
             kind, encode = row
-            log_offset = log.append(kind, encode(entry), now_ms)
+            flags = 0
+            if type_ is PopCheckpoint and cast("PopCheckpoint", entry).superseded is not None:
+                flags = self._flags_of_change(cast("PopCheckpoint", entry))
+            log_offset = log.append(kind, encode(entry), now_ms, flags)
         elif isinstance(entry, Message):
             body, crc = message.encode(entry), entry.blob_crc
             log_offset = log.append(Kind.MESSAGE, body, now_ms, entry.flags, entry.blob, crc)
             self._message(entry, log_offset, log.log_end - log_offset, now_ms)
             return log_offset
+        elif isinstance(entry, Acks):
+            body, tail = ack.encode(entry), self._rows_not_in_log(entry.entries)
+            log_offset = log.append(Kind.ACK, body, now_ms, entry.flags, tail, crc32(tail))
+        elif isinstance(entry, Renewal):
+            body, table = renewal.encode(entry), self._pops.table
+            tail = renewal.encode_live([table.live[slot] for slot, _ in entry.entries])
+            tail += self._rows_not_in_log(entry.entries)
+            log_offset = log.append(Kind.RENEW, body, now_ms, 0, tail, crc32(tail))
         else:
             body, tail = state.encode(cast("State", entry))
             log_offset = log.append(Kind.STATE, body, now_ms, 0, tail, crc32(tail))
         self._appliers[type_](entry, log_offset, now_ms)
         return log_offset
+
+    def _flags_of_change(self, ck: PopCheckpoint) -> int:
+        assert ck.superseded is not None, "it replaces a delivery"
+        slot, table = ck.superseded[0], self._pops.table
+        is_later = ck.visible_at_ms > table.visible_at_ms[slot]
+        is_renewed = is_later and not table.flags[slot] & pop_checkpoint.FLAG_RENEWS
+        return 0 if is_renewed else pop_checkpoint.GIVEN_BACK
+
+    def _rows_not_in_log(self, entries: Sequence[tuple[int, ...]]) -> bytes:
+        """Return the rows of those deliveries whose CK retention has taken, mostly none.
+
+        Nobody could say of what they are later on.
+        """
+        low = self._log.min_offset
+        if not low:
+            return b""
+        slots = [entry[0] for entry in entries if entry[1] < low]
+        return delivery_rows.encode(self._pops.rows_of(np.array(slots))) if slots else b""
 
     def append_message(self, entry: Message, now_ms: int) -> None:
         """Do what `append` does for a message that settles nothing and waits for nothing.
@@ -152,7 +185,6 @@ class Fold:
     def apply(self, found: Record) -> None:
         """Apply a record that somebody else has put into the log. Raises UnknownRecord."""
         header, body, tail = found
-        self.known_durable = header.log_offset - header.unsynced
         if header.kind == _MESSAGE:
             sent = message.decode(body, header.flags, tail, header.tail_crc)
             if header.flags:

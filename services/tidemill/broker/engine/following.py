@@ -7,31 +7,28 @@ group, with the home's id beside the broker's own, so nothing here has to be reb
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from typing import final
 
 from tidemill.broker.engine.administration import Administration
 from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic, group_item, topic_item
+from tidemill.broker.engine.left import Left, LeftCount, Readers
+from tidemill.broker.engine.metadata.beginnings import BEGUN_TOPICS_MAX, homes_id, merged
+from tidemill.broker.engine.metadata.catalog import (
+    Beginnings,
+    Catalog,
+    Group,
+    Topic,
+    group_item,
+    topic_item,
+)
 from tidemill.broker.engine.metadata.membership import Home, home_item
 from tidemill.common.errors import Conflict, Forbidden
-from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
 CHANGES_A_SLICE = 16  # a deletion takes as long as any
-COUNTED_A_SLICE = 64  # queues that a group reads
-
-
-@dataclass(slots=True)
-class Left:
-    """What is left at a broker for somebody to receive."""
-
-    ready_count: int = 0  # of each group that reads a topic; of a topic that nobody reads, all
-    in_flight_count: int = 0
-    delayed_count: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.ready_count or self.in_flight_count or self.delayed_count)
+BEGUN_GROUPS_A_REPLY = 16  # with all their topics 30 KB, half of what a reply may have
 
 
 @final
@@ -50,6 +47,7 @@ class Following:
         self._administration = administration
         self._inspection = inspection
         self._delayed_count = delayed_count
+        self.restored_count = 0  # homes that came back from a backup, of this process
 
     def meet(self, home: Home, *, may_join: bool, is_told_all: bool, now_ms: int) -> None:
         """Take a home's word from here on: it is ours, or becomes it where there is none.
@@ -62,6 +60,8 @@ class Following:
             return
         if known is not None:
             self.check(home.cluster_id)
+            if home.life != known.life and not is_told_all:
+                raise Conflict(f"{self._catalog.broker_name} is to be told everything first")
         elif not may_join:
             raise Conflict(f"{self._catalog.broker_name} has left the cluster")
         elif not is_told_all:
@@ -130,18 +130,45 @@ class Following:
                 yield
 
     def _put_topic(self, homes: Topic, now_ms: int) -> None:
-        known_id = self._catalog.topic_ids_at_home.get(homes.id)
-        own_id = TopicId(self._catalog.next_id) if known_id is None else known_id
+        catalog = self._catalog
+        known = catalog.topics.get(catalog.topic_ids_at_home.get(homes.id, TopicId(0)))
+        # A home that was restored from a backup gives out ids, and names, a second time.
+        for other in (known, catalog.find_topic(homes.name)):
+            if other is not None and other.id in catalog.topics and not _is_same(other, homes):
+                self._administration.forget_topic(other.id, now_ms)
+                self._drop_beginnings(other.home_id, now_ms)
+                known = None if other is known else known
+        own_id = TopicId(catalog.next_id) if known is None else known.id
         topic = replace(homes, id=own_id, home_id=homes.id)
         if self._catalog.topics.get(own_id) != topic:
             self._administration.record(topic_item(topic), now_ms)
 
+    def _drop_beginnings(self, home_id: int, now_ms: int) -> None:
+        """Forget when groups began with a topic whose number is another's from here on."""
+        for group in list(self._catalog.groups.values()):
+            begun = tuple(each for each in group.begun if each[0] != home_id)
+            if begun != group.begun:
+                self._administration.record(group_item(replace(group, begun=begun)), now_ms)
+
     def _put_group(self, homes: Group, now_ms: int) -> None:
-        known_id = self._catalog.group_ids_at_home.get(homes.id)
-        own_id = GroupId(self._catalog.next_id) if known_id is None else known_id
+        catalog = self._catalog
+        known = catalog.groups.get(catalog.group_ids_at_home.get(homes.id, GroupId(0)))
+        for other in (known, catalog.find_group(homes.name)):
+            if other is not None and other.id in catalog.groups and not _is_same(other, homes):
+                self._administration.forget_group(other.id, now_ms)
+                known = None if other is known else known
+        own_id = GroupId(catalog.next_id) if known is None else known.id
         group = replace(homes, id=own_id, home_id=homes.id)
-        if self._catalog.groups.get(own_id) != group:
+        own = catalog.groups.get(own_id)
+        if own is not None and own.begun:
+            begun = merged(homes.begun, own.begun, catalog=catalog)
+            group = replace(group, begun=begun)
+        if own != group:
             self._administration.record(group_item(group), now_ms)
+        if group.begun == homes.begun:
+            catalog.begun_untold.pop(own_id, None)
+        else:
+            catalog.begun_untold[own_id] = None
 
     def _delete_topic(self, home_id: int, now_ms: int) -> None:
         own_id = self._catalog.topic_ids_at_home.get(home_id)
@@ -153,27 +180,55 @@ class Following:
         if own_id is not None:
             self._administration.forget_group(own_id, now_ms)
 
+    # ------------------------------------------------------------ what it is told
+
+    def note_earlier(self, now_ms: int) -> Iterator[None]:
+        """Note what groups at the latest had begun before that was kept: since they were made.
+
+        At a follower and at the home, before a member is told everything: one that is new would
+        take all that it has for what those groups are not to get.
+        """
+        catalog = self._catalog
+        for group in [each for each in catalog.groups.values() if each.start_from_latest]:
+            read = [catalog.topics[id_] for id_ in self._inspection.topics_read(group)]
+            ids = [homes_id(topic, catalog) for topic in read]
+            earlier = [(id_, group.created_at_ms) for id_ in ids if id_ is not None]
+            self._put_begun(group, earlier, now_ms)
+            yield
+
+    def note_begun(self, begun: Iterable[tuple[int, Beginnings]], now_ms: int) -> Iterator[None]:
+        """At the home: note which groups have begun with which topics at a member."""
+        for group_id, beginnings in begun:
+            group = self._catalog.groups.get(GroupId(group_id))
+            if group is not None and group.start_from_latest:
+                begun_here = merged(group.begun, beginnings, catalog=self._catalog)
+                if begun_here != group.begun:
+                    item = group_item(replace(group, begun=begun_here))
+                    self._administration.record(item, now_ms)
+            yield
+
+    def take_begun(self) -> list[Group]:
+        """At a follower: return some groups whose beginnings the home is to be told."""
+        untold = self._catalog.begun_untold
+        some = list(islice(untold, BEGUN_GROUPS_A_REPLY))
+        for group_id in some:
+            del untold[group_id]
+        return [self._catalog.groups[group_id] for group_id in some]
+
+    def _put_begun(self, group: Group, earlier: list[tuple[int, int]], now_ms: int) -> None:
+        known = dict(group.begun)
+        missing = [each for each in earlier if each[0] not in known]
+        begun = merged(group.begun, catalog=self._catalog)
+        begun = tuple(sorted([*begun, *missing])[:BEGUN_TOPICS_MAX])
+        if begun != group.begun:
+            self._administration.record(group_item(replace(group, begun=begun)), now_ms)
+
     # ------------------------------------------------------------ leaving
 
-    def count_left(self, left: Left) -> Iterator[None]:
-        """Count into `left` what is here for somebody."""
-        catalog, look = self._catalog, self._inspection
+    def count_left(self, left: Left, readers: Readers) -> Iterator[None]:
+        """Count into `left` what is here for somebody; `readers` are those at the home."""
         left.delayed_count = self._delayed_count()
-        for topic in list(catalog.topics.values()):
-            if topic.retry_of is None and not topic.name.startswith(HIDDEN_TOPIC_PREFIX):
-                use = look.use_of(topic)
-                if not use.groups:
-                    left.ready_count += use.message_count
-            yield
-        for group in list(catalog.groups.values()):
-            for n, key in enumerate(look.queues_read(group), 1):
-                progress = look.find_progress(key)
-                if progress is not None:
-                    left.ready_count += progress.ready_count
-                    left.in_flight_count += progress.in_flight_count
-                if n % COUNTED_A_SLICE == 0:
-                    yield
-            yield
+        yield from LeftCount(left, self._catalog, self._inspection, readers).run()
 
     def leave(self, cluster_id: str, now_ms: int) -> Iterator[None]:
         """Forget the home and what it has told; nothing of that has messages for anybody.
@@ -191,4 +246,10 @@ class Following:
         yield from self.follow(
             (), (), deleted_topic_ids=topic_ids, deleted_group_ids=group_ids, now_ms=now_ms
         )
-        self._administration.record(home_item(None), now_ms)
+        self._administration.record(home_item(None, left_cluster_id=cluster_id), now_ms)
+
+
+def _is_same(own: Topic | Group, homes: Topic | Group) -> bool:
+    """Whether what is known here is the incarnation that the home tells of."""
+    named = own.home_id, own.name, own.created_at_ms
+    return named == (homes.id, homes.name, homes.created_at_ms)

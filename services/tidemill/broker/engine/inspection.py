@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, final
 
+from tidemill.broker.engine.in_flight import InFlightLook, InFlightWalk, Place, Wanted
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import Key, PopState
-from tidemill.broker.engine.store.commit_log import Record
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.tally import Allowance, Tally
+from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
@@ -46,6 +48,17 @@ class QueueProgress(NamedTuple):
     in_flight_count: int
     oldest_unacked_at_ms: int  # 0: nothing is unacked
     oldest_ready_at_ms: int  # 0: nothing is ready
+    oldest_popped_at_ms: int  # 0: nothing is out
+
+
+class PulledQueue(NamedTuple):
+    """How far a group has pulled a queue, by its own word."""
+
+    topic: str
+    queue_id: QueueId
+    offset: int
+    min_offset: int
+    max_offset: int
 
 
 class TopicUse(NamedTuple):
@@ -96,7 +109,6 @@ class FoundMessage(NamedTuple):
 # Entries of a queue whose sizes are looked at, to know what all of it takes.
 STRETCHES = 4
 ENTRIES_A_STRETCH = 64
-QUEUES_A_STEP = 16  # of a look-up by time: a block or two of each, and a few records
 CANDIDATES_A_STEP = 64  # records that a look-up by key reads
 FOUND_BYTES_MAX = 16 << 20  # of all that a look-up finds, which ends with the message beyond it
 READ_A_STEP = 64  # messages of a queue that are read in its order
@@ -181,6 +193,10 @@ class Inspection:
             for queue_id in range(self._catalog.topics[topic_id].queues)
         ]
 
+    def topics_read(self, group: Group) -> set[TopicId]:
+        """Return the topics that a group has begun to read, its retry topics among them."""
+        return self._pops.topic_ids_of(group.id)
+
     def find_progress(self, key: Key) -> QueueProgress | None:
         """Return how far a group is in a queue; None: one of them is gone."""
         group_id, topic_id, _ = key
@@ -188,6 +204,20 @@ class Inspection:
         if group_id not in self._catalog.groups or not self._catalog.is_alive(topic_id):
             return None
         return self.queue_progress(self._pops.progress_of(*key))
+
+    def pulled_by(self, group: Group) -> list[PulledQueue]:
+        """Return how far a group has pulled, by its own word, where it has said so."""
+        catalog, found = self._catalog, []
+        for key in catalog.pull_offsets.of_group(group.id):
+            _, topic_id, queue_id = key
+            if catalog.is_alive(topic_id):
+                queue, offset = catalog.queue(topic_id, queue_id), catalog.pull_offsets.all[key]
+                name = catalog.topics[topic_id].name
+                found.append(
+                    PulledQueue(name, queue_id, offset, queue.min_offset, queue.max_offset)
+                )
+        self._tally.add(len(found))
+        return found
 
     def queue_progress(self, progress: Progress) -> QueueProgress:
         """Return how far a group is in one queue."""
@@ -199,10 +229,11 @@ class Inspection:
         ready_at = 0
         if progress.ready_count > 0:
             ready_at = self._entry_stored_at(queue, progress.next_offset)
-        unacked_at = ready_at
+        unacked_at, popped_at = ready_at, 0
         if progress.head != NIL:
             oldest = self._pops.table.starts[progress.head]
             unacked_at = self._entry_stored_at(queue, oldest) or ready_at
+            popped_at = self._pops.table.popped_at_ms[progress.head]
         return QueueProgress(
             name,
             queue.queue_id,
@@ -215,7 +246,12 @@ class Inspection:
             progress.in_flight - expired,
             unacked_at,
             ready_at,
+            popped_at,
         )
+
+    def in_flight_of(self, client_id: str) -> int:
+        """Return how many messages were popped by a client, and are not settled."""
+        return self._pops.table.in_flight_of(client_id)
 
     def find_lock(self, key: Key) -> QueueLock | None:
         """Return what locks a queue for an ordered group; None: nothing does."""
@@ -260,7 +296,19 @@ class Inspection:
 
     def look_up_time(self, topic: Topic, timestamp_ms: int) -> TimeSearch:
         """Begin to look where in a topic's queues the messages of a time begin."""
-        return TimeSearch(self._store, self._catalog.queues_of(topic), timestamp_ms)
+        catalog = self._catalog
+        queues = catalog.queues_of(topic)
+        return TimeSearch(self._store, queues, timestamp_ms, falls=catalog.falls)
+
+    def count_since(self, topic: Topic, timestamp_ms: int) -> int:
+        """Return how many messages came to a topic at a time or later. Raises Repairing."""
+        search = self.look_up_time(topic, timestamp_ms)
+        while search.step():
+            pass
+        return sum(
+            queue.max_offset - max(offset, queue.min_offset)
+            for queue, offset in zip(self._catalog.queues_of(topic), search.offsets, strict=True)
+        )
 
     def search(
         self, topic: Topic, *, message_id: str = "", key: str = "", max_messages: int = 32
@@ -280,40 +328,23 @@ class Inspection:
             max_messages=max_messages, max_bytes=max_bytes,
         )  # fmt: skip
 
+    def in_flight(
+        self, wanted: Wanted, *, after: Place | None, before_id: int, max_messages: int
+    ) -> InFlightLook:
+        """Begin to look for what a group has in flight."""
+        return InFlightLook(
+            self._store, self._pops, self._tally, wanted,
+            after=after, before_id=before_id, max_messages=max_messages,
+        )  # fmt: skip
 
-@final
-class TimeSearch:
-    """One look-up under way: call `step` until it returns False, then read `offsets`."""
-
-    def __init__(self, store: MessageStore, queues: Sequence[ConsumeQueue], time_ms: int) -> None:
-        self._store = store
-        self._queues = deque(queues)
-        self._time_ms = time_ms
-        # What stands before the first was stored before that time, at or behind the second not.
-        self._low, self._high = store.log.around(time_ms)
-        # Of each queue the first offset whose message was stored at that time or later.
-        self.offsets: list[int] = []
-
-    def step(self) -> bool:
-        """Do one slice; True while there is more to do. Raises Repairing."""
-        try:
-            for _ in range(min(QUEUES_A_STEP, len(self._queues))):
-                self.offsets.append(self._find(self._queues.popleft()))
-        except BlockFileDamaged as error:
-            raise Repairing from error
-        return bool(self._queues)
-
-    def _find(self, queue: ConsumeQueue) -> int:
-        """Bisect a queue; what is learned of the log spares the next queues most of it."""
-        low, high = queue.offset_behind(self._low), queue.offset_behind(self._high)
-        while low < high:
-            middle = (low + high) // 2
-            log_offset = queue.entry(middle)[0]
-            if self._store.stored_at_ms(log_offset) < self._time_ms:
-                low, self._low = middle + 1, LogOffset(log_offset + 1)
-            else:
-                high, self._high = middle, log_offset
-        return low
+    def all_in_flight(
+        self, group_ids: frozenset[GroupId] | None, *, from_slot: int, max_messages: int
+    ) -> InFlightWalk:
+        """Begin a page of what groups have in flight, in the order of the table."""
+        return InFlightWalk(
+            self._store, self._pops, self._tally,
+            group_ids=group_ids, from_slot=from_slot, max_messages=max_messages,
+        )  # fmt: skip
 
 
 @final

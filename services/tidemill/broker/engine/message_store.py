@@ -12,8 +12,9 @@ from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause,
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
-from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Record
+from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.message_index import MessageIndex
+from tidemill.broker.engine.store.segment import CorruptStore, Record
 from tidemill.common.errors import BrokerTimeout
 from tidemill.message import salvage, stored_message
 
@@ -57,6 +58,13 @@ class MessageDamaged(Exception):
     """One message of the log cannot be read; all others can."""
 
 
+class MessageAwaited(BlockFileDamaged):
+    """One message of the log is damaged, and another replica may have it (ADR 0047).
+
+    Whoever needs it does as with an entry in a damaged queue file: it holds until that is repaired.
+    """
+
+
 class MessageRecord(NamedTuple):
     """One stored message as a delivery needs it. The blob is valid until the engine's next call."""
 
@@ -82,6 +90,7 @@ class MessageStore:
         # Records before this offset were written by an earlier process and not walked over by the
         # recovery of this one: their checksums are verified when they are read.
         self.verified_from = 0
+        self.damaged_count = 0  # of reads that met damage in the log
 
     def apply_message(self, entry: Message, log_offset: LogOffset, size: int) -> None:
         """Derive the queue and index entries of a MESSAGE record of `size` bytes."""
@@ -133,6 +142,7 @@ class MessageStore:
         then another message stands there, or the same for many entries.
         """
         try:
+            # As `verified`, without a call: every delivery passes here.
             if log_offset < self.verified_from:
                 self.log.verify(log_offset)
             head, blob = self.log.read(log_offset)
@@ -151,6 +161,21 @@ class MessageStore:
             return _tuple(MessageRecord, (stored_at_ms, blob, origin))
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
+
+    def verified(
+        self, log_offset: LogOffset, topic_id: TopicId, queue_id: QueueId, queue_offset: int
+    ) -> tuple[memoryview | bytes, memoryview | bytes]:
+        """Return head and blob of the message of a queue. Raises as `record`."""
+        try:
+            if log_offset < self.verified_from:
+                self.log.verify(log_offset)
+            head, blob = self.log.read(log_offset)
+            _, topic, queue, offset = _unpack_stored(head, _STORED_AT_MS_POSITION)
+            if offset != queue_offset or queue != queue_id or topic != topic_id:
+                raise ValueError(f"it is not message {queue_offset} of the queue that names it")
+        except _UNREADABLE as error:
+            raise self._reason(log_offset, error) from error
+        return head, blob
 
     def note_time(self, monotonic_ms: int) -> None:
         """Note where the log ends now: what is recent is so by a clock that nobody moves."""
@@ -199,7 +224,14 @@ class MessageStore:
         """Return what a reader is told of an error."""
         if isinstance(error, LookupError) and log_offset < self.log.min_offset:
             return LookupError(log_offset)
+        self.damaged_count += 1
+        self.log.damage.ask_for(log_offset)
         return MessageDamaged(f"the message at log offset {log_offset} is damaged: {error}")
+
+    def check_awaited(self, log_offset: LogOffset) -> None:
+        """Raise MessageAwaited where a damaged message may come back; it is asked for then."""
+        if log_offset >= self.log.min_offset and self.log.damage.ask_for(log_offset):
+            raise MessageAwaited(f"the message at log offset {log_offset} is asked for")
 
     def stored_at_ms(self, log_offset: LogOffset) -> int:
         """Return when the record at `log_offset` was stored; of a damaged one, not before that."""

@@ -15,6 +15,7 @@ Whatever is missing or damaged among the derived files costs time only: the log 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,8 +41,11 @@ from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.layout.snapshot import Section
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.store.block_file import BlockFile, open_block_file, open_chain
-from tidemill.broker.engine.store.commit_log import CorruptStore
-from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.store.commit_log import NEVER_MS, CommitLog
+from tidemill.broker.engine.store.disk import Disk, ReadFailed
+from tidemill.broker.engine.store.log_opening import LogOpening, Proofs
+from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 
 SECRET_SIZE = 32  # bytes
@@ -59,7 +63,7 @@ class RecoveryReport:
     replayed_records: int
     cut_bytes: int
     snapshot: str
-    damaged_file: str  # the first derived file in which damage was met
+    damaged_file: str  # the checkpoint, or the first derived file in which damage was met
     timers: str  # what of their files was made again: "", "wheel", or "all"
 
     def as_fields(self) -> dict[str, Any]:
@@ -77,17 +81,13 @@ def open_engine(
     """
     assert len(entropy) >= SECRET_SIZE, "the secret of receipt handles needs 32 random bytes"
     engine = Engine(disk, config)
-    checkpoint = store_checkpoint.find(disk.read(CHECKPOINT_FILE))
-    engine.log.open_segments(durable_offset=checkpoint.durable_offset if checkpoint else 0)
-    is_new = not engine.log.segments
-    if is_new and checkpoint is not None:
-        raise CorruptStore(
-            "the folder log holds no segment, but the checkpoint file says that there were some. "
-            "Restore the folder from a backup, and start again."
-        )
+    opening = LogOpening(engine.log, disk, engine.mappings)
+    checkpoint, damaged_file = _read_checkpoint(disk)
+    opening.find_segments(durable_offset=checkpoint.durable_offset if checkpoint else 0)
+    is_new = _is_new(engine, checkpoint)
     if is_new:
         engine.timers.opening.open_nothing()
-    report = {} if is_new else _Recovery(engine, checkpoint).run(now_ms)
+    report = {} if is_new else _Recovery(engine, opening, checkpoint).run(now_ms)
     engine.take_over(entropy[:SECRET_SIZE], now_ms)
     # What was found is durable: from now on damage to it is never taken for a torn tail.
     for files in engine.checkpoints.write_file(
@@ -95,26 +95,113 @@ def open_engine(
     ):
         for file in files:
             file.sync()
-    return engine, RecoveryReport(
+    return engine, _report(engine, report, is_new=is_new, damaged_file=damaged_file)
+
+
+def open_replica(
+    disk: Disk,
+    config: EngineConfig,
+    *,
+    now_ms: int,
+    proofs: Proofs,
+    before: Callable[[LogOpening], None],
+) -> tuple[Engine, RecoveryReport]:
+    """Recover an engine that may follow another one: nothing is decided, and nothing recorded.
+
+    Applied is what is known to be confirmed, and no more: that is what derived files and the
+    snapshot contain. `proofs` tell damage from a torn tail. `before` ends what the last life has
+    begun to cut, before anything is read. Raises CorruptStore.
+    """
+    engine = Engine(disk, config)
+    engine.log.has_replicas = True
+    opening = LogOpening(engine.log, disk, engine.mappings)
+    before(opening)
+    checkpoint, damaged_file = _read_checkpoint(disk)
+    opening.find_segments(durable_offset=checkpoint.durable_offset if checkpoint else 0)
+    is_new = _is_new(engine, checkpoint)
+    report: dict[str, Any] = {}
+    if is_new:
+        engine.timers.opening.open_nothing()
+        engine.log.applied_offset = LogOffset(0)
+    else:
+        recovery = _Recovery(engine, opening, checkpoint, is_replica=True)
+        durable_offset = max(recovery.proofs.durable_offset, proofs.durable_offset)
+        recovery.proofs = proofs._replace(durable_offset=durable_offset)
+        report = recovery.run(now_ms)
+    engine.timers.index.is_following = True
+    return engine, _report(engine, report, is_new=is_new, damaged_file=damaged_file)
+
+
+def open_damaged(disk: Disk, config: EngineConfig, *, confirmed: int) -> tuple[CommitLog, int]:
+    """Open the log of a replica that does not start, to be mended; and up to where it may be.
+
+    Up to there it was durable and confirmed: other replicas have the same. Raises CorruptStore.
+    """
+    mappings = Mappings(disk)
+    log = CommitLog(disk, mappings, segment_bytes=config.segment_bytes)
+    checkpoint, _ = _read_checkpoint(disk)
+    durable_offset = checkpoint.durable_offset if checkpoint else 0
+    LogOpening(log, disk, mappings).find_segments(durable_offset=durable_offset)
+    log.log_end = log.segments[-1].end if log.segments else LogOffset(0)
+    log.go_on()
+    return log, max(durable_offset, confirmed)
+
+
+def _is_new(engine: Engine, checkpoint: store_checkpoint.StoreCheckpoint | None) -> bool:
+    """Whether there was never a log. Raises CorruptStore where one is missing."""
+    if not engine.log.segments and checkpoint is not None:
+        raise CorruptStore(
+            "the folder log holds no segment, but the checkpoint file says that there were some. "
+            "Restore the folder from a backup, and start again."
+        )
+    return not engine.log.segments
+
+
+def _report(
+    engine: Engine, found: dict[str, Any], *, is_new: bool, damaged_file: str
+) -> RecoveryReport:
+    return RecoveryReport(
         is_new=is_new,
         epoch=engine.log.epoch,
         log_bytes=engine.log_end - engine.log.min_offset,
-        replayed_from=report.get("from", 0),
-        replayed_records=report.get("records", 0),
-        cut_bytes=report.get("cut", 0),
-        snapshot=report.get("snapshot", ""),
-        damaged_file=report.get("damaged_file", ""),
+        replayed_from=found.get("from", 0),
+        replayed_records=found.get("records", 0),
+        cut_bytes=found.get("cut", 0),
+        snapshot=found.get("snapshot", ""),
+        damaged_file=damaged_file or found.get("damaged_file", ""),
         timers=engine.timers.opening.made_again,
     )
+
+
+def _read_checkpoint(disk: Disk) -> tuple[store_checkpoint.StoreCheckpoint | None, str]:
+    """Return what the checkpoint file says, and its name where it is there and says nothing.
+
+    One that cannot be read is as one that is missing: a longer start, which writes it again.
+    """
+    try:
+        data = disk.read(CHECKPOINT_FILE)
+    except ReadFailed:
+        return None, CHECKPOINT_FILE
+    checkpoint = store_checkpoint.find(data)
+    return checkpoint, CHECKPOINT_FILE if data is not None and checkpoint is None else ""
 
 
 class _Recovery:
     """One recovery, from the checkpoint to the end of the log."""
 
-    def __init__(self, engine: Engine, checkpoint: store_checkpoint.StoreCheckpoint | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        opening: LogOpening,
+        checkpoint: store_checkpoint.StoreCheckpoint | None,
+        *,
+        is_replica: bool = False,
+    ) -> None:
+        self._is_replica = is_replica
         self._engine = engine
+        self._opening = opening
         self._disk = engine.disk
-        self._durable_offset = checkpoint.durable_offset if checkpoint else 0
+        self.proofs = Proofs(durable_offset=checkpoint.durable_offset if checkpoint else 0)
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
         self._min_offset = checkpoint.min_offset if checkpoint else None
         self._epoch = checkpoint.epoch if checkpoint else 0
@@ -142,20 +229,37 @@ class _Recovery:
             engine.fold.timers_from = covered
         replay_from = min(self._derived_offset, covered, engine.fold.timers_from)
         replay_from = max(replay_from, log.min_offset)
+        # What a replica applies later begins behind all that its files contain.
+        stop = NEVER
+        if self._is_replica:
+            contained = max(self._derived_offset, engine.fold.timers_from)
+            stop = max(contained, caught_up_at) if snapshot_name else replay_from
+            log.applied_offset = LogOffset(replay_from)
         records = 0
         try:
-            for found in log.scan(LogOffset(replay_from)):
+            for found in self._opening.scan(LogOffset(replay_from)):
                 if engine.state.catch_up is not None and found.log_offset >= caught_up_at:
                     catch_up.finish(now_ms=now_ms)
+                if found.log_offset >= stop:
+                    continue
                 engine.fold.apply(found)
                 records += 1
+                engine.last_stored_at_ms = found.header.stored_at_ms
+                if self._is_replica:
+                    log.applied_offset = LogOffset(found.log_offset + found.header.size)
         except UnknownRecord as error:
             raise CorruptStore(
                 f"the log holds a {error}, which this version does not know. Start the version "
                 f"that wrote it, or a later one."
             ) from error
-        cut_bytes = log.finish_recovery(durable_offset=self._durable_offset)
-        if engine.state.catch_up is not None:
+        cut_bytes = self._opening.finish(self.proofs)
+        if not records:
+            self._look_at_last_time()
+        if self._is_replica:
+            log.committed_offset = log.folded_offset
+        # Without a snapshot a replica does not know where it has caught up; its master says so.
+        is_caught_up = bool(snapshot_name) or not self._is_replica
+        if engine.state.catch_up is not None and is_caught_up:
             catch_up.finish(now_ms=now_ms)
         self._drop_unknown_queues()
         engine.store.verified_from = replay_from
@@ -166,6 +270,14 @@ class _Recovery:
             "from": replay_from, "records": records, "cut": cut_bytes, "snapshot": snapshot_name,
             "damaged_file": damaged_file,
         }  # fmt: skip
+
+    def _look_at_last_time(self) -> None:
+        """Learn when something late was stored, where a checkpoint has all: by a segment alone."""
+        log = self._engine.log
+        written = [n for n, one in enumerate(log.segments) if one.start < log.log_end]
+        stored_at_ms = log.first_stored_at_ms(written[-1]) if written else NEVER_MS
+        if stored_at_ms < NEVER_MS:
+            self._engine.last_stored_at_ms = stored_at_ms
 
     def _drop_unknown_queues(self) -> None:
         """Forget queues of topics that the log has met and that do not exist."""
@@ -212,6 +324,10 @@ class _Recovery:
         segments stated.
         """
         mappings = self._engine.mappings
+        for name in self._disk.names(SNAPSHOTS_FOLDER):
+            if not name[-1].isdigit():
+                # Half written when the process ended, maybe for want of the room that it takes.
+                self._disk.delete(name)
         for name in reversed(self._disk.names(SNAPSHOTS_FOLDER)):
             try:
                 file = open_block_file(mappings, name, block_file.SNAPSHOT_MAGIC, {})

@@ -26,9 +26,9 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.block_file import Block, BlockFile, NoRoom, write_block_file
-from tidemill.broker.engine.store.commit_log import Hole, Record
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
+from tidemill.broker.engine.store.segment import Hole, Record
 from tidemill.broker.engine.tally import Tally
 from tidemill.message import stored_message
 
@@ -39,6 +39,10 @@ NOTICES_MAX = 100  # files between two looks
 _TAG_HASH = struct.Struct(">q")
 _ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
 assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
+
+
+class _LogAwaited(Exception):
+    """What the log says is damaged, and another replica may have it."""
 
 
 @final
@@ -75,8 +79,11 @@ class Repairs:
 
     @property
     def is_due(self) -> bool:
-        """Whether a file was found damaged, is still so, and there is room for it once more."""
-        return self._find() is not None
+        """Whether a file was found damaged, is still so, and there is room for it once more.
+
+        What is damaged in the log too is mended first.
+        """
+        return not self._store.log.damage.is_any_awaited and self._find() is not None
 
     def _find(self) -> BlockFile | None:
         files = self._damaged.values()
@@ -94,20 +101,23 @@ class Repairs:
             return
         name, folder = file.name, file.name.rpartition("/")[0]
         try:
-            if name not in self._folders[folder].names:
-                return  # Retention was faster.
-            if file.magic == block_file.INDEX_MAGIC:
-                yield from self._repair_index(file)
-            else:
-                yield from self._repair_queues(file)
-            self.counts[folder] += 1
-            if len(self._notices) < NOTICES_MAX:
-                self._notices.append(name)
+            if name in self._folders[folder].names:  # else retention was faster
+                if file.magic == block_file.INDEX_MAGIC:
+                    yield from self._repair_index(file)
+                else:
+                    yield from self._repair_queues(file)
+                self.counts[folder] += 1
+                if len(self._notices) < NOTICES_MAX:
+                    self._notices.append(name)
+        except _LogAwaited:
+            return  # The file stays noted, and what is held for it stays so.
         except (BlockFileDamaged, NoRoom):
-            return  # Whoever meets the damage notes it again.
-        finally:
-            self._damaged.pop(name, None)
-            self._repaired()  # Whatever came of it: nothing is held for the file any more.
+            pass  # Whoever meets the damage notes it again.
+        self._end(name)
+
+    def _end(self, name: str) -> None:
+        self._damaged.pop(name, None)
+        self._repaired()  # Whatever came of it: nothing is held for the file any more.
 
     # ------------------------------------------------------------ queue files
 
@@ -175,6 +185,8 @@ class Repairs:
             yield Hole(LogOffset(begin), log.min_offset)
         asked_to = 0
         for found in log.walk_between(begin, end):
+            if isinstance(found, Hole) and log.damage.ask_for(found.log_offset, found.end):
+                raise _LogAwaited
             if found.log_offset >= asked_to:
                 log.advise(LogOffset(found.log_offset), READ_AHEAD_BYTES)
                 asked_to = found.log_offset + READ_AHEAD_BYTES

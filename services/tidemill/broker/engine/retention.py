@@ -17,8 +17,10 @@ from tidemill.broker.engine.checkpoint import (
     Steps,
 )
 from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.layout import expiry
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.expiry import ExpiredRange, Expiry
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.state import (
     StatedConfig,
     StatedDeliveries,
@@ -29,7 +31,7 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
-from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD, PopState
+from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD, Key, PopState
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.set_aside import SetAside
@@ -43,6 +45,8 @@ QUEUES_A_LOOK = 256  # 1 to 2 ms where each has to sum a block that is cold
 QUEUES_CUT_A_SLICE = 16  # bisected, where they lie in files that may be cold
 ENDS_STATED_A_SLICE = 1024  # of queues, in one record
 PROGRESS_SEEN_A_SLICE = 4096
+EXPIRED_SEEN_A_SLICE = 256  # queues of groups: a look each,
+EXPIRED_BISECTED = 16  # or as much as so many looks, where a queue is bisected as above
 
 
 @final
@@ -74,8 +78,9 @@ class Retention:
         self._fold = fold
         self._checkpoints = checkpoints
         self._quiet = quiet
-        self._retention_ms = retention_ms
+        self.retention_ms = retention_ms
         self._retention_bytes = retention_bytes
+        self.may_go_before = 0  # log offset, of a replica: where its master's log begins
         self.expired_count = 0  # messages that retention took since the start
         # Of each segment that this process has filled: since when, on a clock that nobody moves.
         self._full_since_ms: dict[int, int] = {}
@@ -103,9 +108,9 @@ class Retention:
         if self._monotonic_ms is not None and self._is_sure:
             # One record that was stored by a clock that was ahead must not hold all others.
             at_ms = now_ms if self._has_one_clock else self._monotonic_ms
-            return at_ms - self._since_ms(at_ms) >= self._retention_ms - lead_ms
+            return at_ms - self._since_ms(at_ms) >= self.retention_ms - lead_ms
         # What follows it was stored at that time, so everything in it is at least as old.
-        return log.first_stored_at_ms(1) + self._retention_ms - lead_ms <= now_ms
+        return log.first_stored_at_ms(1) + self.retention_ms - lead_ms <= now_ms
 
     @property
     def _is_too_large(self) -> bool:
@@ -204,10 +209,28 @@ class Retention:
         # What follows it was stored at that time, so everything in it is at least as old.
         return min(self._log.first_stored_at_ms(1) + self._lag_ms, self._sure_at_ms)
 
+    def is_due_at_replica(self, timers: Timers) -> bool:
+        """Whether the master has given up what is the oldest segment here, and no file needs it."""
+        segments = self._log.segments
+        if len(segments) < 2 or segments[0].end > self.may_go_before:
+            return False
+        return segments[0].end <= self._store.derived_offset and timers.may_drop(segments[0])
+
+    def wants_checkpoint_at_replica(self) -> bool:
+        """Whether only a checkpoint is missing for that."""
+        segments, derived = self._log.segments, self._store.derived_offset
+        if len(segments) < 2 or segments[0].end > self.may_go_before:
+            return False
+        return derived < segments[0].end <= self._log.committed_offset
+
     def retire_oldest(self, now_ms: int) -> Steps:
         """State again what only the oldest segment states, then give it up."""
+        yield from self._restate(self._log.segments[0].end, now_ms)
+        yield from self.give_up_oldest()
+
+    def give_up_oldest(self) -> Steps:
+        """Give up the oldest segment: what it stated is stated again."""
         end = self._log.segments[0].end
-        yield from self._restate(end, now_ms)
         yield from self._quiet()
         for n, queue in enumerate(list(self._catalog.queues.values())):
             try:
@@ -226,6 +249,7 @@ class Retention:
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
         self._full_since_ms.pop(self._log.segments[0].start, None)
+        self._catalog.gone.drop_before(end)
         if is_needed:
             yield from self._log.set_oldest_aside()
         else:
@@ -242,9 +266,75 @@ class Retention:
             if item is not None:
                 fold.append(StatedConfig(item), now_ms)
             yield []
+        for item in self._catalog.gone.items(stated_before=end):
+            fold.append(StatedConfig(item), now_ms)
+            yield []
         yield from self._restate_queues(end, now_ms)
         yield from self._restate_progress(end, now_ms)
         yield from self._restate_deliveries(end, now_ms)
+        yield from self._expire(end, now_ms)
+
+    def _expire(self, end: int, now_ms: int) -> Steps:
+        """Record what groups never popped of what goes: they stand behind it from then on.
+
+        Of all queues of a topic of which a group was given anything: it reads them all, whether or
+        not a record says so of each.
+        """
+        lows: dict[tuple[TopicId, QueueId], int] = {}  # where queues begin behind `end`
+        seen = 0
+        ranges: list[ExpiredRange] = []
+        for group_id in list(self._catalog.groups):
+            for topic_id in self._pops.topic_ids_of(group_id):
+                topic = self._catalog.topics.get(topic_id)
+                for number in range(topic.queues if topic is not None else 0):
+                    key = group_id, topic_id, QueueId(number)
+                    seen += self._find_expired(key, end, lows, ranges)
+                    if seen >= EXPIRED_SEEN_A_SLICE:
+                        self._record_expired(ranges, now_ms)
+                        seen, ranges = 0, []
+                        yield []
+        self._record_expired(ranges, now_ms)
+        yield []
+
+    def _find_expired(
+        self,
+        key: Key,
+        end: int,
+        lows: dict[tuple[TopicId, QueueId], int],
+        ranges: list[ExpiredRange],
+    ) -> int:
+        """Add what a group has not been given of a queue to `ranges`; return how much that was."""
+        group_id, topic_id, queue_id = key
+        queue = self._catalog.queues.get((topic_id, queue_id))
+        progress = self._pops.progress.get(key)
+        position = 0 if progress is None else progress.position
+        is_ordered = progress is not None and progress.ordered is not None
+        if queue is None or (position >= queue.max_offset and not is_ordered):
+            return 1  # Nearly all.
+        if not self._catalog.is_alive(topic_id) or group_id not in self._catalog.groups:
+            return 1  # Deleted between two slices.
+        cost, low = 1, lows.get(key[1:])
+        if low is None:
+            try:
+                low = lows[key[1:]] = int(queue.offset_behind(end))
+            except BlockFileDamaged:
+                return 1  # It is repaired before the segment goes, and all this is done again.
+            cost = EXPIRED_BISECTED
+        if queue.min_offset < low:
+            ranges += self._pops.find_expired(self._pops.progress_of(*key), low)
+        return cost
+
+    def _record_expired(self, ranges: list[ExpiredRange], now_ms: int) -> None:
+        if not ranges:
+            return
+        # Acks that are not in the log yet must come before what already knows them.
+        self._acks.record(now_ms)
+        for begin in range(0, len(ranges), expiry.ROWS_MAX):
+            part = ranges[begin : begin + expiry.ROWS_MAX]
+            self._fold.append(Expiry(part), now_ms)
+            for one in part:
+                progress = self._pops.progress[one.group_id, one.topic_id, one.queue_id]
+                self._pops.count("expired", progress, one.end - one.begin)
 
     def _restate_queues(self, end: int, now_ms: int) -> Steps:
         known = self._catalog.queues

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TypeVar, final
 
 from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
@@ -15,8 +16,8 @@ from tidemill.broker.engine.layout import block_file, record, snapshot, store_ch
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
-from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
-from tidemill.broker.engine.store.commit_log import SUFFIX
+from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
+from tidemill.broker.engine.store.segment import SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.offline import block_files, check_timers
 from tidemill.broker.offline.block_files import BlockDamage, Range
@@ -34,7 +35,8 @@ from tidemill.broker.offline.log_scan import (
     walk_held,
 )
 from tidemill.broker.offline.names import Names
-from tidemill.broker.offline.source import Source, Window
+from tidemill.broker.offline.replica_files import find_damage, read_replica_files
+from tidemill.broker.offline.source import Source, Window, readable
 
 NO_START = {Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT}  # wherever they are
 PROGRESS_BYTES = 4 << 20  # between two words about how far it has come
@@ -63,17 +65,12 @@ class Report:
         """Whether nothing was found."""
         return not self.findings
 
-    @property
-    def is_log_sound(self) -> bool:
-        """Whether the log, from which all else can be made again, is whole."""
-        return not any(one.damage in OF_THE_LOG for one in self.findings)
-
 
 def check(source: Source, timer: TimerConfig | None = None) -> Steps[Report]:
     """Look at everything. Yields how far it has come.
 
-    Raises NoStore; UnknownRecord where a newer version has written; OSError and DiskFailed where
-    the files cannot be read.
+    Raises NoStore; UnknownRecord where a newer version has written; OSError where files cannot be
+    opened, and ReadFailed where the disk gives out next to nothing of them.
     """
     return (yield from _Check(source, timer or TimerConfig()).run())
 
@@ -83,11 +80,12 @@ class _Check:
     """One check."""
 
     def __init__(self, source: Source, timer: TimerConfig) -> None:
-        self._source = source
+        self._source = readable(source)
         self._timer = timer
         self._report = Report()
         self._names = self._report.names
-        self._concerns = Concerns(source, self._names)
+        self._replica = read_replica_files(self._source)
+        self._concerns = Concerns(self._source, self._names)
         self._broken: list[tuple[Damage, Broken]] = []
         self._usable: dict[str, list[Range]] = {kind.folder: [] for kind in block_files.KINDS}
         self._snapshots: list[Range] = []
@@ -99,7 +97,8 @@ class _Check:
         if before is None and not folder.segments and not folder.strange:
             raise NoStore("there is no store: neither a log nor a checkpoint file")
         checkpoint = store_checkpoint.find(before)
-        if checkpoint is None:
+        # A replica writes its first one after some tens of megabytes.
+        if checkpoint is None and not (before is None and self._replica.is_replica):
             why = "the file is missing" if before is None else "checksum mismatch"
             self._find(Damage.CHECKPOINT, CHECKPOINT_FILE, 0, len(before or b""), why)
         for name in folder.strange:
@@ -110,6 +109,7 @@ class _Check:
         now = store_checkpoint.find(source.read(CHECKPOINT_FILE)) or checkpoint
         segments = self._without_unused(folder.segments)
         self._look_at_shape(segments, now)
+        report.findings += find_damage(source)
         held = list_held(source)
         yield from self._scan(segments, checkpoint)
         self._look_at_held()
@@ -121,6 +121,7 @@ class _Check:
         yield Progress("timers", 0, 0)
         timers = self._look_at_timers()
         self._conclude(timers)
+        self._tell_unreadable(timers)
         report.findings.sort(key=lambda one: (one.damage not in OF_THE_LOG, one.file, one.position))
         return report
 
@@ -168,7 +169,7 @@ class _Check:
             begin = checkpoint.min_offset
             end = segments[0].start if segments else max(checkpoint.durable_offset, begin + 1)
             self._miss(begin, end)
-        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        for segment, following in zip_longest(segments, segments[1:]):
             end = following.start if following else segment.end
             if is_cut(segment):
                 why = f"it has {segment.size} bytes"
@@ -182,11 +183,14 @@ class _Check:
         self._expect(Damage.SEGMENT_MISSING, Broken(segment, begin, end, why, None, b""))
 
     def _expect(self, damage: Damage, broken: Broken) -> None:
+        if self._replica.cut is not None and broken.log_offset >= self._replica.cut:
+            return  # A crash has interrupted a cut there, which the next start makes.
         self._broken.append((damage, broken))
         self._concerns.expect(broken)
 
     def _scan(self, segments: list[LogSegment], checkpoint: StoreCheckpoint | None) -> Steps[None]:
-        report, durable_offset = self._report, checkpoint.durable_offset if checkpoint else 0
+        report, durable_offset = self._report, self._replica.durable
+        durable_offset = max(durable_offset, checkpoint.durable_offset if checkpoint else 0)
         report.epoch = checkpoint.epoch if checkpoint else 0
         if not segments:
             return
@@ -209,7 +213,8 @@ class _Check:
                 self._concerns.see(found)
             elif found.header.kind == Kind.TIMER:
                 self._concerns.see_control(found)
-        report.log_end = scan.end
+        cut = self._replica.cut
+        report.log_end = scan.end if cut is None else min(scan.end, cut)
         if scan.end < durable_offset:
             self._miss(scan.end, durable_offset)
 
@@ -350,6 +355,14 @@ class _Check:
                     stops_start=damage in NO_START or broken.end > replay_from,
                 )
             )
+
+    def _tell_unreadable(self, timers: list[check_timers.TimerDamage]) -> None:
+        """Tell of what the disk does not give out; a start needs the log from its replay on."""
+        replay_from = self._replay_from(timers)
+        starts = {one.name: one.start for one in list_segments(self._source).segments}
+        for name, begin, end, why in self._source.unreadable:
+            is_replayed = name in starts and starts[name] + end > replay_from
+            self._find(Damage.UNREADABLE, name, begin, end - begin, why, stops_start=is_replayed)
 
     def _replay_from(self, timers: list[check_timers.TimerDamage]) -> int:
         """Return the log offset from which the next start reads the log."""

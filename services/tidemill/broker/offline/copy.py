@@ -29,8 +29,8 @@ from tidemill.broker.engine.layout import message, store_checkpoint
 from tidemill.broker.engine.layout.message import FLAG_REMAINS
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
-from tidemill.broker.engine.store.commit_log import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.offline import block_files
 from tidemill.broker.offline.block_files import BlockDamage, Range
 from tidemill.broker.offline.check import NoStore
@@ -45,7 +45,8 @@ from tidemill.broker.offline.log_scan import (
     list_segments,
     may_hold,
 )
-from tidemill.broker.offline.source import Source
+from tidemill.broker.offline.replica_files import read_replica_files
+from tidemill.broker.offline.source import Source, readable
 
 SLICE_BYTES = 1 << 20  # copied at once
 ATTEMPTS_MAX = 20  # retention drops a segment a minute, or disks are slower than it: then give up
@@ -88,7 +89,7 @@ class _Copy:
     def __init__(self, source: Source, target: Disk, slice_bytes: int) -> None:
         assert 0 < slice_bytes <= SLICE_BYTES, "a slice is compared with that many zeros"
         self._slice_bytes = slice_bytes
-        self._source = source
+        self._source = readable(source)
         self._target = target
         self._report = CopyReport()
         self._epoch = 0
@@ -111,6 +112,9 @@ class _Copy:
         for segment in [*held, *segments]:
             self._target.rename(segment.name + COPYING, segment.name)
         self._target.folder(LOG_FOLDER).sync()
+        self._report.damaged += [
+            f"{name}, byte {begin}: {why}" for name, begin, _, why in self._source.unreadable
+        ]
         self._report.file_count = len(segments) + len(held) + len(self._files) + 1
         return self._report
 
@@ -152,7 +156,10 @@ class _Copy:
         scan = LogScan(source, folder.segments, begin=begin, durable_offset=durable_offset)
         if checkpoint:
             self._epoch = max(self._epoch, checkpoint.epoch)
+        cut = read_replica_files(source).cut
         for found in scan.walk():
+            if cut is not None and found.log_offset >= cut:
+                break  # A crash has interrupted a cut there, which the next start makes.
             # What is damaged here no start gets past.
             if isinstance(found, Broken):
                 raise CopyRefused(
@@ -160,12 +167,24 @@ class _Copy:
                     f"({found.why}); see `tidemill store check`, and repair it first"
                 )
             self._epoch = max(self._epoch, found.header.epoch)
-        if scan.end < durable_offset:
+        self._refuse_unreadable(folder.segments, begin)
+        end = scan.end if cut is None else min(scan.end, cut)
+        if end < durable_offset:
             raise CopyRefused(
-                f"the log ends at offset {scan.end} and was durable up to {durable_offset}; see "
+                f"the log ends at offset {end} and was durable up to {durable_offset}; see "
                 "`tidemill store check`, and repair it first"
             )
-        return [one for one in folder.segments if one.start < scan.end or not one.start], scan.end
+        return [one for one in folder.segments if one.start < end or not one.start], end
+
+    def _refuse_unreadable(self, segments: list[LogSegment], begin: int) -> None:
+        """Refuse where the disk does not give out what may have been answered OK."""
+        starts = {one.name: one.start for one in segments}
+        for name, at, end, why in self._source.unreadable:
+            if name in starts and starts[name] + end > begin:
+                raise CopyRefused(
+                    f"{name} cannot be read at byte {at} ({why}), where what was answered OK may "
+                    "stand; restore the directory from a backup"
+                )
 
     @staticmethod
     def _refuse_gaps(folder: LogFolder) -> None:

@@ -21,10 +21,12 @@ class Damage(StrEnum):
     INDEX = "index"
     SNAPSHOT = "snapshot"
     CHECKPOINT = "checkpoint"
+    REPLICA = "replica"
     TIMER_CHECKPOINT = "timer-checkpoint"
     TIMER_TABLE = "timer-table"
     TIMER_WHEEL = "timer-wheel"
     TIMER_LOG = "timer-log"
+    UNREADABLE = "unreadable"
 
 
 # Nothing says it a second time: only a backup has it.
@@ -95,6 +97,11 @@ MEANINGS: dict[Damage, Meaning] = {
         "nothing says how far the derived files reach, nor how far the log was durable",
         "None needed: the next start reads the whole log, and writes it again.",
     ),
+    Damage.REPLICA: Meaning(
+        "what a replica must not forget of its broker group is damaged",
+        "Of a file that is written in turns (`.a` and `.b`) the other one does. Where the broker "
+        "does not start over it: empty the folder; the replica is copied again from its group.",
+    ),
     Damage.TIMER_CHECKPOINT: Meaning(
         "one of the two files that say from where timers are followed is damaged",
         "None needed: the next start takes the other one, or makes all timer files again.",
@@ -110,6 +117,12 @@ MEANINGS: dict[Damage, Meaning] = {
     Damage.TIMER_LOG: Meaning(
         "the chains of delayed messages are damaged; the timer table says it too",
         "None needed: the next start, or the running broker, makes them again from the table.",
+    ),
+    Damage.UNREADABLE: Meaning(
+        "the disk does not give out these bytes; what is damaged by that is told beside this",
+        "`tidemill store copy` takes all else to a sound disk, and `tidemill store repair COPY "
+        "--from BACKUP` mends what is damaged there. Where the broker does not start over them, "
+        "nobody can say whether what was answered OK stands there: restore a backup.",
     ),
 }
 

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias, final
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, Header
-from tidemill.broker.engine.store.commit_log import BLOCK_BYTES, FOLDER, HELD, PREPARED, SUFFIX
 from tidemill.broker.engine.store.disk import DROPPED
+from tidemill.broker.engine.store.segment import BLOCK_BYTES, FOLDER, HELD, PREPARED, SUFFIX
 from tidemill.broker.offline.source import Source, Window
 
 SEARCH_BYTES = 1 << 20  # looked through at once for the next record
@@ -163,7 +163,7 @@ def read_one(window: Window, segment: LogSegment, at: int) -> Found | None:
     data = window.record(at)
     if len(data) >= record.PAD.size and record.PAD.unpack_from(data) == (record.PAD_MAGIC, room):
         return Pad(segment, offset)
-    why = record.find_damage(data, 0, log_offset=offset)
+    why = record.find_damage(data, 0, log_offset=offset, room=room)
     if not why:
         return Intact(segment, Header._make(record.HEADER.unpack_from(data)), data)
     header = record.find_head(data, 0, log_offset=offset)

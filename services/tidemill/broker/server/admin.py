@@ -23,9 +23,10 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.inspection import MessageSearch, TimeSearch
+    from tidemill.broker.engine.inspection import MessageSearch
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.engine.pop.state import Key
+    from tidemill.broker.engine.time_search import TimeSearch
     from tidemill.broker.server.rounds import Rounds, Turn
 
 T = TypeVar("T")
@@ -81,17 +82,20 @@ class BrokerAdminService:
 
         return await self._call(delete)
 
-    async def PutGroup(self, request: pb.PutGroupRequest) -> pb.GroupConfig:
+    async def PutGroup(self, request: pb.PutGroupRequest) -> pb.PutGroupReply:
         """Create or change a consumer group."""
 
-        def put(engine: Engine, turn: Turn) -> pb.GroupConfig:
+        def put(engine: Engine, turn: Turn) -> pb.PutGroupReply:
             check_group(request.name)
             before = engine.catalog.find_group(request.name)
             group = engine.administration.put_group(
                 request.name, **config_frames.group_fields(request), now_ms=turn.now_ms
             )
             config_log.group_put(before, group, auto_create=False, by=request.requested_by)
-            return config_frames.group_config(group)
+            return pb.PutGroupReply(
+                group=config_frames.group_config(group),
+                before=config_frames.group_config(before) if before else None,
+            )
 
         return await self._call(put)
 
@@ -141,7 +145,11 @@ class BrokerAdminService:
 
         def begin(engine: Engine, _turn: Turn) -> tuple[pb.GroupProgress, list[Key]]:
             group = find_group(engine, request.name)
-            found = pb.GroupProgress(group=config_frames.group_config(group))
+            pulled = engine.inspection.pulled_by(group)
+            found = pb.GroupProgress(
+                group=config_frames.group_config(group),
+                pulled=[pb.PulledQueue(**each._asdict()) for each in pulled],
+            )
             return found, engine.inspection.queues_read(group)
 
         found, keys = await self._call(begin)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server import config_frames, config_log
 from tidemill.broker.server.admin import in_round, refusal
-from tidemill.common.errors import BadRequest, Conflict, ServiceError
+from tidemill.common.errors import Conflict, ServiceError
+from tidemill.message.broker_names import check_name
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 
 COUNT_TIMEOUT_S: Final = 2.0  # of a member that is asked what is left; the list comes without it
 LEAVE_TIMEOUT_S: Final = 10.0  # whoever asks for a removal asks again
-NAME_CHARS_MAX: Final = 64  # of a broker group: it stands in every handle
 
 
 class BrokerGroupAdmin:
     """The gRPC face of the list of broker groups."""
 
-    def __init__(self, rounds: Rounds, members: Members) -> None:
+    def __init__(self, rounds: Rounds, members: Members, *, replica_name: str) -> None:
         self._rounds = rounds
         self._members = members
+        self._replica_name = replica_name
 
     async def GetBrokerStatus(
         self,
@@ -36,7 +37,10 @@ class BrokerGroupAdmin:
         """Return what this broker says of itself, home or not."""
 
         def read(engine: Engine, _turn: Turn) -> pb.BrokerStatus:
-            return pb.BrokerStatus(name=engine.catalog.broker_name, epoch=engine.log.epoch)
+            name = engine.catalog.broker_name
+            return pb.BrokerStatus(
+                name=name, epoch=engine.log.epoch, replica_name=self._replica_name or name
+            )
 
         return await in_round(self._rounds, read)
 
@@ -71,22 +75,27 @@ class BrokerGroupAdmin:
 
     async def _count_left(self, group: pb.BrokerGroup) -> None:
         follower = self._members.followers.get(group.member.name)
-        if group.member.state != pb.DRAINING or follower is None or not follower.is_connected:
+        if group.member.state != pb.DRAINING or follower is None:
+            return
+        group.last_left.CopyFrom(follower.last_left)
+        group.last_left_at_ms = follower.last_left_at_ms
+        if not follower.is_connected:
             return
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
-                reply = await follower.ask(pb.FollowFrame(count_left=True))
+                left = await follower.count_left()
         except (ServiceError, TimeoutError) as error:
             group.reason = f"what is left there is not known: {error or 'it does not answer'}"
         else:
-            group.left.CopyFrom(reply.left)
+            group.left.CopyFrom(left)
 
     async def AddBrokerGroup(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
         """Add a member, or take one back that drains."""
 
         def add(engine: Engine, turn: Turn) -> tuple[str, BrokerGroup]:
-            if not 0 < len(request.name) <= NAME_CHARS_MAX:
-                raise BadRequest(f"the name of a broker group has 1 to {NAME_CHARS_MAX} characters")
+            # One that is a member may have a name of before there was a rule.
+            if request.name not in engine.catalog.membership.groups:
+                check_name(request.name)
             group = engine.broker_groups.add(request.name, request.address, turn.now_ms)
             config_log.broker_group_put(group, by=request.requested_by)
             return engine.catalog.broker_name, group
@@ -106,7 +115,10 @@ class BrokerGroupAdmin:
         return self._describe(group, own_name)
 
     async def RemoveBrokerGroup(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
-        """Remove a member that drains and is empty."""
+        """Remove a member that drains and is empty, or whose messages are given up.
+
+        One that is forced out keeps its store as it is: added again, it brings what it has.
+        """
 
         def find(engine: Engine, _turn: Turn) -> tuple[str, BrokerGroup]:
             group = engine.broker_groups.find_removable(request.name)
@@ -114,11 +126,21 @@ class BrokerGroupAdmin:
 
         own_name, group = await in_round(self._rounds, find)
         described = self._describe(group, own_name)
+        follower = self._members.followers.get(group.name)
+        if request.force:
+            await self._count_left(described)
         try:
-            await self._leave(group, self._members.followers.get(group.name))
+            if request.force and not described.HasField("left"):
+                # It cannot be asked anything, so it is not waited for.
+                reason = described.reason or "it is not connected"
+                config_log.broker_group_given_up(described, reason, by=request.requested_by)
+            else:
+                await self._leave_or_give_up(request, described, follower)
 
-            # It takes nothing any more. If this is not recorded, the removal is asked for again.
+            # It takes nothing any more. If this is not recorded, it says so when it is told next.
             def remove(engine: Engine, turn: Turn) -> Generator[None, None, None]:
+                if request.name not in engine.catalog.membership.groups:
+                    return  # It has said so meanwhile.
                 engine.broker_groups.find_removable(request.name)
                 yield from engine.broker_groups.remove(request.name, turn.now_ms)
                 config_log.broker_group_removed(request.name, by=request.requested_by)
@@ -128,11 +150,24 @@ class BrokerGroupAdmin:
             raise refusal(error) from error
         return described
 
-    async def _leave(self, group: BrokerGroup, follower: Follower | None) -> None:
+    async def _leave_or_give_up(
+        self, request: pb.BrokerGroupRequest, group: pb.BrokerGroup, follower: Follower | None
+    ) -> None:
+        try:
+            await self._leave(group.member.name, follower)
+        except ServiceError as error:
+            if not request.force:
+                raise
+            config_log.broker_group_given_up(group, error.message, by=request.requested_by)
+
+    async def _leave(self, name: str, follower: Follower | None) -> None:
         if follower is None:
-            raise Conflict(f"{group.name} is not connected: nobody knows what is left there")
+            raise Conflict(
+                f"{name} is not connected: nobody knows what is left there. Start it again, or give"
+                f" up what it has: `tidemill broker-group remove {name} --force`"
+            )
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await follower.leave()
         except TimeoutError:
-            raise Conflict(f"{group.name} does not answer; try again") from None
+            raise Conflict(f"{name} does not answer; try again") from None

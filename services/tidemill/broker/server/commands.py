@@ -275,11 +275,8 @@ def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
                 batch.visible_at_ms,
             )  # fmt: skip
             with contextlib.suppress(ServiceError):  # Acked or void meanwhile.
-                turn.engine.change_invisible(
-                    delivery,
-                    invisible_duration_ms=GIVE_BACK_MS,
-                    suspend=True,  # Nobody has got it: no attempt.
-                    now_ms=turn.now_ms,
+                turn.engine.give_back(
+                    delivery, invisible_duration_ms=GIVE_BACK_MS, now_ms=turn.now_ms
                 )
 
 
@@ -319,9 +316,10 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
     if any(origins):
         target.origin_topics.extend(origins)
     size = sum(map(len, blobs))
-    link.traffic.delivered(
-        TopicId(pop.topic_id), GroupId(pop.group_id), batch.delivery_attempts, size
-    )
+    topic_id, group_id = TopicId(pop.topic_id), GroupId(pop.group_id)
+    link.traffic.delivered(topic_id, group_id, batch.delivery_attempts, size)
+    waits_ms = [batch.popped_at_ms - record.stored_at_ms for record in records]
+    link.traffic.handed_over(topic_id, group_id, waits_ms, blobs)
     return size
 
 
@@ -394,6 +392,12 @@ def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Deli
 
 
 def _change_invisible(request: pb.ChangeInvisibleRequest, turn: Turn) -> Delivery:
+    if request.gives_back:
+        return turn.engine.give_back(
+            _delivery(request),
+            invisible_duration_ms=request.invisible_duration_ms,
+            now_ms=turn.now_ms,
+        )
     return turn.engine.change_invisible(
         _delivery(request),
         invisible_duration_ms=request.invisible_duration_ms,

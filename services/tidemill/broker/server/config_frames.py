@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypedDict
 
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.following import Left
 from tidemill.broker.engine.inspection import FoundMessage, QueueLock, QueueProgress, QueueStatus
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.engine.left import Left, Readers
 from tidemill.broker.engine.metadata.catalog import (
+    Beginnings,
     ConfigChanges,
     ExponentialRetry,
     Group,
@@ -34,6 +35,7 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
         is_system=topic.is_system,
         delivery_spread_ms=topic.delivery_spread_ms,
         home_id=topic.home_id,
+        created_at_ms=topic.created_at_ms,
         placements=[
             pb.Placement(broker_group=name, queues=queues) for name, queues in topic.placements
         ],
@@ -50,6 +52,8 @@ def group_config(group: Group) -> pb.GroupConfig:
         max_attempts=group.max_attempts,
         start_from_latest=group.start_from_latest,
         home_id=group.home_id,
+        created_at_ms=group.created_at_ms,
+        begun=_beginnings(group),
     )
     if group.exponential is not None:
         config.exponential.initial_ms = group.exponential.initial_ms
@@ -58,6 +62,20 @@ def group_config(group: Group) -> pb.GroupConfig:
     else:
         config.customized.next_ms.extend(group.customized_ms)
     return config
+
+
+def _beginnings(group: Group) -> list[pb.Beginning]:
+    return [pb.Beginning(topic_id=id_, begun_at_ms=at_ms) for id_, at_ms in group.begun]
+
+
+def begun_frame(group: Group) -> pb.GroupBeginnings:
+    """Render what a group has begun to read, as a follower tells its home."""
+    return pb.GroupBeginnings(group_id=group.home_id, begun=_beginnings(group))
+
+
+def read_begun(begun: Iterable[pb.Beginning]) -> Beginnings:
+    """Read since when topics are read."""
+    return tuple([(each.topic_id, each.begun_at_ms) for each in begun])
 
 
 def _visible(topics: Iterable[Topic]) -> list[pb.TopicConfig]:
@@ -118,6 +136,7 @@ def read_topic(config: pb.TopicConfig) -> Topic:
         type=TopicType(config.type),
         queues=config.queues,
         delivery_spread_ms=config.delivery_spread_ms,
+        created_at_ms=config.created_at_ms,
         placements=tuple([(place.broker_group, place.queues) for place in config.placements]),
     )
 
@@ -133,6 +152,8 @@ def read_group(config: pb.GroupConfig) -> Group:
         exponential=_exponential(config),
         customized_ms=tuple(config.customized.next_ms),
         start_from_latest=config.start_from_latest,
+        created_at_ms=config.created_at_ms,
+        begun=read_begun(config.begun),
     )
 
 
@@ -142,7 +163,23 @@ def left_frame(left: Left) -> pb.Left:
         ready_count=left.ready_count,
         in_flight_count=left.in_flight_count,
         delayed_count=left.delayed_count,
+        items=[pb.LeftItem(**item._asdict()) for item in left.items],
+        unnamed_count=left.unnamed_count,
     )
+
+
+def readers_frame(engine: Engine) -> Iterator[pb.Reader]:
+    """Render who has begun to read what, as a follower is to be told, group by group."""
+    topics = engine.catalog.topics
+    for group in list(engine.catalog.groups.values()):
+        found = sorted(engine.inspection.topics_read(group))
+        user_ids = [id_ for id_ in found if not topics[id_].is_system]
+        yield pb.Reader(group_id=group.id, topic_ids=user_ids)
+
+
+def read_readers(readers: Iterable[pb.Reader]) -> Readers:
+    """Read what `readers_frame` has rendered."""
+    return {reader.group_id: set(reader.topic_ids) for reader in readers if reader.topic_ids}
 
 
 def queue_status(status: QueueStatus) -> pb.QueueStatus:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.inspection import QueueLock, TopicUse
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.engine.metadata.membership import BrokerGroup, Home, Membership
+    from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -84,6 +88,16 @@ def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by:
     )  # fmt: skip
 
 
+def deliveries_released(wanted: pb.DeliveryFilter, count: int, *, by: str) -> None:
+    """Tell of messages that an operator has taken from the consumers that held them."""
+    log.info(
+        "deliveries released", group=wanted.group, topic=wanted.topic or None,
+        queue_id=wanted.queue_id if wanted.HasField("queue_id") else None,
+        holder=wanted.client_id or None, message_id=wanted.message_id or None, messages=count,
+        **_asked_by(by),
+    )  # fmt: skip
+
+
 def cluster_founded(membership: Membership) -> None:
     """Tell of a broker that has become the home of others."""
     home = membership.home
@@ -107,11 +121,67 @@ def home_met(before: Home | None, home: Home | None) -> None:
     )  # fmt: skip
 
 
+def home_restored(before: Home, frame: pb.FollowFrame, engine: Engine, *, is_older: bool) -> bool:
+    """Tell of a home that comes back and knows less, and of what that takes away here.
+
+    Return whether its store is an older one: its log is, or it tells of no number as high as one
+    that goes, or it has given that number out again. What it only deleted while it was not heard
+    has a lower number, and goes with a line too.
+    """
+    catalog = engine.catalog
+    told_topics = _told([one for each in frame.configs for one in each.topics])
+    told_groups = _told([one for each in frame.configs for one in each.groups])
+    topics = [
+        topic for topic in catalog.topics.values()
+        if topic.home_id and told_topics.get(topic.home_id) != _incarnation(topic)
+    ]  # fmt: skip
+    groups = [
+        group for group in catalog.groups.values()
+        if group.home_id and told_groups.get(group.home_id) != _incarnation(group)
+    ]  # fmt: skip
+    told = told_topics.keys() | told_groups.keys()
+    gone = {topic.home_id for topic in topics} | {group.home_id for group in groups}
+    is_restored = is_older or any(id_ in told or id_ > max(told, default=0) for id_ in gone)
+    if gone or is_older:
+        write = log.error if is_restored else log.warning
+        write(
+            "the home was restored from a backup: what it does not know any more is deleted here"
+            if is_restored
+            else "the home has deleted, while it was not heard, what is deleted here now",
+            home=before.name, heard_epoch=before.epoch, epoch=frame.epoch,
+            topics=[topic.name for topic in topics[:NAMED_MAX]], topic_count=len(topics),
+            messages=sum(engine.inspection.use_of(topic).message_count for topic in topics),
+            groups=[group.name for group in groups[:NAMED_MAX]], group_count=len(groups),
+        )  # fmt: skip
+    return is_restored
+
+
+def _told(told: Sequence[pb.TopicConfig] | Sequence[pb.GroupConfig]) -> dict[int, tuple[str, int]]:
+    return {one.id: (one.name, one.created_at_ms) for one in told}
+
+
+def _incarnation(one: Topic | Group) -> tuple[str, int]:
+    return one.name, one.created_at_ms
+
+
 def broker_group_put(group: BrokerGroup, *, by: str) -> None:
     """Tell of a member that was added, or that is to drain."""
     log.info(
         "broker group changed", broker_group=group.name, address=group.address,
         state=group.state, **_asked_by(by),
+    )  # fmt: skip
+
+
+def broker_group_given_up(group: pb.BrokerGroup, reason: str, *, by: str) -> None:
+    """Tell of a member that is removed with what is left there."""
+    is_known = group.HasField("left")
+    left = group.left if is_known else group.last_left
+    log.warning(
+        "broker group given up", broker_group=group.member.name, reason=reason,
+        is_known=is_known, known_at_ms=0 if is_known else group.last_left_at_ms,
+        messages=left.ready_count, in_flight=left.in_flight_count, delayed=left.delayed_count,
+        items=[f"{each.topic} for {each.group or 'nobody'}" for each in left.items[:NAMED_MAX]],
+        **_asked_by(by),
     )  # fmt: skip
 
 
@@ -121,4 +191,5 @@ def broker_group_removed(name: str, *, by: str) -> None:
 
 
 def _asked_by(by: str) -> dict[str, str]:
+    """Return who asked as fields of a line: none where nobody says it."""
     return {"by": by} if by else {}

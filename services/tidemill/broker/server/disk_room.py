@@ -23,6 +23,7 @@ class DiskRoom:
 
     def __init__(self) -> None:
         self._was_full = False
+        self._was_without_snapshot = False
         # Bounded: (monotonic ms, free bytes), the oldest first.
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
 
@@ -31,6 +32,7 @@ class DiskRoom:
         engine.refresh()
         if not self._samples or monotonic_ms - self._samples[-1][0] >= SAMPLE_PERIOD_MS:
             self._samples.append((monotonic_ms, engine.free_bytes))
+        self._tell_of_snapshot(engine)
         if engine.is_disk_full == self._was_full:
             return
         self._was_full = engine.is_disk_full
@@ -42,6 +44,16 @@ class DiskRoom:
             log.warning("disk full: messages are refused", **room)
         else:
             log.info("disk has room: messages are taken again", **room)
+
+    def _tell_of_snapshot(self, engine: Engine) -> None:
+        is_without = engine.checkpoints.is_without_snapshot
+        if is_without and not self._was_without_snapshot:
+            log.warning(
+                "no room for a snapshot: a start will read more of the log",
+                free_mib=engine.free_bytes >> 20,
+                wanted_mib=engine.checkpoints.snapshot_bytes >> 20,
+            )
+        self._was_without_snapshot = is_without
 
     @property
     def full_in_s(self) -> float:

@@ -2,7 +2,8 @@
 
     round loop   ── add(effects) ──▶  rounds in flight, in the order of the log
     sync loop       one sync at a time, each for all that was written when it began,
-                 ── commit(log_offset) ──▶  `committed_offset`
+                 ── synced(log_offset) ──▶  what is durable here: with no replicas it is committed
+    replicas     ── release() ──▶  `committed_offset` has moved: they have it too
                     what the committed rounds have for others leaves at once, first round first
     release loop    the rest of it, where that takes more than a turn
 
@@ -17,12 +18,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.server.slices import in_turns, run_turn
+from tidemill.broker.server.sync_pace import SyncPace
+from tidemill.common.histogram import Histogram
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -33,6 +37,13 @@ if TYPE_CHECKING:
 ROUNDS_IN_FLIGHT_MAX = 32
 # Of the log. As much as may wait for a round: a disk that stalls holds up twice that in memory.
 IN_FLIGHT_BYTES_MAX = 64 << 20
+# Upper bounds in microseconds, of a write and of a sync: a good disk syncs in 150, a spinning one
+# in ten thousand, one that stalls in seconds.
+DISK_BUCKETS_US = (
+    50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
+    5_000_000,
+)  # fmt: skip
+US_PER_S = 1_000_000
 
 
 class Syncs(Protocol):
@@ -74,12 +85,26 @@ class Durability:
         self._leaving: Iterator[None] | None = None  # what takes more than a turn
         self._has_rest = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
+        # Told that more was written, or is durable: replicas are to have it.
+        self.on_moved: Callable[[], None] = lambda: None
+        # Returns what is to be synced with the log; called when the sync before has ended.
+        self.beside: Callable[[], Iterable[HasFileno]] = tuple
+        # Whether no round may be begun, though there is room: replicas say so.
+        self.is_held: Callable[[], bool] = lambda: False
+        self.sync_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
+        self._pace = SyncPace()
 
     @property
     def has_room(self) -> bool:
         """Whether another round may be begun."""
         behind_bytes = self._written_offset - self._engine.committed_offset
-        return len(self._in_flight) < self._rounds_max and behind_bytes < self._bytes_max
+        has_room = len(self._in_flight) < self._rounds_max and behind_bytes < self._bytes_max
+        return has_room and not self.is_held()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether syncs of the log have taken too long for a while."""
+        return self._pace.is_slow(_now_ms())
 
     @property
     def is_caught_up(self) -> bool:
@@ -100,16 +125,29 @@ class Durability:
         elif not effects:
             return
         self._in_flight.append((log_offset, effects))
+        self.on_moved()
         if log_offset <= self._engine.committed_offset:
             self._release()
 
-    def commit(self, log_offset: LogOffset) -> None:
-        """Let go what rests on the log before `log_offset`.
+    def note_written(self) -> None:
+        """Sync what a replica has written of its master's log, as soon as that can be."""
+        written = self._engine.log.written_offset
+        if written > self._written_offset:
+            self._has_written.set()
+        self._written_offset = written
 
-        The sync loop says so, since what is durable here is all that is promised; with replicas it
-        is for their confirm offset to say.
-        """
+    def sync_again(self) -> None:
+        """Sync what stands beside the log, also where nothing is written."""
+        self._has_written.set()
+
+    def synced(self, log_offset: LogOffset) -> None:
+        """Hear that the log is durable before `log_offset`: all it takes without replicas."""
         self._engine.synced(log_offset)
+        self.on_moved()
+        self.release()
+
+    def release(self) -> None:
+        """Let go what rests on the log before `committed_offset`."""
         self._release()
         self._wake()
 
@@ -133,10 +171,15 @@ class Durability:
         while True:
             await self._has_written.wait()
             self._has_written.clear()
-            log_offset, files = self._engine.begin_sync()
+            log_offset, of_log = self._engine.begin_sync()
+            files = [*of_log, *self.beside()]
             if files:
+                began_s = time.monotonic()
+                self._pace.began(_now_ms())
                 await self._syncs.sync(files)
-            self.commit(log_offset)
+                self._pace.ended(_now_ms())
+                self.sync_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
+            self.synced(log_offset)
 
     def _release(self) -> None:
         """Let go what is committed."""
@@ -164,3 +207,7 @@ class Durability:
                 yield
             in_flight.popleft()
             self._wake()
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server.admin import BrokerAdminService
 from tidemill.broker.server.broker_group_admin import BrokerGroupAdmin
+from tidemill.broker.server.delivery_admin import DeliveryAdmin
 from tidemill.broker.server.home_service import BrokerHomeService
 from tidemill.broker.server.link import BrokerLinkService
+from tidemill.broker.server.mending import FETCH_RANGE
 from tidemill.broker.server.message_admin import MessageAdmin
+from tidemill.broker.server.probes import PROBE
+from tidemill.broker.server.pulls import PullReader
+from tidemill.broker.server.reader import BrokerReader
+from tidemill.broker.server.relay import Relay
+from tidemill.broker.server.replicas import STREAM
 from tidemill.broker.server.timer_admin import TimerAdmin
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.transport.aio import health, metrics
-from tidemill.transport.aio.call import bidirectional
+from tidemill.transport.aio.call import Method, bidirectional
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.members import Members
+    from tidemill.broker.server.replicas import Replicas
     from tidemill.broker.server.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
 
@@ -34,7 +42,15 @@ REQUEST_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB
 LINK: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerLink"]
 ADMIN: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerAdmin"]
 HOME: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerHome"]
-SERVICES: Final = (LINK.full_name, ADMIN.full_name, HOME.full_name)
+READER: Final = broker_pb2.DESCRIPTOR.services_by_name["BrokerReader"]
+RELAY: Final = broker_pb2.DESCRIPTOR.services_by_name["ClientRelay"]
+SERVICES: Final = (
+    LINK.full_name,
+    ADMIN.full_name,
+    HOME.full_name,
+    RELAY.full_name,
+    READER.full_name,
+)
 
 # Proxies of ours: few, with frames of many requests each.
 LIMITS: Final = Limits(
@@ -75,6 +91,15 @@ class BrokerServer:
         await self._server.drain(timeout_ms / 1000)
 
 
+def replica_methods(replicas: Replicas) -> dict[str, Method]:
+    """Return what other replicas of the broker group ask this one."""
+    return {
+        STREAM: bidirectional(replicas.stream),
+        FETCH_RANGE: bidirectional(replicas.fetch_range),
+        PROBE: bidirectional(replicas.probe),
+    }
+
+
 @contextlib.asynccontextmanager
 async def broker_server(
     rounds: Rounds,
@@ -82,17 +107,27 @@ async def broker_server(
     members: Members,
     settings: BrokerSettings,
     tls: ssl.SSLContext | None = None,
+    replicas: Replicas | None = None,
 ) -> AsyncIterator[BrokerServer]:
     """Serve until the block ends; raise StartRefused when the port is taken."""
-    links = BrokerLinkService(rounds, traffic, auto_create=settings.auto_create)
+    links = BrokerLinkService(
+        rounds, traffic,
+        auto_create=settings.auto_create,
+        view=lambda: None if replicas is None else replicas.view,
+    )  # fmt: skip
     admin = BrokerAdminService(rounds, auto_create=settings.auto_create)
     messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
-    broker_groups = BrokerGroupAdmin(rounds, members)
+    broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)
+    deliveries = DeliveryAdmin(rounds)
+    relay = Relay()
     serving = health.Health(SERVICES)
     methods = {
         f"/{LINK.full_name}/Exchange": bidirectional(links.exchange),
         f"/{HOME.full_name}/Follow": bidirectional(BrokerHomeService(rounds).follow),
-        **unary_methods(ADMIN, admin, messages, timers, broker_groups),
+        f"/{RELAY.full_name}/Attach": bidirectional(relay.attach),
+        **({} if replicas is None else replica_methods(replicas)),
+        **unary_methods(ADMIN, admin, messages, timers, deliveries, broker_groups, relay),
+        **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),
         **serving.methods(),
         **reflection_methods((*SERVICES, health.SERVICE)),
     }

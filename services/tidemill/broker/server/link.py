@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
@@ -19,7 +20,7 @@ from google.protobuf.message import DecodeError
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.pop.readiness import NOTHING_READY
 from tidemill.broker.server import commands
-from tidemill.broker.server.commands import COMMANDS, NOTIFICATION, POP, SLICE_REQUESTS
+from tidemill.broker.server.commands import COMMANDS, NOTIFICATION, POP
 from tidemill.broker.server.config_frames import changed_config, complete_config
 from tidemill.broker.server.long_polling import Notification, Pop
 from tidemill.broker.server.replies import Replies
@@ -32,11 +33,11 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
-    from tidemill.broker.engine.pop.consumption import Batch
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.commands import Result
     from tidemill.broker.server.long_polling import Key
     from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.common.replica_group import GroupView
     from tidemill.transport.aio.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
@@ -44,8 +45,8 @@ UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its 
 # frame may ask for hundreds, and messages that arrive may answer as many that are parked, of up to
 # POP_BYTES_MAX each: whatever else the link carries waits behind them, some 20 ms.
 UNSENT_POPS_BYTES_MAX = 4 << 20
-# Pops that a proxy has not said to have handed over: a second of many. Those beyond it renew.
-ON_ITS_WAY_MAX = 16_384
+# Hand-overs that are noted in one slice: a millisecond where each has to be recorded.
+SLICE_HANDED_OVER = 256
 REPLY_FRAME_BYTES = 256 << 10  # a reply frame is closed when it passes this
 
 
@@ -83,8 +84,6 @@ class Link:
         self._popped_bytes = 0  # for answers that have not left
         # What was popped in frames that were written: it is hidden for nobody while it is unsent.
         self._unsent: deque[tuple[int, Sequence[Result]]] = deque()
-        # What was popped and renews, by request id, until the proxy says that its client has it.
-        self._on_its_way: OrderedDict[int, Sequence[Batch]] = OrderedDict()
         self._written_bytes = 0  # where the last of them ends
         # Which pops of this link wait for room on it: no more than are parked.
         self._crowded: dict[Key, set[int]] = {}
@@ -95,6 +94,7 @@ class Link:
         self._newest = newest
         self._process_id = b""  # of who opened the stream
         self.stream_number = 0  # which of that process it is
+        self.epoch = 0  # of this master, where it has replicas
         self._is_debug = is_debug()
 
     @property
@@ -160,8 +160,6 @@ class Link:
         self._unsent.clear()
         if unsent:
             self._rounds.put(_GiveBack(unsent))
-        if self._on_its_way:
-            self._rounds.put(_Withhold(self._on_its_way.values()))
 
     def leave(self, turn: Turn) -> None:
         """Let nothing wait here for a stream that has ended."""
@@ -203,8 +201,11 @@ class Link:
             requests = requested.get(command.request_field)
             if requests is not None:
                 yield from command.apply(self, replies.of(command), requests, turn)
-        for request_id in frame.handed_over_pops:
-            self._on_its_way.pop(request_id, None)
+        if frame.HasField("handed_over"):
+            told = zip(frame.handed_over.slots, frame.handed_over.delivery_ids, strict=True)
+            while part := list(islice(told, SLICE_HANDED_OVER)):
+                turn.engine.handed_over(part, now_ms=turn.now_ms)
+                yield
         for request_id in frame.cancelled_polls:
             turn.polls.cancel(self, request_id)
         if frame.ended_clients:
@@ -253,6 +254,8 @@ class Link:
             self.replies.failures.append((pop.request_id, error))
             return True
         if batches:
+            if pop.renews:
+                self._rounds.turn.engine.on_their_way(batches)
             replies, size = self.replies, sum([batch.size_bytes for batch in batches])
             replies.of(POP).append((pop, batches))
             replies.pop_bytes += size
@@ -311,20 +314,10 @@ class Link:
             if frame.pops:
                 results = replies.of(POP)[sent : sent + len(frame.pops)]
                 self._unsent.append((self._written_bytes, results))
-                self._note_on_its_way(results)
                 self._forget_sent()
                 sent += len(frame.pops)
             yield
         self._popped_bytes -= replies.pop_bytes
-
-    def _note_on_its_way(self, results: Sequence[Result]) -> None:
-        """Remember what renews until somebody has it."""
-        on_its_way = self._on_its_way
-        for pop, batches in results:
-            if pop.renews and batches:
-                on_its_way[pop.request_id] = batches
-        while len(on_its_way) > ON_ITS_WAY_MAX:
-            on_its_way.popitem(last=False)
 
     def _forget_sent(self) -> None:
         """Forget what was popped in frames that have left."""
@@ -400,28 +393,13 @@ class _GiveBack:
             yield
 
 
-class _Withhold:
-    """What was sent to a proxy that left before it told that a client has it."""
-
-    size_bytes = 0
-
-    def __init__(self, popped: Iterable[Sequence[Batch]]) -> None:
-        self._popped = popped
-
-    def apply(self, turn: Turn) -> Iterator[None]:
-        for n, batches in enumerate(self._popped, 1):
-            turn.engine.not_handed_over(batches, turn.now_ms)
-            if n % SLICE_REQUESTS == 0:
-                yield
-        yield
-
-
 def _parse(request: bytes) -> pb.RequestFrame:
     try:
         frame = pb.RequestFrame.FromString(request)
     except DecodeError:
         raise RpcError(RpcCode.INVALID_ARGUMENT, "this is no RequestFrame") from None
-    if not columns_agree(frame):
+    told = frame.handed_over
+    if not columns_agree(frame) or len(told.slots) != len(told.delivery_ids):
         raise RpcError(RpcCode.INVALID_ARGUMENT, "a batch has columns of different lengths")
     return frame
 
@@ -436,20 +414,45 @@ def columns_agree(frame: pb.RequestFrame) -> bool:
     return True
 
 
+def _not_master(view: GroupView | None) -> pb.NotMaster:
+    if view is None:
+        return pb.NotMaster()
+    address = "" if view.master is None else view.address_of(view.master.replica_id)
+    return pb.NotMaster(epoch=view.epoch, version=view.version, address=address)
+
+
 class BrokerLinkService:
     """The gRPC face of the links."""
 
-    def __init__(self, rounds: Rounds, traffic: Traffic, *, auto_create: bool) -> None:
+    def __init__(
+        self,
+        rounds: Rounds,
+        traffic: Traffic,
+        *,
+        auto_create: bool,
+        view: Callable[[], GroupView | None] = lambda: None,
+    ) -> None:
+        """`view` says what is known of the replicas of this broker group."""
         self._rounds = rounds
         self._traffic = traffic
         self._auto_create = auto_create
+        self._view = view
         self._newest: dict[bytes, Link] = {}
 
     async def exchange(self, call: RpcCall) -> None:
-        """Serve one proxy until it leaves, or the broker stops and has answered all it asked."""
+        """Serve one proxy until it leaves, or the broker stops and has answered all it asked.
+
+        A replica that is not the master says who is, as far as it knows.
+        """
+        if not self._rounds.is_master:
+            frame = pb.ReplyFrame(not_master=_not_master(self._view()))
+            await call.send(frame.SerializeToString())
+            return
         link = Link(
             self._rounds, self._traffic, call, auto_create=self._auto_create, newest=self._newest
         )
+        view = self._view()
+        link.epoch = 0 if view is None else view.epoch
         offering = asyncio.create_task(link.offer_room(), name="offer room")
         try:
             await link.read(call)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import structlog
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from tidemill.broker.server import config_frames
+from tidemill.broker.server import config_frames, config_log
 from tidemill.common.errors import BY_NAME, BrokerUnreachable, ServiceError, from_wire
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -42,6 +42,9 @@ UPDATES_MAX: Final = 256
 # A member that was restarted is back within half a second, and should not be stale for a second.
 RECONNECT_MAX_S: Final = 0.25
 REFUSED_S: Final = 2.0  # until a member that refuses is asked again: somebody has to act
+# Where a group at the latest begins is known to a member that is added so long after: the time in
+# which messages may pass that group by, against a frame so often.
+BEGUN_LOOK_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 2.0
 REPLY_BYTES_MAX: Final = 64 << 10  # a reply is a few numbers, or an error
 LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=5.0)
@@ -52,13 +55,19 @@ class Follower:
     """The connection to one member."""
 
     def __init__(
-        self, group: BrokerGroup, rounds: Rounds, connect: Connect, sequences: Iterator[int]
-    ) -> None:
+        self, group: BrokerGroup, rounds: Rounds, connect: Connect, voice: Voice,
+        on_left: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self.group = group
         self.reason = "no connection was tried yet"  # why it is not connected; "" means it is
+        # What it said last of what is left there, and when; 0: it has said nothing yet.
+        self.last_left = pb.Left()
+        self.last_left_at_ms = 0
+        self._voice = voice
+        self._on_left = on_left
+        self._instead_of: pb.Heard | None = None  # whom it has heard, of a log ahead of ours
         self._rounds = rounds
         self._connect = connect
-        self._sequences = sequences
         self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
         self._is_behind = False
         self._changed = asyncio.Event()
@@ -105,26 +114,75 @@ class Follower:
             frame.membership.CopyFrom(self._membership)
             frame.member.CopyFrom(config_frames.member(self.group))
             frame.epoch = self._rounds.engine.log.epoch
-            frame.sequence = self._asked = next(self._sequences)
+            frame.life = self._voice.life
+            if self._instead_of is not None:
+                frame.instead_of.CopyFrom(self._instead_of)
+            frame.sequence = self._asked = next(self._voice.sequences)
             self._reply = asyncio.get_running_loop().create_future()
             self._stream.write(frame.SerializeToString())
             try:
                 reply = await self._reply
             finally:
                 self._reply = None
+        if reply.has_left:
+            self._on_left(self.group.name)
+        if reply.HasField("heard"):
+            self._note_older(reply.heard)
         if reply.error:
             known = reply.error if reply.error in BY_NAME else "BrokerUnreachable"
             raise from_wire(known, reply.message)
+        self._instead_of = None
+        if reply.begun:
+            await self._note_begun(reply)
         return reply
+
+    async def _note_begun(self, reply: pb.FollowReply) -> None:
+        """Record what groups at the latest have begun there; all members are told by that."""
+        begun = [(each.group_id, config_frames.read_begun(each.begun)) for each in reply.begun]
+
+        def note(engine: Engine, turn: Turn) -> Generator[None, None, None]:
+            yield from engine.following.note_begun(begun, turn.now_ms)
+
+        await self._rounds.call_slices(note)
+
+    def _note_older(self, heard: pb.Heard) -> None:
+        """Take note that our store is older than what the member has heard of us."""
+        log.error(
+            "this home was restored from a backup: the member has heard more of it than it knows,"
+            " and is told to forget that",
+            broker_group=self.group.name, heard_epoch=heard.epoch,
+            epoch=self._rounds.engine.log.epoch,
+        )  # fmt: skip
+        self._instead_of = heard
+
+    async def count_left(self) -> pb.Left:
+        """Return what is left there; raises what it refuses that with."""
+        reply = await self.ask(pb.FollowFrame(count_left=True, readers=await self._readers()))
+        self.last_left = reply.left
+        self.last_left_at_ms = self._rounds.now_ms
+        return reply.left
 
     async def leave(self) -> None:
         """Let the member forget what it was told; raises what it refuses that with."""
+        frame = pb.FollowFrame(leave=True, readers=await self._readers())
         try:
-            await self.ask(pb.FollowFrame(leave=True))
+            await self.ask(frame)
         finally:
             # It may have, also where its answer is lost. If it is taken back, that is told with
             # all the rest, and not before: until then it has left.
             self._is_behind = True
+
+    async def _readers(self) -> list[pb.Reader]:
+        """Return who reads what here: elsewhere that may not have been polled yet."""
+
+        def read(engine: Engine, _turn: Turn) -> Generator[None, None, list[pb.Reader]]:
+            readers = []
+            for reader in config_frames.readers_frame(engine):
+                readers.append(reader)
+                yield
+            return readers
+
+        return await self._rounds.call_slices(read)
 
     # ------------------------------------------------------------ the connection
 
@@ -154,7 +212,7 @@ class Follower:
             self._note(str(error), was_connected=was_connected)
         except ServiceError as error:
             self._note(error.message, was_connected=was_connected)
-            return REFUSED_S
+            return REFUSED_S if self._instead_of is None else RECONNECT_MAX_S
         return RECONNECT_MAX_S
 
     async def _close(self, stream: OpenStream, *tasks: asyncio.Task[None]) -> None:
@@ -184,18 +242,26 @@ class Follower:
                 await self._tell_everything()
             self._changed.clear()
             if not self._updates and not self._is_behind:
-                await self._changed.wait()
+                # What has begun there comes with a reply, so one is asked for now and then.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._look_period_s()):
+                        await self._changed.wait()
             is_behind, self._is_behind = self._is_behind, False
             if not is_behind:
                 updates, self._updates = self._updates, []
                 await self.ask(pb.FollowFrame(configs=[update for _, update in updates]))
 
+    def _look_period_s(self) -> float | None:
+        groups = self._rounds.engine.catalog.groups.values()
+        return BEGUN_LOOK_S if any(group.start_from_latest for group in groups) else None
+
     async def _tell_everything(self) -> None:
-        def read(engine: Engine, _turn: Turn) -> tuple[int, pb.ConfigUpdate]:
+        def read(engine: Engine, turn: Turn) -> Generator[None, None, tuple[int, pb.ConfigUpdate]]:
+            yield from engine.following.note_earlier(turn.now_ms)
             return self._rounds.count, config_frames.complete_config(engine, auto_create=False)
 
         self._is_behind = False
-        round_number, config = await self._rounds.call(read)
+        round_number, config = await self._rounds.call_slices(read)
         # The key of receipt handles is nobody else's.
         config.ClearField("handle_secret")
         self._membership.CopyFrom(config.membership)
@@ -213,16 +279,25 @@ class Follower:
             self._reply.set_result(reply)
 
 
+class Voice(NamedTuple):
+    """Who speaks: what members tell the frames of this process from others by."""
+
+    life: str
+    sequences: Iterator[int]
+
+
 @final
 class Members:
     """All members but the home itself; none where this broker is no home."""
 
-    def __init__(self, rounds: Rounds, connect: Connect) -> None:
+    def __init__(self, rounds: Rounds, connect: Connect, *, life: str) -> None:
+        """Speak as `life`, a name that no other process of this broker has had."""
         self.followers: dict[str, Follower] = {}
         self._rounds = rounds
         self._connect = connect
-        self._sequences = count(1)  # of all frames of this process
+        self._voice = Voice(life, count(1))
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
     @contextlib.asynccontextmanager
@@ -231,14 +306,24 @@ class Members:
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._rounds.attach(self)
-            self._look()
+            waiting = None
+            if self._rounds.is_master:
+                self._look()
+            else:
+                waiting = group.create_task(self._look_as_master(), name="look for members")
             try:
                 yield
             finally:
+                if waiting is not None:
+                    waiting.cancel()
                 self._rounds.detach(self)
                 self._group = None
-                for task in self._tasks.values():
+                for task in (*self._tasks.values(), *self._ending.values()):
                     task.cancel()
+
+    async def _look_as_master(self) -> None:
+        await self._rounds.mastered()
+        self._look()
 
     def collect(self) -> Iterator[Metric]:
         """Yield which members have been told all there is to tell; none where this is no home."""
@@ -250,6 +335,12 @@ class Members:
         for name, follower in self.followers.items():
             connected.add_metric((name, follower.group.address), int(follower.is_connected))
         yield connected
+        restores = CounterMetricFamily(
+            "rocketmq_home_restores",
+            "Times that the home came back with an older store; what it did not know was deleted.",
+        )
+        restores.add_metric((), self._rounds.engine.following.restored_count)
+        yield restores
 
     def _look(self) -> None:
         """Begin with members that are new, and end with those that are gone."""
@@ -270,9 +361,30 @@ class Members:
         for name, group in groups.items():
             if name not in self.followers:
                 follower = self.followers[name] = Follower(
-                    group, self._rounds, self._connect, self._sequences
+                    group, self._rounds, self._connect, self._voice, self._has_left
                 )
                 self._tasks[name] = self._group.create_task(follower.run(), name=f"member {name}")
+
+    def _has_left(self, name: str) -> None:
+        """End the removal of a member that has done its part, and of which the home missed that."""
+        if self._group is not None and name not in self._ending:
+            self._ending[name] = self._group.create_task(
+                self._end_removal(name), name=f"end {name}"
+            )
+
+    async def _end_removal(self, name: str) -> None:
+        def remove(engine: Engine, turn: Turn) -> Generator[None, None, None]:
+            engine.broker_groups.find_removable(name)
+            yield from engine.broker_groups.remove(name, turn.now_ms)
+            config_log.broker_group_removed(name, by="what the member has recorded of its removal")
+
+        try:
+            await self._rounds.call_slices(remove)
+        except ServiceError as error:
+            # It was taken back, or removed meanwhile; or the next frame asks for this again.
+            log.info("no removal was ended", broker_group=name, reason=error.message)
+        finally:
+            del self._ending[name]
 
     def config_changed(self, changes: ConfigChanges) -> None:
         """Keep the changes of the round under way until it is committed."""

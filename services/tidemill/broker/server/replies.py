@@ -53,6 +53,7 @@ class Replies:
         frame = pb.ReplyFrame()
         for config in self.configs:
             frame.config.CopyFrom(config)
+            frame.epoch = link.epoch
             if len(self.configs) > 1:
                 yield frame
                 frame = pb.ReplyFrame()

@@ -10,6 +10,9 @@
 Nobody waits for a timer to fill a batch: an idle broker does a request at once, a busy one finds
 many when it has done those before. With nothing to do the loop sleeps until the next deadline.
 
+A replica has no rounds: until it is the master the loop applies what is confirmed instead, and does
+the background work that makes no records.
+
 Invariant: commands reach the engine from this loop alone, in a round; background slices lie between
 two rounds.
 """
@@ -17,6 +20,7 @@ two rounds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -27,14 +31,16 @@ import structlog
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.background_work import BackgroundWork
 from tidemill.broker.server.disk_room import DiskRoom
+from tidemill.broker.server.durability import DISK_BUCKETS_US, US_PER_S
 from tidemill.broker.server.round_log import RoundLog
 from tidemill.broker.server.slices import in_turns
-from tidemill.common.errors import Draining, Overloaded, ServiceError
+from tidemill.common.errors import Draining, NotMaster, Overloaded, ServiceError
 from tidemill.common.histogram import Histogram
 from tidemill.common.log import is_debug
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.group_log import GroupLog
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.server.durability import Durability, Effect, Syncs
     from tidemill.broker.server.long_polling import LongPolling
@@ -49,6 +55,9 @@ REFRESH_MS = (
     1_000  # between two looks at the free space; the disk's reserve covers the writes between
 )
 REVIVE_BUCKETS_MS = (1, 10, 100, 1000, 2000, 3000)  # RocketMQ's, of its buffer scan
+FOLLOW_MS = 1_000  # a replica lets go of what is over by the clock within this time
+# For replicas to confirm the last round of a stop: one that lags for longer is proposed away.
+LAST_CONFIRM_S = 2.0
 CALLS_MAX = 1_000  # administrative calls that wait; beyond it they are refused with Overloaded
 
 
@@ -109,7 +118,11 @@ class Rounds:
         polls: LongPolling,
         pending_bytes_max: int,
         clock_hold_ms: int = HOLD_MS,
+        group_log: GroupLog | None = None,
     ) -> None:
+        """With a `group_log` the engine has replicas, and is one until it is elected."""
+        self._group_log = group_log
+        self._promoted = asyncio.Event()
         self._engine = engine
         self._durability = durability
         self._background = BackgroundWork(engine, background_syncs)
@@ -135,6 +148,8 @@ class Rounds:
         self._disk_room = DiskRoom()
         self.turn = Turn(engine, polls, clock)
         self.revive_latencies: Histogram[tuple[()]] = Histogram(REVIVE_BUCKETS_MS)
+        self.append_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
+        self._written_offset = engine.log_end
         self.count = 0
         self._round_log = RoundLog(engine) if is_debug() else None
 
@@ -142,6 +157,21 @@ class Rounds:
     def engine(self) -> Engine:
         """The engine, for reading what a scrape needs; never for a command."""
         return self._engine
+
+    @property
+    def is_master(self) -> bool:
+        """Whether commands are taken: always, where there are no replicas."""
+        return self._group_log is None or self._group_log.is_master
+
+    async def mastered(self) -> None:
+        """Wait until commands are taken."""
+        if not self.is_master:
+            await self._promoted.wait()
+
+    @property
+    def sync_times_us(self) -> Histogram[tuple[()]]:
+        """How long syncs of the log took."""
+        return self._durability.sync_times_us
 
     @property
     def now_ms(self) -> int:
@@ -164,7 +194,11 @@ class Rounds:
         return len(self._pending)
 
     async def submit(self, work: Work) -> None:
-        """Queue `work` for the next round; waits while too many bytes are queued."""
+        """Queue `work` for the next round; waits while too many bytes are queued.
+
+        Raises NotMaster.
+        """
+        self._check_master()
         while not self._has_room.is_set():
             await self._has_room.wait()
         self.put(work)
@@ -188,6 +222,7 @@ class Rounds:
 
     async def call_slices(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> T:
         """Do as `call` with what takes long, and yields between slices; one round all the same."""
+        self._check_master()
         if self._is_draining:
             raise Draining("the broker is about to stop")
         if self._calls >= CALLS_MAX:
@@ -199,6 +234,10 @@ class Rounds:
             return await call.result
         finally:
             self._calls -= 1
+
+    def _check_master(self) -> None:
+        if not self.is_master:
+            raise NotMaster("this replica of the broker group is not its master; ask the master")
 
     async def settle(self) -> None:
         """Wait until all that is queued now is applied and answered."""
@@ -236,12 +275,15 @@ class Rounds:
         """Do rounds until stopped; raises when the disk fails, and then nothing may go on."""
         durability, wake = self._durability, self._wake.set
         async with durability.running(wake), self._background.syncing(wake):
-            while True:
+            if self._group_log is not None:
+                await self._follow(self._group_log)
+            while self.is_master:
                 is_last = self._is_stopped
-                await self._until(lambda: durability.has_room)
+                await self._until(lambda: durability.has_room or self._is_stopped)
                 has_more = await self._round()
                 if is_last:
-                    await self._until(lambda: durability.is_empty)
+                    if not await self._let_all_leave():
+                        return  # Memory is ahead of what is confirmed: none of it is written.
                     if self._pending:
                         continue  # What was popped for a link that closed comes back yet.
                     self._engine.finish(self._clock.wall_ms())
@@ -251,6 +293,41 @@ class Rounds:
                     await asyncio.sleep(0)  # Frames must be read to queue up.
                 else:
                     await self._rest()
+
+    async def _let_all_leave(self) -> bool:
+        """Wait until what rounds have for others has left; False: replicas do not confirm it."""
+        try:
+            async with asyncio.timeout(None if self._group_log is None else LAST_CONFIRM_S):
+                await self._until(lambda: self._durability.is_empty)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _follow(self, group_log: GroupLog) -> None:
+        """Apply what is confirmed, until this replica is the master or is to stop."""
+        while self._is_following():
+            self._is_round_due = False
+            turn = self.turn = Turn(self._engine, self._polls, self._clock)
+            if turn.monotonic_ms >= self._refresh_at_ms:
+                self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
+                self._disk_room.look(self._engine, turn.monotonic_ms)
+            await in_turns(group_log.apply_slices())
+            if not self._is_following():
+                break
+            has_more = self._background.is_due(turn) and self._background.step(turn)
+            if has_more or self._is_round_due or group_log.is_behind:
+                await asyncio.sleep(0)
+                continue
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_MS / 1000):
+                    await self._wake.wait()
+        if group_log.is_master:
+            self._written_offset = self._engine.log_end
+            self._promoted.set()
+
+    def _is_following(self) -> bool:
+        return not (self.is_master or self._is_stopped)
 
     async def _round(self) -> bool:
         """Do one round; True when the engine wants another one soon."""
@@ -285,11 +362,19 @@ class Rounds:
         if turn.is_draining:
             polls.release()
 
-        await in_turns(engine.write_slices(turn.now_ms))
+        await self._write()
         self._durability.add(list(turn.effects.values()))
         if self._round_log is not None:
             self._round_log.tell(self.count, work_count=len(work), began_s=begin_s)
         return self._has_more
+
+    async def _write(self) -> None:
+        """Write what the round has appended."""
+        began_s = time.monotonic()
+        await in_turns(self._engine.write_slices(self.turn.now_ms))
+        if self._engine.log_end > self._written_offset:
+            self._written_offset = self._engine.log_end
+            self.append_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
 
     def _do_due(self, turn: Turn) -> Iterator[None]:
         self._has_more = yield from self._engine.due_slices(
@@ -317,7 +402,7 @@ class Rounds:
         if background.wants_quiet:
             # A busy broker has no such moment but this: no round begins until those in flight are
             # committed. That takes the rest of the sync under way, and one more.
-            await self._until(lambda: self._durability.is_caught_up)
+            await self._until(lambda: self._durability.is_caught_up or self._is_stopped)
         elif not self._durability.is_caught_up:
             await asyncio.sleep(0)  # Else the sync of the round would begin after the slice.
         return background.step(self.turn)

@@ -15,6 +15,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.timer.due_count import DueCount
     from tidemill.broker.server.rounds import Rounds, Turn
 
 log = structlog.get_logger()
@@ -43,6 +44,28 @@ class TimerAdmin:
             last_due_ms=last_due_ms,
             last_timer_id=last_timer_id,
         )
+
+    async def CountTimers(self, request: pb.CountTimersRequest) -> pb.CountTimersReply:
+        """Count by topic what is due soon; as a search, it takes a round a slice."""
+
+        def begin(engine: Engine, turn: Turn) -> DueCount:
+            return engine.timers.count_due(request.within_ms, firing_ms=turn.firing_ms)
+
+        count = await in_round(self._rounds, begin)
+        while await in_round(self._rounds, lambda _engine, _turn: count.step()):
+            pass
+
+        def name(engine: Engine, _turn: Turn) -> pb.CountTimersReply:
+            topics = engine.catalog.topics
+            return pb.CountTimersReply(
+                topics=[
+                    pb.TimerCount(topic=topics[topic_id].name, counts=counts)
+                    for topic_id, counts in count.counts.items()
+                    if topic_id in topics
+                ]
+            )
+
+        return await in_round(self._rounds, name)
 
     async def GetTimer(self, request: pb.TimerRequest) -> pb.Timer:
         """Return one timer, also one that was delivered, cancelled or dropped."""

@@ -16,5 +16,6 @@ same is given back. A proxy that is about to stop answers its pops empty.
 """
 
 from tidemill.proxy.link.broker_link import BrokerLink
+from tidemill.proxy.link.polls import Popped
 
-__all__ = ["BrokerLink"]
+__all__ = ["BrokerLink", "Popped"]

@@ -47,6 +47,7 @@ class Batching:
         self._write = write
         self._signs = signs
         self._is_telling = False  # Signs of life leave soon, with a request or without.
+        self._told: asyncio.Future[None] | None = None  # of who waits until they are answered
         self._loop = asyncio.get_running_loop()
         self._rows: dict[Command[Any, Any], list[Row]] = {}
         self._cancelled_polls: list[int] = []
@@ -127,6 +128,20 @@ class Batching:
             self._is_telling = True
             self._loop.call_later(WAIT_S, self._tell_signs_now)
 
+    async def told(self) -> None:
+        """Wait until the broker has answered all that it is told of signs of life, or is gone."""
+        while self._is_open and (self._signs or self.unanswered):
+            if self._told is None:
+                self._told = self._loop.create_future()
+            if not self._is_gathering:
+                self._wake()
+            await asyncio.shield(self._told)
+
+    def _wake_who_tells(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told.set_result(None)
+
     def _tell_signs_now(self) -> None:
         self._is_telling = False
         if self._has_work and not self._is_gathering:
@@ -136,6 +151,7 @@ class Batching:
         """Send on: the broker has answered a frame."""
         self._answered_sequence = sequence
         self._asked_at_s = time.monotonic()  # At the latest, of those that are not answered yet.
+        self._wake_who_tells()
         if self._has_work and not self._is_gathering:
             self._wake()
 
@@ -192,6 +208,7 @@ class Batching:
         if self._signs is not None:
             self._signs.lose()
         self._sequence = self._answered_sequence = 0
+        self._wake_who_tells()
         return set(self._gathered)
 
     def _wake(self) -> None:
@@ -250,7 +267,10 @@ class Batching:
             signs = self._signs.take()
             frame.alive_clients.extend(signs.alive)
             frame.ended_clients.extend(signs.ended)
-            frame.handed_over_pops.extend(signs.handed_over)
+            if signs.handed_over:
+                slots, delivery_ids = zip(*signs.handed_over, strict=True)
+                frame.handed_over.slots.extend(slots)
+                frame.handed_over.delivery_ids.extend(delivery_ids)
             room_bytes -= frame.ByteSize()
         gathered, self._rows, self._weight = self._rows, {}, 0
         partly: list[tuple[Command[Any, Any], list[Row]]] = []

@@ -28,7 +28,7 @@ from tidemill.proxy.link.commands import (
 )
 from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
-from tidemill.proxy.link.polls import Poll, Polls
+from tidemill.proxy.link.polls import Poll, Polls, Popped
 from tidemill.proxy.link.signs_of_life import SignsOfLife
 from tidemill.proxy.link.stream import LinkStream
 from tidemill.transport.aio.channel import connected
@@ -36,6 +36,7 @@ from tidemill.transport.aio.channel import connected
 if TYPE_CHECKING:
     from tidemill.message.receipt_handle import HandleFields
     from tidemill.proxy.link.commands import Appended, Command, Request, Result
+    from tidemill.proxy.link.master_routes import MasterRoutes
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
     from tidemill.transport.aio.connect import Connect
@@ -87,14 +88,18 @@ class BrokerLink:
         patience_ms: int,
         clients_max: int,
         connect: Connect = connected,
+        routes: MasterRoutes | None = None,
     ) -> None:
+        """Be the link to a broker, or with `routes` to the master of the group at `address`."""
         self.address = address
         self.on_change: Callable[[], None] = lambda: None  # of the configuration
         self._is_debug = is_debug()
         self.configuration = Configuration()
         self.configured = asyncio.Event()  # set once the first configuration has been applied
         self._metrics = metrics
-        self._stream = LinkStream(address, receive=self._receive, lose=self._lose, connect=connect)
+        self._stream = LinkStream(
+            address, receive=self._receive, lose=self._lose, connect=connect, routes=routes
+        )
         self.pending = Pending(
             address,
             metrics,
@@ -114,9 +119,23 @@ class BrokerLink:
         return self.pending.is_open
 
     @property
+    def is_given_up(self) -> bool:
+        """Whether it has been away for so long that nothing waits for it any more."""
+        return self.pending.is_given_up
+
+    @property
+    def dialled(self) -> str:
+        """Where the broker was called last: of several replicas the one that is master, or was."""
+        return self._stream.dialled
+
+    @property
     def is_up(self) -> bool:
-        """Whether the broker can be asked, and answers."""
-        return self.state().word == "up"
+        """Whether the broker can be asked, and answers: asked for each message, of each broker."""
+        return (
+            self.pending.is_open
+            and self._stream.silent_s() <= SILENT_S
+            and self.batching.unanswered_for_s() <= SILENT_S
+        )
 
     def state(self) -> LinkState:
         """Say whether the broker can be reached at this moment."""
@@ -297,7 +316,7 @@ class BrokerLink:
         self,
         group_id: int,
         topic_id: int,
-        batches: Iterable[link_pb2.Batch],
+        batches: Iterable[link_pb2.Batch | Popped],
         *,
         skip: int = 0,
     ) -> None:
@@ -310,10 +329,14 @@ class BrokerLink:
         if self._signs.alive(client_id, now_ms):
             self.batching.tell_signs()
 
-    def handed_over(self, request_id: int) -> None:
-        """Let the broker know, soon, that a client has got what was popped for it."""
-        self._signs.handed_over(request_id)
+    def handed_over(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """Let the broker know, soon, that a client has deliveries, by slot and identity."""
+        self._signs.handed_over(deliveries, now_ms)
         self.batching.tell_signs()
+
+    async def told(self) -> None:
+        """Wait until the broker knows what it is told of clients."""
+        await self.batching.told()
 
     def client_ended(self, client_id: str) -> None:
         """Let the broker know that a consumer has ended."""
@@ -368,6 +391,7 @@ class BrokerLink:
     def _configure(self, config: link_pb2.ConfigUpdate) -> None:
         known_secret = self.configuration.handle_secret
         self.configuration.apply(config)
+        self.pending.broker = self.configuration.broker_name
         if self._is_debug:
             self._tell(config)
         if config.is_complete:
@@ -375,6 +399,7 @@ class BrokerLink:
                 self.pending.fail_all("another store has taken the broker's place")
                 self.batching.clear()
                 self._polls.clear()
+                self._signs.forget_deliveries()
             self._polls.shorten()
             self.pending.open()
             self.batching.open()

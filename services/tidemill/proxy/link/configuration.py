@@ -42,17 +42,21 @@ class Configuration:
             self.handle_secret = update.handle_secret
             self._signer = HandleSigner(update.handle_secret, update.broker_name)
             self._recall_signer = RecallSigner(update.handle_secret, update.broker_name)
+        # Copies: a part of a frame keeps all of it, and this one came with replies of megabytes.
         if update.HasField("membership"):
-            self.membership = update.membership
+            self.membership = link_pb2.Membership()
+            self.membership.CopyFrom(update.membership)
         # What was deleted goes first: the same update may carry the next incarnation of its name.
         for topic_id in update.deleted_topic_ids:
             self._forget_topic(topic_id)
         for group_id in update.deleted_group_ids:
             self._forget_group(group_id)
-        for topic in update.topics:
-            self.topics[topic.name] = topic
-        for group in update.groups:
-            self.groups[group.name] = group
+        for told_topic in update.topics:
+            topic = self.topics[told_topic.name] = link_pb2.TopicConfig()
+            topic.CopyFrom(told_topic)
+        for told_group in update.groups:
+            group = self.groups[told_group.name] = link_pb2.GroupConfig()
+            group.CopyFrom(told_group)
 
     def _forget_topic(self, topic_id: int) -> None:
         for name, topic in self.topics.items():

@@ -61,6 +61,7 @@ class Pending:
         self._address = address
         self._metrics = metrics
         self._on_expired = on_expired
+        self.broker = ""  # its name, once it has told
         self._waiting: dict[int, Waiting] = {}
         self._request_id = 0
         self._loop = asyncio.get_running_loop()
@@ -84,7 +85,7 @@ class Pending:
         Raises Overloaded beyond the limits: what waits here is memory of the proxy; and
         BrokerUnreachable when there has been no stream for too long.
         """
-        if not self.is_open and self.closed_for_s() > self._patience_s:
+        if self.is_given_up:
             raise BrokerUnreachable(f"there is no connection to the broker at {self._address}")
         waiting = self._waiting
         if len(waiting) >= self.count_max or self.bytes + size_bytes > self.bytes_max:
@@ -99,6 +100,11 @@ class Pending:
         waiting[request_id] = Waiting(command, future, time.monotonic(), size_bytes)
         self.bytes += size_bytes
         return request_id, future
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether there has been no stream for so long that none is waited for."""
+        return not self.is_open and self.closed_for_s() > self._patience_s
 
     def closed_for_s(self) -> float:
         """Return for how long there has been no stream."""
@@ -118,7 +124,7 @@ class Pending:
         """Hand results to who waits for them; return those of requests that nobody waits for."""
         waiting, now_s = self._waiting, time.monotonic()
         repeatable, movable = self.repeatable, self.movable
-        name, observe = command.name, self._metrics.observe_backend
+        label, observe = (self.broker, command.name, "success"), self._metrics.backend.observe
         unclaimed = []
         for request_id, result in results:
             request = waiting.pop(request_id, None)
@@ -128,7 +134,7 @@ class Pending:
                 unclaimed.append((request_id, result))
                 continue
             self.bytes -= request.size_bytes
-            observe(name, "success", (now_s - request.started_s) * 1000)
+            observe(label, (now_s - request.started_s) * 1000)
             if request.future.done():
                 unclaimed.append((request_id, result))
             else:
@@ -140,7 +146,9 @@ class Pending:
         request = self.forget(request_id)
         if request is not None:
             elapsed_s = time.monotonic() - request.started_s
-            self._metrics.observe_backend(request.command.name, result, elapsed_s * 1000)
+            self._metrics.observe_backend(
+                self.broker, request.command.name, result, elapsed_s * 1000
+            )
             if not request.future.done():
                 request.future.set_exception(error)
 

@@ -36,6 +36,15 @@ class Poll(NamedTuple):
     duration_ms: int = 0
 
 
+class Popped(NamedTuple):
+    """What names the deliveries of a batch, as the batch does: enough to give them back."""
+
+    slot: int
+    delivery_id: int
+    visible_at_ms: int
+    indexes: tuple[int, ...]
+
+
 @final
 class Polls:
     """The pops of one link."""
@@ -111,7 +120,9 @@ class Polls:
         poll = self._abandoned.pop(reply.request_id, None) or self._under_way.get(reply.request_id)
         return self.give_back(poll, reply.batches) if poll else 0
 
-    def give_back(self, poll: Poll, batches: Iterable[link_pb2.Batch], *, skip: int = 0) -> int:
+    def give_back(
+        self, poll: Poll, batches: Iterable[link_pb2.Batch | Popped], *, skip: int = 0
+    ) -> int:
         """Make messages visible again soon, all but the first `skip`; return how many.
 
         Nobody waits for the answers. Where they fail, the invisible duration ends by itself; where
@@ -129,7 +140,7 @@ class Polls:
                     index=index,
                     visible_at_ms=batch.visible_at_ms,
                     invisible_duration_ms=GIVE_BACK_MS,
-                    suspend=True,  # Nobody has got it: no attempt.
+                    gives_back=True,
                 )
                 rows.append((request.request_id, request))
         del rows[:skip]

@@ -3,17 +3,25 @@
 A client speaks every few seconds at several places, and two minutes of silence are long: it is told
 of once in `TOLD_EVERY_MS`. An end is told at once. What a lost stream took along is not told again:
 a sign of life comes again by itself, and a client whose end was lost falls silent.
+
+Hand-overs are told again on each stream, those of the last minute: a broker that starts does not
+know of them, and what was handed over earlier it has extended, which its log says.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple, final
 
 TOLD_EVERY_MS: Final = 10_000  # a twelfth of the silence after which a broker gives messages back
 TOLD_A_FRAME_MAX: Final = 1_024  # of either kind: 0.5 ms of the broker's time, 255 KiB at most
 HANDED_OVER_A_FRAME_MAX: Final = 4_096  # under a millisecond of the broker's time
+# For which they are kept, from the last one back: as long as a push consumer's first deadline, and
+# what an answer may take.
+HANDED_OVER_KEPT_MS: Final = 75_000
+HANDED_OVER_KEPT_MAX: Final = 65_536  # some 10 MB; a broker that starts redelivers those beyond it
 # A sign of life waits so long for a request to travel with, before a frame leaves for it alone.
 WAIT_S: Final = 0.1
 
@@ -23,7 +31,7 @@ class Signs(NamedTuple):
 
     alive: list[str]
     ended: list[str]
-    handed_over: list[int]  # request ids of pops
+    handed_over: list[tuple[int, int]]  # deliveries, by slot and identity
 
 
 @final
@@ -37,10 +45,12 @@ class SignsOfLife:
         # Dictionaries, since they keep the order.
         self._alive: dict[str, None] = {}
         self._ended: dict[str, None] = {}
-        self._handed_over: list[int] = []  # No more than pops under way, of a tenth of a second.
+        # The last ones, with when they were, and how many of the newest are to be told.
+        self._handed_over: deque[tuple[int, tuple[int, int]]] = deque(maxlen=HANDED_OVER_KEPT_MAX)
+        self._untold = 0
 
     def __bool__(self) -> bool:
-        return bool(self._alive or self._ended or self._handed_over)
+        return bool(self._alive or self._ended or self._untold)
 
     @property
     def has_ended(self) -> bool:
@@ -66,20 +76,36 @@ class SignsOfLife:
         self._ended[client_id] = None
         _cut(self._ended, self._clients_max)
 
-    def handed_over(self, request_id: int) -> None:
-        """Note that a client has got what was popped for it."""
-        self._handed_over.append(request_id)
+    def handed_over(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """Note that a client has what was popped for it, by slot and identity."""
+        kept = self._handed_over
+        for delivery in deliveries:
+            kept.append((now_ms, delivery))
+            self._untold += 1
+        while kept and kept[0][0] < now_ms - HANDED_OVER_KEPT_MS:
+            kept.popleft()
+        self._untold = min(self._untold, len(kept))
+
+    def forget_deliveries(self) -> None:
+        """Forget hand-overs: they were of another store."""
+        self._handed_over.clear()
+        self._untold = 0
 
     def take(self) -> Signs:
         """Return what the next frame tells."""
-        handed_over = self._handed_over[:HANDED_OVER_A_FRAME_MAX]
-        del self._handed_over[:HANDED_OVER_A_FRAME_MAX]
+        kept, first = self._handed_over, len(self._handed_over) - self._untold
+        last = min(first + HANDED_OVER_A_FRAME_MAX, len(kept))
+        handed_over = [kept[n][1] for n in range(first, last)]
+        self._untold -= len(handed_over)
         return Signs(_take(self._alive), _take(self._ended), handed_over)
 
     def lose(self) -> None:
-        """Know that the stream is lost: a new broker may have heard of nobody, or of any pop."""
+        """Know that the stream is lost: a new broker may have heard of nobody, nor of hand-overs.
+
+        Also of those that were told already.
+        """
         self._told_at_ms.clear()
-        self._handed_over.clear()
+        self._untold = len(self._handed_over)
 
 
 def _cut(of: dict[str, None] | OrderedDict[str, int], most: int) -> None:

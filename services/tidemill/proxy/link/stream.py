@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
 from collections.abc import Callable
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -18,6 +19,9 @@ from tidemill.transport.aio.connect import Connect, OpenChannel, OpenStream
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
+if TYPE_CHECKING:
+    from tidemill.proxy.link.master_routes import MasterRoutes
+
 log = structlog.get_logger()
 
 RECONNECT_MIN_MS = 50
@@ -27,6 +31,7 @@ RECONNECT_MAX_MS = 250
 WAITING_WARN_FIRST_S = 1.0
 WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wait for long
 CONNECT_TIMEOUT_S = 2.0
+HOPS_MAX: Final = 3  # from a replica that knows the master to that one, and it may have moved
 PROCESS_ID_BYTES = 16  # random: no two processes have the same
 # Of one frame: one is closed when it passes 256 KiB, so the largest ends with a pop of 16 MiB
 # (POP_BYTES_MAX in the broker) or is the whole configuration, some 100 bytes a topic.
@@ -54,6 +59,7 @@ class LinkStream:
         receive: Callable[[link_pb2.ReplyFrame], None],
         lose: Callable[[str], bool],
         connect: Connect = connected,
+        routes: MasterRoutes | None = None,
     ) -> None:
         """Give each frame to `receive`, and the reason to `lose` when there is no stream any more.
 
@@ -63,12 +69,24 @@ class LinkStream:
         self._receive = receive
         self._lose = lose
         self._connect_to = connect
+        self._routes = routes
+        self._dialled = address  # who of the broker group at `address`
+        self._hops = 0  # from one replica to another, without anybody serving
+        self._moved = asyncio.Event()
+        self._closing: set[asyncio.Task[str]] = set()  # connections to who is master no more
+        if routes is not None:
+            routes.watch(address, self._moved.set)
         self._process_id = os.urandom(PROCESS_ID_BYTES)
         self._stream_number = 0
         self._channel: OpenChannel | None = None
         self._stream: OpenStream | None = None
         self.heard_at_s = time.monotonic()  # when the last stream that ended was heard
         self.reason = "no connection was tried yet"  # why there is no stream
+
+    @property
+    def dialled(self) -> str:
+        """Who of the broker group was called last."""
+        return self._dialled
 
     def silent_s(self) -> float:
         """Return for how long nothing was heard of the broker that is connected."""
@@ -84,23 +102,63 @@ class LinkStream:
         attempt = 0
         warn_at_s = time.monotonic() + WAITING_WARN_FIRST_S
         while True:
-            reason = self.reason = await self._connect()
+            reason = self.reason = await self._attempt()
             now_s = time.monotonic()
             if self._lose(reason):
-                attempt, warn_at_s = 0, now_s + WAITING_WARN_FIRST_S
+                attempt, warn_at_s, self._hops = 0, now_s + WAITING_WARN_FIRST_S, 0
             else:
                 attempt += 1
+                self._note_failure()
             if now_s >= warn_at_s:
                 log.warning("waiting for the broker", address=self._address, reason=reason)
                 warn_at_s = now_s + WAITING_WARN_EVERY_S
+            if self._may_hop():
+                continue
             ceiling_ms = min(RECONNECT_MIN_MS << min(attempt, 10), RECONNECT_MAX_MS)
-            await asyncio.sleep(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(ceiling_ms / 2, ceiling_ms) / 1000):
+                    await self._moved.wait()
+
+    def _note_failure(self) -> None:
+        if self._routes is not None:
+            self._routes.masters.failed(self._address, self._dialled)
+
+    def _may_hop(self) -> bool:
+        """Whether another replica is known to be the master, which is dialled without a pause."""
+        if self._routes is None or self._hops >= HOPS_MAX:
+            self._hops = 0
+            return False
+        self._hops += 1
+        master = self._routes.masters.master_of(self._address)
+        return master not in {"", self._dialled}
+
+    async def _attempt(self) -> str:
+        """Keep a stream to the master, as long as it is that; return why it has ended."""
+        self._moved.clear()
+        if self._routes is None:
+            return await self._connect()
+        self._dialled = self._routes.masters.dial(self._address)
+        connecting = asyncio.create_task(self._connect(), name=f"stream to {self._dialled}")
+        moved = asyncio.create_task(self._moved.wait(), name="moved")
+        try:
+            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                return connecting.result()
+        finally:
+            moved.cancel()
+            if not connecting.done():
+                # Its last words are not waited for: who was the master may stand still.
+                connecting.cancel()
+                self._closing.add(connecting)
+                connecting.add_done_callback(self._closing.discard)
+        await asyncio.sleep(0)  # The stream's own end comes first.
+        return "another replica is the master"
 
     async def _connect(self) -> str:
         """Open a stream and return why it has ended, or could not be opened."""
         try:
             async with self._connect_to(
-                self._address, LIMITS,
+                self._dialled, LIMITS,
                 message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S,
             ) as channel:  # fmt: skip
                 await self._exchange(channel)
@@ -119,7 +177,8 @@ class LinkStream:
         try:
             await stream.ended()
         finally:
-            self._stream = self._channel = None
+            if self._stream is stream:
+                self._stream = self._channel = None
             self.heard_at_s = channel.heard_at_s
             stream.cancel()
 
@@ -130,4 +189,25 @@ class LinkStream:
             if self._stream is not None:
                 self._stream.fail(RpcError(RpcCode.INTERNAL, "the broker sent what is no frame"))
             return
+        if frame.HasField("not_master"):
+            self._refused(frame.not_master)
+            return
+        if self._routes is not None and frame.HasField("config"):
+            masters = self._routes.masters
+            if not masters.served(self._address, self._dialled, epoch=frame.epoch):
+                if self._stream is not None:
+                    reason = f"{self._dialled} was the master of its broker group"
+                    self._stream.fail(RpcError(RpcCode.UNAVAILABLE, reason))
+                return
         self._receive(frame)
+
+    def _refused(self, said: link_pb2.NotMaster) -> None:
+        """Hear that this replica is not the master; the next attempt is with who is."""
+        if self._routes is not None:
+            self._routes.masters.refused(
+                self._address, self._dialled, version=said.version, master=said.address,
+                epoch=said.epoch,
+            )  # fmt: skip
+        if self._stream is not None:
+            reason = f"{self._dialled} is not the master of its broker group"
+            self._stream.fail(RpcError(RpcCode.UNAVAILABLE, reason))

@@ -45,6 +45,8 @@ class Pair:
         self.parked: dict[Poll, None] = {}  # the oldest first
         self.polls: dict[Poll, None] = {}  # that have not ended
         self.waiting: dict[Poll, None] = {}  # of these, for a hint
+        # Of these, who would have asked when it began, and found nobody that could be reached.
+        self.owed: dict[Poll, None] = {}
         self.until_ms = 0  # by when the last of them has ended
         self.linger_until_ms = 0
         self._random = random
@@ -106,6 +108,7 @@ class Pair:
         if poll not in self.waiting:
             return False
         del self.waiting[poll]
+        self.owed.pop(poll, None)
         return True
 
     def oldest_waiting(self) -> Poll | None:

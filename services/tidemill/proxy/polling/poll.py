@@ -4,7 +4,7 @@
                  └────────────┴─────────────┴──────> DONE
 
     FIRST_POP   it has not heard of nothing yet: the first pop is under way, or one that is parked
-    WAITING     for a hint
+    WAITING     for a hint; or for any broker, where none could be reached when it began
     CONSUMING   a pop where a hint pointed, or a last look
     DONE        found, empty, failed or cancelled
 
@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
+
+from tidemill.common.errors import MessageNotFound, NoRoom, Overloaded
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
@@ -47,7 +49,18 @@ class Outcome(Enum):
     FOUND_AT_FIRST = "first_pop"
     EMPTY = "timeout_empty"
     FAILED = "error"
+    THROTTLED = "throttled"
+    NO_ROOM = "no_room"
     CANCELLED = "cancelled"
+
+
+def outcome_of(error: ServiceError) -> Outcome:
+    """Return how a receive has ended that was refused with `error`."""
+    if isinstance(error, Overloaded):
+        return Outcome.THROTTLED
+    if isinstance(error, NoRoom):
+        return Outcome.NO_ROOM
+    return Outcome.EMPTY if isinstance(error, MessageNotFound) else Outcome.FAILED
 
 
 class Pop(NamedTuple):
@@ -132,7 +145,7 @@ class Poll:
         self.step = Pop(broker, poll_ms)
 
     def wait(self) -> None:
-        """Wait for a hint from the beginning: there is nobody to ask."""
+        """Wait from the beginning: there is nobody to ask."""
         assert self.state is State.INIT
         self.state = State.WAITING
 

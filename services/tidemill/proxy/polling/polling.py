@@ -18,7 +18,7 @@ from tidemill.proxy.polling.counts import PollCounts
 from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, Mode
 from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
 from tidemill.proxy.polling.pair import LINGER_MS, Key, Pair
-from tidemill.proxy.polling.poll import Broker, End, Outcome, Poll, Pop
+from tidemill.proxy.polling.poll import Broker, End, Outcome, Poll, Pop, outcome_of
 from tidemill.proxy.polling.timers import Timers
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Polling:
         poll_ms: int,
         asks_all: bool,
         now_ms: int,
+        once_ms: int = ASK_ONCE_MS,
         silent: frozenset[Broker] = frozenset(),
         target: object = None,
     ) -> Poll:
@@ -107,7 +108,8 @@ class Polling:
 
         Its step says what to do.
 
-        `poll_ms` of 0 asks every broker once; `asks_all` does so before it waits.
+        `poll_ms` of 0 asks every broker once, within `once_ms`; `asks_all` does so before it waits.
+        Where none can be reached a poll waits for one, and asks then.
         """
         pair = self._pair(key, now_ms)
         pair.target, pair.silent = target, silent
@@ -118,7 +120,7 @@ class Polling:
         self._numbers += 1
         poll = Poll(
             pair, self._numbers,
-            began_ms=now_ms, end_ms=now_ms + (poll_ms if is_long else ASK_ONCE_MS),
+            began_ms=now_ms, end_ms=now_ms + (poll_ms if is_long else min(once_ms, ASK_ONCE_MS)),
             is_long=is_long, is_direct=is_long and (pair.mode.is_direct or len(brokers) == 1),
         )  # fmt: skip
         self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
@@ -131,9 +133,7 @@ class Polling:
             pair.until_ms = max(pair.until_ms, poll.end_ms)
             self._first_step(poll, asks_all=asks_all, now_ms=now_ms)
         else:
-            # It looks everywhere as it is.
-            poll.has_looked = True
-            self._ask(poll, pair.in_turn(), now_ms)
+            self._ask_all(poll, now_ms)
         self._update(pair, now_ms)
         return poll
 
@@ -147,8 +147,19 @@ class Polling:
         elif not asks_all and pair.is_covered(now_ms):
             # Whoever has a message would have told of it: there is nothing to ask for.
             self._ask(poll, (), now_ms)
+        elif asks_all:
+            self._ask_all(poll, now_ms)
         else:
-            self._ask(poll, brokers if asks_all else brokers[:1], now_ms)
+            self._ask(poll, brokers[:1], now_ms)
+
+    def _ask_all(self, poll: Poll, now_ms: int) -> None:
+        """Pop at every broker that can be reached; where none can, as soon as one can be."""
+        brokers = poll.pair.in_turn()
+        # Who may not wait looks everywhere as it is.
+        poll.has_looked = not poll.is_long and bool(brokers or self._is_released)
+        self._ask(poll, brokers, now_ms)
+        if poll in poll.pair.waiting:
+            poll.pair.owed[poll] = None
 
     def _ask(self, poll: Poll, brokers: Sequence[Broker], now_ms: int) -> None:
         if brokers:
@@ -219,6 +230,12 @@ class Polling:
         """End a poll whose caller has gone; one that has ended stays as it is."""
         if not poll.is_done:
             self._end(poll, End(Outcome.CANCELLED), now_ms)
+            self._update(poll.pair, now_ms)
+
+    def refused(self, poll: Poll, error: ServiceError, now_ms: int) -> None:
+        """End a poll whose caller cannot go on; one that has ended stays as it is."""
+        if not poll.is_done:
+            self._end(poll, End(outcome_of(error), error), now_ms)
             self._update(poll.pair, now_ms)
 
     def release(self, now_ms: int) -> None:
@@ -416,6 +433,8 @@ class Polling:
 
     def _update(self, pair: Pair, now_ms: int) -> None:
         """Send polls where hints point, and ask the brokers that are to hint."""
+        if pair.owed and (brokers := pair.in_turn()):
+            self._ask_owed(pair, brokers)
         self._serve(pair, now_ms)
         is_lingering = not pair.polls
         for watch in pair.watches.values():
@@ -433,6 +452,14 @@ class Polling:
         elif not pair.linger_until_ms:
             pair.linger_until_ms = now_ms + LINGER_MS
             self._timers.set(pair, pair.linger_until_ms)
+
+    def _ask_owed(self, pair: Pair, brokers: Sequence[Broker]) -> None:
+        """Let those ask who found nobody when they began: a hint would not tell all of them."""
+        for poll in list(pair.owed):
+            pair.unwait(poll)
+            poll.has_looked = not poll.is_long
+            poll.ask(brokers)
+            self._actions.append(Wake(poll))
 
     def _serve(self, pair: Pair, now_ms: int) -> None:
         while pair.hinted:
@@ -469,4 +496,4 @@ def _note_hint(watch: Watch) -> None:
 
 def _called(end: End) -> str:
     """Return what the metrics call an end."""
-    return "throttled" if isinstance(end.error, Overloaded) else end.outcome.value
+    return (outcome_of(end.error) if end.error is not None else end.outcome).value

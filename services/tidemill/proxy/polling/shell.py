@@ -55,7 +55,7 @@ class PollingShell:
     def __init__(self, cluster: Cluster, clock: Clock, *, pop_timeout_ms: int) -> None:
         """Give up a pop that does not wait, and is not answered, after `pop_timeout_ms`."""
         self._cluster = cluster
-        cluster.on_change = self._look
+        cluster.watch(self._look)
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=random.random)
         self.pop_timeout_ms = pop_timeout_ms
@@ -63,6 +63,7 @@ class PollingShell:
         self._loop = asyncio.get_running_loop()
         self._brokers: dict[Broker, BrokerGroup] = {}
         self._receives: dict[Poll, Receive] = {}
+        self._directs: set[Direct] = set()
         self._asked: dict[Watch, _Asked] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
@@ -76,8 +77,13 @@ class PollingShell:
         target: Target,
         brokers: Sequence[BrokerGroup],
         pop: link_pb2.PopRequest,
+        *,
+        timeout_ms: int,
     ) -> Receive:
-        """Begin a receive of what `pop` asks for; the caller ends it with `leave`."""
+        """Begin a receive of what `pop` asks for; the caller ends it with `leave`.
+
+        One that may not wait has `timeout_ms` to ask whom it can, or until it can ask anybody.
+        """
         names = [self._know(broker) for broker in brokers]
         is_ordered = target.group.delivery_order == link_pb2.ORDERED
         poll = self.polling.begin(
@@ -87,12 +93,23 @@ class PollingShell:
             # A repeated attempt gets the batch that it holds, wherever that is.
             asks_all=is_ordered and bool(pop.attempt_id),
             now_ms=self.now_ms(),
+            once_ms=timeout_ms,
             silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
             target=target,
         )
         receive = self._receives[poll] = Receive(self, poll)
         self.carry_out()
         return receive
+
+    def begin_direct(self, link: BrokerLink) -> Direct:
+        """Begin a receive at the only broker group; the caller ends it with `end_direct`."""
+        direct = Direct(link)
+        self._directs.add(direct)
+        return direct
+
+    def end_direct(self, direct: Direct) -> None:
+        """Know that a receive at the only broker group has ended."""
+        self._directs.discard(direct)
 
     def broker(self, name: Broker) -> BrokerGroup:
         """Return the broker group of a step."""
@@ -113,7 +130,7 @@ class PollingShell:
         name = broker.name
         if self._brokers.get(name) is not broker:
             self._brokers[name] = broker
-            broker.link.watch(_BrokerWatcher(self, name))
+            broker.link.watch(_BrokerWatcher(self, name, broker))
             if broker.link.is_connected:
                 self.polling.back(name, self.now_ms())
             else:
@@ -122,13 +139,16 @@ class PollingShell:
 
     def _look(self) -> None:
         """Let those who wait hear of brokers too that have the topic and the group since."""
+        if self._directs and not self._cluster.is_single:
+            for direct in self._directs:
+                direct.stop()
         for pair in list(self.polling.pairs.values()):
             assert isinstance(pair.target, Target), "a pair is about what its polls are"
             group, topic = pair.target
             brokers = self._cluster.brokers_of(topic, group)
+            names = [self._know(broker) for broker in brokers]
             # Where none has them they were deleted, which whoever is asked will say.
-            if brokers and len(brokers) != len(pair.watches):
-                names = [self._know(broker) for broker in brokers]
+            if names and set(names) != pair.watches.keys():
                 self.polling.moved(pair, names, self.now_ms())
         self.carry_out()
 
@@ -272,6 +292,11 @@ class Receive:
         end = self._poll.step
         return isinstance(end, End) and end.outcome is Outcome.FOUND_AT_FIRST
 
+    def refused(self, error: ServiceError) -> None:
+        """Know that the caller cannot go on."""
+        self._shell.polling.refused(self._poll, error, self._shell.now_ms())
+        self._shell.carry_out()
+
     def leave(self) -> None:
         """End, however it stands."""
         self._shell.forget(self._poll)
@@ -288,20 +313,59 @@ class Receive:
 
 
 @final
+class Direct:
+    """A receive at the only broker group that there is, which is over when another one joins.
+
+    Who is parked at one group does not hear of a message at another.
+    """
+
+    __slots__ = ("_link", "_request", "is_over")
+
+    def __init__(self, link: BrokerLink) -> None:
+        self.is_over = False
+        self._link = link
+        self._request: link_pb2.PopRequest | None = None  # that is under way
+
+    async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
+        """Pop at the only broker group; empty at once when it is over."""
+        if self.is_over:
+            return link_pb2.PopReply()
+        self._request = request
+        try:
+            return await self._link.pop(request, timeout_ms=timeout_ms)
+        finally:
+            self._request = None
+
+    def stop(self) -> None:
+        """Know that another group has joined: the pop under way ends."""
+        self.is_over = True
+        if self._request is not None:
+            self._link.stop_pop(self._request.request_id)
+
+
+@final
 class _BrokerWatcher:
     """Tells the polls how one broker is."""
 
-    def __init__(self, shell: PollingShell, name: Broker) -> None:
+    def __init__(self, shell: PollingShell, name: Broker, broker: BrokerGroup) -> None:
         self._shell = shell
         self._name = name
+        self._broker = broker
+
+    @property
+    def _is_replaced(self) -> bool:
+        """Whether the name is another's, at another address, by now."""
+        return self._shell.broker(self._name) is not self._broker
 
     def connected(self) -> None:
-        self._shell.polling.back(self._name, self._shell.now_ms())
-        self._shell.carry_out()
+        if not self._is_replaced:
+            self._shell.polling.back(self._name, self._shell.now_ms())
+            self._shell.carry_out()
 
     def lost(self) -> None:
-        self._shell.polling.lost(self._name, self._shell.now_ms())
-        self._shell.carry_out()
+        if not self._is_replaced:
+            self._shell.polling.lost(self._name, self._shell.now_ms())
+            self._shell.carry_out()
 
     def released(self) -> None:
         self._shell.release()

@@ -13,10 +13,16 @@ that cancels cancels the method.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -45,11 +51,12 @@ UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
 StreamingMethod = Callable[["Call", bytes, "Responses"], Awaitable[None]]
 BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], "Responses"], Awaitable[None]]
 
-_Requests = TypeVar("_Requests")
-
 # Codes of calls that did what they should; an empty poll is one of them.
 _CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
 _GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
+
+# Of methods that answer with a stream: what the gauge of streams calls them.
+_STREAM_KINDS = {"receive_message": "receive", "pull_message": "pull"}
 
 CLIENT_ID = "x-mq-client-id"
 CLIENT_ID_TOLD_MAX = 256  # characters in a line of the log
@@ -59,6 +66,13 @@ CLIENT_VERSION = "x-mq-client-version"
 
 class Responses(Protocol):
     """Where the responses of a stream go."""
+
+    @property
+    def connection(self) -> Hashable:
+        """What the streams of one connection have in common, and those of others do not."""
+
+    def leave(self) -> None:
+        """Tell the client's transport to leave the connection."""
 
     @property
     def sent_count(self) -> int:
@@ -75,6 +89,9 @@ class Responses(Protocol):
 
     def release(self, size_bytes: int) -> None:
         """Give back room that was taken and is not needed."""
+
+    def when_read(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once the client has read the whole answer; never where it may not have."""
 
     async def send(self, message: bytes) -> None:
         """Hand over one message."""
@@ -174,7 +191,6 @@ class Boundary:
 
     async def unary(self, name: str, method: UnaryMethod, call: Call, request: bytes) -> bytes:
         """Answer a call that has one response."""
-        # Written out, without the context managers of the rarer kinds: every send comes this way.
         result = "cancelled"
         try:
             call.check()
@@ -198,16 +214,34 @@ class Boundary:
     ) -> None:
         """Answer a call whose responses are a stream that begins with a status.
 
-        Only receives are of this kind. The method sends its status itself; an error before that is
-        answered here, and like every receive it ends with the delivery timestamp.
+        Receives and pulls are of this kind. The method sends its status itself; an error before
+        that is answered here, of a receive with the delivery timestamp that ends every one.
         """
-        with self._measured(name, call), self._counted("receive"):
-            answering = self._guard(name, call, method, request, responses)
-            del request
-            outcome = await answering
-            if outcome is not None:
-                timestamp = encode_delivery_timestamp(self._clock.wall_ms())
-                await responses.send_all((outcome.encode(), timestamp))
+        result, kind = "cancelled", _STREAM_KINDS[name]
+        self._metrics.streams[kind] += 1
+        try:
+            try:
+                call.check()
+                answering = method(call, request, responses)
+                del request
+                await answering
+            except (RpcError, ClientGone):
+                raise
+            except Exception as error:  # noqa: BLE001 - the process's error boundary
+                answer = [self._status(name, call, error).encode()]
+                if kind == "receive":
+                    answer.append(encode_delivery_timestamp(self._clock.wall_ms()))
+                await responses.send_all(answer)
+            result = "success" if call.response_code in _GOOD else "process_request_failed"
+        except RpcError:
+            result = "process_request_failed"
+            raise
+        except ClientGone:
+            result = "write_channel_failed"
+            raise
+        finally:
+            self._metrics.streams[kind] -= 1
+            self._observe(name, call, result)
 
     async def bidirectional(
         self,
@@ -218,56 +252,19 @@ class Boundary:
         responses: Responses,
     ) -> None:
         """Carry a stream in both directions; a fault of ours ends it with INTERNAL."""
-        with self._counted("telemetry"):
-            outcome = await self._guard(name, call, method, requests, responses)
-            if outcome is not None:
-                if outcome.code == v2.INTERNAL_SERVER_ERROR:
-                    raise RpcError(RpcCode.INTERNAL, outcome.message)
-                await responses.send(outcome.encode())
-
-    async def _guard(
-        self,
-        name: str,
-        call: Call,
-        method: Callable[[Call, _Requests, Responses], Awaitable[None]],
-        requests: _Requests,
-        responses: Responses,
-    ) -> Status | None:
-        """Call `method`; an error becomes a status: the one place that catches them all."""
+        self._metrics.streams["telemetry"] += 1
         try:
             call.check()
-            answering = method(call, requests, responses)
-            del requests
-            await answering
+            await method(call, requests, responses)
         except (RpcError, ClientGone):
             raise
         except Exception as error:  # noqa: BLE001 - the process's error boundary
-            return self._status(name, call, error)
-        return None
-
-    @contextlib.contextmanager
-    def _measured(self, name: str, call: Call) -> Iterator[None]:
-        """Count the call and its time, however it ends."""
-        result = "cancelled"
-        try:
-            yield
-            result = "success" if call.response_code in _GOOD else "process_request_failed"
-        except RpcError:
-            result = "process_request_failed"
-            raise
-        except ClientGone:
-            result = "write_channel_failed"
-            raise
+            outcome = self._status(name, call, error)
+            if outcome.code == v2.INTERNAL_SERVER_ERROR:
+                raise RpcError(RpcCode.INTERNAL, outcome.message) from None
+            await responses.send(outcome.encode())
         finally:
-            self._observe(name, call, result)
-
-    @contextlib.contextmanager
-    def _counted(self, kind: str) -> Iterator[None]:
-        self._metrics.streams[kind] += 1
-        try:
-            yield
-        finally:
-            self._metrics.streams[kind] -= 1
+            self._metrics.streams["telemetry"] -= 1
 
     def _status(self, name: str, call: Call, error: Exception) -> Status:
         if isinstance(error, DecodeError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.common.errors import UnrecognizedClientType
 from tidemill.message.resource_names import check_group
+from tidemill.proxy.client_settings import check_client_type
 from tidemill.proxy.clients import Client
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -33,8 +33,7 @@ class ClientLife:
         producers use an endpoint again that they had isolated.
         """
         parsed = service.HeartbeatRequest.FromString(request)
-        if parsed.client_type == v2.CLIENT_TYPE_UNSPECIFIED:
-            raise UnrecognizedClientType("the heartbeat does not say what type of client it is of")
+        check_client_type(parsed.client_type)
         if parsed.group.name:
             check_group(parsed.group.name)
         now_ms = self._clock.monotonic_ms()
@@ -48,6 +47,7 @@ class ClientLife:
                 language=call.language,
                 version=call.version,
                 seen_at_ms=now_ms,
+                address=call.peer(),
             ),
         )
         return OK_STATUS

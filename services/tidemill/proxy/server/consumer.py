@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidemill.common.errors import (
     BadRequest,
+    BrokerUnreachable,
     IllegalInvisibleDuration,
     IllegalPollingTime,
     InvalidReceiptHandle,
     MessageNotFound,
+    NoRoom,
     Overloaded,
     ServiceError,
 )
 from tidemill.message import limits
 from tidemill.proxy.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
+from tidemill.proxy.link import Popped
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER
 from tidemill.proxy.message_codec import (
     OK_STATUS,
@@ -27,12 +30,13 @@ from tidemill.proxy.message_codec import (
     encode_received,
     encode_topic,
 )
-from tidemill.proxy.polling.poll import Pop
+from tidemill.proxy.polling.poll import Pop, outcome_of
 from tidemill.proxy.polling.shell import PollingShell, PopRefused, Target
 from tidemill.proxy.server.call import CLIENT_VERSION, Status, status_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.grpc.server_connection import SMALL_REPLY_BYTES
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
@@ -48,10 +52,13 @@ BATCH_SIZE_MAX = 32
 # Of its connection, free when a poll begins: what is popped and finds no room is given back, which
 # costs the broker a record for each message. A message of the largest fits.
 REPLY_ROOM_BYTES = 5 << 20
+# What an item repeats for its message beside what the broker says: the topic's names, the handle,
+# who stores it, and when it was.
+ITEM_BYTES = 512
 # Of a receive, where what the first brought had no room: it asks again when it has taken as much,
 # and in between others may have got it, or more is there than before.
 POPS_MAX = 4
-# Of a poll that keeps room from others: the link is full no longer than that.
+# Of a poll that keeps room from others. A link is rarely full for longer: then it polls without.
 ROOM_POLL_MS = 250
 _NOTHING = "no message became available"
 _MUCH_UNREAD = "this connection has much unread already; read it, and poll again"
@@ -92,7 +99,6 @@ class Consumer:
         self._invisible_min_ms = settings.invisible_duration_min_ms
         self._reserve_ms = settings.deadline_reserve_ms
         self._request_timeout_ms = settings.request_timeout_ms
-        self._turn = 0  # of brokers that are waited for
 
     async def receive_message(self, call: Call, request: bytes, responses: Responses) -> None:
         """Pop messages and send them, each in an item of its own."""
@@ -101,21 +107,20 @@ class Consumer:
         # What a poll keeps while it waits is little: neither the request nor what it is parsed to.
         group, topic, topic_wire, pop = await self._read_poll(call, request)
         del request
-        brokers = self._cluster.brokers_of(topic, group)
-        if not brokers:
-            raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
+        target = Target(group, topic)
+        found = None
         if self._cluster.is_single:
-            broker, ids, reply = await self._poll_one(
-                call, brokers[0], group, topic, pop, responses
-            )
-        else:
-            broker, ids, reply = await self._poll_all(call, brokers, group, topic, pop, responses)
-        popped = [_without_messages(batch) for batch in reply.batches]
-        request_id = reply.request_id
+            found = await self._poll_one(call, target, pop, responses)
+        broker, ids, reply = found or await self._poll_all(call, target, pop, responses)
+        popped = [
+            Popped(batch.slot, batch.delivery_id, batch.visible_at_ms, tuple(batch.indexes))
+            for batch in reply.batches
+        ]
         try:
             items = _items(broker, group, topic, topic_wire, reply)
-            # Its messages are in the items now; what gives them back is kept.
-            del reply
+            # Its messages are in the items now. Any part of it would keep the frame that it came
+            # in, with the replies of others.
+            del found, reply
             timestamp = encode_delivery_timestamp(self._clock.wall_ms())
             await responses.send_all((OK_STATUS, *items, timestamp))
         except BaseException:
@@ -123,10 +128,11 @@ class Consumer:
             skip = max(responses.sent_count - 1, 0)
             broker.link.give_back(ids.group_id, ids.topic_id, popped, skip=skip)
             raise
-        finally:
-            # Of the rest it is known that nobody has it.
-            if pop.renews:
-                broker.link.handed_over(request_id)
+        if pop.renews:
+            # Until then it may be lost with its connection, and nobody would miss it.
+            names = [(batch.slot, batch.delivery_id) for batch in popped]
+            clock = self._clock
+            responses.when_read(lambda: broker.link.handed_over(names, clock.monotonic_ms()))
 
     async def _read_poll(
         self, call: Call, request: bytes
@@ -141,16 +147,26 @@ class Consumer:
         limits.NAMESPACE.check_text(resource.resource_namespace)
         limits.ATTEMPT_ID.check_text(parsed.attempt_id)
         tags = tags_of(parsed.filter_expression)
-        group = await self._cluster.use_group(parsed.group.name, call)
-        topic = await self._cluster.use_topic(resource.name, call)
+        cluster = self._cluster
+        # Nearly every poll names what there is.
+        group = cluster.known_group(parsed.group.name)
+        if group is None:
+            group = await cluster.use_group(parsed.group.name, call)
+        call.group = group.name
+        topic = cluster.known_topic(resource.name)
+        if topic is None:
+            topic = await cluster.use_topic(resource.name, call)
+        call.topic = topic.name
+        invisible_ms = self._receive_invisible_ms(parsed)
         poll_ms = self._poll_duration_ms(call, parsed)
+        # From here on nothing refuses it for what it asks.
         if poll_ms:
             call.is_long_polling = "true"
         if parsed.auto_renew:
             self._cluster.client_alive(call.client_id, self._clock.monotonic_ms())
         pop = link_pb2.PopRequest(
             max_messages=min(max(parsed.batch_size, 1), BATCH_SIZE_MAX),
-            invisible_duration_ms=self._receive_invisible_ms(parsed),
+            invisible_duration_ms=invisible_ms,
             poll_duration_ms=poll_ms,
             tags=tags,
             attempt_id=parsed.attempt_id,
@@ -160,69 +176,62 @@ class Consumer:
         return group, topic, encode_topic(resource.resource_namespace, resource.name), pop
 
     async def _poll_one(
-        self,
-        call: Call,
-        broker: BrokerGroup,
-        group: link_pb2.GroupConfig,
-        topic: link_pb2.TopicConfig,
-        pop: link_pb2.PopRequest,
-        responses: Responses,
-    ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply]:
-        """Poll the one broker that there is: it is parked there, and nobody else need be asked."""
-        ids = _ids_of_polled(broker, group, topic)
+        self, call: Call, target: Target, pop: link_pb2.PopRequest, responses: Responses
+    ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply] | None:
+        """Poll the one broker that there is: it is parked there, and nobody else need be asked.
+
+        None: a second one has joined, and `pop` is to ask them all for the time that is left.
+        """
+        group, topic = target
+        broker = self._cluster.home
+        ids = _ids_of_polled(broker, target)
         pop.group_id, pop.topic_id = ids
         poll_ms, began_ms = pop.poll_duration_ms, self._clock.monotonic_ms()
         outcome = "cancelled"
+        direct = self._polling.begin_direct(broker.link)
         self._polling.counts.began(topic.name, group.name, "direct", is_long=poll_ms > 0)
         try:
             reply = await self._pop(
                 call, pop, responses,
-                ask=broker.link.pop, link=broker.link,
+                ask=direct.pop, link=broker.link,
                 poll_ms=poll_ms, room_end_ms=began_ms + poll_ms // 2,
             )  # fmt: skip
-            outcome = _outcome_of(reply)
-            if not reply.batches:
-                raise MessageNotFound(_NOTHING)
-        except Overloaded:
-            outcome = "throttled"
-            raise
-        except MessageNotFound:
-            outcome = "timeout_empty"
-            raise
-        except ServiceError:
-            outcome = "error"
+            outcome = "joined" if direct.is_over and not reply.batches else _outcome_of(reply)
+        except ServiceError as error:
+            outcome = outcome_of(error).value
             raise
         finally:
+            self._polling.end_direct(direct)
             waited_ms = self._clock.monotonic_ms() - began_ms
             self._polling.counts.ended(
                 topic.name, group.name, "direct", outcome, waited_ms, is_long=poll_ms > 0
             )
+        if outcome == "joined":
+            pop.poll_duration_ms = max(poll_ms - waited_ms, 0)
+            return None
+        if not reply.batches:
+            raise MessageNotFound(_NOTHING)
         if outcome == "first_pop":
             call.is_short_polling_hit = "true"
         return broker, ids, reply
 
     async def _poll_all(
-        self,
-        call: Call,
-        brokers: Sequence[BrokerGroup],
-        group: link_pb2.GroupConfig,
-        topic: link_pb2.TopicConfig,
-        pop: link_pb2.PopRequest,
-        responses: Responses,
+        self, call: Call, target: Target, pop: link_pb2.PopRequest, responses: Responses
     ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply]:
         """Pop where the polling says, until a pop has found something or the poll is over."""
-        if not any(broker.link.is_connected for broker in brokers):
-            # As a call of any kind it waits for its broker, or is refused (ADR 0020).
-            self._turn += 1
-            broker = brokers[self._turn % len(brokers)]
-            return await self._poll_one(call, broker, group, topic, pop, responses)
+        brokers = self._brokers_of(target)
         # The other half is for the client to read what comes.
         room_end_ms = self._clock.monotonic_ms() + pop.poll_duration_ms // 2
-        receive = self._polling.begin(Target(group, topic), brokers, pop)
+        receive = self._polling.begin(
+            target, brokers, pop, timeout_ms=self._pop_timeout_ms(call, 0)
+        )
         try:
+            if all(broker.link.is_given_up for broker in brokers):
+                # As a call of any kind it waits for a broker no longer than that (ADR 0020).
+                raise BrokerUnreachable("there is no connection to any broker of the topic")
             while isinstance(step := await receive.step(), Pop):
                 broker = self._polling.broker(step.broker)
-                ids = _ids_of_polled(broker, group, topic)
+                ids = _ids_of_polled(broker, target)
                 pop.group_id, pop.topic_id = ids
                 try:
                     reply = await self._pop(
@@ -237,11 +246,21 @@ class Consumer:
                     return broker, ids, reply
                 if reply.batches:
                     # The poll has ended while the reply was on its way.
-                    responses.release(reply.ByteSize())
+                    responses.release(_room_of(reply))
                     broker.link.give_back(*ids, reply.batches)
+        except ServiceError as error:
+            receive.refused(error)
+            raise
         finally:
             receive.leave()
         raise step.error or MessageNotFound(_NOTHING)
+
+    def _brokers_of(self, target: Target) -> Sequence[BrokerGroup]:
+        """Return who has what is received."""
+        brokers = self._cluster.brokers_of(target.topic, target.group)
+        if not brokers:
+            raise MessageNotFound(f"the topic {target.topic.name} was created again; poll again")
+        return brokers
 
     async def _pop(
         self,
@@ -275,13 +294,21 @@ class Consumer:
             timeout_ms = self._pop_timeout_ms(call, request.poll_duration_ms)
             try:
                 reply = await ask(request, timeout_ms=timeout_ms)
+            except Overloaded:
+                responses.release(room_bytes)
+                # The link was full for as long as it kept room. It has time, and waits without.
+                if not room_bytes or left_ms <= ROOM_POLL_MS:
+                    raise
+                room_bytes = 0
+                continue
             except BaseException:
                 responses.release(room_bytes)
                 raise
             if reply.batches:
-                size_bytes = reply.ByteSize()
+                size_bytes = _room_of(reply)
                 if size_bytes <= room_bytes:
-                    responses.release(room_bytes - size_bytes)
+                    if room_bytes:
+                        responses.release(room_bytes - size_bytes)
                     return reply
                 if responses.hold(size_bytes - room_bytes):
                     return reply
@@ -293,7 +320,7 @@ class Consumer:
             del reply
             responses.release(room_bytes)
             room_bytes = 0
-        raise MessageNotFound("this connection had no room for what is there; poll again")
+        raise NoRoom("this connection had no room for what is there; poll again")
 
     async def _hold_in_turn(
         self,
@@ -305,10 +332,10 @@ class Consumer:
         """Wait for room for a reply; raises where there is none."""
         left_ms = end_ms - self._clock.monotonic_ms()
         if pop.poll_duration_ms and left_ms <= 0:
-            raise MessageNotFound(_MUCH_UNREAD)
+            raise NoRoom(_MUCH_UNREAD)
         if not await responses.hold_in_turn(size_bytes, timeout_s=max(left_ms, 0) / 1000):
             if pop.poll_duration_ms and self._clock.monotonic_ms() >= end_ms:
-                raise MessageNotFound(_MUCH_UNREAD)
+                raise NoRoom(_MUCH_UNREAD)
             raise Overloaded(_MUCH_UNREAD)
 
     async def ack_message(self, call: Call, request: bytes) -> bytes:
@@ -342,7 +369,7 @@ class Consumer:
                 for number, result in zip(numbered, results, strict=True):
                     if result not in _SETTLED:
                         outcomes[number] = status_of(_GONE)
-        if all(outcome is None for outcome in outcomes):
+        if not any(outcomes):
             return encode_acks(entries, repeat(OK_STATUS, len(entries)), OK_STATUS)
         statuses = [OK_STATUS if outcome is None else outcome.encode() for outcome in outcomes]
         return encode_acks(entries, statuses, _overall(call, outcomes).encode())
@@ -461,13 +488,11 @@ class Consumer:
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
 
 
-def _ids_of_polled(
-    broker: BrokerGroup, group: link_pb2.GroupConfig, topic: link_pb2.TopicConfig
-) -> Ids:
+def _ids_of_polled(broker: BrokerGroup, target: Target) -> Ids:
     """Return the ids with which a broker is asked for messages."""
-    ids = broker.find_ids(group, topic)
+    ids = broker.find_ids(target.group, target.topic)
     if ids is None:
-        raise MessageNotFound(f"the topic {topic.name} was created again; poll again")
+        raise MessageNotFound(f"the topic {target.topic.name} was created again; poll again")
     return ids
 
 
@@ -510,14 +535,14 @@ def _items(
     return items
 
 
-def _without_messages(batch: link_pb2.Batch) -> link_pb2.Batch:
-    """Return what names the deliveries of a batch."""
-    return link_pb2.Batch(
-        slot=batch.slot,
-        delivery_id=batch.delivery_id,
-        visible_at_ms=batch.visible_at_ms,
-        indexes=batch.indexes,
-    )
+def _room_of(reply: link_pb2.PopReply) -> int:
+    """Return how much room the items of a reply need, beyond what the call took.
+
+    A small one is a part of that.
+    """
+    count = sum([len(batch.indexes) for batch in reply.batches])
+    size_bytes = reply.ByteSize() + ITEM_BYTES * count
+    return size_bytes if size_bytes > SMALL_REPLY_BYTES else 0
 
 
 def _check_invisible(invisible_ms: int, *, min_ms: int) -> None:

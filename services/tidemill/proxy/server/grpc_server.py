@@ -18,11 +18,12 @@ from tidemill.proxy.link.commands import FRAME_BYTES
 from tidemill.proxy.server.call import Boundary, Call, status_of
 from tidemill.proxy.server.methods import (
     SERVICE,
-    UNSERVED_STREAMING,
     UNSERVED_UNARY,
     Methods,
     request_code,
 )
+from tidemill.proxy.server.otlp import EXPORT, MetricsReceiver
+from tidemill.proxy.server.pipeline_source import SERVICE as PIPELINE_SERVICE
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
 from tidemill.transport.aio.listener import ListenSettings
@@ -51,12 +52,23 @@ _OVERLOAD: Final = status_of(
 class GrpcServer:
     """A running server; `address` tells where it listens."""
 
-    def __init__(self, methods: Methods, boundary: Boundary) -> None:
+    def __init__(
+        self,
+        methods: Methods,
+        boundary: Boundary,
+        receiver: MetricsReceiver | None = None,
+        pipeline: Mapping[str, Method] | None = None,
+    ) -> None:
+        """Serve `methods`; metrics of clients where there is a `receiver`; `pipeline`, by path."""
         self.address = ""
         self._methods = methods
+        self._receiver = receiver
         self._boundary = boundary
         self._server: RpcServer | None = None
-        self._health = health.Health((SERVICE,))
+        self._pipeline = pipeline or {}
+        # Whoever reads for a pipeline asks for it by its own name.
+        self._services = (SERVICE, PIPELINE_SERVICE) if pipeline else (SERVICE,)
+        self._health = health.Health(self._services)
 
     @contextlib.asynccontextmanager
     async def serving(
@@ -66,7 +78,8 @@ class GrpcServer:
         table = {
             **self._table(),
             **self._health.methods(),
-            **reflection_methods((SERVICE, health.SERVICE)),
+            **self._pipeline,
+            **reflection_methods((*self._services, health.SERVICE)),
         }
         self._server = RpcServer(
             table,
@@ -82,6 +95,11 @@ class GrpcServer:
     def tell_health(self, is_serving: bool) -> None:
         """Tell who asks by gRPC whether this proxy is ready."""
         self._health.tell(is_serving=is_serving)
+
+    def leave(self) -> None:
+        """Accept no more connections: who comes finds another process of the port, or nobody."""
+        assert self._server is not None, "only a running server can be left"
+        self._server.listener.leave()
 
     async def drain(self, timeout_ms: int) -> None:
         """Refuse new calls, let those under way end, and end the telemetry streams with OK."""
@@ -101,9 +119,11 @@ class GrpcServer:
             **{name: self._streaming(name) for name in methods.streaming},
             **{name: self._bidirectional(name) for name in methods.bidirectional},
             **{name: _unserved(reason) for name, reason in UNSERVED_UNARY.items()},
-            **{name: _unserved(reason) for name, reason in UNSERVED_STREAMING.items()},
         }
-        return {f"/{SERVICE}/{name}": method for name, method in served.items()}
+        table = {f"/{SERVICE}/{name}": method for name, method in served.items()}
+        if self._receiver is not None:
+            table[EXPORT] = _export(self._receiver)
+        return table
 
     def _unary(self, name: str) -> Method:
         method, code, answer = self._methods.unary[name], request_code(name), self._boundary.unary
@@ -130,7 +150,18 @@ class GrpcServer:
             return answer(code, method, _call(rpc), rpc, rpc)
 
         # No answer of ours would end the stream: a status does.
-        return bidirectional(handle, Terms(limits.request_bytes_max(name)))
+        terms = Terms(
+            limits.request_bytes_max(name), skipped_bytes_max=limits.TELEMETRY_SKIPPED_BYTES
+        )
+        return bidirectional(handle, terms)
+
+
+def _export(receiver: MetricsReceiver) -> Method:
+    def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
+        return receiver.export(_call(rpc), request)
+
+    # As for telemetry: refusals are of gRPC, since its answers have no status.
+    return unary(handle, Terms(limits.OTHER_REQUESTS_BYTES))
 
 
 def _terms(name: str) -> Terms:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.client import ClientLife
     from tidemill.proxy.server.consumer import Consumer
     from tidemill.proxy.server.producer import Producer
+    from tidemill.proxy.server.puller import Puller
     from tidemill.proxy.server.route import Routes
     from tidemill.proxy.server.telemetry import Telemetry
 
@@ -21,12 +22,6 @@ SERVICE = "apache.rocketmq.v2.MessagingService"
 UNSERVED_UNARY = {
     "EndTransaction": "transactional messages are not served yet",
     "SyncLiteSubscription": "lite topics are not served yet",
-    "UpdateOffset": "consumers here are stateless: pop messages and ack them",
-    "GetOffset": "consumers here are stateless: pop messages and ack them",
-    "QueryOffset": "consumers here are stateless: pop messages and ack them",
-}
-UNSERVED_STREAMING = {
-    "PullMessage": "consumers here are stateless: pop messages and ack them",
 }
 
 
@@ -46,6 +41,7 @@ def methods(
     routes: Routes,
     telemetry: Telemetry,
     client_life: ClientLife,
+    puller: Puller,
 ) -> Methods:
     """Return the table of methods, which reads like the service's definition."""
     return Methods(
@@ -59,8 +55,14 @@ def methods(
             "ForwardMessageToDeadLetterQueue": consumer.forward_to_dead_letter_queue,
             "NotifyClientTermination": client_life.notify_client_termination,
             "ChangeInvisibleDuration": consumer.change_invisible_duration,
+            "QueryOffset": puller.query_offset,
+            "GetOffset": puller.get_offset,
+            "UpdateOffset": puller.update_offset,
         },
-        streaming={"ReceiveMessage": consumer.receive_message},
+        streaming={
+            "ReceiveMessage": consumer.receive_message,
+            "PullMessage": puller.pull_message,
+        },
         bidirectional={"Telemetry": telemetry.telemetry},
     )
 

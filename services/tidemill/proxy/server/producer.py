@@ -142,33 +142,31 @@ class Producer:
             blob = _encode(message, topic, self._clock.wall_ms())
             properties = message.system_properties
             place = cluster.place(topic, properties.message_group)
-            if place.may_move and not _has_order(properties):
-                storing = self._store_anywhere(call, topic, place, blob)
-            else:
-                storing = self._store(call, name, place, blob, may_repeat=_may_repeat(properties))
+            may_move = place.may_move and not _has_order(properties)
+            may_repeat = _may_repeat(properties)
             # The link's from here on: nothing of the message is kept while it is stored.
-            del message, properties, blob
-            stored = await storing
+            del message, properties
+            if may_move:
+                anywhere = self._store_anywhere(call, topic, place, blob)
+                del blob
+                broker, appended, may_be_elsewhere = await anywhere
+            else:
+                broker, topic_id, queue_id, _ = place
+                if not topic_id:
+                    topic_id = await cluster.topic_id_at(broker, name, call)
+                storing = broker.link.store(
+                    topic_id, queue_id, blob,
+                    timeout_ms=cluster.timeout_ms(call), may_repeat=may_repeat,
+                )  # fmt: skip
+                del blob
+                appended, may_be_elsewhere = await storing, False
         except ServiceError as error:
             return _refusal(call, (message_id,), status_of(error))
-        queue_offset, due_at_ms = stored.appended
+        queue_offset, due_at_ms = appended
         if due_at_ms:
+            stored = _Stored(broker, appended, may_be_elsewhere)
             return _ok_response(message_id, 0, _recall_handle(name, message_id, stored))
         return _ok_response(message_id, queue_offset)
-
-    async def _store(
-        self, call: Call, topic_name: str, place: Place, blob: bytes, *, may_repeat: bool
-    ) -> _Stored:
-        """Store a message in its one place."""
-        broker, topic_id, queue_id, _ = place
-        if not topic_id:
-            topic_id = await self._cluster.topic_id_at(broker, topic_name, call)
-        storing = broker.link.store(
-            topic_id, queue_id, blob,
-            timeout_ms=self._cluster.timeout_ms(call), may_repeat=may_repeat,
-        )  # fmt: skip
-        del blob
-        return _Stored(broker, await storing)
 
     async def _store_anywhere(
         self, call: Call, topic: link_pb2.TopicConfig, place: Place, blob: bytes
@@ -199,7 +197,11 @@ class Producer:
                     raise unknown or error from None
             else:
                 return _Stored(place.broker, appended, may_be_elsewhere=unknown is not None)
-            place = self._cluster.place(topic, "", tried=tried)
+            try:
+                place = self._cluster.place(topic, "", tried=tried)
+            except BrokerUnreachable as error:
+                # Nobody is left who could take it; one that was asked may have it all the same.
+                raise unknown or error from None
 
     async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
         call.topic = name

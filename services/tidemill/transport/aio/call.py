@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.transport.grpc.messages import PREFIX_SIZE
+from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.header_block import Fields
 
 if TYPE_CHECKING:
@@ -30,6 +31,16 @@ class Kind(Enum):
 
 class ClientGone(Exception):
     """Raised by a send whose message cannot be handed over any more."""
+
+
+class RequestTooLarge(RpcError):
+    """Raised by the iteration over requests for one that was thrown away; others may follow it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(
+            RpcCode.RESOURCE_EXHAUSTED, f"a message of {size_bytes} bytes is over the limit"
+        )
+        self.size_bytes = size_bytes
 
 
 UnaryHandler = Callable[["RpcCall", bytes], Awaitable[bytes]]
@@ -76,6 +87,7 @@ class RpcCall:
         "request",
         "sent_count",
         "task",
+        "tell_read",
         "tick",
     )
 
@@ -87,8 +99,10 @@ class RpcCall:
         self.task: asyncio.Task[None] | None = None
         self.tick = 0  # of its deadline
         self.sent_count = 0  # messages that have left us
+        # Who is to hear that the client has read the whole answer; few calls have one.
+        self.tell_read: Callable[[], None] | None = None
         # For streams of requests. Few wait here, MESSAGES_WAITING_MAX.
-        self._requests: deque[tuple[bytes, int, int]] | None = None
+        self._requests: deque[tuple[bytes, int, int, int]] | None = None
         self._taken: tuple[int, int] | None = None  # by the reader, of a request it has in hand
         self._are_requests_ended = False
         self._waiter: asyncio.Future[None] | None = None  # of the reader
@@ -137,6 +151,15 @@ class RpcCall:
         """End the call: its time is up."""
         self._protocol.expire(self)
 
+    @property
+    def connection(self) -> Hashable:
+        """What this call has in common with the others of its connection, and with no other."""
+        return self._protocol
+
+    def leave(self) -> None:
+        """Let the client know that it has to leave this connection, and end its streams."""
+        self._protocol.drain()
+
     # ------------------------------------------------------------ responses
 
     async def send(self, message: bytes) -> None:
@@ -163,6 +186,13 @@ class RpcCall:
                 self.sent_count += _whole(batch, self.call.queued_total_bytes - unsent - before)
                 raise
             self.sent_count += len(batch)
+
+    def when_read(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once the client's transport has read this call's answer to its end.
+
+        Never where that is not known: the call or the connection ended before.
+        """
+        self.tell_read = tell
 
     def write(self, message: bytes) -> None:
         """Send one message, a batch in itself, at once and without waiting.
@@ -216,6 +246,8 @@ class RpcCall:
     async def __anext__(self) -> bytes:
         """Return the next request of a stream, until the client or the server ends it.
 
+        Raises RequestTooLarge for one that was, and goes on with the next one after that.
+
         For one task only. Whoever asks for the next one is done with the last one: only then its
         room is given back, and the client may send more.
         """
@@ -234,15 +266,19 @@ class RpcCall:
                 await self._waiter
             finally:
                 self._waiter = None
-        request, wire_bytes, held_bytes = self._requests.popleft()
+        request, wire_bytes, held_bytes, skipped_bytes = self._requests.popleft()
         self._taken = wire_bytes, held_bytes
+        if skipped_bytes:
+            raise RequestTooLarge(skipped_bytes)
         return request
 
-    def put_request(self, message: bytes, wire_bytes: int, held_bytes: int) -> None:
-        """Take a request that has come, and the room that it has."""
+    def put_request(
+        self, message: bytes, wire_bytes: int, held_bytes: int, skipped_bytes: int = 0
+    ) -> None:
+        """Take a request that has come, and the room that it has; or that it was thrown away."""
         if self._requests is None:
             self._requests = deque()
-        self._requests.append((message, wire_bytes, held_bytes))
+        self._requests.append((message, wire_bytes, held_bytes, skipped_bytes))
         self._wake_reader()
 
     def end_requests(self) -> None:

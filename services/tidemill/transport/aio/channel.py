@@ -54,6 +54,10 @@ class ClientStream:
         """Send a request at once and without waiting; the caller bounds what is under way."""
         self._protocol.write(self.call, message)
 
+    def write_last(self, message: bytes) -> None:
+        """Send the last request, or the only one."""
+        self._protocol.write(self.call, message, is_last=True)
+
     def cancel(self) -> None:
         """End the call; nothing more is heard of it."""
         self._protocol.cancel(self)
@@ -205,7 +209,7 @@ class ClientProtocol(asyncio.Protocol):
         if event.code is RpcCode.OK:
             outcome.set_result(None)
         else:
-            outcome.set_exception(RpcError(event.code, event.message))
+            outcome.set_exception(RpcError(event.code, event.message, event.trailers))
 
     def _check_later(self) -> None:
         self._checking = self.loop.call_later(CHECK_PERIOD_S, self._check)
@@ -228,9 +232,9 @@ class ClientProtocol(asyncio.Protocol):
         self._writer.flush_soon()
         return stream
 
-    def write(self, call: ClientCall, message: bytes) -> None:
+    def write(self, call: ClientCall, message: bytes, *, is_last: bool = False) -> None:
         """Send a request."""
-        self._connection.send(call, message)
+        self._connection.send(call, message, is_last=is_last)
         self._writer.flush_now()
 
     def cancel(self, stream: ClientStream) -> None:

@@ -17,6 +17,9 @@ class OpenStream(Protocol):
     def write(self, message: bytes) -> None:
         """Send a frame at once and without waiting."""
 
+    def write_last(self, message: bytes) -> None:
+        """Send the last frame, or the only one."""
+
     def cancel(self) -> None:
         """End the call; nothing more is heard of it."""
 

@@ -103,6 +103,7 @@ class Listener:
         self._open: Counter[str] = Counter()  # connections by address of the client
         self._open_count = 0
         self._tasks: asyncio.TaskGroup | None = None
+        self._listening: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._connecting: set[asyncio.Task[None]] = set()  # in the middle of their handshake
 
@@ -111,7 +112,7 @@ class Listener:
         """Accept connections until the block ends or `close`; raise StartRefused."""
         self._tls = self._settings.tls_context or tls_context(self._settings)
         self._connections_max = _affordable(self._settings.connections_max)
-        sockets = _bind(self._settings)
+        sockets = self._listening = _bind(self._settings)
         port = sockets[0].getsockname()[1]
         host = self._settings.host
         self.address = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
@@ -124,12 +125,30 @@ class Listener:
                 yield self
             finally:
                 self.close()
-                for one in sockets:
-                    one.close()  # Also where accepting was cancelled before it began.
+
+    def leave(self) -> None:
+        """Accept what the kernel has taken by now, and nothing more, from this call on.
+
+        Who connects now goes to another process that shares the port, or is refused at once. What
+        waits to be accepted is accepted, since the kernel resets it when the socket is closed.
+        """
+        for task in self._accepting:
+            task.cancel()
+        for one in self._listening:
+            self._accept_rest(one)
+            asyncio.get_running_loop().remove_reader(one)
+            one.close()
+        self._listening = []
+
+    async def connected(self) -> None:
+        """Wait until no connection is in the middle of its handshake, of those there are now."""
+        if self._connecting:
+            await asyncio.wait(self._connecting)
 
     def close(self) -> None:
-        """Accept nothing more: who connects now is told so at once, and goes elsewhere."""
-        for task in (*self._accepting, *self._connecting):
+        """Accept nothing more, and give up those in the middle of their handshake."""
+        self.leave()
+        for task in self._connecting:
             task.cancel()
 
     def closed(self, peer_host: str) -> None:
@@ -138,43 +157,50 @@ class Listener:
         self._uncount(peer_host)
 
     async def _accept(self, listening: socket.socket) -> None:
-        """Accept connections until cancelled; then the socket is closed."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         is_told = False  # that no connection can be accepted
         loop.add_reader(listening, readable.set)
-        try:
-            while True:
-                await readable.wait()
-                for _ in range(ACCEPTS_A_TURN):
-                    try:
-                        accepted, peer = listening.accept()
-                    except (BlockingIOError, InterruptedError):
-                        readable.clear()
-                        break
-                    except OSError as error:
-                        if error.errno in _GONE:
-                            continue
-                        # No files are left. The socket stays readable, and would not let the loop
-                        # sleep.
-                        if not is_told:
-                            log.warning(
-                                "cannot accept connections",
-                                reason=str(error),
-                                connections=self._open_count,
-                                advice="raise the limit of open files (ulimit -n)",
-                            )
-                        is_told = True
-                        loop.remove_reader(listening)
-                        await asyncio.sleep(_NO_FILES_PAUSE_S)
-                        loop.add_reader(listening, readable.set)
-                        break
-                    is_told = False
-                    self._admit(accepted, *peer[:2])
-                await asyncio.sleep(0)
-        finally:
-            loop.remove_reader(listening)
-            listening.close()
+        while True:
+            await readable.wait()
+            for _ in range(ACCEPTS_A_TURN):
+                try:
+                    accepted, peer = listening.accept()
+                except (BlockingIOError, InterruptedError):
+                    readable.clear()
+                    break
+                except OSError as error:
+                    if error.errno in _GONE:
+                        continue
+                    # No files are left. The socket stays readable, and would not let the loop
+                    # sleep.
+                    if not is_told:
+                        log.warning(
+                            "cannot accept connections",
+                            reason=str(error),
+                            connections=self._open_count,
+                            advice="raise the limit of open files (ulimit -n)",
+                        )
+                    is_told = True
+                    loop.remove_reader(listening)
+                    await asyncio.sleep(_NO_FILES_PAUSE_S)
+                    loop.add_reader(listening, readable.set)
+                    break
+                is_told = False
+                self._admit(accepted, *peer[:2])
+            await asyncio.sleep(0)
+
+    def _accept_rest(self, listening: socket.socket) -> None:
+        """Accept what waits to be accepted; no more than the kernel keeps, whoever goes on."""
+        for _ in range(BACKLOG):
+            try:
+                accepted, peer = listening.accept()
+            except OSError as error:
+                if error.errno in _GONE:
+                    continue
+                return
+            self._admit(accepted, *peer[:2])
 
     def _admit(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
         settings = self._settings

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from tidemill.transport.aio.server import RpcServer
 
 
+# How connections fail by a client's fault. They begin at 0; others appear when they come.
+USUAL_FAILURES = (
+    "tls_handshake", "proxy_protocol", "protocol_error", "flow_control_error", "stream_closed",
+    "frame_size_error", "compression_error",
+)  # fmt: skip
+
+
 def collect(server: RpcServer) -> Iterator[Metric]:
     """Yield connections, calls, and how often each limit was overstepped."""
     connections = GaugeMetricFamily("rocketmq_grpc_connections", "Open connections.")
@@ -42,6 +49,14 @@ def collect(server: RpcServer) -> Iterator[Metric]:
         "Connections whose client broke the protocol, by the error, or failed its TLS handshake.",
         labels=("reason",),
     )
-    for reason, count in server.notices.failures.items():
-        failures.add_metric((reason,), count)
+    counts = server.notices.failures
+    for reason in dict.fromkeys((*USUAL_FAILURES, *counts)):
+        failures.add_metric((reason,), counts[reason])
     yield failures
+    unheard = CounterMetricFamily(
+        "rocketmq_grpc_unheard_answers_total",
+        "Answers to push consumers of which is not known that they were read, because of too many"
+        " their clients had yet to say so: what they brought is redelivered after a minute.",
+    )
+    unheard.add_metric((), server.notices.unheard_answers)
+    yield unheard

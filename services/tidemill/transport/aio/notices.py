@@ -27,6 +27,7 @@ class Notices:
     def __init__(self) -> None:
         self.hits: Counter[Limit] = Counter()  # overstepped limits
         self.failures: Counter[str] = Counter()  # connections that broke the protocol, by how
+        self.unheard_answers = 0  # of which nobody hears whether they were read: too many wait
         self._told: dict[str, _Told] = {}
 
     def fail(self, kind: str, *, peer: str, reason: str) -> None:

@@ -40,6 +40,7 @@ from tidemill.transport.aio.call import (
 from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
 from tidemill.transport.aio.notices import Notices
 from tidemill.transport.aio.offenders import FLOODS, Offenders
+from tidemill.transport.aio.read_answers import ReadAnswers
 from tidemill.transport.aio.writer import Writer
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount
 from tidemill.transport.grpc.server_connection import (
@@ -56,7 +57,7 @@ from tidemill.transport.grpc.server_connection import (
     ServerEvent,
 )
 from tidemill.transport.grpc.status import RpcCode, RpcError
-from tidemill.transport.http2.events import Failed
+from tidemill.transport.http2.events import Failed, PeerHasRead
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit
 
@@ -82,6 +83,13 @@ QUEUED_BYTES_MAX: Final = 16 << 20
 # over a slow line for longer than its caller.
 FLUSH_BYTES: Final = 64 << 10
 SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
+ANSWER_READ_S: Final = 1.0  # at the end, for clients to tell that they have read their answers
+# Connections that are told to leave by a drain, in one step of it: their clients come back at once,
+# somewhere else, and are to do that one after the other.
+LEAVING_A_STEP: Final = 5
+LEAVING_STEP_S: Final = 0.01  # between two steps: 500 connections take a second
+LEAVE_HEARD_S: Final = 2.0  # for clients to answer that they have heard; a dead one never does
+LEAVING_SHARE: Final = 0.25  # of a drain's time at most; the rest is for the calls to end
 CLOSE_TIMEOUT_S: Final = 5.0  # for a closed connection's last words to be read
 # Ends of connections that are no client's fault.
 _ORDINARY: Final = frozenset({Limit.IDLE, Limit.KEEPALIVE})
@@ -110,6 +118,7 @@ class RpcServer:
         self.message_bytes_max = message_bytes_max
         self.notices = Notices()
         self.account = MemoryAccount(held_bytes_max)
+        self._is_offering = False  # room, at the end of this turn of the loop
         # Of the account, by address; each is there for as long as a connection of it.
         self._addresses: WeakValueDictionary[str, AddressShare] = WeakValueDictionary()
         self.offenders = Offenders(limits)
@@ -139,10 +148,12 @@ class RpcServer:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[RpcServer]:
         """Serve until the block ends; raise StartRefused where nobody can listen."""
+        self.account.queue.on_room = self._offer_room_soon
         async with self.listener.listening():
             try:
                 yield self
             finally:
+                self.account.queue.on_room = None
                 self.listener.close()
                 for connection in list(self.connections):
                     connection.close(_NO_CALLS)
@@ -156,10 +167,47 @@ class RpcServer:
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing new, end streams of requests, and wait for the calls under way."""
         self.is_draining = True
+        # First: a client that is told to leave comes back at once, and is to find another process
+        # that shares the port.
+        self.listener.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._let_leave(timeout_s * LEAVING_SHARE)
+                await self.listener.connected()
+                await self._until(self._is_drained, timeout_s)
+                # What a client has begun before it heard of it is on its way, and is answered too.
+                await self._until(self._is_heard, LEAVE_HEARD_S)
+                await self._until(self._is_drained, timeout_s)
+        # What they have got is theirs, if that is known.
+        await self._until(lambda: not any(c.read_answers for c in self.connections), ANSWER_READ_S)
+
+    async def _let_leave(self, spread_s_max: float) -> None:
+        """Tell all connections to leave, spread over a while; some know it already."""
+        left: list[ServerProtocol] = []
         for connection in self.connections:
-            connection.drain()
-        self.listener.close()
-        await self._until(lambda: not (self.call_count or self.ending), timeout_s)
+            if connection.is_told_to_leave:
+                connection.drain()
+            else:
+                left.append(connection)
+        steps = leaving_steps(len(left), spread_s_max)
+        for step in range(steps):
+            if step:
+                await asyncio.sleep(LEAVING_STEP_S)
+            for connection in left[step::steps]:
+                connection.drain()
+
+    def _is_drained(self) -> bool:
+        """Whether no call is under way, and every client knows that it has to leave.
+
+        One that is cut off before it has heard anything takes that for an outage.
+        """
+        return not (self.call_count or self.ending) and all(
+            connection.is_told_to_leave for connection in self.connections
+        )
+
+    def _is_heard(self) -> bool:
+        """Whether every client has said that it opens no call here any more."""
+        return all(connection.has_heard_to_leave for connection in self.connections)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -214,8 +262,18 @@ class RpcServer:
         if self._rest:
             asyncio.get_running_loop().call_soon(self._go_on)
 
-    def call_ended(self) -> None:
-        """Let those look again who wait for calls to end."""
+    def _offer_room_soon(self) -> None:
+        """Give those who wait the room that comes free in this turn of the loop."""
+        if not self._is_offering:
+            self._is_offering = True
+            asyncio.get_running_loop().call_soon(self._offer_room)
+
+    def _offer_room(self) -> None:
+        self._is_offering = False
+        self.account.queue.offer()
+
+    def look_again(self) -> None:
+        """Let those look again who wait for calls and connections to end."""
         self._quiet.set()
 
     def ended(self, task: asyncio.Task[None]) -> None:
@@ -242,6 +300,12 @@ class RpcServer:
         for connection in left[:SWEPT_A_TURN]:
             if connection in self.connections:
                 connection.check(now_s)
+
+
+def leaving_steps(count: int, spread_s_max: float) -> int:
+    """Return in how many steps so many connections are told to leave, LEAVING_STEP_S apart."""
+    steps_max = max(int(spread_s_max / LEAVING_STEP_S), 1)
+    return min(max(math.ceil(count / LEAVING_A_STEP), 1), steps_max)
 
 
 def _expire(calls: Iterable[RpcCall]) -> None:
@@ -277,12 +341,16 @@ class ServerProtocol(Accepted):
         # Who waits for room, and how much, in turn: as many as there are streams.
         self._room_wanted: dict[asyncio.Future[bool], tuple[ServerCall, int]] = {}
         self._writer = Writer(self._connection.http, self.loop, self._connection.count_buffered)
+        self._connection.on_grant = self._writer.flush_soon
         self._transport: asyncio.Transport
+        self.read_answers = ReadAnswers(
+            self._connection.http, self._writer, self.loop, server.notices
+        )
         self._has_rest = False  # of what has come; nothing is read until it has had its turns
         self._unread_bytes = 0  # while paused: what the transport held at the last look
         self._moved_at_s = 0.0  # and when that had changed
         self._closed_at_s: float | None = None
-        self._is_told_to_leave = False
+        self._is_old = False
         age_s = server.limits.age_max_s * random.uniform(0.9, 1.1)
         self._leaves_at_s = time.monotonic() + (age_s or math.inf)
 
@@ -305,9 +373,17 @@ class ServerProtocol(Accepted):
         self._writer.hold()
         try:
             for event in self._connection.receive(data, time.monotonic(), frames_max=FRAMES_A_TURN):
-                self._on_event(event)
+                # What nearly every event is, written out.
+                if type(event) is MessageReceived:
+                    self._on_message(event)
+                elif type(event) is CallStarted:
+                    self._on_call(event.call)
+                else:
+                    self._on_event(event)
         finally:
             self._writer.release()
+        if self._server.is_draining:
+            self._server.look_again()
         if len(data) >= READ_BYTES_A_TURN or self._connection.has_more or self._held_back:
             self._go_on_later()
         if self.crowd and not self.is_congested:
@@ -346,6 +422,7 @@ class ServerProtocol(Accepted):
         """End all calls."""
         for event in self._connection.close(ErrorCode.CANCEL, "the connection was lost"):
             self._on_event(event)
+        self.read_answers.clear()
         self._writer.detach()
         self._server.closed(self)
 
@@ -383,6 +460,10 @@ class ServerProtocol(Accepted):
             writable = self.calls.get(event.call.stream.id)
             if writable is not None:
                 writable.wake_writers()
+        elif isinstance(event, PeerHasRead):
+            self.read_answers.read(event.mark)
+            if self._server.is_draining:
+                self._server.look_again()
         elif isinstance(event, Failed):
             self._on_failed(event)
         else:
@@ -401,17 +482,17 @@ class ServerProtocol(Accepted):
             call.is_open_ended = True
             # Rust clients wait for the headers before they go on.
             self._connection.start(call)
-            if self._server.is_draining:
+            if self._server.is_draining and self.is_told_to_leave:
                 served.end_requests()
             self._start(served, self._run_stream(served))
 
     def _on_message(self, event: MessageReceived) -> None:
-        call, message, wire_bytes, is_last, held_bytes = event
+        call, message, wire_bytes, is_last, held_bytes, skipped_bytes = event
         served = self.calls.get(call.stream.id)
         if served is None:
             return
         if served.method.kind is Kind.BIDIRECTIONAL:
-            served.put_request(message, wire_bytes, held_bytes)
+            served.put_request(message, wire_bytes, held_bytes, skipped_bytes)
             if is_last:
                 served.end_requests()
         elif served.request is not None:
@@ -502,7 +583,10 @@ class ServerProtocol(Accepted):
         except Exception as error:  # noqa: BLE001  # The boundary of every call.
             self._answer_error(served, error)
         else:
+            is_whole = not (served.call.is_ended or served.call.stream.queue)
             self._connection.finish(served.call, RpcCode.OK)
+            if is_whole and served.tell_read is not None:
+                self.read_answers.add(served.tell_read)
         finally:
             self._end(served)
 
@@ -538,9 +622,10 @@ class ServerProtocol(Accepted):
         if served.call.timeout_s is not None:
             self._server.deadlines.discard(served, served.tick)
         self.calls.pop(served.call.stream.id, None)
-        self._offer_room()
+        if self._room_wanted:
+            self._offer_room()
         if self._server.is_draining:
-            self._server.call_ended()
+            self._server.look_again()
 
     # ------------------------------------------------------------ for the calls
 
@@ -598,7 +683,8 @@ class ServerProtocol(Accepted):
     def release(self, call: ServerCall, count: int) -> None:
         """Give room back before the call ends."""
         self._connection.release(call, count)
-        self._offer_room()
+        if self._room_wanted:
+            self._offer_room()
 
     def _offer_room(self) -> None:
         """Give room to those who wait for it, in turn."""
@@ -612,7 +698,8 @@ class ServerProtocol(Accepted):
 
     def consumed(self, call: ServerCall, wire_bytes: int, held_bytes: int) -> None:
         """Let the client send more: a request of a stream has been answered."""
-        self.release(call, held_bytes)
+        if held_bytes:
+            self.release(call, held_bytes)
         self._connection.consume(call, wire_bytes)
         if self._connection.http.has_output:
             self._writer.flush_soon()
@@ -644,6 +731,7 @@ class ServerProtocol(Accepted):
                 self._transport.abort()
             return
         self._writer.recount()
+        self.read_answers.forget_old(now_s)
         for event in self._connection.check(now_s):
             self._on_event(event)
         self._check_age(now_s)
@@ -653,13 +741,23 @@ class ServerProtocol(Accepted):
     def _check_age(self, now_s: float) -> None:
         if now_s < self._leaves_at_s:
             return
-        if not self._is_told_to_leave:
-            self._is_told_to_leave = True
+        if not self._is_old:
+            self._is_old = True
             self._server.notices.hits[Limit.AGE] += 1
             self.drain()
         # Not before the next look: a call may be on its way.
         elif not self.calls or now_s > self._leaves_at_s + self._server.limits.age_grace_s:
             self.close("the connection is old; open another")
+
+    @property
+    def is_told_to_leave(self) -> bool:
+        """Whether the client has been told, which it can be once it has greeted."""
+        return self._connection.http.is_drain_announced or self._transport.is_closing()
+
+    @property
+    def has_heard_to_leave(self) -> bool:
+        """Whether the client has answered to that."""
+        return self._connection.http.is_drain_heard or self._transport.is_closing()
 
     def drain(self) -> None:
         """Let the client know that this server stops, and end its streams of requests."""

@@ -32,6 +32,8 @@ from tidemill.common.lifecycle import StartRefused
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from tidemill.common.settings import ClusterTlsSettings
+
 log = structlog.get_logger()
 
 CHECK_PERIOD_S: Final = 5.0  # between two looks at the files; a look is three calls of stat
@@ -65,14 +67,14 @@ class TlsFiles:
         return [file for file in (self.certificate, self.key, self.authorities) if file]
 
 
-def cluster_files(*, ca: str, certificate: str, key: str) -> TlsFiles | None:
+def cluster_files(settings: ClusterTlsSettings) -> TlsFiles | None:
     """Return the files for connections between the processes, None where there are none."""
-    if not ca:
+    if not settings.cluster_tls_ca_file:
         return None
     return TlsFiles(
-        certificate=certificate,
-        key=key,
-        authorities=ca,
+        certificate=settings.cluster_tls_certificate_file,
+        key=settings.cluster_tls_key_file,
+        authorities=settings.cluster_tls_ca_file,
         certificate_setting="cluster_tls_certificate_file",
         key_setting="cluster_tls_key_file",
         authorities_setting="cluster_tls_ca_file",

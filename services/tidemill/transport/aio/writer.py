@@ -87,7 +87,8 @@ class Writer:
     def release(self) -> None:
         """Write at once: a turn of the loop more would cost a system call."""
         self._is_held = False
-        self.flush()
+        if self._http.has_output or self._told_bytes or self.is_paused:
+            self.flush()
 
     def _flush_scheduled(self) -> None:
         self._is_scheduled = False
@@ -101,8 +102,8 @@ class Writer:
         if self.is_paused:
             self.count()
             return
-        output = self._http.take_output()
-        if output:
+        if self._http.has_output:
+            output = self._http.take_output()
             unwritten_bytes = transport.get_write_buffer_size() + len(output)
             if unwritten_bytes >= TOLD_BYTES or self._told_bytes:
                 # Before it is written, which may tell that the transport is full.

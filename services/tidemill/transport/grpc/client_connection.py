@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc import messages, status
 from tidemill.transport.grpc.messages import MessageReader
-from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.grpc.status import RpcCode, RpcError, Trailers
 from tidemill.transport.http2 import header_block
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
     DataReceived,
     Failed,
     GoAwayReceived,
+    PeerHasRead,
     ResponseReceived,
     StreamReset,
     StreamWritable,
@@ -23,6 +24,9 @@ from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.header_block import Fields
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
+
+# Header fields of trailers that the status itself is made of; others go with it.
+_OF_STATUS: Final = frozenset({":status", "content-type", "grpc-status", "grpc-message"})
 
 
 @final
@@ -52,6 +56,7 @@ class ResponseEnded(NamedTuple):
     call: ClientCall
     code: RpcCode
     message: str
+    trailers: Trailers = ()  # metadata that came with the status of a call that failed
 
 
 class RequestWritable(NamedTuple):
@@ -100,17 +105,12 @@ class ClientConnection:
         call = self._calls[stream.id] = ClientCall(stream)
         return call
 
-    def send(self, call: ClientCall, message: bytes) -> int:
+    def send(self, call: ClientCall, message: bytes, *, is_last: bool = False) -> int:
         """Send a message; return how many bytes wait for the server's window now."""
         if call.is_ended:
             return 0
-        self.http.send_data(call.stream, messages.encode(message))
+        self.http.send_data(call.stream, messages.encode(message), is_last=is_last)
         return call.stream.queued_bytes
-
-    def half_close(self, call: ClientCall) -> None:
-        """Tell the server that no more messages come."""
-        if not call.is_ended:
-            self.http.send_data(call.stream, b"", is_last=True)
 
     def cancel(self, call: ClientCall) -> None:
         """End a call; nothing more is heard of it."""
@@ -143,6 +143,8 @@ class ClientConnection:
             if isinstance(event, (GoAwayReceived, Failed)):
                 events.append(event)
                 continue
+            if isinstance(event, PeerHasRead):
+                continue  # Of a client nobody asks for it.
             call = self._calls.get(event.stream.id)
             if call is None:
                 continue
@@ -190,7 +192,7 @@ class ClientConnection:
                 self._abandon(call, error.code, error.message, events)
                 return
             events += [
-                ResponseMessage(call, message, wire_bytes) for message, wire_bytes, _ in complete
+                ResponseMessage(call, message, wire_bytes) for message, wire_bytes, _, _ in complete
             ]
             if call.reader.is_empty:
                 call.reader = None
@@ -215,4 +217,8 @@ def _ending(call: ClientCall, trailers: Fields) -> ResponseEnded:
     if "grpc-status" not in trailers:
         return ResponseEnded(call, RpcCode.UNKNOWN, "the response has no status")
     message = status.decode_message(trailers.get("grpc-message", ""))
-    return ResponseEnded(call, status.code_of(trailers["grpc-status"]), message)
+    code = status.code_of(trailers["grpc-status"])
+    if code is RpcCode.OK:
+        return ResponseEnded(call, code, message)
+    more = tuple(each for each in trailers.items() if each[0] not in _OF_STATUS)
+    return ResponseEnded(call, code, message, more)

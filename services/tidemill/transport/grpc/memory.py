@@ -12,23 +12,28 @@ largest of those before it has; no size has to be chosen for each number of clie
 
 The same holds among addresses, since connections cost a stranger nothing: those of one address stop
 where they have as much as is free, at half of the account where they are alone. What an address may
-still have is for its connections what the free room is for all.
+still have is for its connections what the free room is for all. What waits for room comes on top.
+
+Who wants to send a large message, and finds no room for it, waits in the account's `RoomQueue`.
 """
 
 from __future__ import annotations
 
 from typing import final
 
+from tidemill.transport.grpc.room_queue import RoomQueue
+
 
 @final
 class MemoryAccount:
     """The bytes that all connections of a process hold."""
 
-    __slots__ = ("bytes", "bytes_max")
+    __slots__ = ("bytes", "bytes_max", "queue")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self.bytes_max = bytes_max
+        self.queue = RoomQueue(bytes_max)
 
 
 @final
@@ -36,10 +41,13 @@ class AddressShare:
     """The bytes that the connections of one address hold."""
 
     # Its server keeps it for as long as a connection does.
-    __slots__ = ("__weakref__", "bytes")
+    __slots__ = ("__weakref__", "bytes", "waiting_bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
+        # What those of its messages may hold that wait for room. It has a bound of its own, and is
+        # counted once, else messages that wait would leave none for those that may come.
+        self.waiting_bytes = 0
 
 
 @final
@@ -64,28 +72,64 @@ class MemoryShare:
 
     def take(self, count: int) -> bool:
         """Take room for `count` bytes; False, and nothing is taken, where there is none."""
-        if not (self.has_room(count) and self.is_fair(count)):
+        # `has_room`, `is_fair` and `_add`, written out: every call takes its room.
+        account, address, bytes_then = self._account, self._address, self.bytes + count
+        free_bytes = account.bytes_max - account.bytes
+        if address is not None and address.bytes > address.waiting_bytes:
+            free_bytes -= address.bytes - address.waiting_bytes
+        if bytes_then > free_bytes or bytes_then - self._granted_bytes > self.bytes_max:
             return False
-        self._add(count)
+        self.bytes = bytes_then
+        account.bytes += count
+        if address is not None:
+            address.bytes += count
         return True
+
+    def add(self, count: int) -> None:
+        """Take room for `count` bytes that were promised it, whether there is some or not."""
+        self._add(count)
 
     def is_fair(self, count: int) -> bool:
         """Return whether `count` bytes more are no more than is free for all."""
         account, address = self._account, self._address
         free_bytes = account.bytes_max - account.bytes
-        if address is not None:
-            free_bytes -= address.bytes
+        if address is not None and address.bytes > address.waiting_bytes:
+            free_bytes -= address.bytes - address.waiting_bytes
         return self.bytes + count <= free_bytes
+
+    def leaves_room(self, count: int, kept_bytes: int) -> bool:
+        """Return whether what is free is as much as it holds also once it holds `count` more.
+
+        For what is large: `is_fair` lets one message take the last room, and then who sends a
+        hundred bytes is refused beside it. `kept_bytes` are for messages that are to wait.
+        """
+        return self.is_fair(self._counted(count) + kept_bytes)
+
+    def is_short_of_room(self, count: int, kept_bytes: int) -> bool:
+        """Return whether `leaves_room` would not hold for one that holds nothing either."""
+        return not self.is_fair(self._counted(count) + kept_bytes - self.bytes)
+
+    def _counted(self, count: int) -> int:
+        """Return how much closer `count` bytes bring what it holds and what is free."""
+        return count * (2 if self._address is None else 3)
 
     def count_granted(self, granted_bytes: int) -> None:
         """Count what flow control lets the client send and what it has not read, as it is now."""
         more = granted_bytes - self._granted_bytes
         self._granted_bytes = granted_bytes
         self._add(more)
+        if more < 0 and self._account.queue.is_waited_in:
+            self._account.queue.look()
 
     def give_back(self, count: int) -> None:
         """Give room back."""
-        self._add(-count)
+        account, address = self._account, self._address
+        self.bytes -= count
+        account.bytes -= count
+        if address is not None:
+            address.bytes -= count
+        if account.queue.is_waited_in:
+            account.queue.look()
         assert self.bytes >= 0, "nobody gives back what was not taken"
 
     def _add(self, count: int) -> None:

@@ -63,6 +63,7 @@ class Whole(NamedTuple):
     message: bytes
     wire_bytes: int  # what it took to send it: less where it was compressed
     is_inflated: bool
+    skipped_bytes: int = 0  # of one that is too large, and is thrown away as it comes
 
 
 @final
@@ -70,7 +71,8 @@ class MessageReader:
     """Puts messages together out of the pieces in which they come."""
 
     __slots__ = (
-        "_admit", "_encoding", "_have", "_message_bytes_max", "_parts", "_wanted", "inflated_bytes",
+        "_admit", "_encoding", "_have", "_message_bytes_max", "_parts", "_skipped_bytes_max",
+        "_wanted", "dropped_bytes", "inflated_bytes", "skip_left_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -78,8 +80,16 @@ class MessageReader:
         encoding: str,
         message_bytes_max: int,
         admit: Callable[[int], None] = lambda _size: None,
+        *,
+        skipped_bytes_max: int = 0,
     ) -> None:
-        """Ask `admit` before a message is inflated; it raises RpcError where there is no room."""
+        """Ask `admit` before a message is inflated; it raises RpcError where there is no room.
+
+        Of a message that is too large up to `skipped_bytes_max` are thrown away as they come.
+        """
+        self._skipped_bytes_max = skipped_bytes_max
+        self.skip_left_bytes = 0  # to come, of the message that is thrown away
+        self.dropped_bytes = 0  # thrown away by the last `feed`
         self._encoding = encoding
         self._message_bytes_max = message_bytes_max
         self._admit = admit
@@ -91,7 +101,7 @@ class MessageReader:
     @property
     def is_empty(self) -> bool:
         """Whether no part of a message waits for the rest."""
-        return not self._have
+        return not (self._have or self.skip_left_bytes)
 
     @property
     def has_more(self) -> bool:
@@ -119,6 +129,11 @@ class MessageReader:
         Where `has_more` holds afterwards, go on with nothing. Raises RpcError for a message that is
         too large, or compressed in a way that is not known.
         """
+        self.dropped_bytes = 0
+        if self.skip_left_bytes:
+            self.dropped_bytes = min(self.skip_left_bytes, len(data))
+            self.skip_left_bytes -= self.dropped_bytes
+            data = data[self.dropped_bytes :]
         if self._parts and len(self._parts[-1]) + len(data) <= _PART_BYTES:
             self._parts[-1] += data
         elif data:
@@ -137,6 +152,13 @@ class MessageReader:
         self._wanted = PREFIX_SIZE
         while len(buffer) - at >= PREFIX_SIZE and len(messages) < messages_max:
             is_compressed, length = _unpack_prefix(buffer, at)
+            if self._message_bytes_max < length <= self._skipped_bytes_max:
+                begin = at + PREFIX_SIZE
+                at = min(begin + length, len(buffer))
+                self.dropped_bytes += at - begin
+                self.skip_left_bytes = length - (at - begin)
+                messages.append(Whole(b"", PREFIX_SIZE, is_inflated=False, skipped_bytes=length))
+                continue
             self._check(is_compressed, length)
             end = at + PREFIX_SIZE + length
             if end > len(buffer):

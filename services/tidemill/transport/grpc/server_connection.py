@@ -12,6 +12,7 @@
     connection.hold(call, count)          room for what is held for a call; `_end` gives it back
     connection.consume(call, wire_bytes)  a message of a stream has been read: more may come
     connection.count_buffered(count)      what was taken as output, and is not written yet
+    connection.on_grant                   called when a message that waited may come
 
     connection.respond(call, message)     a whole unary response
     connection.start(call)                headers, now
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, NamedTuple, final
 
@@ -38,21 +39,25 @@ from tidemill.transport.grpc import messages, status
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
 from tidemill.transport.grpc.messages import MessageReader, Whole
 from tidemill.transport.grpc.metadata import parse_timeout
+from tidemill.transport.grpc.room_queue import Place
 from tidemill.transport.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
 from tidemill.transport.http2 import header_block
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
     DataReceived,
     Failed,
+    PeerHasRead,
     RequestReceived,
     StreamReset,
     StreamWritable,
 )
 from tidemill.transport.http2.events import Event as HttpEvent
+from tidemill.transport.http2.flow_control import PROGRESS_BYTES
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.header_block import Fields
 from tidemill.transport.http2.limits import Limit, Limits
 from tidemill.transport.http2.stream import Stream
+from tidemill.transport.http2.stream_states import State
 
 # What a call takes by itself, with its stream, its task, and what the link knows of it.
 CALL_BYTES: Final = 4 << 10
@@ -70,6 +75,9 @@ MESSAGE_BYTES: Final = 128
 # A reply of this much is part of what its call took; a larger one finds room or is refused, and
 # output of less is not counted before it is written.
 SMALL_REPLY_BYTES: Final = 4 << 10
+# A large message waits for room for half of what its call has, since the other half is for sending
+# it, and no longer than this. Official clients give a send three seconds.
+ROOM_WAIT_S_MAX: Final = 5.0
 REFUSED_BYTES: Final = 2_048  # of a request that is not gRPC, and its answer
 # Of larger replies, in a turn of the loop for one connection: where there were more, its calls wait
 # for as many turns. A route of a thousand queues has a hundred kilobytes, and takes milliseconds.
@@ -91,19 +99,25 @@ class ServerCall:
     """One call; it belongs to its connection, others read it."""
 
     __slots__ = (
+        "begun_at_s",
         "has_started",
         "held_bytes",
         "is_complete",
         "is_ended",
+        "is_granted",
         "is_open_ended",
         "metadata",
+        "paced_at_s",
+        "paced_bytes",
         "path",
         "queued_total_bytes",
         "reader",
         "reading_bytes",
         "stream",
+        "taken_bytes",
         "timeout_s",
         "waiting_count",
+        "wants_room_since_s",
     )
 
     def __init__(self, stream: Stream, path: str, metadata: Fields) -> None:
@@ -119,7 +133,15 @@ class ServerCall:
         self.held_bytes = 0  # of its connection's share
         self.reading_bytes = 0  # of these, for a message that has not come as a whole
         self.queued_total_bytes = 0  # of messages given to `send`
+        self.taken_bytes = 0  # of the content that has come, looked at
         self.waiting_count = 0  # messages that were handed over, and not consumed
+        # Since when its message waits for room beyond the window; None: it does not.
+        self.wants_room_since_s: float | None = None
+        self.is_granted = False  # the message that has begun was let come beyond the window
+        # When a granted message was last seen to have come further by what it has to, and how far.
+        self.paced_at_s: float | None = None
+        self.paced_bytes = 0
+        self.begun_at_s = stream.opened_at_s  # when the message that is read began to come
 
 
 class CallStarted(NamedTuple):
@@ -136,6 +158,7 @@ class MessageReceived(NamedTuple):
     wire_bytes: int  # what it took to send it: less where it was compressed
     is_last: bool
     held_bytes: int = 0  # the room it has, for `release` where a call has more than one
+    skipped_bytes: int = 0  # of one that is too large: it is thrown away, and `message` is empty
 
 
 class Terms(NamedTuple):
@@ -146,6 +169,8 @@ class Terms(NamedTuple):
     # nothing, a status does.
     oversize: bytes = b""
     overload: bytes = b""
+    # Of a stream: a message over its limit is thrown away up to this size, and the call goes on.
+    skipped_bytes_max: int = 0
 
 
 class RequestsEnded(NamedTuple):
@@ -166,7 +191,9 @@ class CallWritable(NamedTuple):
     call: ServerCall
 
 
-ServerEvent = CallStarted | MessageReceived | RequestsEnded | CallEnded | CallWritable | Failed
+ServerEvent = (
+    CallStarted | MessageReceived | RequestsEnded | CallEnded | CallWritable | PeerHasRead | Failed
+)
 
 
 @final
@@ -197,6 +224,10 @@ class ServerConnection:
         self._hits = hits
         account = account or MemoryAccount(2 * limits.held_bytes_max)
         self.share = MemoryShare(account, limits.held_bytes_max, address)
+        self.on_grant: Callable[[], None] = _nothing
+        self._queue = account.queue
+        self._place = Place(address)
+        self._wanting: dict[int, ServerCall] = {}  # calls that wait for room, in turn
         self._http_bytes = 0  # of the share, by the windows of both sides and by what is unread
         self._buffered_bytes = 0  # output that was taken, and is not written yet
         self._owed_bytes = 0  # of large replies, beyond what the turns so far may have had
@@ -227,8 +258,9 @@ class ServerConnection:
         Where `has_more` holds afterwards, that is a turn's worth; go on with no bytes.
         """
         waiting = self._waiting
-        # No more events than one turn may have: what waits as bytes is smaller, and is counted.
-        frames_max = max(frames_max - len(waiting), 0)
+        if waiting:
+            # No more events than one turn may have: what waits as bytes is smaller, and is counted.
+            frames_max = max(frames_max - len(waiting), 0)
         waiting += self.http.receive(data, now_s, frames_max=frames_max)
         self._turn_calls, self._inflated_left = CALLS_A_TURN, INFLATED_BYTES_A_TURN
         if self._owed_bytes:
@@ -239,18 +271,22 @@ class ServerConnection:
         events: list[ServerEvent] = []
         if self.http.is_closed:
             self._drop_waiting()
-        while waiting and self._calls_left > 0 and self._inflated_left > 0:
+        while waiting and self._calls_left > 0:
             event = waiting.popleft()
             # What nearly every event is, written out.
             if type(event) is DataReceived:
                 self._on_data(event, events)
+            elif type(event) is RequestReceived:
+                self._on_request(event, events)
             else:
                 self._translate(event, events)
             if self._ready:
                 self._take_ready(events)
-        while self._ready and self._calls_left > 0 and self._inflated_left > 0:
+        while self._ready and self._calls_left > 0:
             self._take_ready(events)
-        self._count_windows()
+        # What opens windows, or queues output, has counted that itself.
+        if self._http_bytes or self.http.unparsed:
+            self._count_windows()
         return events
 
     @property
@@ -275,8 +311,12 @@ class ServerConnection:
         self._feed(call, call.reader, b"", events, messages_max=_MESSAGES_AT_A_TIME)
 
     def _drop_waiting(self) -> None:
-        """Leave of what waits only the ends of calls: nobody is there to be answered."""
-        kept = [event for event in self._waiting if isinstance(event, StreamReset | Failed)]
+        """Leave what nobody is answered for: the ends of calls, and what the client has read."""
+        kept = [
+            event
+            for event in self._waiting
+            if isinstance(event, StreamReset | Failed | PeerHasRead)
+        ]
         self._waiting.clear()
         self._waiting += kept
 
@@ -297,14 +337,20 @@ class ServerConnection:
         events = self._translate_all(self.http.check(now_s))
         patience_s = self._limits.stall_timeout_s
         for call in list(self._incomplete.values()):
-            if call.stream.wanted_bytes:
+            if call.wants_room_since_s is not None:
+                if now_s - call.wants_room_since_s > _room_wait_s(call):
+                    self._refuse_for_room(call)
+                    events.append(CallEnded(call))
                 continue  # It waits for us, not we for it.
             reader = call.reader
             if call.is_open_ended and (reader is None or reader.has_more):
                 continue  # It may take its time between messages; and some wait to be read.
-            is_late = now_s - call.stream.opened_at_s > self._limits.request_timeout_s
-            is_slow = now_s - call.stream.moved_at_s > patience_s
-            if is_slow or (is_late and not call.is_open_ended):
+            begun_at_s = call.begun_at_s if call.is_open_ended else call.stream.opened_at_s
+            is_late = now_s - begun_at_s > self._limits.request_timeout_s
+            is_slow = now_s - call.stream.moved_at_s > patience_s or _is_dawdling(
+                call, now_s, patience_s
+            )
+            if is_slow or is_late:
                 self._hits[Limit.REQUEST] += 1
                 self.finish(call, RpcCode.DEADLINE_EXCEEDED, "the request did not come in time")
                 events.append(CallEnded(call))
@@ -316,6 +362,8 @@ class ServerConnection:
 
     def close(self, code: ErrorCode, reason: str) -> list[ServerEvent]:
         """End the connection and all its calls."""
+        # Whoever is told has the connection: they would wait for the garbage collector together.
+        self.on_grant = _nothing
         return self._translate_all(self.http.close(code, reason))
 
     def _translate(self, event: HttpEvent, events: list[ServerEvent]) -> None:
@@ -332,17 +380,18 @@ class ServerConnection:
         elif isinstance(event, StreamWritable):
             if event.stream.id in self._calls:
                 events.append(CallWritable(self._calls[event.stream.id]))
-        elif isinstance(event, Failed):
+        elif isinstance(event, PeerHasRead | Failed):
             events.append(event)
 
     def _on_request(self, event: RequestReceived, events: list[ServerEvent]) -> None:
-        stream, pseudo, fields, is_last = event
-        if stream.is_reset:
+        stream, fields, is_last = event
+        if stream.state is State.RESET:
             return  # Cancelled before its turn came.
         self._calls_left -= 1
         content_type = fields.get("content-type", "")
-        if pseudo[":method"] != "POST" or not _is_grpc(content_type):
-            answer = _refusal(pseudo[":method"], pseudo[":path"])
+        is_grpc = content_type == "application/grpc" or _is_grpc(content_type)
+        if fields[":method"] != "POST" or not is_grpc:
+            answer = _refusal(fields[":method"], fields[":path"])
             if is_last or self.share.is_fair(0):
                 self._refused[stream.id] = (stream, *answer)
                 self._count_windows()
@@ -351,16 +400,15 @@ class ServerConnection:
             else:
                 self._refuse(stream, *answer)
             return
-        call = self._calls[stream.id] = ServerCall(stream, pseudo[":path"], fields)
+        call = self._calls[stream.id] = ServerCall(stream, fields[":path"], fields)
         held_bytes = CALL_BYTES + stream.header_bytes
         if not self.share.take(held_bytes):
             self._refuse_for_room(call)
             return
         call.held_bytes = held_bytes
-        encoding = fields.get("grpc-encoding", "identity")
         try:
-            if encoding not in _ENCODINGS:
-                reason = f"the encoding {encoding} is not known"
+            if "grpc-encoding" in fields and fields["grpc-encoding"] not in _ENCODINGS:
+                reason = f"the encoding {fields['grpc-encoding']} is not known"
                 raise RpcError(RpcCode.UNIMPLEMENTED, reason, _ACCEPTED)
             if "grpc-timeout" in fields:
                 call.timeout_s = parse_timeout(fields["grpc-timeout"])
@@ -383,16 +431,17 @@ class ServerConnection:
                 if is_last:
                     self._answer_refused(stream)
             return
+        call.taken_bytes += len(data)
         if is_last:
             call.is_complete = True
             del self._incomplete[stream.id]
-        if stream.is_reset:
+        if stream.state is State.RESET:
             return  # Nobody waits for an answer; the end of the call comes as well.
         if call.reader is None:
             message = messages.whole_message(data)
             if message is not None and call.waiting_count < MESSAGES_WAITING_MAX:
                 # A small one is part of what a call takes.
-                held_bytes = len(message) if len(message) > SMALL_MESSAGE_BYTES else 0
+                held_bytes = len(message) if len(data) > SMALL_MESSAGE_BYTES else 0
                 if call.waiting_count:
                     held_bytes = len(message) + MESSAGE_BYTES
                     self._calls_left -= 1
@@ -404,7 +453,9 @@ class ServerConnection:
                 call.metadata.get("grpc-encoding", ""),
                 self._terms_of(call).request_bytes_max,
                 lambda size: self._admit(call, size * INFLATED_COPIES),
+                skipped_bytes_max=self._terms_of(call).skipped_bytes_max,
             )
+            call.begun_at_s = self.http.heard_at_s
         self._feed(call, call.reader, data, events)
 
     def _feed(
@@ -423,9 +474,15 @@ class ServerConnection:
             is_last = call.is_complete and not reader.has_more
             if is_last and not reader.is_empty:
                 raise RpcError(RpcCode.INTERNAL, "the request ends in the middle of a message")
-            if not (reader.is_empty or reader.has_more):
+            if reader.dropped_bytes:
+                self.http.consume(call.stream, reader.dropped_bytes)
+            if complete:
+                self._forget_room(call)
+            if not (reader.is_empty or reader.has_more or reader.skip_left_bytes):
                 self._make_room(call, reader)
             self._inflated_left -= reader.inflated_bytes - inflated_before
+            if self._inflated_left <= 0:
+                self._calls_left = 0  # It is as much work as a turn's calls.
             held = self._hold_messages(call, complete, reader)
         except _NoRoom:
             self._refuse_for_room(call)
@@ -445,22 +502,101 @@ class ServerConnection:
         if reader.has_more and call.waiting_count < MESSAGES_WAITING_MAX:
             self._ready[call.stream.id] = call
         last = len(complete) - 1
-        for at, (message, wire_bytes, _) in enumerate(complete):
+        for at, (message, wire_bytes, _, skipped_bytes) in enumerate(complete):
             ends = is_last and at == last
-            events.append(MessageReceived(call, message, wire_bytes, ends, held[at]))
+            if skipped_bytes:
+                self._hits[Limit.MESSAGE_BYTES] += 1
+            events.append(MessageReceived(call, message, wire_bytes, ends, held[at], skipped_bytes))
         if is_last and not complete:
             events.append(RequestsEnded(call))
         if reader.is_empty:
             call.reader = None
 
     def _make_room(self, call: ServerCall, reader: MessageReader) -> None:
-        """Let the rest of a message come, in its turn, unless others have more right to the room.
-
-        Within a connection large messages wait for each other; between connections they do not.
-        """
-        if not self.share.is_fair(reader.missing_bytes):
+        """Let the rest of a message come: what is beyond its window when there is room for it."""
+        stream, beyond_bytes = call.stream, self._beyond_bytes(call)
+        if call.wants_room_since_s is not None:
+            if not beyond_bytes:  # What was read of those before it has opened the window.
+                self._leave_queue(call)
+            return
+        if call.is_granted:
+            # Never again, whatever was sent since then: what was granted comes. Where the window is
+            # short nevertheless, padding has taken of it.
+            if beyond_bytes:
+                self.http.repay(stream)
+            return
+        if not beyond_bytes:
+            # What was granted may come, however many others want room by now.
+            if not stream.large_bytes and not self.share.is_fair(reader.missing_bytes):
+                raise _NoRoom(RpcCode.RESOURCE_EXHAUSTED, _NO_ROOM)
+            return
+        if not self._queue.is_contended(self._place) and self._may_grant(call):
+            self._grant(call)
+        elif self._queue.join(self._place, self, self._waiting_bytes):
+            call.wants_room_since_s = self.http.heard_at_s
+            self._wanting[stream.id] = call
+        else:
             raise _NoRoom(RpcCode.RESOURCE_EXHAUSTED, _NO_ROOM)
-        self.http.make_room(call.stream, reader.missing_bytes)
+
+    @property
+    def _waiting_bytes(self) -> int:
+        """What a call holds while its message waits: as much of it as the window lets come."""
+        return CALL_BYTES + self._limits.stream_window_bytes
+
+    def _beyond_bytes(self, call: ServerCall) -> int:
+        """How much of its message the window of a call does not let come."""
+        return max(self._to_come_bytes(call) - call.stream.receive_window, 0)
+
+    def _to_come_bytes(self, call: ServerCall) -> int:
+        """How much of its message the client has not sent yet.
+
+        All frames of a read have been taken off the window before the first of them is looked at:
+        what is in the others has come, though its reader misses it.
+        """
+        if call.reader is None:
+            return 0
+        return call.reader.missing_bytes - (call.stream.content_bytes - call.taken_bytes)
+
+    def _may_grant(self, call: ServerCall) -> bool:
+        beyond_bytes = self._beyond_bytes(call)
+        kept_bytes = self._queue.kept_for(self._place)
+        return self.http.has_budget(beyond_bytes) and self.share.leaves_room(
+            beyond_bytes, kept_bytes
+        )
+
+    def _grant(self, call: ServerCall) -> None:
+        call.is_granted, call.paced_at_s = True, None
+        self.http.make_room(call.stream, self._to_come_bytes(call))
+        self._count_windows()
+
+    def grant_next(self) -> bool:
+        """Let the message come that has waited longest here, where there is room for it."""
+        call = next(iter(self._wanting.values()))
+        if not self._may_grant(call):
+            return False
+        self._leave_queue(call)
+        self._grant(call)
+        self.on_grant()
+        return True
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether it is what is free that keeps its next message away, not what it holds itself."""
+        call = next(iter(self._wanting.values()))
+        kept_bytes = self._queue.kept_for(self._place)
+        return self.share.is_short_of_room(self._beyond_bytes(call), kept_bytes)
+
+    def _forget_room(self, call: ServerCall) -> None:
+        """Let the next message of a call ask for itself: the one before has come as a whole."""
+        call.is_granted = False
+        call.begun_at_s = self.http.heard_at_s
+        if call.wants_room_since_s is not None:
+            self._leave_queue(call)
+
+    def _leave_queue(self, call: ServerCall) -> None:
+        call.wants_room_since_s = None
+        del self._wanting[call.stream.id]
+        self._queue.leave(self._place, self._waiting_bytes)
 
     def _hold_messages(
         self, call: ServerCall, complete: Sequence[Whole], reader: MessageReader
@@ -470,16 +606,19 @@ class ServerConnection:
         Return how much each has; those that were inflated had it before. What a message within the
         window says of its length is not held: five bytes that claim sixty thousand cost nothing.
 
-        What was granted beyond the window is counted with the connection, and what waits to be
-        granted is not there yet.
+        What was granted beyond the window is counted with the connection. Of a message that is
+        larger than the window all of that is held, since others are granted what is free.
         """
         stream = call.stream
-        beyond_bytes = stream.large_bytes + stream.wanted_bytes
+        beyond_bytes = stream.large_bytes
+        if call.wants_room_since_s is not None:
+            beyond_bytes += self._beyond_bytes(call)
         reading_bytes = max(reader.bound_bytes - beyond_bytes, 0)
-        reading_bytes = min(reading_bytes, reader.held_bytes + RESERVED_BYTES)
+        if not beyond_bytes:
+            reading_bytes = min(reading_bytes, reader.held_bytes + RESERVED_BYTES)
         held: list[int] = []
         plain_bytes = 0
-        for message, _, is_inflated in complete:
+        for message, _, is_inflated, _ in complete:
             own_bytes = MESSAGE_BYTES if held or call.waiting_count else 0
             plain_bytes += own_bytes
             if is_inflated:
@@ -491,7 +630,12 @@ class ServerConnection:
             held.append(own_bytes + held_bytes)
         more = reading_bytes + plain_bytes - call.reading_bytes
         call.reading_bytes = reading_bytes
-        if more > 0:
+        if more > 0 and stream.large_bytes:
+            # With what was granted, the window's worth before it was: else it would have come, and
+            # have taken room from others, for nothing.
+            call.held_bytes += more
+            self.share.add(more)
+        elif more > 0:
             self._admit(call, more)
         else:
             self.release(call, -more)
@@ -543,7 +687,7 @@ class ServerConnection:
                 return
         self._end(call)
         stream = call.stream
-        has_windows = stream.large_bytes or stream.wanted_bytes
+        has_windows = stream.large_bytes
         if call.has_started:
             self.http.send_data(stream, messages.encode(message))
             self.http.send_headers(stream, status.OK_TRAILERS, is_last=True)
@@ -571,9 +715,12 @@ class ServerConnection:
         self.start(call)
         data = messages.encode_all(batch)
         call.queued_total_bytes += len(data)
-        self.http.send_data(call.stream, data)
-        self._count_windows()
-        return call.stream.queued_bytes
+        stream = call.stream
+        self.http.send_data(stream, data)
+        # As in `respond`: what is small and goes out at once is counted with what is written.
+        if stream.queue is not None or len(data) > SMALL_REPLY_BYTES:
+            self._count_windows()
+        return stream.queued_bytes
 
     def finish(
         self, call: ServerCall, code: RpcCode, message: str = "", trailers: Trailers = ()
@@ -586,7 +733,10 @@ class ServerConnection:
             block = status.encode_trailers(code, message, trailers)
         else:
             block = status.encode_trailers_only(code, message, trailers)
+        has_windows = call.stream.large_bytes
         self.http.send_headers(call.stream, block, is_last=True)
+        if has_windows:
+            self._count_windows()
 
     def consume(self, call: ServerCall, wire_bytes: int) -> None:
         """Let the client send more on a stream: a message that took this much has been read."""
@@ -598,6 +748,8 @@ class ServerConnection:
     def _end(self, call: ServerCall) -> None:
         call.is_ended = True
         del self._calls[call.stream.id]
+        if call.wants_room_since_s is not None:
+            self._leave_queue(call)
         if call.reader is not None:
             self._ready.pop(call.stream.id, None)
         if not call.is_complete:
@@ -639,15 +791,32 @@ class ServerConnection:
             self._http_bytes = http_bytes
 
 
+def _room_wait_s(call: ServerCall) -> float:
+    """Return for how long a call's message may wait for room."""
+    return min(ROOM_WAIT_S_MAX, call.timeout_s / 2) if call.timeout_s else ROOM_WAIT_S_MAX
+
+
+def _is_dawdling(call: ServerCall, now_s: float, patience_s: float) -> bool:
+    """Whether a message that has room for all of it comes too slowly to keep that from others."""
+    if not call.is_granted:
+        return False
+    content_bytes = call.stream.content_bytes
+    if call.paced_at_s is None or content_bytes - call.paced_bytes >= PROGRESS_BYTES:
+        call.paced_at_s, call.paced_bytes = now_s, content_bytes
+    return now_s - call.paced_at_s > patience_s
+
+
+def _nothing() -> None:
+    """Do nothing: nobody has to be told."""
+
+
 class _NoRoom(RpcError):
     """There is no room for a message."""
 
 
 def _is_grpc(content_type: str) -> bool:
-    """Whether a request is gRPC; `application/grpc-web` is something else."""
-    return content_type == "application/grpc" or content_type.startswith(
-        ("application/grpc+", "application/grpc;")
-    )
+    """Whether a request is gRPC, in more words; `application/grpc-web` is something else."""
+    return content_type.startswith(("application/grpc+", "application/grpc;"))
 
 
 def _refusal(method: str, path: str) -> tuple[bytes, bytes]:

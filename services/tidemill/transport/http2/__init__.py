@@ -6,6 +6,6 @@
     transport.write(connection.take_output())
 
 Read in this order: `frames`, `header_block`, `stream_states`, `stream`, `flow_control`,
-`streams`, `connection`; `limits` says what a peer may do. Not served: server push (refused by our
-SETTINGS) and priorities (read over).
+`streams`, `read_marks`, `connection`; `limits` says what a peer may do. Not served: server push
+(refused by our SETTINGS) and priorities (read over).
 """

@@ -6,8 +6,8 @@ allow: whatever it sends, the worst that comes of it is a `Failed` event.
 
 Here frames come in. What has a subject of its own stands beside: what is sent on streams and how
 they end (`streams`, `stream_states`), windows and what waits for them (`flow_control`), what the
-peer wants of us (`settings`), what it may do (`allowances`), whether it is there (`liveness`), and
-how header blocks come in frames (`header_frames`).
+peer wants of us (`settings`), what it may do (`allowances`), whether it is there (`liveness`), what
+it has read (`read_marks`), and how header blocks come in frames (`header_frames`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tidemill.transport.http2.events import (
     Event,
     Failed,
     GoAwayReceived,
+    PeerHasRead,
     RequestReceived,
     ResponseReceived,
     StreamReset,
@@ -45,6 +46,7 @@ from tidemill.transport.http2.header_frames import PartialBlock
 from tidemill.transport.http2.limits import Limit, Limits
 from tidemill.transport.http2.liveness import Liveness
 from tidemill.transport.http2.preface import HTTP1_ANSWER, read_preface
+from tidemill.transport.http2.read_marks import ReadMarks
 from tidemill.transport.http2.settings import PeerSettings, greeting
 from tidemill.transport.http2.stream import Stream
 from tidemill.transport.http2.stream_states import ON_REMOTE_END, REMOTE_ENDED
@@ -52,6 +54,7 @@ from tidemill.transport.http2.streams import Streams
 
 _KEEPALIVE_PING: Final = b"tidemill"
 _DRAIN_PING: Final = b"draining"
+_READ_PING: Final = b"all read"
 _ID_MASK: Final = frames.STREAM_ID_MAX
 _PADDED_OR_PRIORITY: Final = frames.PADDED | frames.PRIORITY_FLAG
 _unpack_header: Final = HEADER.unpack_from
@@ -87,7 +90,7 @@ class Connection:
         self._events: list[Event] = []
         self._output: list[bytes] = []
         self._taken_bytes = 0  # of all data that was sent: what has left the output
-        self._unparsed = b""
+        self.unparsed = b""  # of what has come: what waits for the rest of its frame, or its turn
         self._decoder = header_block.HeaderDecoder(limits.header_list_bomb_bytes)
         self._block: PartialBlock | None = None
         self._settings = PeerSettings(is_server=self._is_server)
@@ -98,12 +101,14 @@ class Connection:
         )  # fmt: skip
         self._outgoing, self._incoming = self._streams.outgoing, self._streams.incoming
         self._liveness = Liveness(limits, now_s)
+        self._marks = ReadMarks()
 
         self.has_input = False  # frames that have come wait for the next `receive`
         self.is_closed = False
         self.is_draining = False  # no new streams of ours, by our will or the peer's
         self._wants_drain = False  # none of the peer's either
-        self._is_drain_announced = False
+        self.is_drain_announced = False
+        self.is_drain_heard = False  # the peer has answered: it opens no stream any more
         self._accept_until = frames.STREAM_ID_MAX  # highest stream id that is served
         self._needs_preface = self._is_server
         self._needs_settings = True
@@ -140,7 +145,7 @@ class Connection:
         output_bytes = outgoing.granted_bytes - outgoing.window - self._taken_bytes
         if output_bytes > output_bytes_min:
             held_bytes += output_bytes
-        return held_bytes + len(self._unparsed)
+        return held_bytes + len(self.unparsed)
 
     def has_window(self, stream: Stream, count: int) -> bool:
         """Whether the peer's windows let `count` bytes be sent at once."""
@@ -150,11 +155,6 @@ class Connection:
     def has_output(self) -> bool:
         """Whether there is something to send."""
         return bool(self._output)
-
-    @property
-    def stream_count(self) -> int:
-        """How many streams are open."""
-        return len(self._streams.by_id)
 
     # ------------------------------------------------------------ input
 
@@ -166,16 +166,17 @@ class Connection:
         if self.is_closed:
             return self._take_events()
         self._streams.now_s = self._liveness.heard_at_s = now_s
-        buffer = self._unparsed + data if self._unparsed else data
+        buffer = self.unparsed + data if self.unparsed else data
         at, end = 0, len(buffer)
         handlers, frame_bytes_max = self._HANDLERS, self._limits.frame_bytes
         frames_left = frames_max
         try:
             if self._needs_preface:
                 at = self._receive_preface(buffer)
-            while end - at >= HEADER_SIZE and not self._needs_preface:
-                if frames_left <= 0:
-                    break
+                if not at:
+                    self.unparsed = buffer
+                    return self._take_events()
+            while end - at >= HEADER_SIZE and frames_left > 0:
                 frames_left -= 1
                 length_and_kind, flags, stream_id = _unpack_header(buffer, at)
                 length = length_and_kind >> 8
@@ -198,8 +199,11 @@ class Connection:
                     self._streams.fail(failure)
         except ConnectionFailure as failure:
             self._fail(failure)
-        self._unparsed = buffer[at:] if at < end and not self.is_closed else b""
-        self.has_input = frames_left <= 0 and len(self._unparsed) >= HEADER_SIZE
+        if at < end and not self.is_closed:
+            self.unparsed = buffer[at:]
+            self.has_input = frames_left <= 0 and len(self.unparsed) >= HEADER_SIZE
+        elif self.unparsed or self.has_input:
+            self.unparsed, self.has_input = b"", False
         return self._take_events()
 
     def _take_events(self) -> list[Event]:
@@ -245,6 +249,7 @@ class Connection:
             return
         if stream.content_left >= 0:
             stream.count_content(len(payload), is_last=is_last)
+        stream.content_bytes += len(payload)
         stream.moved_at_s = self._streams.now_s
         if is_last:
             self._streams.end_remote(stream)
@@ -278,41 +283,41 @@ class Connection:
         stream = self._streams.by_id.get(stream_id)
         try:
             if stream is not None and stream.state not in REMOTE_ENDED:
-                self._header_bytes(stream_id, block, decoded)
+                self._check_header_bytes(stream_id, len(block), header_block.list_bytes(decoded))
                 self._on_more_headers(stream, decoded, is_last=is_last)
             elif stream is None and self._is_server and stream_id > self._streams.last_id:
                 self._streams.last_id = stream_id
-                header_bytes = self._header_bytes(stream_id, block, decoded)
-                self._on_request(stream_id, decoded, header_bytes, is_last=is_last)
+                self._on_request(stream_id, len(block), decoded, is_last=is_last)
             else:
                 self._streams.on_late(stream_id, stream, flags, "HEADERS")
         except Malformed as error:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from None
 
-    def _header_bytes(self, stream_id: int, block: bytes, decoded: Decoded) -> int:
-        """Return the size of a header list; raise StreamFailure for one that is too long.
+    def _check_header_bytes(self, stream_id: int, block_bytes: int, header_bytes: int) -> None:
+        """Raise StreamFailure for a header list that is too long.
 
         Not what ends the connection: it may be one that a proxy shares among many clients.
         """
-        header_bytes = header_block.list_bytes(decoded)
         limits = self._limits
-        if len(block) > limits.header_block_bytes or header_bytes > limits.header_list_bytes:
+        if block_bytes > limits.header_block_bytes or header_bytes > limits.header_list_bytes:
             self._hits[Limit.HEADER_BYTES] += 1
             raise StreamFailure(
                 stream_id, ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long"
             )
-        return header_bytes
 
     def _on_request(
-        self, stream_id: int, decoded: Decoded, header_bytes: int, *, is_last: bool
+        self, stream_id: int, block_bytes: int, decoded: Decoded, *, is_last: bool
     ) -> None:
+        known = header_block.known_request(decoded)
+        header_bytes = header_block.list_bytes(decoded) if known is None else known[1]
+        self._check_header_bytes(stream_id, block_bytes, header_bytes)
         if stream_id > self._accept_until:
             raise StreamFailure(stream_id, ErrorCode.REFUSED_STREAM, "the server stops")
         if len(self._streams.by_id) >= self._limits.streams_max:
             self._hits[Limit.STREAMS] += 1
             raise StreamFailure(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
-        pseudo, fields = header_block.check_request(decoded)
-        content_left = header_block.content_length(fields)
+        fields = header_block.check_request(decoded) if known is None else known[0]
+        content_left = header_block.content_length(fields) if "content-length" in fields else -1
         stream = self._streams.add(stream_id)
         stream.header_bytes = header_bytes
         if content_left >= 0:
@@ -320,7 +325,7 @@ class Connection:
             stream.count_content(0, is_last=is_last)
         if is_last:
             stream.state = ON_REMOTE_END[stream.state]
-        self._events.append(RequestReceived(stream, pseudo, fields, is_last))
+        self._events.append(RequestReceived(stream, fields, is_last))
 
     def _on_more_headers(self, stream: Stream, decoded: Decoded, *, is_last: bool) -> None:
         if not self._is_server:
@@ -392,8 +397,11 @@ class Connection:
         self._allowances.take(Limit.CONTROL, self._streams.now_s)
         if payload == _KEEPALIVE_PING:
             self._liveness.answered()
-        elif payload == _DRAIN_PING and self._is_drain_announced:
+        elif payload == _READ_PING:
+            self._events.append(PeerHasRead(self._marks.answered()))
+        elif payload == _DRAIN_PING and self.is_drain_announced:
             # The peer has seen that we stop: what it opened before is served, and no more.
+            self.is_drain_heard = True
             self._go_away(ErrorCode.NO_ERROR)
 
     def _on_goaway(self, stream_id: int, _flags: int, payload: bytes) -> None:
@@ -459,6 +467,23 @@ class Connection:
             code = ErrorCode.ENHANCE_YOUR_CALM
             self._fail(ConnectionFailure(code, "responses stay unread", limit=Limit.UNREAD))
 
+    def mark_output(self) -> int:
+        """Mark what was sent so far, and nothing that still waits for a window."""
+        return self._marks.add()
+
+    def ask_for_marks(self, now_s: float, *, is_pressing: bool = False) -> float | None:
+        """Ask the peer to tell what it has read, which the event `PeerHasRead` says.
+
+        Returns in how many seconds to call again, where that is too soon now; what is pressing is
+        asked at once, unless a ping is out already.
+        """
+        wait_s = None if self.is_closed else self._marks.wait_s(now_s, is_pressing=is_pressing)
+        if wait_s != 0:
+            return wait_s
+        self._marks.asked(now_s)
+        self._output.append(frames.encode_ping(_READ_PING, is_ack=False))
+        return None
+
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream at once."""
         self._streams.reset(stream, code)
@@ -466,6 +491,14 @@ class Connection:
     def consume(self, stream: Stream, count: int) -> None:
         """Let the peer send more on `stream`: the application has read `count` bytes."""
         self._incoming.consume(stream, count, self._streams.now_s)
+
+    def has_budget(self, count: int) -> bool:
+        """Whether `count` bytes beyond a stream's window could be granted at once."""
+        return not self._incoming.wanting and count <= self._incoming.budget_left
+
+    def repay(self, stream: Stream) -> None:
+        """Let the peer send at once what `consume` has not let it send yet, padding among it."""
+        self._incoming.repay(stream)
 
     def make_room(self, stream: Stream, count: int) -> None:
         """Let the peer send `count` bytes in all, out of the budget, when it has room.
@@ -485,11 +518,11 @@ class Connection:
         """Tell the peer to open no more streams, first without refusing those on their way."""
         # A client that goes away for its part may still open streams until it is told.
         self._wants_drain = self.is_draining = True
-        if not (self._is_drain_announced or self.is_closed or self._needs_preface):
+        if not (self.is_drain_announced or self.is_closed or self._needs_preface):
             self._announce_drain()
 
     def _announce_drain(self) -> None:
-        self._is_drain_announced = True
+        self.is_drain_announced = True
         self._output.append(frames.encode_goaway(frames.STREAM_ID_MAX, ErrorCode.NO_ERROR))
         self._output.append(frames.encode_ping(_DRAIN_PING, is_ack=False))
 
@@ -515,7 +548,7 @@ class Connection:
             self._go_away(failure.code, failure.reason)
         for stream in list(self._streams.by_id.values()):
             self._streams.break_off(stream, failure.code)
-        self._unparsed, self._block = b"", None
+        self.unparsed, self._block = b"", None
         self._events.append(Failed(failure.code, failure.reason, failure.limit))
 
     # ------------------------------------------------------------ as time passes
@@ -537,12 +570,12 @@ class Connection:
         if self._needs_preface or self._needs_settings:
             self._liveness.check_handshake(now_s)
             return
-        is_within_frame = bool(self._block or self._unparsed)
+        is_within_frame = bool(self._block or self.unparsed)
         if self._liveness.wants_ping(now_s, is_within_frame=is_within_frame):
             self._output.append(frames.encode_ping(_KEEPALIVE_PING, is_ack=False))
         is_empty = self._is_server and not self._streams.by_id
         if is_empty and self._liveness.is_idle(now_s, self._streams.busy_at_s):
-            if self._is_drain_announced:
+            if self.is_drain_announced:
                 raise ConnectionFailure(ErrorCode.NO_ERROR, "idle", limit=Limit.IDLE)
             # In two steps: a call may be on its way.
             self.start_drain()

@@ -14,8 +14,7 @@ class RequestReceived(NamedTuple):
     """A client has opened a stream."""
 
     stream: Stream
-    pseudo: Fields  # :method, :scheme, :path and mostly :authority
-    fields: Fields
+    fields: Fields  # first :method, :scheme, :path and mostly :authority
     is_last: bool
 
 
@@ -55,6 +54,12 @@ class GoAwayReceived(NamedTuple):
     reason: str
 
 
+class PeerHasRead(NamedTuple):
+    """The peer has read our output up to a mark, and to all marks before it."""
+
+    mark: int
+
+
 class Failed(NamedTuple):
     """The connection has ended; its last words are in the output."""
 
@@ -70,5 +75,6 @@ Event = (
     | StreamReset
     | StreamWritable
     | GoAwayReceived
+    | PeerHasRead
     | Failed
 )

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 # So large that no client of ours fills it within a round trip.
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
-# Of what waits for a stream's window, taken before it counts as moving. Whoever takes less within
-# the time for a stall (`Limits.stall_timeout_s`), a kilobyte a second, holds it for nothing.
+# Of what waits for a stream's window, taken before it counts as moving; and of a message that was
+# let come beyond its window, sent. Whoever does less within the time for a stall
+# (`Limits.stall_timeout_s`), a kilobyte a second, holds it for nothing.
 PROGRESS_BYTES: Final = 64 << 10
 _TOO_FAR: Final = "a window grows by nothing, or too far"
 _pack_header: Final = HEADER.pack
@@ -180,6 +181,11 @@ class Incoming:
             self._return(returned, now_s)
         stream.owed_bytes += count - returned
         if stream.owed_bytes * 2 >= self._stream_window_bytes:
+            self.repay(stream)
+
+    def repay(self, stream: Stream) -> None:
+        """Open a stream's window again by all that was read of it."""
+        if stream.owed_bytes and stream.state not in REMOTE_ENDED:
             stream.receive_window += stream.owed_bytes
             self._output.append(frames.encode_window_update(stream.id, stream.owed_bytes))
             stream.owed_bytes = 0

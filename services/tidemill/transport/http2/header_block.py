@@ -40,8 +40,13 @@ _REQUEST_PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"}
 _CHECKED_MAX: Final = 1_024
 _CHECKED_BYTES_MAX: Final = 128
 _checked: Final[set[str]] = set()
+# The same for the names of a whole request, in their order.
+_KNOWN_NAMES_MAX: Final = 256
+_NAMES_BYTES_MAX: Final = 2_048
+_known_names: Final[dict[tuple[str, ...], int]] = {}  # with their bytes together
 # The same for strings in Huffman's code: paths, names, and what else does not change.
 _checked_codes: Final[set[bytes]] = set()
+_FIELD_BYTES: Final = 32  # that a field counts for beside its name and value
 _NAME_AND_VALUE: Final = (0, 1)  # what a literal field has strings for
 _VALUE: Final = (1,)  # and one whose name is in a table
 
@@ -109,45 +114,46 @@ def walk(block: bytes) -> list[CodedString]:
     """
     coded: list[CodedString] = []
     at, end, field_index, sizes = 0, len(block), 0, 0
-    skip_indexed = _INDEXED.match
-    while True:
-        run = skip_indexed(block, at)
-        assert run is not None, "the pattern matches nothing, too"
-        field_index += run.end() - at
-        at = run.end()
-        if at >= end:
-            return coded
-        first = block[at]
-        if first >= 0x80:  # An entry beyond 126, or entry 0, which the decoder refuses.
-            _, at = _integer(block, at, 0x7F)
-        elif 0x20 <= first < 0x40:  # The table's new size.
-            if field_index:
-                raise _broken("a table size comes after a field")
-            sizes += 1
-            if sizes > _SIZES_MAX:
-                raise _broken("a block has two table sizes at most")
-            _, at = _integer(block, at, 0x1F)
-            continue
-        else:
-            mask = 0x3F if first >= 0x40 else 0x0F
-            index = first & mask
-            at += 1
-            if index == mask:
-                _, at = _integer(block, at - 1, mask)
-            for part in _VALUE if index else _NAME_AND_VALUE:
-                if at >= end:
-                    raise _broken("the block ends in a field")
-                head = block[at]
-                begin = at + 1
-                size = head & 0x7F
-                if size == 0x7F:
-                    size, begin = _integer(block, at, 0x7F)
-                at = begin + size
-                if at > end:
-                    raise _broken("a string reaches over the end of its block")
-                if head >= 0x80 and size and (code := block[begin:at]) not in _checked_codes:
-                    coded.append(CodedString(field_index, part, code))
-        field_index += 1
+    skip_indexed, checked = _INDEXED.match, _checked_codes
+    try:
+        while True:
+            run = skip_indexed(block, at)
+            assert run is not None, "the pattern matches nothing, too"
+            field_index += run.end() - at
+            at = run.end()
+            if at == end:
+                return coded
+            first = block[at]
+            if first >= 0x80:  # An entry beyond 126, or entry 0, which the decoder refuses.
+                _, at = _integer(block, at, 0x7F)
+            elif 0x20 <= first < 0x40:  # The table's new size.
+                if field_index:
+                    raise _broken("a table size comes after a field")
+                sizes += 1
+                if sizes > _SIZES_MAX:
+                    raise _broken("a block has two table sizes at most")
+                _, at = _integer(block, at, 0x1F)
+                continue
+            else:
+                mask = 0x3F if first >= 0x40 else 0x0F
+                index = first & mask
+                at += 1
+                if index == mask:
+                    _, at = _integer(block, at - 1, mask)
+                for part in _VALUE if index else _NAME_AND_VALUE:
+                    head = block[at]
+                    begin = at + 1
+                    size = head & 0x7F
+                    if size == 0x7F:
+                        size, begin = _integer(block, at, 0x7F)
+                    at = begin + size
+                    if at > end:
+                        raise _broken("a string reaches over the end of its block")
+                    if head >= 0x80 and size and (code := block[begin:at]) not in checked:
+                        coded.append(CodedString(field_index, part, code))
+            field_index += 1
+    except IndexError:
+        raise _broken("the block ends in a field") from None
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
@@ -175,35 +181,62 @@ def _broken(reason: str) -> ConnectionFailure:
 def list_bytes(decoded: Decoded) -> int:
     """Return the size of a header list, as RFC 9113 section 6.5.2 counts."""
     # Joined: that takes a third of the time that adding numbers does.
-    return len("".join([name + value for name, value, _ in decoded])) + 32 * len(decoded)
+    return len("".join([name + value for name, value, _ in decoded])) + _FIELD_BYTES * len(decoded)
 
 
-def check_request(decoded: Iterable[tuple[str, str, bool]]) -> tuple[Fields, Fields]:
-    """Return the pseudo-fields of a request, and its other fields.
+def known_request(decoded: Decoded) -> tuple[Fields, int] | None:
+    """Return what `check_request` does, and the size of the list, where the names are known.
+
+    None: let that look at it.
+    """
+    fields = {name: value for name, value, _ in decoded}
+    names_bytes = _known_names.get(tuple(fields))
+    text = "".join(fields.values())
+    # Of a name that comes twice one value would be missing.
+    if names_bytes is None or len(fields) != len(decoded) or not text.isprintable():
+        return None
+    if fields.get("te", "trailers") != "trailers" or not fields[":path"]:
+        return None
+    return fields, names_bytes + len(text) + _FIELD_BYTES * len(decoded)
+
+
+def check_request(decoded: Decoded) -> Fields:
+    """Return the fields of a request, the pseudo-fields first.
 
     A name that comes several times has its values joined by commas. Raises Malformed (RFC 9113
     section 8.2 and 8.3).
     """
-    pseudo: Fields = {}
     fields: Fields = {}
-    checked = _checked
+    pseudo_count, checked = 0, _checked
     for name, value, _ in decoded:
         if not value.isprintable():
             raise Malformed(f"the value of {name} has control characters")
         if name in checked:
             fields[name] = value if name not in fields else f"{fields[name]},{value}"
         elif name in _REQUEST_PSEUDO:
-            if name in pseudo or fields:
+            if name in fields or len(fields) > pseudo_count:
                 raise Malformed(f"{name} is repeated, or after other fields")
-            pseudo[name] = value
+            pseudo_count += 1
+            fields[name] = value
         else:
             _check_name(name)
             fields[name] = value if name not in fields else f"{fields[name]},{value}"
     if fields.get("te", "trailers") != "trailers":
         raise Malformed("te may only be trailers")
-    if ":method" not in pseudo or ":scheme" not in pseudo or not pseudo.get(":path"):
+    if ":method" not in fields or ":scheme" not in fields or not fields.get(":path"):
         raise Malformed("a request has :method, :scheme and :path")
-    return pseudo, fields
+    if len(fields) == len(decoded):
+        _remember(tuple(fields))
+    return fields
+
+
+def _remember(names: tuple[str, ...]) -> None:
+    """Know the names of a request that are good, and no two of them the same."""
+    names_bytes = len("".join(names))
+    if names_bytes <= _NAMES_BYTES_MAX:
+        if len(_known_names) >= _KNOWN_NAMES_MAX:
+            _known_names.clear()
+        _known_names[names] = names_bytes
 
 
 def content_length(fields: Fields) -> int:

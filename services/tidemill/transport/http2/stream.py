@@ -16,6 +16,7 @@ class Stream:
     """One stream; it belongs to its connection, others only read."""
 
     __slots__ = (
+        "content_bytes",
         "content_left",
         "header_bytes",
         "id",
@@ -47,15 +48,11 @@ class Stream:
         self.owed_bytes = 0  # read by the application, and not granted to the peer again yet
         self.large_bytes = 0  # granted out of the connection's budget
         self.wanted_bytes = 0  # what it waits for to be granted out of the budget
+        self.content_bytes = 0  # received so far, without padding
         self.content_left = -1  # of content-length; -1 where the peer has not told
         self.header_bytes = 0  # of the list that opened it, as a peer opened it
         self.opened_at_s = now_s
         self.moved_at_s = now_s  # when something was last received, or sent out of the queue
-
-    @property
-    def is_reset(self) -> bool:
-        """Whether it has ended by a reset of either side, or with its connection."""
-        return self.state is State.RESET
 
     def count_content(self, count: int, *, is_last: bool) -> None:
         """Count content against what was announced; raise StreamFailure where they differ."""

@@ -76,6 +76,7 @@ public final class Scenarios {
             case "redelivery" -> scenarios.redelivery();
             case "push" -> scenarios.push();
             case "consumeAll" -> scenarios.consumeAll();
+            case "stay" -> scenarios.stay();
             default -> throw new IllegalArgumentException(args[0]);
         }
         // Threads of the client outlive it for a while.
@@ -145,6 +146,19 @@ public final class Scenarios {
             if (!left.await(WAIT.toMillis(), TimeUnit.MILLISECONDS)) {
                 throw new IllegalStateException(left.getCount() + " messages did not succeed");
             }
+        }
+    }
+
+    /** Consume until standard input ends; what is poison is never consumed. */
+    private void stay() throws Exception {
+        startPushConsumer(message -> {
+            String body = StandardCharsets.UTF_8.decode(message.getBody()).toString();
+            tellReceived(message, Map.of());
+            return body.equals("poison") ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+        });
+        tell("ready", Map.of());
+        while (System.in.read() >= 0) {
+            // Nothing that comes means anything but its end.
         }
     }
 

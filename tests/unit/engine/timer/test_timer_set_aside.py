@@ -508,7 +508,6 @@ def test_a_check_names_the_timer_of_a_file_that_was_set_aside(at: int) -> None:
     (finding,) = report.findings
     assert (finding.damage, finding.file) == (Damage.HELD, f"{OLDEST}.held")
     assert not finding.stops_start
-    assert report.is_log_sound
     (concern,) = finding.concerns
     assert concern.timer is not None
     assert (concern.timer.timer_id, concern.timer.state) == (BROKEN, "PENDING")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import fields_of, grpc_message, parse
+from tests.support.streams import half_close, stream_count
 from tidemill.transport.grpc.client_connection import (
     ClientCall,
     ClientConnection,
@@ -35,7 +36,7 @@ def greeted() -> ClientConnection:
 def called(connection: ClientConnection, message: bytes = b"question") -> ClientCall:
     call = connection.open("/test.Service/Method", (("x-name", "value"),))
     connection.send(call, message)
-    connection.half_close(call)
+    half_close(connection, call)
     return call
 
 
@@ -60,7 +61,7 @@ def test_an_answer_is_messages_and_a_status() -> None:
         ResponseEnded(call, RpcCode.OK, ""),
     ]  # fmt: skip
     assert call.is_ended
-    assert connection.http.stream_count == 0
+    assert stream_count(connection.http) == 0
 
 
 def test_an_answer_may_be_nothing_but_a_status() -> None:
@@ -92,7 +93,7 @@ def test_an_answer_that_fails_ends_the_call_once(name: str) -> None:
     [event] = connection.receive(raw, 0.0)
     assert isinstance(event, ResponseEnded)
     assert (event.call, event.code) == (call, code)
-    assert connection.http.stream_count == 0
+    assert stream_count(connection.http) == 0
     assert connection.receive(peer.ping(), 0.0) == []
 
 
@@ -113,10 +114,30 @@ def test_a_call_that_the_server_ends_first_leaves_nothing_behind() -> None:
     connection.send(call, b"one of many")
     [ended] = connection.receive(RESPONSE + OK, 0.0)
     assert ended == ResponseEnded(call, RpcCode.OK, "")
-    assert connection.http.stream_count == 0
+    assert stream_count(connection.http) == 0
     connection.send(call, b"more")
-    connection.half_close(call)
+    half_close(connection, call)
     assert parse(connection.http.take_output())[-1].kind == frames.RST_STREAM
+
+
+def test_a_unary_call_ends_its_request_and_leaves_nothing_behind() -> None:
+    connection = greeted()
+    call = connection.open("/test.Service/Method")
+    connection.send(call, b"the only one", is_last=True)
+    assert parse(connection.http.take_output())[-1].is_last
+    events = connection.receive(RESPONSE + peer.data(1, grpc_message(b"a")) + OK, 0.0)
+    assert events[-1] == ResponseEnded(call, RpcCode.OK, "")
+    assert stream_count(connection.http) == 0
+
+
+def test_what_goes_with_the_status_of_a_refused_call_is_told() -> None:
+    connection = greeted()
+    call = called(connection)
+    trailers = (("grpc-status", "9"), ("grpc-message", "no"), ("tidemill-error", "Conflict"))
+    [ended] = connection.receive(RESPONSE + peer.headers(1, trailers, is_last=True), 0.0)
+    assert ended == ResponseEnded(
+        call, RpcCode.FAILED_PRECONDITION, "no", (("tidemill-error", "Conflict"),)
+    )
 
 
 def test_a_cancelled_call_is_heard_of_no_more() -> None:
@@ -125,7 +146,7 @@ def test_a_cancelled_call_is_heard_of_no_more() -> None:
     connection.cancel(call)
     connection.cancel(call)
     assert connection.receive(RESPONSE + peer.data(1, grpc_message(b"a")) + OK, 0.0) == []
-    assert connection.http.stream_count == 0
+    assert stream_count(connection.http) == 0
 
 
 def test_no_call_begins_on_a_connection_that_ends() -> None:

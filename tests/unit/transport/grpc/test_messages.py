@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.http2_peer import grpc_message, pieces
 from tidemill.transport.grpc import messages
-from tidemill.transport.grpc.messages import MessageReader
+from tidemill.transport.grpc.messages import MessageReader, Whole
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 MESSAGE_BYTES_MAX = 100_000
@@ -22,7 +22,7 @@ def reader(encoding: str = "") -> MessageReader:
 
 
 def fed(taken: MessageReader, piece: bytes) -> list[bytes]:
-    return [message for message, _, _ in taken.feed(piece)]
+    return [whole.message for whole in taken.feed(piece)]
 
 
 def refusal(raw: bytes, encoding: str = "gzip") -> RpcCode:
@@ -84,8 +84,8 @@ def test_a_compressed_message_is_unpacked() -> None:
     raw = grpc_message(gzip.compress(b"text" * 100), compressed=1) + grpc_message(b"plain")
     packed = gzip.compress(b"text" * 100)
     assert reader("gzip").feed(raw) == [
-        (b"text" * 100, 5 + len(packed), True),
-        (b"plain", 10, False),
+        Whole(b"text" * 100, 5 + len(packed), is_inflated=True),
+        Whole(b"plain", 10, is_inflated=False),
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import Frame, fields_of, grpc_message, parse
+from tests.support.streams import stream_count
 from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
     CALL_BYTES,
@@ -32,6 +33,7 @@ from tidemill.transport.grpc.server_connection import (
 )
 from tidemill.transport.grpc.status import RpcCode
 from tidemill.transport.http2 import frames, header_block
+from tidemill.transport.http2.events import PeerHasRead
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit, Limits
 
@@ -70,6 +72,16 @@ def status_of(found: list[Frame]) -> tuple[str, str]:
     return fields["grpc-status"], fields.get("grpc-message", "")
 
 
+def test_what_the_client_has_read_is_told_also_where_it_stood_behind_many_calls() -> None:
+    connection = served()
+    mark = connection.http.mark_output()
+    connection.http.ask_for_marks(0.0, is_pressing=False)
+    calls = b"".join([peer.headers(1 + 2 * n) for n in range(CALLS_A_TURN + 1)])
+    events = connection.receive(calls + peer.ping(b"all read", is_ack=True), 0.0)
+    assert PeerHasRead(mark) not in events, "it waits for its turn"
+    assert PeerHasRead(mark) in connection.close(ErrorCode.NO_ERROR, "the end")
+
+
 def test_a_unary_call_is_a_message_and_its_answer() -> None:
     connection = served()
     started, message = connection.receive(peer.request(1, b"question"), 0.0)
@@ -82,7 +94,7 @@ def test_a_unary_call_is_a_message_and_its_answer() -> None:
     assert fields_of(headers.payload)["content-type"] == "application/grpc"
     assert data.payload == grpc_message(b"answer")
     assert (fields_of(trailers.payload), trailers.is_last) == ({"grpc-status": "0"}, True)
-    assert connection.call_count == connection.http.stream_count == 0
+    assert connection.call_count == stream_count(connection.http) == 0
 
 
 def test_messages_of_a_stream_come_one_by_one_and_then_their_end() -> None:
@@ -140,7 +152,7 @@ def test_what_is_no_message_ends_the_call(content: bytes, code: str) -> None:
     call = called(connection)
     assert connection.receive(peer.data(1, content, is_last=True), 0.0) == [CallEnded(call)]
     assert status_of(output(connection))[0] == code
-    assert connection.call_count == connection.http.stream_count == 0
+    assert connection.call_count == stream_count(connection.http) == 0
 
 
 def test_messages_before_a_broken_one_do_not_hide_it() -> None:
@@ -175,7 +187,7 @@ def test_a_request_that_cannot_be_understood_is_not_started(
     raw = peer.request(1, fields=(*peer.GRPC_REQUEST, field))
     assert connection.receive(raw, 0.0) == []
     assert status_of(output(connection))[0] == code
-    assert connection.call_count == connection.http.stream_count == 0
+    assert connection.call_count == stream_count(connection.http) == 0
 
 
 def test_a_timeout_is_handed_over_in_seconds() -> None:
@@ -201,7 +213,7 @@ def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
     assert fields_of(headers.payload)[":status"] == status
     assert b"gRPC" in body.payload
     assert body.is_last
-    assert connection.http.stream_count == 0
+    assert stream_count(connection.http) == 0
 
 
 def test_what_is_not_grpc_is_answered_at_once_where_there_is_no_room(
@@ -215,7 +227,7 @@ def test_what_is_not_grpc_is_answered_at_once_where_there_is_no_room(
     assert fields_of(headers.payload)[":status"] == "405"
     assert body.is_last
     assert (reset.kind, reset.number) == (frames.RST_STREAM, ErrorCode.NO_ERROR)
-    assert connection.http.stream_count == 0
+    assert stream_count(connection.http) == 0
 
 
 def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
@@ -223,7 +235,7 @@ def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
     connection.receive(peer.headers(1, ((":method", "GET"), *peer.GRPC_REQUEST[1:])), 0.0)
     assert connection.check(61.0) == []
     assert peer.of(frames.RST_STREAM, output(connection))
-    assert connection.http.stream_count == 0
+    assert stream_count(connection.http) == 0
 
 
 def test_a_call_that_is_cancelled_is_answered_no_more() -> None:
@@ -544,7 +556,7 @@ def test_what_waits_for_a_turn_is_counted_and_waits_as_bytes() -> None:
     while connection.has_more:
         # As many events as frames in a turn, at most, and the others as they came.
         calls_bytes = sum(call.held_bytes for call in connection._calls.values())
-        assert connection.share.bytes == len(connection.http._unparsed) + calls_bytes
+        assert connection.share.bytes == len(connection.http.unparsed) + calls_bytes
         assert len(connection._waiting) <= 128
         events = connection.receive(b"", 0.0, frames_max=128)
     assert connection.call_count == 400

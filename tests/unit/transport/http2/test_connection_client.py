@@ -6,6 +6,7 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import greeted_client
+from tests.support.streams import stream_count
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
@@ -18,6 +19,7 @@ from tidemill.transport.http2.events import (
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
+from tidemill.transport.http2.stream_states import State
 
 BLOCK = peer.block(peer.GRPC_REQUEST)
 
@@ -57,7 +59,7 @@ def test_a_response_is_headers_data_and_trailers() -> None:
         DataReceived(stream, b"content", is_last=False),
         ResponseReceived(stream, dict(peer.OK_TRAILERS), is_last=True),
     ]
-    assert connection.stream_count == 0
+    assert stream_count(connection) == 0
 
 
 def test_no_more_streams_are_opened_than_the_server_takes() -> None:
@@ -82,7 +84,7 @@ def test_streams_that_a_server_going_away_has_not_seen_are_refused() -> None:
     first, second = opened(connection), opened(connection)
     events = connection.receive(peer.goaway(1, 0, b"stop"), 0.0)
     assert events == [StreamReset(second, ErrorCode.REFUSED_STREAM), GoAwayReceived(0, "stop")]
-    assert not first.is_reset
+    assert first.state is not State.RESET
     assert connection.open_stream(BLOCK) is None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import greeted_server
+from tests.support.streams import stream_count
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
@@ -22,6 +23,7 @@ from tidemill.transport.http2.flow_control import CONNECTION_WINDOW_BYTES
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
+from tidemill.transport.http2.stream_states import State
 
 BLOCK = peer.block(peer.RESPONSE)
 TRAILERS = peer.block(peer.OK_TRAILERS)
@@ -128,17 +130,17 @@ def test_a_request_opens_a_stream() -> None:
     connection = greeted_server()
     [event] = connection.receive(peer.headers(1, is_last=True), 0.0)
     assert isinstance(event, RequestReceived)
-    assert event.pseudo[":path"] == "/test.Service/Method"
+    assert event.fields[":path"] == "/test.Service/Method"
     assert event.fields["content-type"] == "application/grpc"
     assert event.is_last
-    assert connection.stream_count == 1
+    assert stream_count(connection) == 1
 
 
 def test_padding_and_priority_are_read_over() -> None:
     connection = greeted_server()
     [event] = connection.receive(peer.headers(1, padding=7, priority=b"\0\0\0\0\x10"), 0.0)
     assert isinstance(event, RequestReceived)
-    assert event.pseudo[":method"] == "POST"
+    assert event.fields[":method"] == "POST"
     assert connection.receive(peer.priority(3, depends_on=1), 0.0) == []
 
 
@@ -223,7 +225,7 @@ def test_a_stream_that_depends_on_itself_is_reset() -> None:
     events = connection.receive(peer.headers(1, priority=b"\0\0\0\x01\x10"), 0.0)
     assert isinstance(events[-1], StreamReset)
     assert resets(connection) == [(1, ErrorCode.PROTOCOL_ERROR)]
-    assert connection.stream_count == 0
+    assert stream_count(connection) == 0
 
 
 def test_a_stream_is_not_served_after_we_have_reset_it_though_its_block_goes_on() -> None:
@@ -232,8 +234,8 @@ def test_a_stream_is_not_served_after_we_have_reset_it_though_its_block_goes_on(
     first = peer.headers(1, (), priority=b"\0\0\0\x01\x10", is_complete=False)
     rest = peer.continuation(1, peer.block(peer.GRPC_REQUEST), is_complete=True)
     events = connection.receive(first + rest, 0.0)
-    assert len(resets(connection)) + connection.stream_count == 1
-    assert len(events) == connection.stream_count
+    assert len(resets(connection)) + stream_count(connection) == 1
+    assert len(events) == stream_count(connection)
 
 
 def test_a_client_opens_streams_in_the_order_of_their_numbers() -> None:
@@ -345,7 +347,7 @@ def test_an_answer_before_the_end_of_the_request_resets_the_rest() -> None:
     stream = opened(connection)
     connection.send_headers(stream, TRAILERS, is_last=True)
     assert resets(connection) == [(1, ErrorCode.NO_ERROR)]
-    assert stream.is_reset
+    assert stream.state is State.RESET
 
 
 def test_after_a_reset_nothing_more_is_sent_on_the_stream() -> None:
@@ -384,7 +386,7 @@ def test_a_drain_has_two_steps_so_that_no_request_on_its_way_is_refused() -> Non
     assert (final.kind, int.from_bytes(final.payload[:4], "big")) == (frames.GOAWAY, 3)
     assert connection.receive(peer.headers(5), 0.0) == []
     assert resets(connection) == [(5, ErrorCode.REFUSED_STREAM)]
-    assert connection.stream_count == 2
+    assert stream_count(connection) == 2
 
 
 def test_an_answer_to_a_drain_that_was_not_begun_means_nothing() -> None:
@@ -423,9 +425,9 @@ def test_a_failure_resets_every_stream_and_says_so_last() -> None:
     events = connection.receive(peer.frame(frames.PING, b"short"), 0.0)
     assert [type(event) for event in events] == [StreamReset, StreamReset, Failed]
     assert peer.parse(connection.take_output())[-1].kind == frames.GOAWAY
-    assert connection.stream_count == 0
-    assert first.is_reset
-    assert second.is_reset
+    assert stream_count(connection) == 0
+    assert first.state is State.RESET
+    assert second.state is State.RESET
 
 
 # ---------------------------------------------------------------- cut anywhere

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import Frame, check_accounts, greeted_client, greeted_server
+from tests.support.streams import stream_count
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection
 from tidemill.transport.http2.events import Failed, RequestReceived, StreamReset, StreamWritable
@@ -91,7 +92,7 @@ def test_trailers_come_after_what_is_queued() -> None:
     data, trailers = sent(connection)
     assert (data.payload, data.is_last) == (b"tent", False)
     assert (trailers.payload, trailers.is_last) == (TRAILERS, True)
-    assert connection.stream_count == 0
+    assert stream_count(connection) == 0
 
 
 def test_the_end_of_a_stream_needs_no_window() -> None:

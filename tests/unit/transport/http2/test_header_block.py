@@ -7,6 +7,8 @@ import re
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jh2._hazmat import Encoder
 
 from tests.support import http2_peer as peer
@@ -164,17 +166,14 @@ def test_names_that_were_found_to_be_good_are_remembered_up_to_a_limit() -> None
 # ---------------------------------------------------------------- requests, responses, trailers
 
 
-def check(*fields: tuple[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    return header_block.check_request((name, value, False) for name, value in fields)
+def check(*fields: tuple[str, str]) -> dict[str, str]:
+    return header_block.check_request([(name, value, False) for name, value in fields])
 
 
-def test_a_request_is_told_apart_into_its_pseudo_fields_and_the_rest() -> None:
-    pseudo, fields = check(*peer.GRPC_REQUEST, ("x-twice", "1"), ("x-twice", "2"))
-    assert pseudo == {
+def test_a_request_has_its_pseudo_fields_and_the_rest() -> None:
+    assert check(*peer.GRPC_REQUEST, ("x-twice", "1"), ("x-twice", "2")) == {
         ":method": "POST", ":scheme": "http", ":path": "/test.Service/Method",
         ":authority": "localhost",
-    }  # fmt: skip
-    assert fields == {
         "te": "trailers", "content-type": "application/grpc", "x-twice": "1,2",
     }  # fmt: skip
 
@@ -208,6 +207,40 @@ GET = ((":method", "GET"), (":scheme", "http"), (":path", "/"))
 def test_what_is_no_request_is_malformed(fields: tuple[tuple[str, str], ...]) -> None:
     with pytest.raises(Malformed):
         check(*fields)
+
+
+NAMES = [":method", ":scheme", ":path", ":authority", "te", "a", "b", "connection", "Upper"]
+VALUES = ["POST", "/", "", "trailers", "a\nb", "é"]
+
+
+@given(
+    requests=st.lists(
+        st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES), st.just(False))),
+        max_size=8,
+    )
+)
+def test_a_request_whose_names_are_known_is_read_as_any_other(
+    requests: list[header_block.Decoded],
+) -> None:
+    usual = [(name, "/", False) for name in NAMES[:3]]
+    for decoded in ([*usual, *more] for more in (*requests, *requests)):
+        known = header_block.known_request(decoded)
+        try:
+            checked = header_block.check_request(decoded)
+        except Malformed:
+            assert known is None
+        else:
+            assert known in (None, (checked, header_block.list_bytes(decoded)))
+            is_easy = len({name for name, _, _ in decoded}) == len(decoded)
+            assert (header_block.known_request(decoded) is not None) == is_easy
+
+
+def test_names_of_requests_are_remembered_up_to_a_limit() -> None:
+    for n in range(1_000):
+        check(*GET, (f"x-{n}", ""))
+    check(*GET, ("x" * 4_096, ""))
+    assert len(header_block._known_names) <= header_block._KNOWN_NAMES_MAX
+    assert max(header_block._known_names.values()) < 4_096
 
 
 def test_a_response_has_its_status_first_and_no_other_pseudo_field() -> None:

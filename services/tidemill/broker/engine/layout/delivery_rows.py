@@ -20,8 +20,9 @@
 
 Big-endian. live: messages neither acked nor revived nor replaced; superseded: messages whose
 delivery was replaced by change-invisible, kept so that the old handle is refused. flags: those of
-the CK, and RELEASED (16): an operator let go of it, so it blocks its ordered queue no more; and in
-place of HOLDER RENEWS (128): the broker renews it.
+the CK, and RELEASED (16): an operator let go of it, so it blocks its ordered queue no more;
+UNPROVEN (32): a start did not know that its client has it, and so it renews no more; and in place
+of HOLDER RENEWS (128): the broker renews it.
 """
 
 from __future__ import annotations

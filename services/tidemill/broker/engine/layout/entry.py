@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.message import Message
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
@@ -25,7 +26,7 @@ class EpochStart(NamedTuple):
 
 Entry: TypeAlias = (
     EpochStart | Message | PopCheckpoint | Acks | Renewal | Config | TimerControl | Frontier
-    | StatedConfig | StatedQueues | StatedProgress | StatedDeliveries
+    | Expiry     | StatedConfig | StatedQueues | StatedProgress | StatedDeliveries
 )  # fmt: skip
 
 

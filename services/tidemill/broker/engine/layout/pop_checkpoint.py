@@ -19,6 +19,10 @@ Field names of the reference's PopCheckPoint: startOffset, popTime (the record's
 invisibleTime (visible_at_ms - popTime), num (count), queueId, topic, cid (group), queueOffsetDiff
 (GAPS). The identity of the delivery is the log offset of this record. The revive queue is
 hash(topic, group, queue) mod 8.
+
+Flag GIVEN_BACK in the record's header, of one that supersedes: the message comes back sooner than
+was said before, or its client chose a time though the broker renews it. It says so to readers of
+the log alone.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ from typing import NamedTuple
 
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, Slot, TopicId
 
+GIVEN_BACK = 1  # of the header
 FLAG_GAPS = 1
 FLAG_SUPERSEDES = 2
 FLAG_ORDERED = 4
 FLAG_SUSPEND = 8  # this delivery does not count as an attempt
 # Not in a CK: of a delivery whose row says that an operator has released it (`delivery_rows`).
 FLAG_RELEASED = 16
+# Nor is this: that of one which renews no more, since a start did not know it to be handed over.
+FLAG_UNPROVEN = 32
 FLAG_HOLDER = 128
 # In a row and in the table, where what a CK says of its holder stands elsewhere.
 FLAG_RENEWS = 128

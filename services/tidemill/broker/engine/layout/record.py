@@ -45,6 +45,7 @@ CRC_FROM = PREFIX.size
 UNSYNCED_MAX = 0xFFFFFFFF
 # Where the fields stand in the tuple that HEADER unpacks to, for paths too hot for a `Header`.
 SIZE, TAIL_CRC, FLAGS, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 3, 6, 8, 9, 10, 11
+KIND_POSITION = 17  # byte that is the kind
 STORED_AT_MS_POSITION = 24  # byte at which stored_at_ms begins
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
@@ -61,6 +62,7 @@ class Kind(IntEnum):
     TIMER = 7
     FRONTIER = 8
     RENEW = 9
+    EXPIRE = 10
 
 
 KINDS = frozenset(int(kind) for kind in Kind)
@@ -87,11 +89,16 @@ class UnknownRecord(Exception):
     """An intact record that this program is too old to understand."""
 
 
-def find_head(view: memoryview, at: int, *, log_offset: LogOffset) -> Header | None:
-    """Return the header of the record at `view[at:]` if its head is intact; the tail may not be."""
-    room = len(view) - at
-    if room < HEADER_SIZE:
+def find_head(
+    view: memoryview, at: int, *, log_offset: LogOffset, room: int | None = None
+) -> Header | None:
+    """Return the header of the record at `view[at:]` if its head is intact; the tail may not be.
+
+    `room`: bytes that there are for it, where `view` ends with its head.
+    """
+    if len(view) - at < HEADER_SIZE:
         return None
+    room = len(view) - at if room is None else room
     header = Header._make(HEADER.unpack_from(view, at))
     is_intact = (
         header.magic == MAGIC
@@ -102,16 +109,20 @@ def find_head(view: memoryview, at: int, *, log_offset: LogOffset) -> Header | N
     return header if is_intact else None
 
 
-def find_damage(view: memoryview, at: int, *, log_offset: LogOffset) -> str:
+def find_damage(
+    view: memoryview, at: int, *, log_offset: LogOffset, room: int | None = None
+) -> str:
     """Say why there is no intact record at `view[at:]`, or return an empty string.
+
+    `room`: bytes that there are for it, where `view` ends with a head that is not intact.
 
     Checks magic, size, head CRC, own position and tail CRC, in this order. Raises UnknownRecord for
     an intact head of another version or of an unknown kind: that is not damage, and to skip it
     would be to lose it.
     """
-    room = len(view) - at
-    if room < HEADER_SIZE:
+    if len(view) - at < HEADER_SIZE:
         return "no room for a header"
+    room = len(view) - at if room is None else room
     header = Header._make(HEADER.unpack_from(view, at))
     if header.magic != MAGIC:
         return "no record begins here"

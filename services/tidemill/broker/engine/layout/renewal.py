@@ -7,12 +7,18 @@
 
 Big-endian. why: 1 EXTENDED, the client lives and is at work; 2 CLIENT_ENDED and 3 CLIENT_SILENT,
 what it held is given back and renews no more; 4 NOT_HANDED_OVER, perhaps the client never got it,
-so it keeps its time and renews no more. What is settled by then stays as it is.
+so it renews no more; 5 HANDED_OVER, the client has it after all, and it renews again. What is
+settled by then stays as it is.
+
+The tail says what that leaves: for each entry in order its live messages, as bits in a u32; and
+behind them the rows (`layout.delivery_rows`) of those deliveries whose CK is in no segment any
+more, where there are such. Records of earlier versions have no tail.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -21,6 +27,7 @@ HEAD_SIZE = 10  # bytes
 ENTRY = struct.Struct(">Iq")
 ENTRY_SIZE = 12  # bytes
 assert (HEAD.size, ENTRY.size) == (HEAD_SIZE, ENTRY_SIZE), "part of the disk format"
+LIVE_SIZE = 4  # bytes
 ENTRIES_MAX = 2_048  # of one record: its head stays below the 64 KiB that head_size can say
 
 
@@ -31,6 +38,7 @@ class Why(IntEnum):
     CLIENT_ENDED = 2
     CLIENT_SILENT = 3
     NOT_HANDED_OVER = 4
+    HANDED_OVER = 5
 
 
 class Renewal(NamedTuple):
@@ -48,6 +56,18 @@ def encode(renewal: Renewal) -> bytes:
     encoded, pack = client_id.encode(), ENTRY.pack
     head = HEAD.pack(visible_at_ms, why, len(encoded)) + encoded
     return head + b"".join([pack(slot, delivery_id) for slot, delivery_id in entries])
+
+
+def encode_live(live: Sequence[int]) -> bytes:
+    """Encode which messages of each delivery are live, as the tail begins."""
+    return struct.pack(f">{len(live)}I", *live)
+
+
+def decode_live(tail: bytes | memoryview, entry_count: int) -> Sequence[int] | None:
+    """Decode which messages of each delivery are live; None: the record does not say."""
+    if len(tail) < LIVE_SIZE * entry_count:
+        return None
+    return struct.unpack_from(f">{entry_count}I", tail)
 
 
 def decode(body: bytes | memoryview) -> Renewal:

@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
+from itertools import chain
 from typing import Any, TypeVar, final
 
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.broker.engine.metadata.gone_names import GoneName, GoneNames
 from tidemill.broker.engine.metadata.membership import (
     ITEM_PREFIX,
     Membership,
@@ -25,11 +27,17 @@ from tidemill.broker.engine.metadata.membership import (
     broker_group_item,
     home_item,
 )
+from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PREFIX
+from tidemill.broker.engine.metadata.pull_offsets import (
+    PullOffsets,
+    key_of,
+    pull_offset_item,
+)
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 QUEUES_MAX = 1024  # of one topic: a queue id has 16 bits, and a poll looks at every queue
 DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
-BROKER_ITEMS = ("broker", "nextId", "broughtBack", "home")  # there is one of each
+BROKER_ITEMS = ("broker", "nextId", "broughtBack", "clockBack", "home")  # there is one of each
 MINUTE_MS = 60_000
 DEFAULT_RETRY_MS = (
     10_000, 30_000, *(n * MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
@@ -66,6 +74,13 @@ class Topic:
     home_id: int = 0
     # Whose queues message groups are spread over; empty: the home's alone.
     placements: Placements = ()
+    # When this incarnation was made, in a cluster; 0: before, or at a broker that is alone. A home
+    # that was restored from a backup gives out ids a second time, and this tells what they mean.
+    created_at_ms: int = 0
+
+
+# Ids of topics at the home, in order, each with a time in milliseconds.
+Beginnings = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +106,10 @@ class Group:
     customized_ms: tuple[int, ...] = DEFAULT_RETRY_MS
     start_from_latest: bool = False
     home_id: int = 0  # as of topics
+    created_at_ms: int = 0
+    # Of a group at the latest, in a cluster: the topics that it has begun to read, at whichever
+    # broker group, by the home's ids, and since when. What came elsewhere since is its own.
+    begun: Beginnings = ()
 
 
 @dataclass(slots=True)
@@ -135,6 +154,9 @@ class Catalog:
         # At a follower: by the ids that the home has them under.
         self.topic_ids_at_home: dict[int, TopicId] = {}
         self.group_ids_at_home: dict[int, GroupId] = {}
+        # At a follower: groups whose beginnings the home may not know; emptied by what it asks.
+        self.begun_untold: dict[GroupId, None] = {}
+        self.gone = GoneNames()
         self.membership = Membership()
         self.is_draining = False  # for appends: this broker takes none of producers any more
         self.broker_name = ""
@@ -142,6 +164,8 @@ class Catalog:
         self.next_id = 1
         # Deliveries made before this log offset may have run out before their handles say so.
         self.brought_back_before = 0
+        self.pull_offsets = PullOffsets()
+        self.falls: tuple[int, ...] = ()  # log offsets at which times of the log fall, rising
         self.stated_at: dict[str, int] = {}  # log offset of the newest record about each item
         self.changes = ConfigChanges()
 
@@ -180,6 +204,16 @@ class Catalog:
         group_id, topic_id = topic.retry_of
         return group_id not in self.groups or topic_id not in self.topics
 
+    def topic_name(self, topic_id: TopicId) -> str:
+        """Return what a topic is called, or was; "" where nobody knows any more."""
+        topic = self.topics.get(topic_id)
+        return topic.name if topic is not None else _name(self.gone.topics.get(topic_id))
+
+    def group_name(self, group_id: GroupId) -> str:
+        """Return what a group is called, or was; "" where nobody knows any more."""
+        group = self.groups.get(group_id)
+        return group.name if group is not None else _name(self.gone.groups.get(group_id))
+
     # ------------------------------------------------------------ fold
 
     def apply(self, config: dict[str, Any], log_offset: LogOffset) -> None:
@@ -195,6 +229,9 @@ class Catalog:
             case "broughtBack":
                 self.brought_back_before = config["before"]
                 self.stated_at["broughtBack"] = log_offset
+            case "clockBack":
+                self.falls = tuple(config["at"])
+                self.stated_at["clockBack"] = log_offset
             case "home":
                 self._apply_membership(config)
                 self.stated_at["home"] = log_offset
@@ -208,10 +245,16 @@ class Catalog:
                 self._put_topic(decode_topic(config["topic"]), log_offset)
             case "group":
                 self._put_group(decode_group(config["group"]), log_offset)
+            case "pullOffset":
+                self.stated_at[self.pull_offsets.apply(config)] = log_offset
             case "deleteTopic":
+                self.gone.note_deletion(log_offset)
                 self._delete_topic(config["id"])
             case "deleteGroup":
+                self.gone.note_deletion(log_offset)
                 self._delete_group(config["id"])
+            case "gone":
+                self.gone.apply(config, log_offset)
             case other:
                 raise UnknownRecord(f"configuration item {other!r} at log offset {log_offset}")
 
@@ -248,6 +291,8 @@ class Catalog:
         self.stated_at[f"group {group.id}"] = log_offset
         if group.home_id:
             self.group_ids_at_home[group.home_id] = group.id
+            if group.begun:
+                self.begun_untold[group.id] = None
 
     def _delete_topic(self, topic_id: TopicId) -> None:
         self._forget_topic(topic_id)
@@ -257,11 +302,15 @@ class Catalog:
         self._let_go(self._retries_of_group.pop(group_id, {}))
         group = self.groups.pop(group_id, None)
         if group is not None:
+            self.gone.add_group(group_id, group.name, self.stated_at.get(f"group {group_id}", 0))
             del self.group_ids[group.name]
             self.group_ids_at_home.pop(group.home_id, None)
+            self.begun_untold.pop(group_id, None)
             self.changes.groups.pop(group_id, None)
             self.changes.deleted_group_ids.add(group_id)
         self.stated_at.pop(f"group {group_id}", None)
+        for key in self.pull_offsets.forget_group(group_id):
+            self.stated_at.pop(key, None)
 
     def _let_go(self, topic_ids: dict[TopicId, None]) -> None:
         if topic_ids:
@@ -286,6 +335,7 @@ class Catalog:
     def _forget_topic(self, topic_id: TopicId) -> None:
         topic = self.topics.pop(topic_id, None)
         if topic is not None:
+            self.gone.add_topic(topic_id, topic.name, self.stated_at.get(f"topic {topic_id}", 0))
             for number in range(topic.queues):
                 del self.queues[topic_id, QueueId(number)]
         else:
@@ -294,6 +344,8 @@ class Catalog:
                 del self.queues[key]
         self.open_queues.pop(topic_id, None)
         self.stated_at.pop(f"topic {topic_id}", None)
+        for item_key in self.pull_offsets.forget_topic(topic_id):
+            self.stated_at.pop(item_key, None)
         if topic is None:
             return
         if self.topic_ids[topic.name] == topic_id:  # Or a later one has the name by now.
@@ -320,12 +372,15 @@ class Catalog:
         kind, _, number = key.partition(" ")
         # Behind the record of the deletion nobody would take away what is stated again.
         is_dead = kind == "topic" and not self.is_alive(TopicId(int(number)))
+        if key.startswith(PULL_PREFIX):
+            # Of a retry topic that died, and is not forgotten yet.
+            is_dead = not self.is_alive(key_of(key)[1])
         return None if is_dead else self._item(key)
 
     @property
     def item_count(self) -> int:
         """How many items there are."""
-        return len(self.stated_at)
+        return len(self.stated_at) + len(self.gone.topics) + len(self.gone.groups)
 
     def items(self) -> Iterator[dict[str, Any]]:
         """Return all items for a snapshot: as they are at this call, whenever they are taken."""
@@ -336,14 +391,17 @@ class Catalog:
         }
         # What is put is a new object each time, so that copies of the references stay as they are.
         topics, groups = dict(self.topics), dict(self.groups)
+        pulled = dict(self.pull_offsets.all)
 
         def item(key: str) -> dict[str, Any]:
             kind, _, number = key.partition(" ")
             if kind == "topic":
                 return topic_item(topics[TopicId(int(number))])
+            if key.startswith(PULL_PREFIX):
+                return pull_offset_item(key_of(key), pulled[key_of(key)])
             return group_item(groups[GroupId(int(number))]) if kind == "group" else own[key]
 
-        return map(item, list(self.stated_at))
+        return chain(map(item, list(self.stated_at)), list(self.gone.items()))
 
     def _item(self, key: str) -> dict[str, Any]:
         kind, _, number = key.partition(" ")
@@ -354,13 +412,22 @@ class Catalog:
             return {"op": "nextId", "nextId": self.next_id}
         if kind == "broughtBack":
             return {"op": "broughtBack", "before": self.brought_back_before}
+        if kind == "clockBack":
+            return {"op": "clockBack", "at": list(self.falls)}
         if kind == "home":
-            return home_item(self.membership.home)
+            membership = self.membership
+            return home_item(membership.home, left_cluster_id=membership.left_cluster_id)
         if key.startswith(ITEM_PREFIX):
             return broker_group_item(self.membership.groups[number])
         if kind == "topic":
             return topic_item(self.topics[TopicId(int(number))])
+        if key.startswith(PULL_PREFIX):
+            return pull_offset_item(key_of(key), self.pull_offsets.all[key_of(key)])
         return group_item(self.groups[GroupId(int(number))])
+
+
+def _name(gone: GoneName | None) -> str:
+    return "" if gone is None else gone.name
 
 
 _Id = TypeVar("_Id", GroupId, TopicId)
@@ -383,7 +450,7 @@ def topic_item(topic: Topic) -> dict[str, Any]:
     """Return the configuration item that puts a topic."""
     values = {name: getattr(topic, name) for name in _TOPIC_FIELDS}
     # Versions of before know of no such fields, and no store of one broker group needs the last.
-    for name in ("delivery_spread_ms", "home_id", "placements"):
+    for name in ("delivery_spread_ms", "home_id", "placements", "created_at_ms"):
         if not values[name]:
             del values[name]
     return {"op": "topic", "topic": values}
@@ -392,8 +459,9 @@ def topic_item(topic: Topic) -> dict[str, Any]:
 def group_item(group: Group) -> dict[str, Any]:
     """Return the configuration item that puts a group."""
     values = {name: getattr(group, name) for name in _GROUP_FIELDS}
-    if not group.home_id:
-        del values["home_id"]  # As of topics.
+    for name in ("home_id", "created_at_ms", "begun"):  # As of topics.
+        if not values[name]:
+            del values[name]
     if group.exponential is not None:
         values["exponential"] = asdict(group.exponential)
     return {"op": "group", "group": values}
@@ -414,4 +482,5 @@ def decode_group(values: dict[str, Any]) -> Group:
         Group(**values),
         exponential=ExponentialRetry(**exponential) if exponential else None,
         customized_ms=tuple(values["customized_ms"]),
+        begun=tuple([(topic_id, at_ms) for topic_id, at_ms in values.get("begun", ())]),
     )

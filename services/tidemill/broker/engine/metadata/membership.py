@@ -30,6 +30,10 @@ class Home:
     address: str
     # Of the follower that has this in its log: it takes no messages of producers any more.
     is_draining: bool = False
+    # Of the home that a follower has listened to last: the epoch of its log, and a random name of
+    # its process. One that was restored from a backup begins again with a lower epoch, or the same.
+    epoch: int = 0
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,9 @@ class Membership:
 
     def __init__(self) -> None:
         self.home: Home | None = None
+        # Of a broker that was removed: the cluster that it has left. A home that missed the end of
+        # the removal hears so from it.
+        self.left_cluster_id = ""
         self.groups: dict[str, BrokerGroup] = {}  # at the home
 
     def apply(self, item: dict[str, Any]) -> None:
@@ -54,6 +61,7 @@ class Membership:
         match item["op"]:
             case "home":
                 self.home = Home(**item["home"]) if item["home"] else None
+                self.left_cluster_id = item.get("left", "")
             case "brokerGroup":
                 group = BrokerGroup(**item["group"])
                 self.groups[group.name] = group
@@ -69,13 +77,13 @@ class Membership:
         return tuple([(group.name, queues) for group in self.in_order() if group.state == "active"])
 
 
-def home_item(home: Home | None) -> dict[str, Any]:
-    """Return the item that says who is the home."""
+def home_item(home: Home | None, *, left_cluster_id: str = "") -> dict[str, Any]:
+    """Return the item that says who is the home, or of which cluster it was."""
     if home is None:
-        return {"op": "home", "home": None}
+        return {"op": "home", "home": None, "left": left_cluster_id}
     values = {
         "cluster_id": home.cluster_id, "name": home.name, "address": home.address,
-        "is_draining": home.is_draining,
+        "is_draining": home.is_draining, "epoch": home.epoch, "life": home.life,
     }  # fmt: skip
     return {"op": "home", "home": values}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import final
 
 from tidemill.broker.engine.layout import ack
-from tidemill.broker.engine.layout.ack import Acks
+from tidemill.broker.engine.layout.ack import FLAG_EXPIRED, Acks
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.state import PopState
@@ -28,13 +28,15 @@ class RoundAcks:
         self._state = state
         self._recorder = recorder
         self._bits: dict[int, int] = {}  # by slot
+        self._expired: dict[int, int] = {}  # of these what retention took, and no client acked
 
     def __bool__(self) -> bool:
         return bool(self._bits)
 
-    def add(self, slot: int, bits: int) -> None:
-        """Settle live messages of a delivery."""
+    def add_expired(self, slot: int, bits: int) -> None:
+        """Settle live messages of a delivery that retention took."""
         self._bits[slot] = self._bits.get(slot, 0) | bits
+        self._expired[slot] = self._expired.get(slot, 0) | bits
 
     def add_live(self, slot: int, bit: int, now_ms: int) -> bool:
         """Settle a message of a delivery; False when it is not live."""
@@ -59,9 +61,28 @@ class RoundAcks:
         gathered, self._bits = self._bits, {}
         entries = [(slot, table.ids[slot], bits) for slot, bits in gathered.items()]
         owners = [state.owners[table.owners[slot]] for slot in gathered]
-        for begin in range(0, len(entries), ENTRIES_A_RECORD):
-            self._recorder.append(Acks(entries[begin : begin + ENTRIES_A_RECORD]), now_ms)
-        for progress in owners:
-            state.counts["ack", progress.group_id, progress.named_topic_id] += 1
+        if self._expired:
+            expired, self._expired = self._expired, {}
+            self._append(
+                [(slot, table.ids[slot], bits) for slot, bits in expired.items()],
+                now_ms, FLAG_EXPIRED,
+            )  # fmt: skip
+            acked = [
+                (slot, delivery_id, bits & ~expired.get(slot, 0))
+                for slot, delivery_id, bits in entries
+            ]
+            self._append([entry for entry in acked if entry[2]], now_ms)
+        else:
+            self._append(entries, now_ms)
+        for progress, (slot, _, bits) in zip(owners, entries, strict=True):
+            pair = progress.group_id, progress.named_topic_id
+            state.counts["ack", *pair] += 1
+            # Nobody else has had the slot meanwhile: nothing is popped here.
+            held_ms = now_ms - table.popped_at_ms[slot]
+            state.ack_times_ms.observe(pair, held_ms, bits.bit_count())
             if progress.ordered is not None and progress.head == NIL:
-                state.ready.add((progress.group_id, progress.named_topic_id))
+                state.ready.add(pair)
+
+    def _append(self, entries: list[tuple[int, int, int]], now_ms: int, flags: int = 0) -> None:
+        for begin in range(0, len(entries), ENTRIES_A_RECORD):
+            self._recorder.append(Acks(entries[begin : begin + ENTRIES_A_RECORD], flags), now_ms)

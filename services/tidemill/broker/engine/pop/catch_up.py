@@ -207,7 +207,9 @@ class CatchUp:
             # As when a new batch voids them: their handles say that they last.
             np.frombuffer(table.superseded, dtype=np.uint32)[released] |= live
             is_replaced = np.frombuffer(table.superseded, dtype=np.uint32)[below] != 0
-            np.frombuffer(table.live, dtype=np.uint32)[below[is_replaced]] = 0
+            replaced = below[is_replaced]
+            np.frombuffer(table.live, dtype=np.uint32)[replaced] = 0
+            self._state.end_with_handles(replaced)
             below = below[~is_replaced]
         np.frombuffer(table.ids, dtype=np.int64)[below] = FREE
         for slot in table.gaps.keys() & set(below.tolist()):

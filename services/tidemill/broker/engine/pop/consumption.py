@@ -17,19 +17,28 @@ a revive or dead letter settles in the copy itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
+from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.state import StatedProgress
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
-from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.broker.engine.metadata.beginnings import (
+    BEGUN_TOPICS_MAX,
+    begun_before_ms,
+    homes_id,
+    merged,
+)
+from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic, group_item
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.damaged import DamagedMessages
 from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, Delivery
+from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import Progress, Subscription
 from tidemill.broker.engine.pop.queue_reader import QueueReader
@@ -40,12 +49,14 @@ from tidemill.broker.engine.pop.revive import Revive
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import Key, PopState
 from tidemill.broker.engine.tally import Tally
-from tidemill.common.errors import GroupNotFound, Overloaded, TopicNotFound
+from tidemill.broker.engine.time_search import QUEUES_A_STEP, TimeSearch
+from tidemill.common.errors import GroupNotFound, Overloaded, Repairing, TopicNotFound
 
 __all__ = ["AckResult", "Batch", "Consumption", "Delivery"]
 
 RETRY_SHARE = 5  # every fifth pop looks at the retry topic first, as in the reference (20 %)
 QUEUES_A_SLICE = 256  # of which a group's progress is made at once: over a millisecond
+SEARCHES_MAX = 16  # first pops by time under way at once; of each a few bytes a queue
 RETRY_WAIT_MAX_MS = 1_000  # a retry message that has waited this long goes first in any case
 
 
@@ -70,6 +81,11 @@ class Consumption:
         self._recorder = recorder
         self._tally = tally
         self._deliveries_max = deliveries_max
+        # Where groups begin that began elsewhere, while it is looked up: by group, topic, the
+        # topic's version, and since when.
+        self._searches: dict[tuple[int, int, int, int], TimeSearch] = {}
+        # (group, topic) for whom a queue stands still for what is being repaired; bounded by both.
+        self._stalled: set[tuple[GroupId, TopicId]] = set()
         self._reader = QueueReader(state, store, tally)
         self._deliveries = Deliveries(state, recorder)
         self.acks = RoundAcks(state, recorder)
@@ -140,10 +156,12 @@ class Consumption:
             sources.insert(0 if is_first else len(sources), retry)
         if tags:
             self._reader.begin_scan()
+        is_locked = False  # Whether a queue was passed over that somebody else has.
         for progress in sources:
             # A thousand queues may be of no use to this pop: each is passed over at a look.
             if is_ordered:
                 if self._ordered.has_nothing(progress, attempt_id, now_ms):
+                    is_locked |= progress.head != NIL
                     continue
             elif progress.position >= progress.queue.max_offset:
                 continue
@@ -156,13 +174,17 @@ class Consumption:
                 else:
                     batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
             except BlockFileDamaged:
-                continue  # Who polls again when the file is repaired finds what is there.
+                # Who polls again when it is repaired finds what is there.
+                self._stalled.add((group_id, topic_id))
+                continue
             if batch is not None:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
                 want -= len(batch.indexes)
                 if want <= 0:
                     break
+        if is_locked and not batches:
+            state.counts["lock_conflict", group_id, topic_id] += 1
         return batches
 
     def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
@@ -171,11 +193,13 @@ class Consumption:
         Nothing is decided: a pop that was not prepared makes all of it, in one slice.
         """
         topic, group = self._catalog.topics.get(topic_id), self._catalog.groups.get(group_id)
-        if topic is None or group is None or topic.queues <= QUEUES_A_SLICE:
+        if topic is None or group is None or topic.queues <= QUEUES_A_STEP:
             return False
         subscription = self._state.subscriptions.get((group_id, topic_id))
         if subscription is not None and subscription.version == topic.version:
             return False
+        if self._prepare_search(group, topic):
+            return True
         # Not the first queue: that one says whether the group has ever popped here.
         missing = (
             QueueId(number)
@@ -201,7 +225,9 @@ class Consumption:
         return bool(slots)
 
     def resume(self) -> None:
-        """Go on with what lay in a damaged queue file, which has been derived again."""
+        """Go on with what was damaged, and is repaired, or given up."""
+        self._state.ready.update(self._stalled)
+        self._stalled.clear()
         self.revive.resume()
         self.damaged.resume()
 
@@ -227,16 +253,21 @@ class Consumption:
 
     def _subscribe(self, group: Group, topic: Topic, now_ms: int) -> Subscription:
         is_new = (group.id, topic.id, 0) not in self._state.progress
+        # Before there is progress, since a queue file that is damaged ends this, and all is new
+        # when the next pop comes.
+        begins = self._begins(group, topic) if is_new and group.start_from_latest else None
         queues = [
             self._state.progress_of(group.id, topic.id, QueueId(number))
             for number in range(topic.queues)
         ]
-        if is_new and group.start_from_latest:
+        if begins is not None:
             # In the log, since a restart must not move the start past what arrived meanwhile.
             rows = [
-                progress.as_row()._replace(pop_offset=progress.queue.max_offset)
-                for progress in queues
+                progress.as_row()._replace(pop_offset=begin)
+                for progress, begin in zip(queues, begins, strict=True)
             ]
+            # The beginning first: where a power cut leaves it alone, the next pop begins by it.
+            self._note_begun(group, topic, now_ms)
             self._recorder.append(StatedProgress(rows), now_ms)
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
         retry = (
@@ -247,6 +278,55 @@ class Consumption:
         )
         self._state.subscriptions[group.id, topic.id] = subscription
         return subscription
+
+    def _begins(self, group: Group, topic: Topic) -> list[int]:
+        """Return where in each queue a group at the latest begins. Raises Repairing."""
+        queues = self._catalog.queues_of(topic)
+        since_ms = begun_before_ms(group, topic, self._catalog)
+        if since_ms is None:
+            return [queue.max_offset for queue in queues]
+        key = (group.id, topic.id, topic.version, since_ms)
+        search = self._searches.pop(key, None) or self._search(topic, since_ms)
+        while search.step():
+            pass
+        return [
+            max(offset, queue.min_offset)
+            for queue, offset in zip(queues, search.offsets, strict=True)
+        ]
+
+    def _search(self, topic: Topic, since_ms: int) -> TimeSearch:
+        catalog = self._catalog
+        return TimeSearch(self._store, catalog.queues_of(topic), since_ms, falls=catalog.falls)
+
+    def _prepare_search(self, group: Group, topic: Topic) -> bool:
+        """Look up in some queues where a group that began elsewhere begins; True: in more later."""
+        is_new = (group.id, topic.id, 0) not in self._state.progress
+        since_ms = begun_before_ms(group, topic, self._catalog) if is_new else None
+        if since_ms is None or not group.start_from_latest:
+            return False
+        key = (group.id, topic.id, topic.version, since_ms)
+        search = self._searches.get(key)
+        if search is None:
+            if len(self._searches) >= SEARCHES_MAX:
+                # The oldest was left, or its group or topic has gone: it begins anew.
+                del self._searches[next(iter(self._searches))]
+            search = self._searches[key] = self._search(topic, since_ms)
+        try:
+            return search.step()
+        except Repairing:
+            del self._searches[key]
+            return False  # The pop says so.
+
+    def _note_begun(self, group: Group, topic: Topic, now_ms: int) -> None:
+        """Record that a group has begun with a topic, where no broker group is known to know it."""
+        topic_id = homes_id(topic, self._catalog)
+        # Of topics that were deleted nobody asks any more; they must not use its places up.
+        known = dict(merged(group.begun, catalog=self._catalog))
+        if topic_id is None or topic_id in known or len(known) >= BEGUN_TOPICS_MAX:
+            return
+        begun = tuple(sorted({**known, topic_id: now_ms}.items()))
+        self.acks.record(now_ms)  # As before every change of configuration.
+        self._recorder.append(Config(group_item(replace(group, begun=begun))), now_ms)
 
     def _pop_any(
         self,

@@ -1,7 +1,7 @@
 """The table of live deliveries: one slot a pop checkpoint, columns instead of objects.
 
 A million deliveries as objects cost 400 MB and a half-second collection; as columns of machine
-numbers they cost 74 bytes each and the collector never sees them. A slot's identity is the log
+numbers they cost 75 bytes each and the collector never sees them. A slot's identity is the log
 offset of the CK record that filled it, so a handle to an earlier use of a slot never matches.
 
 Two doubly linked lists run through the slots: the deliveries of one (group, topic, queue) in pop
@@ -30,8 +30,9 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_RENEWS,
     FLAG_SUPERSEDES,
     FLAG_SUSPEND,
+    FLAG_UNPROVEN,
 )
-from tidemill.broker.engine.pop.holders import Holders
+from tidemill.broker.engine.pop.holders import NOBODY, UNHEARD, Holders
 
 NIL = 0xFFFFFFFF  # end of a list
 FREE = -1  # delivery id of an empty slot
@@ -39,6 +40,9 @@ GROWTH = 4096  # slots added at once: a few hundred KiB
 # In column `flags`, beside those of the layout (1 to 16, 128).
 FLAG_DUE = 32  # taken out of its deadline's list
 FLAG_COARSE = 64  # in a coarse bucket
+# In column `on_its_way`.
+ON_ITS_WAY = 1  # it renews, and a pop has brought it out
+UNPROVEN = FLAG_UNPROVEN  # a start found it so: it renews no more, until a proxy tells
 FLAGS_STORED = (
     FLAG_GAPS | FLAG_SUPERSEDES | FLAG_ORDERED | FLAG_SUSPEND | FLAG_RELEASED | FLAG_RENEWS
 )
@@ -67,6 +71,9 @@ class DeliveryTable:
         self.next = array("I")
         self.holders = array("I")  # numbers of `clients`
         self.clients = Holders()
+        # Not 0: nobody has told yet that its client has it. Of a pop neither a record nor a
+        # snapshot says so, of what a start did not know both do.
+        self.on_its_way = array("B")
         self._deadline_previous = array("I")
         self._deadline_next = array("I")
         self.gaps: dict[int, tuple[int, ...]] = {}
@@ -116,7 +123,7 @@ class DeliveryTable:
             self._deadline_previous, self._deadline_next,
         ):  # fmt: skip
             column.frombytes(zeros[: 4 * count])
-        for column in (self.counts, self.flags):
+        for column in (self.counts, self.flags, self.on_its_way):
             column.frombytes(zeros[:count])
         self._is_listed.frombytes(b"\x01" * count)
         self._free.frombytes(np.arange(begin + count - 1, begin - 1, -1, dtype=np.uint32).tobytes())
@@ -149,7 +156,7 @@ class DeliveryTable:
         self.visible_at_ms[slot] = visible_at_ms
         self.popped_at_ms[slot] = popped_at_ms
         self.live[slot] = (1 << count) - 1
-        self.superseded[slot] = 0
+        self.superseded[slot] = self.on_its_way[slot] = 0
         if gaps is not None:
             self.gaps[slot] = gaps
         clients = self.clients
@@ -158,6 +165,10 @@ class DeliveryTable:
             if clients.has_too_many:
                 self._recount_holders()
             number = clients.number_of(client_id)
+        if not clients.counts[number] and clients.heard_at_ms[number] >= 0:
+            # Who held nothing was not looked at: when it was heard before says nothing of now. Who
+            # has ended stays so: a pop may come late.
+            clients.heard_at_ms[number] = UNHEARD
         clients.counts[number] += 1
         self.holders[slot] = number
         self.used_count += 1
@@ -165,6 +176,16 @@ class DeliveryTable:
     def _recount_holders(self) -> None:
         is_used = np.frombuffer(self.ids, dtype=np.int64) != FREE
         self.clients.recount(np.frombuffer(self.holders, dtype=np.uint32)[is_used])
+
+    def in_flight_of(self, client_id: str) -> int:
+        """Return how many messages a client holds: a look at all slots, a millisecond a million."""
+        number = self.clients.find(client_id)
+        if number == NOBODY:
+            return 0
+        is_held = np.frombuffer(self.holders, dtype=np.uint32) == number
+        # An empty slot still names who had it last.
+        is_held &= np.frombuffer(self.ids, dtype=np.int64) != FREE
+        return int(np.bitwise_count(np.frombuffer(self.live, dtype=np.uint32)[is_held]).sum())
 
     def client_id_of(self, slot: int) -> str:
         """Return who holds a delivery; "" where that is not known."""
@@ -294,6 +315,7 @@ class DeliveryTable:
         for name, column in self._stored_columns():
             rows[name] = np.frombuffer(column, dtype=column.typecode)[slots]
         rows["flags"] = np.frombuffer(self.flags, dtype=np.uint8)[slots] & FLAGS_STORED
+        rows["flags"] |= np.frombuffer(self.on_its_way, dtype=np.uint8)[slots] & UNPROVEN
         with_gaps = np.flatnonzero(rows["flags"] & FLAG_GAPS).tolist()
         gaps = {number: self.gaps[int(slots[number])] for number in with_gaps}
         numbers = np.frombuffer(self.holders, dtype=np.uint32)[slots]
@@ -310,7 +332,8 @@ class DeliveryTable:
             del self.gaps[slot]
         for name, column in (*self._stored_columns(), ("delivery_id", self.stated_at)):
             np.frombuffer(column, dtype=column.typecode)[slots] = rows[name]
-        np.frombuffer(self.flags, dtype=np.uint8)[slots] = rows["flags"]
+        np.frombuffer(self.flags, dtype=np.uint8)[slots] = rows["flags"] & FLAGS_STORED
+        np.frombuffer(self.on_its_way, dtype=np.uint8)[slots] = rows["flags"] & UNPROVEN
         np.frombuffer(self.owners, dtype=np.uint32)[slots] = owners
 
     def _stored_columns(self) -> tuple[tuple[str, array[int]], ...]:

@@ -104,6 +104,8 @@ class OrderedPop:
         attempts = tuple(
             [max(ordered.pending.get(offset, 1 - counted) + counted, 1) for offset in taken.offsets]
         )
+        if out and counted:
+            self._state.count_again(out[0], progress, sum(n > 1 for n in attempts))
         low = progress.queue.min_offset
         # Of earlier batches: the CK of this one, which begins behind them, forgets them.
         expired = sum(offset < low for offset in ordered.pending)
@@ -183,7 +185,7 @@ class OrderedPop:
                 if table.offset_of(slot, index) < low
             ]
             if bits:
-                self._acks.add(slot, sum(bits))
+                self._acks.add_expired(slot, sum(bits))
                 self._state.count("expired_before_revive", progress, len(bits))
 
     def _same_batch(self, progress: Progress, out: list[int], budget: PopBudget) -> Batch | None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Cause, Message, Place, Reason
 from tidemill.broker.engine.layout.numbers import (
@@ -102,9 +104,10 @@ class Redelivery:
             if attempt <= group.max_attempts:
                 kept.append(index)
             else:
-                self.copy_to_dlq(
-                    batch.slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, attempt - 1
-                )
+                with suppress(BlockFileDamaged):  # Then it is tried again at its deadline.
+                    self.copy_to_dlq(
+                        batch.slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, attempt - 1
+                    )
         if not kept:
             # What follows was not looked at.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
@@ -145,6 +148,7 @@ class Redelivery:
             self._bury(slot, index, progress, now_ms, attempts)
             return
         self._state.count("revived", progress, 1)
+        self._state.count_again(slot, progress, 1)
         self._state.ready.add((progress.group_id, progress.named_topic_id))
 
     def copy_to_dlq(
@@ -219,7 +223,7 @@ class Redelivery:
         """Settle a message that retention took while it was out: final, and counted."""
         self._tally.add(1)
         self._state.count("expired_before_revive", progress, 1)
-        self._acks.add(slot, 1 << index)
+        self._acks.add_expired(slot, 1 << index)
 
     def attempts_of(self, progress: Progress, offset: int) -> int:
         """Count the deliveries of a message of a group that is not ordered, this one included."""
@@ -247,6 +251,8 @@ class Redelivery:
             pass
         # What is wrong may be the entry, in a block that was intact when it was first used.
         progress.queue.check_entry(offset)
+        # Where another replica may have it, it is waited for.
+        self._store.check_awaited(log_offset)
         return None
 
     def _retry_topic(self, group: Group, topic_id: TopicId, now_ms: int) -> Topic:

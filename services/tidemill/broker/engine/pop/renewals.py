@@ -7,21 +7,26 @@ client that holds nothing is not kept in mind. Of a client that has ended, or th
 all such clients at once.
 
 Of all this the records say what becomes of deliveries, and nothing else: after a start every client
-counts as heard just then.
+counts as heard just then. Extended is only what was handed over, of which proxies tell: an answer
+that was lost with its connection would be extended for hours, since its client lives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple, final
 
 import numpy as np
 
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS, cut_client_id
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_RELEASED,
+    FLAG_RENEWS,
+    cut_client_id,
+)
 from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, Why
-from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE
+from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, ON_ITS_WAY, UNPROVEN
 from tidemill.broker.engine.pop.holders import NOBODY, UNHEARD
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
@@ -43,6 +48,10 @@ LOOK_PERIOD_MS: Final = 1_000  # between two looks at who has fallen silent
 CLIENTS_A_LOOK: Final = 1_024  # that are found to be silent, under half a millisecond
 CLIENTS_A_PASS: Final = 4_096  # whose deliveries are looked for together; more wait for the next
 SLOTS_A_LOOK: Final = 65_536  # of the table, in one slice: under 300 microseconds
+# After a start, for what it cannot know to have been handed over: a renewal's time, and that for
+# proxies to come back and to tell.
+START_GRACE_MS: Final = MINUTE_MS + 15_000
+UNPROVEN_A_COMMIT: Final = 65_536  # deliveries: under a MiB of records
 GIVEN_BACK_A_TURN: Final = 128  # deliveries, under half a millisecond
 _GONE: Final = -2  # as `heard_at_ms`: ended, or silent, and what it held was looked for
 
@@ -125,36 +134,72 @@ class Renewals:
 
     def _is_alive(self, number: int) -> bool:
         heard_at_ms = self._state.table.clients.heard_at_ms[number]
+        if heard_at_ms == _GONE:
+            # Also while the machine has run for less than SILENT_MS: by time it would be alive.
+            return False
         return heard_at_ms == UNHEARD or heard_at_ms > self._now_ms - SILENT_MS
 
     # ------------------------------------------------------------ what nobody may have
 
-    def withhold(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
-        """Let deliveries (slot, delivery id) run out that perhaps nobody has got.
+    def handed_over(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """Know of deliveries (slot, delivery id) that their clients have them.
 
-        Their client lives, so they would be extended for hours.
+        Of one that renews no more, since a start did not know that, it is recorded; and of no
+        other, whatever a proxy names. Whether its client lives still is seen at its deadline.
         """
+        table = self._state.table
+        again: list[tuple[int, int]] = []
+        for slot, delivery_id in deliveries:
+            if slot >= len(table.ids) or table.ids[slot] != delivery_id or not table.live[slot]:
+                continue
+            table.on_its_way[slot] &= ~ON_ITS_WAY
+            is_over = table.visible_at_ms[slot] <= now_ms or table.flags[slot] & FLAG_DUE
+            is_over = is_over or self._is_void(slot)
+            is_unproven = table.on_its_way[slot] & UNPROVEN
+            if is_unproven and not (is_over or table.flags[slot] & (FLAG_RENEWS | FLAG_RELEASED)):
+                again.append((slot, delivery_id))
+        self._record(again, None, Why.HANDED_OVER, now_ms)
+
+    def begin(self, now_ms: int) -> Iterator[None]:
+        """Renew nothing at a start of which the log does not say that its client has it.
+
+        What was extended once was handed over; of the rest proxies tell again, within the minute
+        that all of it is given. Yields between records that may be committed by themselves.
+        """
+        table = self._state.table
+        ids = np.frombuffer(table.ids, dtype=np.int64)
+        held_ms = np.frombuffer(table.visible_at_ms, dtype=np.int64) - np.frombuffer(
+            table.popped_at_ms, dtype=np.int64
+        )
+        flags = np.frombuffer(table.flags, dtype=np.uint8)
+        is_unproven = (ids != FREE) & (flags & FLAG_RENEWS > 0) & (held_ms <= MINUTE_MS)
+        is_unproven &= np.frombuffer(table.live, dtype=np.uint32) > 0
+        slots = np.flatnonzero(is_unproven)
+        for first in range(0, len(slots), UNPROVEN_A_COMMIT):
+            part = slots[first : first + UNPROVEN_A_COMMIT].tolist()
+            deliveries = [(slot, table.ids[slot]) for slot in part if not self._is_void(slot)]
+            self._record(deliveries, now_ms + START_GRACE_MS, Why.NOT_HANDED_OVER, now_ms)
+            yield
+
+    def _is_void(self, slot: int) -> bool:
+        """Whether a delivery that is still in the table was voided by a reset or a deletion."""
+        table = self._state.table
+        return self._state.is_void(self._state.owners[table.owners[slot]], table.ids[slot])
+
+    def _record(
+        self, deliveries: Iterable[tuple[int, int]], until_ms: int | None, why: Why, now_ms: int
+    ) -> None:
+        """Record what becomes of deliveries; where no `until_ms` is given each keeps its time."""
         table = self._state.table
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by client and deadline
         for slot, delivery_id in deliveries:
-            renews = table.flags[slot] & FLAG_RENEWS and table.live[slot]
-            if table.ids[slot] == delivery_id and renews:
-                key = table.holders[slot], table.visible_at_ms[slot]
-                found.setdefault(key, []).append((slot, delivery_id))
-        for (number, until_ms), entries in found.items():
+            at_ms = table.visible_at_ms[slot] if until_ms is None else until_ms
+            found.setdefault((table.holders[slot], at_ms), []).append((slot, delivery_id))
+        for (number, at_ms), entries in found.items():
             client_id = table.clients.client_ids[number]
             for begin in range(0, len(entries), ENTRIES_MAX):
                 part = entries[begin : begin + ENTRIES_MAX]
-                self._recorder.append(
-                    Renewal(until_ms, Why.NOT_HANDED_OVER, client_id, part), now_ms
-                )
-
-    def withhold_behind(self, log_offset: int, now_ms: int) -> None:
-        """Do so with all that was popped behind `log_offset`: a start, with the end of the log."""
-        table = self._state.table
-        is_behind = np.frombuffer(table.ids, dtype=np.int64) >= log_offset
-        slots = np.flatnonzero(is_behind).tolist()
-        self.withhold([(slot, table.ids[slot]) for slot in slots], now_ms)
+                self._recorder.append(Renewal(at_ms, why, client_id, part), now_ms)
 
     # ------------------------------------------------------------ deadlines
 
@@ -167,6 +212,7 @@ class Renewals:
             until_ms = self._extended_until(slot, now_ms) if table.flags[slot] & FLAG_RENEWS else 0
             if until_ms <= now_ms:
                 run_out.append(slot)
+                self._count_unread(slot)
                 continue
             entries = extended.setdefault((table.holders[slot], until_ms), [])
             entries.append((slot, table.ids[slot]))
@@ -176,32 +222,46 @@ class Renewals:
             self._recorder.append(Renewal(until_ms, Why.EXTENDED, client_id, entries), now_ms)
         return run_out
 
+    def _count_unread(self, slot: int) -> None:
+        table = self._state.table
+        if table.flags[slot] & FLAG_RENEWS and self._is_on_its_way(slot):
+            progress = self._state.owners[table.owners[slot]]
+            self._state.count("given_back_unread", progress, table.live[slot].bit_count())
+
     def _extended_until(self, slot: int, now_ms: int) -> int:
         """Return when a delivery runs out next; not later than now: it has."""
         table = self._state.table
-        if not self._is_alive(table.holders[slot]):
+        if not self._is_alive(table.holders[slot]) or self._is_on_its_way(slot):
             return 0
         popped_at_ms = table.popped_at_ms[slot]
         step_ms = step_of(table.visible_at_ms[slot] - popped_at_ms)
         return min(now_ms + step_ms, popped_at_ms + HELD_MAX_MS)
 
+    def _is_on_its_way(self, slot: int) -> bool:
+        """Whether perhaps nobody has a delivery.
+
+        That a part of it is settled proves nothing: proxies give parts back, operators release
+        them, and a pop itself dead-letters some. What its client says of a part does.
+        """
+        return bool(self._state.table.on_its_way[slot] & ON_ITS_WAY)
+
     # ------------------------------------------------------------ giving back
 
-    def give_back_some(self, now_ms: int) -> None:
-        """Give back a part of what clients held that do not live any more."""
+    def give_back_some(self, now_ms: int, *, expiry_ms: int) -> None:
+        """Give back a part of what clients held that do not live any more, of what is not due."""
         if not self._pass:
             self._begin_pass()
             if not self._pass:
                 return
         state, table = self._state, self._state.table
         found: dict[int, list[tuple[int, int]]] = {}  # by number
-        for slot in self._take_held():
+        for slot in self._take_held(expiry_ms):
             number, delivery_id = table.holders[slot], table.ids[slot]
             leaver, progress = self._pass[number], state.owners[table.owners[slot]]
             # The number may be another client's by now.
             if leaver.client_id != table.client_id_of(slot) or delivery_id >= leaver.before:
                 continue
-            if state.is_void(progress, delivery_id):
+            if self._is_void(slot):
                 continue
             found.setdefault(number, []).append((slot, delivery_id))
             is_ended = leaver.why is Why.CLIENT_ENDED
@@ -219,15 +279,21 @@ class Renewals:
         self._pass = {number: self._leaving.pop(number) for number in numbers}
         self._passed_to = 0
 
-    def _take_held(self) -> list[int]:
-        """Return the next slots of deliveries that renew and are held by those of the pass."""
+    def _take_held(self, expiry_ms: int) -> list[int]:
+        """Return the next slots that those of the pass hold and that renew.
+
+        Or that did before a start, which did not know whether they had been handed over.
+        """
         table = self._state.table
         begin, end = self._passed_to, min(self._passed_to + SLOTS_A_LOOK, len(table.ids))
         is_leaver = np.zeros(len(table.clients.client_ids), dtype=bool)
         is_leaver[list(self._pass)] = True
         flags = np.frombuffer(table.flags, dtype=np.uint8)[begin:end]
-        # What is due already is revive's.
-        is_held = (flags & (FLAG_RENEWS | FLAG_DUE)) == FLAG_RENEWS
+        is_held = flags & FLAG_RENEWS > 0
+        is_held |= np.frombuffer(table.on_its_way, dtype=np.uint8)[begin:end] & UNPROVEN > 0
+        # What is due already is revive's: to give it back would make it later.
+        is_held &= flags & FLAG_DUE == 0
+        is_held &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[begin:end] > expiry_ms
         is_held &= is_leaver[np.frombuffer(table.holders, dtype=np.uint32)[begin:end]]
         is_held &= np.frombuffer(table.ids, dtype=np.int64)[begin:end] != FREE
         is_held &= np.frombuffer(table.live, dtype=np.uint32)[begin:end] != 0

@@ -59,7 +59,8 @@ class Revive:
         self._turns: deque[int] = deque()
         self._resting: list[int] = []
         self._inherited: deque[int] = deque()  # due slots of an engine that followed until now
-        # Slots of what lies in a damaged queue file: it waits until that is repaired.
+        # Slots of what lies in a damaged queue file, or is damaged itself and asked for: it waits
+        # until that is repaired.
         self._held: list[int] = []
         self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
         self._ran_at_ms = 0
@@ -101,7 +102,7 @@ class Revive:
         """
         self._ran_at_ms = expiry_ms
         self._renewals.look(monotonic_ms=monotonic_ms, log_end=log_end)
-        self._renewals.give_back_some(now_ms)
+        self._renewals.give_back_some(now_ms, expiry_ms=expiry_ms)
         slots = []
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
             slot = self._inherited.popleft()
@@ -207,12 +208,16 @@ class Revive:
             return True
         if progress.ordered is not None:
             return self._expire_ordered(slot, progress, allowance, now_ms)
-        try:
-            for n, index in enumerate(table.indexes_of(table.live[slot])):
-                if n and allowance.is_spent:
-                    return False
+        is_held = False
+        for n, index in enumerate(table.indexes_of(table.live[slot])):
+            # Each copy may be as large as a message: on a full disk room is asked for each.
+            if n and (allowance.is_spent or not self._may_copy()):
+                return False
+            try:
                 self._redelivery.revive(slot, index, progress, now_ms)
-        except BlockFileDamaged:
+            except BlockFileDamaged:
+                is_held = True  # The others of its delivery do not wait for it.
+        if is_held:
             self._held.append(slot)
         return True
 

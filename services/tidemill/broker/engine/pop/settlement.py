@@ -23,13 +23,14 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
-from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.delivery_table import NIL, ON_ITS_WAY
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded, Repairing
 
 CHANGES_RESERVE_PART = 0.125  # of deliveries_max: changes go on for a while where pops are refused
+RELEASES_RESERVE_PART = 0.25  # the same for operators: they help where clients have filled it
 # By number: asking a member for its name costs as much as the rest of counting it.
 _NAMES = ["", *(result.name for result in AckResult)]
 
@@ -74,6 +75,7 @@ class Settlement:
             ):
                 result = AckResult.GONE
             elif self._acks.add_live(slot, bit, now_ms):
+                table.on_its_way[slot] &= ~ON_ITS_WAY  # Who acks a part of it has the rest.
                 result = AckResult.APPLIED
             else:
                 # After the deadline it may as well have been revived or dead-lettered.
@@ -125,15 +127,21 @@ class Settlement:
         )
 
     def change_invisible(
-        self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
+        self,
+        delivery: Delivery,
+        *,
+        invisible_duration_ms: int,
+        suspend: bool,
+        now_ms: int,
+        reserve_part: float = CHANGES_RESERVE_PART,
     ) -> Delivery:
         """Replace a delivery by one of its message alone, with a deadline of its own.
 
-        0 makes the message available at once. Raises InvalidReceiptHandle.
+        0 makes the message available at once. Raises InvalidReceiptHandle, Overloaded.
         """
         progress = self._find_live(delivery)
         table = self._state.table
-        if table.used_count >= self._deliveries_max * (1 + CHANGES_RESERVE_PART):
+        if table.used_count >= self._deliveries_max * (1 + reserve_part):
             raise Overloaded(
                 "the broker's table of deliveries is full of replaced ones, which it keeps until "
                 "their deadlines; change invisible durations less often, or to shorter ones"
@@ -170,6 +178,7 @@ class Settlement:
     def dead_letter(self, delivery: Delivery, *, now_ms: int) -> None:
         """Move a delivered message to the group's dead-letter topic, as its client asks."""
         progress = self._find_live(delivery)
+        self._state.table.on_its_way[delivery.slot] &= ~ON_ITS_WAY
         try:
             self._forward(delivery, progress, now_ms)
         except BlockFileDamaged as error:

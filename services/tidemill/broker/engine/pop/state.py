@@ -25,6 +25,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
+from tidemill.broker.engine.layout.expiry import ExpiredRange, Expiry
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_HOLDER,
@@ -40,21 +41,37 @@ from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.layout.state import StatedDeliveries, StatedProgress
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.catch_up import CatchUp
-from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, NIL, DeliveryTable
+from tidemill.broker.engine.pop.delivery_table import (
+    FLAG_DUE,
+    FLAGS_STORED,
+    FREE,
+    NIL,
+    UNPROVEN,
+    DeliveryTable,
+)
 from tidemill.broker.engine.pop.owner_numbers import OwnerNumbers
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress, Subscription
 from tidemill.broker.engine.tally import Tally
+from tidemill.common.histogram import Histogram
 
 # A group, a topic, a queue: each has one progress.
 Key: TypeAlias = tuple[GroupId, TopicId, QueueId]
 # What is counted of each group and topic that consumers name; the last three are results of acks.
 COUNTED = (
     "ck", "ack", "revived", "dead_lettered", "damaged", "expired", "expired_before_revive",
-    "filtered_retry", "extended", "given_back_ended", "given_back_silent",
+    "filtered_retry", "again_expired", "again_nack", "lock_conflict", "extended",
+    "given_back_ended", "given_back_silent", "given_back_unread", "given_back_released",
     "APPLIED", "ALREADY", "GONE",
+)  # fmt: skip
+# Upper bounds in milliseconds: of what consumers take, and of how long messages wait for them.
+DELIVERY_BUCKETS_MS = (
+    1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000,
 )  # fmt: skip
 DELIVERIES_A_STATE_RECORD = 1024  # 56 KiB, and their gaps
 READERS_LOOK_MAX = 32_768  # queues of a topic's readers, 30 ns each, to name the groups
+# From the pop on: what handles of deliveries that renew say of how long they last, since proxies
+# pop for push consumers for so long.
+RENEWED_HANDLE_MS = 60_000
 FORGOTTEN_A_SLICE = 256  # of what was deleted, two microseconds each
 
 
@@ -80,6 +97,8 @@ class PopState:
         )  # (group id, topic id) with new availability
         self.ready_topics: set[TopicId] = set()  # topic ids with new messages, for all groups
         self.counts: Counter[tuple[str, int, int]] = Counter()  # (what, group id, topic id)
+        # Milliseconds from a delivery to each ack of it, by group id and topic id.
+        self.ack_times_ms: Histogram[tuple[GroupId, TopicId]] = Histogram(DELIVERY_BUCKETS_MS)
         self.catch_up: CatchUp | None = None
 
     def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> Progress:
@@ -103,6 +122,12 @@ class PopState:
             self._of_group.setdefault(group_id, {})[key] = progress
             self._of_topic.setdefault(topic_id, {})[key] = progress
         return progress
+
+    def count_again(self, slot: int, progress: Progress, count: int) -> None:
+        """Count messages of a delivery that has run out, and that are delivered once more."""
+        # Who gives a message back replaces its delivery by a shorter one.
+        is_nack = self.table.flags[slot] & FLAG_SUPERSEDES
+        self.count("again_nack" if is_nack else "again_expired", progress, count)
 
     def count(self, what: str, progress: Progress, count: int) -> None:
         """Count something that happened to a group's messages, for the metrics."""
@@ -138,7 +163,7 @@ class PopState:
             if flags & FLAG_ORDERED:
                 self._apply_ordered(progress, ck, log_offset)
         if flags & FLAG_SUPERSEDES and ck.superseded is not None:
-            self._supersede(*ck.superseded, log_offset)
+            self._supersede(*ck.superseded, log_offset, popped_at_ms)
         if catch_up is None or catch_up.is_new_to_slot(slot, progress, log_offset):
             self._place(ck, progress, log_offset, popped_at_ms)
 
@@ -211,8 +236,11 @@ class PopState:
             progress = self._owner(slot, delivery_id, log_offset)
             if progress is None or not table.live[slot]:
                 continue
-            if why is not Why.EXTENDED:
+            if why is Why.HANDED_OVER:
+                table.flags[slot] |= FLAG_RENEWS
+            elif why is not Why.EXTENDED:
                 table.flags[slot] &= ~FLAG_RENEWS
+            table.on_its_way[slot] = UNPROVEN if why is Why.NOT_HANDED_OVER else 0
             if self.catch_up is None:
                 table.move(slot, visible_at_ms)
             else:
@@ -244,16 +272,36 @@ class PopState:
         progress.in_flight -= bits.bit_count()
         self._remove(slot, bits, progress)
 
-    def _supersede(self, slot: int, delivery_id: int, index: int, log_offset: LogOffset) -> None:
+    def _supersede(
+        self, slot: int, delivery_id: int, index: int, log_offset: LogOffset, now_ms: int
+    ) -> None:
         """Note that another delivery has taken the place of one message of this one."""
         progress = self._owner(slot, delivery_id, log_offset)
         if progress is None:
             return
-        bit = 1 << index
-        self.table.superseded[slot] |= bit
-        if self.table.live[slot] & bit:
-            progress.in_flight -= 1
-            self._remove(slot, bit, progress)
+        table, bit = self.table, 1 << index
+        table.superseded[slot] |= bit
+        if not table.live[slot] & bit:
+            return
+        progress.in_flight -= 1
+        is_last = table.live[slot] == bit
+        if is_last and table.flags[slot] & FLAG_RENEWS and self._handles_end_ms(slot) <= now_ms:
+            # Its handles have ended and are refused by that: nothing is to be remembered of them.
+            table.superseded[slot] = 0
+        self._remove(slot, bit, progress)
+
+    def _handles_end_ms(self, slot: int) -> int:
+        """Return until when the handles of a delivery that renews say that they last."""
+        return self.table.popped_at_ms[slot] + RENEWED_HANDLE_MS
+
+    def end_with_handles(self, slots: np.ndarray) -> None:
+        """Let slots that renew and have nothing live end when their handles do, as `_remove`."""
+        table = self.table
+        flags = np.frombuffer(table.flags, dtype=np.uint8)
+        renewed = slots[flags[slots] & FLAG_RENEWS > 0]
+        ends_ms = np.frombuffer(table.popped_at_ms, dtype=np.int64)[renewed] + RENEWED_HANDLE_MS
+        visible_at_ms = np.frombuffer(table.visible_at_ms, dtype=np.int64)
+        visible_at_ms[renewed] = np.minimum(visible_at_ms[renewed], ends_ms)
 
     def _owner(self, slot: int, delivery_id: int, log_offset: LogOffset) -> Progress | None:
         """Return the progress of a delivery that is in the table; None where it is not, or void."""
@@ -277,12 +325,19 @@ class PopState:
         if self.catch_up is not None:
             if not table.superseded[slot]:
                 table.release(slot)
+            elif table.flags[slot] & FLAG_RENEWS:
+                ends_ms = self._handles_end_ms(slot)
+                table.visible_at_ms[slot] = min(table.visible_at_ms[slot], ends_ms)
             return
         self._unlink(slot, progress)
         if not table.superseded[slot] or table.flags[slot] & FLAG_DUE:
             table.unwatch(slot)
             table.release(slot)
-        # Otherwise it stays until its deadline: its old handles must keep being refused.
+        elif table.flags[slot] & FLAG_RENEWS:
+            # It stays as long as its handles last, which must keep being refused; its own deadline
+            # may have been moved hours ahead.
+            table.move(slot, min(table.visible_at_ms[slot], self._handles_end_ms(slot)))
+        # Otherwise it stays until its deadline, for the same reason.
 
     def _unlink(self, slot: int, progress: Progress) -> None:
         table = self.table
@@ -311,6 +366,52 @@ class PopState:
                 self._unlink(slot, progress)
             table.unwatch(slot)
         table.release(slot)
+
+    # ------------------------------------------------------------ retention
+
+    def apply_expiry(self, expiry: Expiry, log_offset: LogOffset, _expired_at_ms: int) -> None:
+        """Apply an EXPIRE record: groups go on behind what they never popped and cannot get."""
+        for group_id, topic_id, queue_id, begin, end in expiry.ranges:
+            progress = self.progress.get((group_id, topic_id, queue_id))
+            if progress is None:
+                progress = self.progress_of(group_id, topic_id, queue_id)
+            if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
+                continue
+            if progress.ordered is not None:
+                pending = progress.ordered.pending
+                for offset in [offset for offset in pending if begin <= offset < end]:
+                    del pending[offset]
+            if progress.position < end:
+                progress.pop_offset = progress.position = end
+
+    def find_expired(self, progress: Progress, end: int) -> list[ExpiredRange]:
+        """Return what a group has not been given of what is before `end` and about to go.
+
+        Of an ordered queue also what was given, was not settled, and nobody holds now. What is in
+        flight is left out: it may still be acked.
+        """
+        low, position = progress.queue.min_offset, progress.position
+        key = progress.group_id, progress.topic_id, progress.queue.queue_id
+        ordered = progress.ordered
+        held: set[int] = set()
+        if ordered is not None and ordered.pending:
+            table = self.table
+            held = {
+                table.offset_of(slot, index)
+                for slot in self.deliveries_of(progress)
+                for index in table.indexes_of(table.live[slot])
+            }
+        found: list[ExpiredRange] = []
+        for offset in sorted(ordered.pending) if ordered is not None else ():
+            if low <= offset < min(end, position) and offset not in held:
+                if found and found[-1].end == offset:
+                    found[-1] = found[-1]._replace(end=offset + 1)
+                else:
+                    found.append(ExpiredRange(*key, offset, offset + 1))
+        begin = max(position, low)
+        if begin < end:
+            found.append(ExpiredRange(*key, begin, end))
+        return found
 
     # ------------------------------------------------------------ resets, deletions, configuration
 
@@ -408,6 +509,7 @@ class PopState:
             self.subscriptions.pop(pair, None)
             for what in COUNTED:
                 self.counts.pop((what, *pair), None)
+            self.ack_times_ms.drop(pair)
 
     def drop(self, progress: Progress) -> None:
         """Take away a progress whose deliveries are void: its group or topic is gone."""
@@ -538,11 +640,12 @@ class PopState:
         if flags & FLAG_ORDERED and progress.ordered is None:
             progress.ordered = OrderedState()
         table.place(
-            slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms,
-            gaps, client_id,
+            slot, delivery_id, progress.index, start, count, flags & FLAGS_STORED, visible_at_ms,
+            popped_at_ms, gaps, client_id,
         )  # fmt: skip
         table.live[slot] = live
         table.superseded[slot] = superseded
+        table.on_its_way[slot] = flags & UNPROVEN
 
     def rows_of(self, slots: np.ndarray) -> DeliveryRows:
         """Return deliveries as rows for a snapshot or a STATE record."""

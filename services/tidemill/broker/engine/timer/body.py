@@ -23,8 +23,8 @@ from tidemill.broker.engine.store.commit_log import (
     READ_BYTES_MAX,
     WARM_BYTES,
     CommitLog,
-    CorruptStore,
 )
+from tidemill.broker.engine.store.segment import CorruptStore
 
 READS_A_SLICE = 128  # 1-2 us each
 READS_WAITING_MAX = 65_536  # a hint may be dropped
@@ -119,6 +119,7 @@ class Bodies:
                     log.verify(log_offset)
                 found = log.record_at(log_offset)
         except (CorruptStore, LookupError, record.UnknownRecord) as error:
+            self.is_awaited(log_offset)
             raise BodyDamaged(f"timer {timer_id}: {error}") from error
         header = found.header
         if header.kind != record.Kind.MESSAGE or not header.flags & FLAG_SCHEDULE:
@@ -134,6 +135,10 @@ class Bodies:
         return Body(
             queue_id, header.tail_crc, header.stored_at_ms, found.tail, found.body, original
         )
+
+    def is_awaited(self, log_offset: LogOffset) -> bool:
+        """Whether a damaged message may come back from another replica; it is asked for then."""
+        return log_offset >= self._log.min_offset and self._log.damage.ask_for(log_offset)
 
     def find_target(self, timer_id: TimerId, entry: TimerEntry) -> Remains | None:
         """Return what the head of a damaged record says, None where that is damaged too.

@@ -21,6 +21,7 @@ from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import FLAG_TIMER, Message, TimerCause, TimerReason
 from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
+from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
@@ -102,6 +103,8 @@ class Deliverer:
         self.quarantined = quarantined  # timer id -> topic id
         # For the shell's log, by topic name and reason: how many, and the last one's id.
         self.notices: dict[tuple[str, str], tuple[int, int]] = {}
+        # Of those the ones whose message another replica may have; bounded as the others are.
+        self._awaited: set[TimerId] = set()
         self.early_count = 0
         self.delivered: Counter[TopicId] = Counter()
         self.dropped: Counter[tuple[int, TimerReason]] = Counter()
@@ -159,6 +162,14 @@ class Deliverer:
             for topic_id, of_topic in _by_topic(part):
                 lane.add(TopicId(topic_id), of_topic)
                 self._tally.add(1)
+
+    def resume(self, now_ms: int) -> None:
+        """Let what was damaged be due once more: it is mended, or given up."""
+        awaited, self._awaited = self._awaited, set()
+        for timer_id in awaited:
+            entry = self._index.find_pending(timer_id)
+            if entry is not None:
+                self._index.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
 
     def step(self, now_ms: int, *, firing_ms: int) -> bool:
         """Deliver one slice; True when there is more to deliver at once."""
@@ -267,6 +278,8 @@ class Deliverer:
         except BodyDamaged:
             # It stays pending: its body is pinned until somebody repairs it.
             self.quarantined[timer_id] = entry.topic_id
+            if self._bodies.is_awaited(entry.log_offset):
+                self._awaited.add(timer_id)
             self._note(timer_id, "", "damaged")
             return
         self.quarantined.pop(timer_id, None)

@@ -33,7 +33,8 @@ from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Segment
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.segment import CorruptStore, Segment
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -151,7 +152,7 @@ class Evacuation:
         """Return what some records of a segment are, and where to go on; None: nowhere."""
         found: list[int] = []
         try:
-            for one in self._log.walk(segment, position):
+            for one in self._log.reader.walk(segment, position):
                 if one.header.size < HEADER_SIZE:
                     break  # Damaged: the walk would stand here for ever.
                 is_copy = one.header.kind == Kind.MESSAGE and one.header.flags & FLAG_SCHEDULE
@@ -171,8 +172,11 @@ class Evacuation:
             if body.original is None:
                 self._copy(timer_id, entry, body, now_ms)
                 return
-        except (BodyDamaged, MessageBodyTooLarge):
-            pass  # Damaged; or segments have become smaller than the message.
+        except BodyDamaged:
+            if self._bodies.is_awaited(entry.log_offset):
+                return  # Its segment stays until it is mended, or given up.
+        except MessageBodyTooLarge:
+            pass  # Segments have become smaller than the message.
         self._leave_remains(timer_id, entry, now_ms)
 
     def _copy(self, timer_id: TimerId, entry: TimerEntry, body: Body, now_ms: int) -> None:

@@ -21,8 +21,9 @@ from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
 from tidemill.broker.engine.layout.timer_entry import EntryDamaged
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.store.commit_log import CommitLog, CorruptStore, Hole, Record, Segment
+from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.segment import CorruptStore, Hole, Record, Segment
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import REMAINS_QUEUE, TIMER_TOPIC, TimerState
 
@@ -168,7 +169,7 @@ class SetAside:
         found: dict[TimerId, LogOffset] = {}
         before = max(wanted[timer_id] for timer_id in new)
         for segment in [one for one in self._log.held if one.start < before]:
-            for n, one in enumerate(self._log.walk_held(segment), 1):
+            for n, one in enumerate(self._log.reader.walk_past_damage(segment, 0, segment.size), 1):
                 scheduled = _scheduled_by(one)
                 if scheduled in new and segment.start < wanted[scheduled]:
                     found[scheduled] = LogOffset(one.log_offset)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import final
 
 from tidemill.broker.engine.layout.entry import Recorder
@@ -27,8 +27,9 @@ from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
-from tidemill.broker.engine.store.commit_log import CommitLog, Segment
+from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.segment import Segment
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.admission import Admission
 from tidemill.broker.engine.timer.audit import Audit
@@ -36,6 +37,7 @@ from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
 from tidemill.broker.engine.timer.census import Census
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.deliver import Deliverer
+from tidemill.broker.engine.timer.due_count import DueCount
 from tidemill.broker.engine.timer.evacuation import Evacuation
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -44,6 +46,7 @@ from tidemill.broker.engine.timer.load import Loader
 from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.opening import Opening
 from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.timer.pending import PendingQuery, PendingWalk
 from tidemill.broker.engine.timer.search import TimerSearch
 from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.status import (
@@ -124,6 +127,7 @@ class Timers:
             audit=Audit(index, log, tally, quarantined=lambda: self.quarantined),
         )  # fmt: skip
         self.census = Census(index, tally)
+        self._tally = tally
         self.delays: Histogram[TopicId] = Histogram(DELAY_BUCKETS_S)  # asked for
         self.recalled: Counter[tuple[int, str]] = Counter()  # by topic id and result
         self.rescheduled: Counter[tuple[int, str]] = Counter()
@@ -162,6 +166,8 @@ class Timers:
         entry = hidden_id, SCHEDULE_QUEUE, 0, timer_id, FLAG_SCHEDULE, target, data, crc
         self._recorder.append(_tuple(Message, entry), now_ms)
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
+        # Its first delivery shall be seen as one more.
+        self.deliverer.lateness.know(topic.id)
         return Scheduled(timer_id, due_at_ms)
 
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
@@ -286,6 +292,18 @@ class Timers:
         self.index.link_gathered()
         return TimerSearch(self.index, self._store, query, self.status)
 
+    def pending(self, query: PendingQuery) -> PendingWalk:
+        """Begin a page of pending timers in the order of their ids."""
+        self.index.link_gathered()
+        return PendingWalk(self.index, self.bodies, self._tally, query)
+
+    def count_due(self, within_ms: Sequence[int], *, firing_ms: int) -> DueCount:
+        """Begin to count by topic how many timers are due within each of some durations."""
+        self.index.link_gathered()
+        return DueCount(
+            self.index, self._tally, list(self.quarantined), within_ms, firing_ms=firing_ms
+        )
+
     @property
     def quarantined(self) -> dict[int, int]:
         """Pending timers whose record is damaged, with their topic ids; 0 when even that is."""
@@ -388,6 +406,10 @@ class Timers:
         """Return the steps of the most urgent background work, None when there is none."""
         if not self.index.next_id:
             return None
+        if self.index.is_following:
+            # All else moves the hand, or makes records: the engine that delivers does it.
+            is_due = not self.index.is_damaged and self.flusher.is_due(now_ms)
+            return self.flusher.flush(now_ms, self.opening.store_uuid, quiet) if is_due else None
         if self.index.is_damaged:
             return self.opening.rebuild(now_ms, firing_ms=firing_ms)
         if self.flusher.is_due(now_ms):

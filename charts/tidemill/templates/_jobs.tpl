@@ -1,0 +1,180 @@
+{{/* The jobs of a release: pods that run once. */}}
+
+{{/* Whether the chart's own job makes Secrets: certificates, or the token of the REST API. */}}
+{{- define "tidemill.makesCertificates" -}}
+{{- if and .Values.internalTls.enabled (not .Values.internalTls.existingSecret) (not .Values.internalTls.certManager.enabled) -}}yes{{- end -}}
+{{- end -}}
+{{/* How many days may lie between two times of a cron schedule, as its rarest field says. */}}
+{{- define "tidemill.daysBetweenRuns" -}}
+{{- if hasPrefix "@" . -}}
+{{- get (dict "@hourly" "1" "@daily" "1" "@midnight" "1" "@weekly" "7" "@monthly" "31") . | default "366" -}}
+{{- else -}}
+{{- $fields := regexSplit " +" (trim .) -1 -}}
+{{- $day := index $fields 2 | replace "?" "*" -}}
+{{- $weekday := index $fields 4 | replace "?" "*" -}}
+{{- if ne (index $fields 3) "*" -}}366
+{{- else if ne $weekday "*" -}}7
+{{- else if eq $day "*" -}}1
+{{- else if hasPrefix "*/" $day -}}{{ trimPrefix "*/" $day }}
+{{- else -}}31
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- define "tidemill.makesToken" -}}
+{{- if and .Values.admin.replicas .Values.admin.auth.enabled (not .Values.admin.auth.existingSecret) -}}yes{{- end -}}
+{{- end -}}
+{{- define "tidemill.makesSecrets" -}}
+{{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . -}}
+{{- end -}}
+
+{{/* The accounts of the job before an installation, which goes with it, and of the one that renews. */}}
+{{- define "tidemill.certificatesAccounts" -}}
+{{ include "tidemill.name" (list . "certificates-setup") }}:
+  helm.sh/hook: pre-install,pre-upgrade,pre-rollback
+  helm.sh/hook-weight: "-20"
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{ include "tidemill.name" (list . "certificates") }}: {}
+{{- end -}}
+
+{{/* The broker groups of one replica, as a list: of several the controllers see to it. */}}
+{{- define "tidemill.groupsOfOne" -}}
+{{- $found := list -}}
+{{- range .Values.brokerGroups -}}
+{{- if not (include "tidemill.groupIsReplicated" .) -}}{{- $found = append $found (include "tidemill.name" (list $ .name)) -}}{{- end -}}
+{{- end -}}
+{{- $found | toJson -}}
+{{- end -}}
+
+{{/* Whether a job replaces the pods of those groups one after the other. */}}
+{{- define "tidemill.rollsInTurn" -}}
+{{- if and (gt (len (include "tidemill.groupsOfOne" . | fromJsonArray)) 1) .Values.admin.replicas .Values.jobs.rollBrokerGroupsInTurn -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The names that a broker's certificate has. */}}
+{{- define "tidemill.brokerNames" -}}
+{{- $service := include "tidemill.name" (list (index . 0) (index . 1).name) -}}
+{{- $names := list -}}
+{{- range $ordinal := until (int (include "tidemill.replicasMost" .)) -}}
+{{- $names = append $names (printf "%s-%d.%s" $service $ordinal $service) -}}
+{{- end -}}
+{{- $names | toJson -}}
+{{- end -}}
+
+{{/* The names of the admin process; localhost is the command line's in its pod. */}}
+{{- define "tidemill.adminNames" -}}
+{{- append (include "tidemill.serviceNames" (list . (include "tidemill.name" (list . "admin"))) | fromJsonArray) "localhost" | toJson -}}
+{{- end -}}
+
+{{/* What `tidemill release certificates` is told. */}}
+{{- define "tidemill.certificatesPlan" -}}
+{{- $root := . -}}
+{{- $certificates := dict -}}
+{{- $tokens := dict -}}
+{{- if include "tidemill.makesCertificates" . -}}
+{{- range .Values.brokerGroups -}}
+{{- $_ := set $certificates (include "tidemill.internalSecret" (list $root .name)) (include "tidemill.brokerNames" (list $root .) | fromJsonArray) -}}
+{{- end -}}
+{{- $_ := set $certificates (include "tidemill.internalSecret" (list . "proxy")) (list (include "tidemill.name" (list . "proxy"))) -}}
+{{- $_ := set $certificates (include "tidemill.internalSecret" (list . "admin")) (include "tidemill.adminNames" . | fromJsonArray) -}}
+{{- if include "tidemill.isReplicated" . -}}
+{{- $_ := set $certificates (include "tidemill.internalSecret" (list . "controller")) (include "tidemill.controllerNames" . | fromJsonArray) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "tidemill.makesToken" . -}}
+{{- $_ := set $tokens (include "tidemill.name" (list . "admin-token")) .Values.admin.auth.key -}}
+{{- end -}}
+{{- $labels := omit (include "tidemill.labels" (dict "root" . "component" "certificates") | fromYaml) "helm.sh/chart" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" -}}
+{{- dict
+    "authority" (include "tidemill.name" (list . "ca"))
+    "certificates" $certificates
+    "tokens" $tokens
+    "labels" $labels
+    "days" .Values.internalTls.job.days
+    "authorityDays" .Values.internalTls.job.authorityDays | toJson -}}
+{{- end -}}
+
+{{/* The pod of a job: (dict "root" $ "name" "provision" "args" list "admin" bool "account" name "token" bool ...). */}}
+{{- define "tidemill.jobPod" -}}
+{{- $root := .root -}}
+{{- $of := merge (dict "image" $root.Values.admin.image "serviceAccount" (dict "name" .account)) $root.Values.jobs -}}
+{{- $with := dict "root" $root "of" $of "component" .name "process" "admin" "token" .token -}}
+metadata:
+  labels:
+{{ include "tidemill.podLabels" (dict "root" $root "component" .name "more" $root.Values.jobs.podLabels) | indent 4 }}
+{{- with include "tidemill.annotations" (dict "root" $root "own" .annotations "more" $root.Values.jobs.podAnnotations) }}
+{{ . | indent 2 }}
+{{- end }}
+spec:
+{{ include "tidemill.pod" $with | indent 2 }}
+  restartPolicy: Never
+  containers:
+    - name: {{ .name }}
+{{ include "tidemill.container" $with | indent 6 }}
+      args:
+{{ toYaml .args | indent 8 }}
+{{- if .admin }}
+      env:
+        - name: TIDEMILL_ADMIN
+          value: {{ include "tidemill.adminUrl" $root }}
+{{- if $root.Values.admin.auth.enabled }}
+        - name: TIDEMILL_ADMIN_TOKEN_FILE
+          value: /etc/tidemill-admin-token/{{ $root.Values.admin.auth.key }}
+{{- end }}
+{{- if $root.Values.admin.tls.enabled }}
+        - name: TIDEMILL_ADMIN_CA_FILE
+          value: /etc/tidemill-admin-tls/ca.crt
+{{- end }}
+{{- end }}
+{{- $mounts := default list .mounts }}
+{{- $volumes := default list .volumes }}
+{{- if and .admin $root.Values.admin.auth.enabled }}
+{{- $mounts = append $mounts (dict "name" "token" "mountPath" "/etc/tidemill-admin-token" "readOnly" true) }}
+{{- $secret := default (include "tidemill.name" (list $root "admin-token")) $root.Values.admin.auth.existingSecret }}
+{{- $volumes = append $volumes (dict "name" "token" "secret" (dict "secretName" $secret "defaultMode" 288)) }}
+{{- end }}
+{{- if and .admin $root.Values.admin.tls.enabled }}
+{{- $mounts = append $mounts (dict "name" "admin-tls" "mountPath" "/etc/tidemill-admin-tls" "readOnly" true) }}
+{{- $secret := default (include "tidemill.internalSecret" (list $root "admin")) $root.Values.admin.tls.existingSecret }}
+{{- $volumes = append $volumes (dict "name" "admin-tls" "secret" (dict "secretName" $secret "defaultMode" 288 "items" (list (dict "key" "ca.crt" "path" "ca.crt")) "optional" (ne $root.Values.admin.tls.existingSecret ""))) }}
+{{- end }}
+{{- with $mounts }}
+      volumeMounts:
+{{ toYaml . | indent 8 }}
+{{- end }}
+{{- with $volumes }}
+  volumes:
+{{ toYaml . | indent 4 }}
+{{- end }}
+{{- end -}}
+
+{{- define "tidemill.adminUrl" -}}
+{{ .Values.admin.tls.enabled | ternary "https" "http" }}://{{ include "tidemill.name" (list . "admin") }}:{{ .Values.admin.service.port }}
+{{- end -}}
+
+{{/* The names of the broker groups, with commas between them. */}}
+{{- define "tidemill.groupNames" -}}
+{{- $names := list -}}
+{{- range .Values.brokerGroups -}}{{- $names = append $names .name -}}{{- end -}}
+{{- join "," $names -}}
+{{- end -}}
+
+{{/* Broker groups that stand in the cluster and are in no values any more, with commas between them. */}}
+{{- define "tidemill.goneGroups" -}}
+{{- $root := . -}}
+{{- $kept := list -}}
+{{- range .Values.brokerGroups -}}{{- $kept = append $kept .name -}}{{- end -}}
+{{- $gone := list -}}
+{{- range (lookup "apps/v1" "StatefulSet" .Release.Namespace "").items -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- $group := get $labels "tidemill.io/broker-group" -}}
+{{- if and $group (eq (get $labels "app.kubernetes.io/instance") $root.Release.Name) -}}
+{{- $name := include "tidemill.name" (list $root $group) -}}
+{{- if not (has $group $kept) -}}
+{{- $gone = append $gone $group -}}
+{{- else if ne .metadata.name $name -}}
+{{- fail (printf "the broker group %s of this release is the StatefulSet %s, and would be %s: an empty one in its place. Give fullnameOverride and nameOverride as they were; another name is a restore into a new release (docs/kubernetes/upgrade.md)" $group .metadata.name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- join "," $gone -}}
+{{- end -}}

@@ -1,0 +1,203 @@
+{{/* What the pods of all processes have in common. */}}
+
+{{- define "tidemill.image" -}}
+{{- $image := merge (default dict .of.image) .root.Values.image -}}
+{{- $repository := $image.repository -}}
+{{- if and .root.Values.image.perProcess (not (default dict .of.image).repository) -}}
+{{- $repository = printf "%s-%s" $repository .process -}}
+{{- end -}}
+{{- with $image.registry -}}{{ . }}/{{- end -}}
+{{- $repository -}}
+{{- if $image.digest -}}@{{ $image.digest }}{{- else -}}:{{ default .root.Chart.AppVersion $image.tag }}{{- end -}}
+{{- end -}}
+
+{{/* Bytes of a quantity such as 512Mi. */}}
+{{- define "tidemill.bytes" -}}
+{{- if not (kindIs "string" .) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- $quantity := . -}}
+{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "" 1 -}}
+{{- $number := regexFind "^[0-9.]+" $quantity -}}
+{{- mulf (float64 $number) (float64 (get $units (trimPrefix $number $quantity))) | int64 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Seconds a stop may take: (dict "of" component "config" settings "default" ms "extra" s). */}}
+{{- define "tidemill.grace" -}}
+{{- $ms := add (int64 (dig "drain_delay_ms" .delayMs .config)) (int64 (dig "drain_timeout_ms" .timeoutMs .config)) -}}
+{{- if .of.terminationGracePeriodSeconds -}}
+{{- if lt (mul (int64 .of.terminationGracePeriodSeconds) 1000) $ms -}}
+{{- fail (printf "terminationGracePeriodSeconds is %v, and a stop may take %d ms (drain_delay_ms and drain_timeout_ms): it would be killed while it drains" .of.terminationGracePeriodSeconds $ms) -}}
+{{- end -}}
+{{- .of.terminationGracePeriodSeconds -}}
+{{- else -}}
+{{- add (ceil (divf $ms 1000)) .moreSeconds -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How many proxies there shall be. */}}
+{{- define "tidemill.proxies" -}}
+{{- $count := int .Values.proxy.replicas -}}
+{{- with .Values.proxy.autoscaling -}}
+{{- if .enabled -}}
+{{- $standing := lookup "apps/v1" "Deployment" $.Release.Namespace (include "tidemill.name" (list $ "proxy")) -}}
+{{- if $standing -}}
+{{- $count = dig "spec" "replicas" 1 $standing | int -}}
+{{- end -}}
+{{- $count = max $count (int .minReplicas) -}}
+{{- end -}}
+{{- end -}}
+{{- $count -}}
+{{- end -}}
+
+{{/* A pod's fields above its containers. */}}
+{{- define "tidemill.pod" -}}
+{{- $root := .root -}}
+{{- $of := .of -}}
+{{- /* Kept apart are the replicas of one group; where each group has one, the groups. */ -}}
+{{- $apart := omit . "group" -}}
+{{- if .isReplicated -}}{{- $apart = . -}}{{- end -}}
+serviceAccountName: {{ include "tidemill.serviceAccountName" . }}
+automountServiceAccountToken: {{ default false .token }}
+# Variables for every Service of the namespace are settings to nobody here.
+enableServiceLinks: false
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") . }}
+{{- end }}
+{{- end }}
+{{- with $of.podSecurityContext }}
+securityContext:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with $of.nodeSelector }}
+nodeSelector:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with $of.tolerations }}
+tolerations:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- if $of.affinity }}
+affinity:
+{{ tpl (toYaml $of.affinity) $root | indent 2 }}
+{{- else if eq (default "none" $of.podAntiAffinity) "soft" }}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+{{ include "tidemill.selectorLabels" $apart | indent 14 }}
+{{- else if eq (default "none" $of.podAntiAffinity) "hard" }}
+affinity:
+  podAntiAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+{{ include "tidemill.selectorLabels" $apart | indent 12 }}
+{{- end }}
+{{- with $of.topologySpreadConstraints }}
+topologySpreadConstraints:
+{{- range . }}
+  - {{ merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" (include "tidemill.selectorLabels" $apart | fromYaml))) | toYaml | indent 4 | trim }}
+{{- end }}
+{{- end }}
+{{- $priority := $of.priorityClassName -}}
+{{- if and $root.Values.priorityClass.create (not $priority) (has .component (list "broker" "proxy")) -}}
+{{- $priority = include "tidemill.fullname" $root -}}
+{{- end -}}
+{{- with $priority }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $of.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with $of.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $of.initContainers }}
+initContainers:
+{{ tpl (toYaml .) $root | indent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A container's fields beside its arguments, variables, ports and volumes. */}}
+{{- define "tidemill.container" -}}
+image: {{ include "tidemill.image" . }}
+imagePullPolicy: {{ default .root.Values.image.pullPolicy (default dict .of.image).pullPolicy }}
+{{- with .of.securityContext }}
+securityContext:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- with .of.resources }}
+resources:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- range $probe := list "startupProbe" "livenessProbe" "readinessProbe" }}
+{{- with get $.of $probe }}
+{{ $probe }}:
+{{ toYaml . | indent 2 }}
+{{- end }}
+{{- end }}
+{{- with .of.lifecycle }}
+lifecycle:
+{{ tpl (toYaml .) $.root | indent 2 }}
+{{- end }}
+{{- with .of.extraEnvFrom }}
+envFrom:
+{{ tpl (toYaml .) $.root | indent 2 }}
+{{- end }}
+terminationMessagePolicy: FallbackToLogsOnError
+{{- end -}}
+
+{{/* Variables of every process. */}}
+{{- define "tidemill.env" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: TIDEMILL_NODE_ID
+  value: $(POD_NAME)
+{{- with .of.extraEnv }}
+{{ tpl (toYaml .) $.root }}
+{{- end }}
+{{- end -}}
+
+{{- define "tidemill.volumes" -}}
+- name: config
+  configMap:
+    name: {{ .config }}
+{{- if .root.Values.internalTls.enabled }}
+- name: internal-tls
+  secret:
+    secretName: {{ include "tidemill.internalSecret" (list .root .tls) }}
+    defaultMode: 0440
+{{- end }}
+{{- with .of.extraVolumes }}
+{{ tpl (toYaml .) $.root }}
+{{- end }}
+{{- end -}}
+
+{{- define "tidemill.volumeMounts" -}}
+- name: config
+  mountPath: /etc/tidemill
+  readOnly: true
+{{- if .root.Values.internalTls.enabled }}
+- name: internal-tls
+  mountPath: /etc/tidemill-tls
+  readOnly: true
+{{- end }}
+{{- with .of.extraVolumeMounts }}
+{{ tpl (toYaml .) $.root }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the certificate of a process lies: (list $ "proxy"), or a broker group's name. */}}
+{{- define "tidemill.internalSecret" -}}
+{{- $root := index . 0 -}}
+{{- default (printf "%s-tls" (include "tidemill.name" (list $root (index . 1)))) $root.Values.internalTls.existingSecret -}}
+{{- end -}}

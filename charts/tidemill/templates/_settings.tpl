@@ -1,0 +1,86 @@
+{{/* The settings of the processes, as YAML for --config: what the chart decides, then what values say. */}}
+
+{{- define "tidemill.settings.every" -}}
+{{- $root := . -}}
+{{- $settings := dict "cluster" (include "tidemill.fullname" .) "log_format" "json" "metrics_host" .Values.listenAddress "metrics_port" 5557 -}}
+{{- if .Values.internalTls.enabled -}}
+{{- $_ := set $settings "cluster_tls_ca_file" "/etc/tidemill-tls/ca.crt" -}}
+{{- $_ := set $settings "cluster_tls_certificate_file" "/etc/tidemill-tls/tls.crt" -}}
+{{- $_ := set $settings "cluster_tls_key_file" "/etc/tidemill-tls/tls.key" -}}
+{{- end -}}
+{{- mergeOverwrite $settings (deepCopy .Values.config) | toYaml -}}
+{{- end -}}
+
+{{- define "tidemill.settings.broker" -}}
+{{- $root := index . 0 -}}
+{{- $group := index . 1 -}}
+{{- $settings := include "tidemill.settings.every" $root | fromYaml -}}
+{{- $own := dict "name" $group.name "data_dir" "/data/store" "data_dir_wait_ms" 60000 "grpc_host" $root.Values.listenAddress "grpc_port" 10911 -}}
+{{- if not $root.Values.internalTls.enabled -}}
+{{- $_ := set $own "plain_links" true -}}
+{{- end -}}
+{{- if include "tidemill.groupIsReplicated" $group -}}
+{{- $_ := set $own "controllers" (include "tidemill.controllers" $root | fromJsonArray) -}}
+{{- end -}}
+{{- mergeOverwrite $settings $own $group.config | toYaml -}}
+{{- end -}}
+
+{{- define "tidemill.settings.proxy" -}}
+{{- $settings := include "tidemill.settings.every" . | fromYaml -}}
+{{- $service := printf "%s.%s.svc.%s:%v" (include "tidemill.name" (list . "proxy")) .Release.Namespace .Values.clusterDomain .Values.proxy.service.port -}}
+{{- $own := dict "name" "proxy" "grpc_host" .Values.listenAddress "grpc_port" 8081 "advertised_address" (default $service .Values.proxy.advertisedAddress) -}}
+{{- with dig "limits" "memory" "" .Values.proxy.resources -}}
+{{- $half := div (include "tidemill.bytes" . | int64) 2 -}}
+{{- if and (lt $half 134217728) (not (hasKey $.Values.proxy.config "memory_bytes_max")) -}}
+{{- fail (printf "proxy.resources.limits.memory is %s: half of it is what a proxy holds for its clients, which takes 256Mi at least; raise it, or set proxy.config.memory_bytes_max" .) -}}
+{{- end -}}
+{{- $_ := set $own "memory_bytes_max" $half -}}
+{{- end -}}
+{{- if ne .Values.proxy.tls.mode "off" -}}
+{{- $_ := set $own "tls" .Values.proxy.tls.mode -}}
+{{- $_ := set $own "tls_certificate_file" "/etc/tidemill-client-tls/tls.crt" -}}
+{{- $_ := set $own "tls_key_file" "/etc/tidemill-client-tls/tls.key" -}}
+{{- if .Values.proxy.tls.clientCertificates -}}
+{{- $_ := set $own "tls_client_ca_file" "/etc/tidemill-client-tls/ca.crt" -}}
+{{- end -}}
+{{- end -}}
+{{- if include "tidemill.isReplicated" . -}}
+{{- $_ := set $own "controllers" (include "tidemill.controllers" . | fromJsonArray) -}}
+{{- $_ := set $own "routes_file" "/var/lib/tidemill/routes.json" -}}
+{{- end -}}
+{{- mergeOverwrite $settings $own (deepCopy .Values.proxy.config) | toYaml -}}
+{{- end -}}
+
+{{- define "tidemill.settings.admin" -}}
+{{- $settings := include "tidemill.settings.every" . | fromYaml -}}
+{{- $hosts := concat (include "tidemill.serviceNames" (list . (include "tidemill.name" (list . "admin"))) | fromJsonArray) .Values.admin.hosts -}}
+{{- if .Values.admin.ingress.enabled -}}
+{{- $hosts = concat $hosts .Values.admin.ingress.hosts -}}
+{{- end -}}
+{{- $own := dict "name" "admin" "host" .Values.listenAddress "port" 8080 "admin_hosts" ($hosts | uniq) -}}
+{{- if .Values.admin.auth.enabled -}}
+{{- $_ := set $own "admin_token_file" (printf "/etc/tidemill-admin-token/%s" .Values.admin.auth.key) -}}
+{{- end -}}
+{{- if .Values.admin.tls.enabled -}}
+{{- $folder := ternary "/etc/tidemill-admin-tls" "/etc/tidemill-tls" (ne .Values.admin.tls.existingSecret "") -}}
+{{- $_ := set $own "admin_tls_certificate_file" (printf "%s/tls.crt" $folder) -}}
+{{- $_ := set $own "admin_tls_key_file" (printf "%s/tls.key" $folder) -}}
+{{- end -}}
+{{- if .Values.admin.scaler.enabled -}}
+{{- $_ := set $own "scaler_host" .Values.listenAddress -}}
+{{- $_ := set $own "scaler_port" 9090 -}}
+{{- end -}}
+{{- if include "tidemill.isReplicated" . -}}
+{{- $_ := set $own "controllers" (include "tidemill.controllers" . | fromJsonArray) -}}
+{{- end -}}
+{{- mergeOverwrite $settings $own (deepCopy .Values.admin.config) | toYaml -}}
+{{- end -}}
+
+{{- define "tidemill.settings.controller" -}}
+{{- $settings := include "tidemill.settings.every" . | fromYaml -}}
+{{- $own := dict "grpc_host" .Values.listenAddress "grpc_port" 10912 "kubernetes_groups" true -}}
+{{- if not .Values.internalTls.enabled -}}
+{{- $_ := set $own "plain_links" true -}}
+{{- end -}}
+{{- mergeOverwrite $settings $own (deepCopy .Values.controller.config) | toYaml -}}
+{{- end -}}

@@ -1,0 +1,196 @@
+"""Clients: who is connected, and asking one of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query
+
+from tidemill.admin import client_schemas as schemas
+from tidemill.admin.brokers import Brokers
+from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
+from tidemill.admin.proxies import Client, command_client, find_client, list_clients
+from tidemill.admin.routes import Caller, Cluster, refuse_foreign_pages
+from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+router = APIRouter(tags=["clients"])
+
+BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
+
+ClientId = Annotated[str, Path(max_length=255, description="Id of the client.")]
+Group = Annotated[str, Query(max_length=255, description="Only consumers of this group.")]
+Topic = Annotated[
+    str,
+    Query(
+        max_length=255,
+        description="Only clients that announced this topic, to send there or to receive.",
+    ),
+]
+TimeoutMs = Annotated[
+    int,
+    Query(
+        alias="timeoutMs", ge=1, le=schemas.CLIENT_TIMEOUT_MS_MAX,
+        description="How long to wait for the client's answer.",
+    ),
+]  # fmt: skip
+
+_KINDS: dict[int, schemas.Kind] = {
+    v2.PRODUCER: "producer",
+    v2.PUSH_CONSUMER: "pushConsumer",
+    v2.SIMPLE_CONSUMER: "simpleConsumer",
+    v2.PULL_CONSUMER: "pullConsumer",
+    v2.LITE_PUSH_CONSUMER: "litePushConsumer",
+    v2.LITE_SIMPLE_CONSUMER: "liteSimpleConsumer",
+}
+
+
+@router.get("/clients", response_model_exclude_none=True)
+async def get_clients(
+    cluster: Cluster,
+    group: Group = "",
+    topic: Topic = "",
+    page_size: PageSize = PAGE_SIZE,
+    page_token: PageToken = None,
+) -> schemas.ClientList:
+    """List the clients of all proxies, by their ids."""
+    after = "" if page_token is None else decode_token(page_token)
+    asked = pb.ListClientsRequest(group=group, topic=topic, after=after, clients_max=page_size)
+    page = await list_clients(cluster, asked)
+    if not page.clients and not after:
+        # Nobody is one answer, and a name that was misspelt another.
+        if group:
+            await cluster.ask_home(lambda member: member.client.group_progress(group))
+        if topic:
+            await cluster.ask_home(lambda member: member.client.topic_status(topic))
+    return schemas.ClientList(
+        clients=[_show(client_id, client) for client_id, client in page.clients],
+        next_page_token=encode_token(page.clients[-1][0]) if page.has_more else None,
+        unreachable=page.unreachable or None,
+    )
+
+
+@router.get("/clients/{client_id}", response_model_exclude_none=True)
+async def get_client(client_id: ClientId, cluster: Cluster) -> schemas.Client:
+    """Show a client, and how much it holds."""
+    client, unreachable = await find_client(cluster, client_id)
+    held = await cluster.ask_all(lambda member: member.client.held(client_id))
+    shown = _show(client_id, client)
+    shown.in_flight = sum(reply.in_flight_count for _, reply in held.answers)
+    # A broker that is away is away for both questions.
+    shown.unreachable = sorted({*unreachable, *held.unreachable}) or None
+    return shown
+
+
+@router.post("/clients/{client_id}:stack", response_model_exclude_none=True, dependencies=BODILESS)
+async def print_stack(
+    client_id: ClientId,
+    cluster: Cluster,
+    caller: Caller,
+    timeout_ms: TimeoutMs = schemas.CLIENT_TIMEOUT_MS,
+) -> schemas.StackTrace:
+    """Ask a client what its threads are doing. Java and Go clients answer; others cannot."""
+    command = pb.ClientCommand(
+        client_id=client_id, timeout_ms=timeout_ms, print_stack=pb.Empty(), requested_by=caller
+    )
+    answer = await command_client(cluster, command)
+    if answer.code != v2.OK:
+        raise _cannot(client_id, "show its stack", answer)
+    return schemas.StackTrace(client_id=client_id, stack=answer.stack)
+
+
+@router.post("/clients/{client_id}:verify", response_model_exclude_none=True)
+async def verify_message(
+    client_id: ClientId, verification: schemas.Verification, cluster: Cluster, caller: Caller
+) -> schemas.Verified:
+    """Let a client consume a message, which settles nothing. Java push consumers do it.
+
+    It is handed only what it subscribes to.
+    """
+    topic, message_id = verification.topic, verification.message_id
+    command = pb.ClientCommand(
+        client_id=client_id,
+        timeout_ms=verification.timeout_ms,
+        verify=pb.VerifiedMessage(
+            topic=topic,
+            message=await _find_message(cluster, topic, message_id),
+            is_forced=verification.force,
+        ),
+        requested_by=caller,
+    )
+    answer = await command_client(cluster, command)
+    if answer.code not in {v2.OK, v2.FAILED_TO_CONSUME_MESSAGE}:
+        raise _cannot(client_id, "verify a message", answer)
+    return schemas.Verified(
+        client_id=client_id,
+        topic=topic,
+        message_id=message_id,
+        consumed=answer.code == v2.OK,
+        code=answer.code,
+        reason=answer.message or None,
+    )
+
+
+async def _find_message(cluster: Brokers, topic: str, message_id: str) -> pb.FoundMessage:
+    """Return the original of a message, or else any copy of it."""
+    request = pb.FindMessagesRequest(topic=topic, message_id=message_id)
+    found = await cluster.ask_all(lambda member: member.client.find_messages(request))
+    copies = [message for _, reply in found.answers for message in reply.messages]
+    if copies:
+        return min(copies, key=lambda copy: (copy.delivery_attempt, copy.stored_at_ms))
+    if found.unreachable:
+        raise BrokerGroupUnreachable(
+            f"{', '.join(found.unreachable)} cannot be asked, and nobody else holds the message"
+            f" {message_id}"
+        )
+    raise MessageNotFound(f"topic {topic} holds no message {message_id}")
+
+
+def _cannot(client_id: str, what: str, answer: pb.ClientAnswer) -> ClientCannot:
+    name = v2.Code.Name(v2.Code.ValueType(answer.code)) if answer.code in v2.Code.values() else ""
+    says = ": ".join(part for part in (name or str(answer.code), answer.message) if part)
+    return ClientCannot(f"client {client_id} cannot {what}; it answered {says}")
+
+
+def _show(client_id: str, client: Client) -> schemas.Client:
+    state = client.newest
+    settings = v2.Settings.FromString(state.settings) if state.settings else None
+    shown = schemas.Client(
+        client_id=client_id,
+        kind=_KINDS.get(state.client_type, "unknown"),
+        group=state.group or None,
+        language=state.language,
+        version=state.version,
+        connected_ms=max(each.connected_ms for _, each in client.states),
+        silent_ms=min(each.silent_ms for _, each in client.states),
+        proxies=[
+            schemas.ClientProxy(
+                name=proxy.name,
+                address=each.address,
+                connected_ms=each.connected_ms,
+                silent_ms=each.silent_ms,
+                has_stream=each.has_stream,
+            )
+            for proxy, each in client.states
+        ],
+    )
+    if settings is not None:
+        _show_settings(shown, settings)
+    return shown
+
+
+def _show_settings(shown: schemas.Client, settings: v2.Settings) -> None:
+    shown.host = settings.user_agent.hostname or None
+    if settings.HasField("publishing"):
+        shown.topics = [topic.name for topic in settings.publishing.topics]
+        return
+    shown.subscriptions = [
+        schemas.Subscription(
+            topic=entry.topic.name,
+            filter_type="SQL" if entry.expression.type == v2.SQL else "TAG",
+            expression=entry.expression.expression or "*",
+        )
+        for entry in settings.subscription.subscriptions
+    ]
+    shown.topics = [entry.topic for entry in shown.subscriptions]

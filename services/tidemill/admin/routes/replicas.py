@@ -1,0 +1,158 @@
+"""Replicas of broker groups: who is master, who is in sync, and the last elections."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+
+from tidemill.admin.controllers import Controllers
+from tidemill.admin.replica_schemas import (
+    CutTail,
+    DrainWish,
+    Election,
+    MinInSyncWish,
+    Replacement,
+    ReplicaState,
+    ReplicatedGroup,
+    ReplicatedGroupList,
+    TransferWish,
+)
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+
+router = APIRouter(tags=["replicas"])
+
+Name = Annotated[str, Path(description="Name of the broker group.")]
+
+
+def controllers_of(request: Request) -> Controllers:
+    """Return the controllers that the application was made with."""
+    controllers = request.app.state.controllers
+    assert isinstance(controllers, Controllers)
+    return controllers
+
+
+All = Annotated[Controllers, Depends(controllers_of)]
+
+
+@router.get("/replicas", response_model_exclude_none=True)
+async def list_replicas(controllers: All) -> ReplicatedGroupList:
+    """List the broker groups with their replicas and their last elections."""
+    return ReplicatedGroupList(items=[_of(group) for group in await controllers.groups()])
+
+
+@router.get("/replicas/{name}", response_model_exclude_none=True)
+async def get_replicas(name: Name, controllers: All) -> ReplicatedGroup:
+    """Show the replicas of a broker group and its last elections."""
+    return _of((await controllers.groups(name))[0])
+
+
+@router.post("/replicas/{name}:transfer", response_model_exclude_none=True)
+async def transfer_master(name: Name, wish: TransferWish, controllers: All) -> ReplicatedGroup:
+    """Let another replica be master, by a planned transfer: sends pause for a moment.
+
+    It is asked for and not waited for. Refused for a replica that is not in sync.
+    """
+    return _of(await controllers.transfer(name, wish.target))
+
+
+@router.post("/replicas/{name}:drain", response_model_exclude_none=True)
+async def drain_replica(name: Name, wish: DrainWish, controllers: All) -> ReplicatedGroup:
+    """Empty a replica of its duties, or let it count again.
+
+    It hands over where it is master, and leaves the sync state set; then its pod or machine can be
+    taken away. It is asked for and not waited for: `role` is `retired` when it is done. Refused
+    where fewer than `minInSync` would be left that are in sync.
+    """
+    return _of(await controllers.drain(name, wish.replica, undo=wish.undo))
+
+
+@router.post("/replicas/{name}:setMinInSync", response_model_exclude_none=True)
+async def set_min_in_sync(name: Name, wish: MinInSyncWish, controllers: All) -> ReplicatedGroup:
+    """Say how many replicas must have a message before it is acknowledged.
+
+    With 1 an OK may be of a message that only the master has. Refused where a `BrokerGroup`
+    resource says how many, and while nobody is master.
+    """
+    return _of(await controllers.set_min_in_sync(name, wish.min_in_sync))
+
+
+@router.delete("/replicas/{name}", status_code=204)
+async def forget_replicas(name: Name, controllers: All) -> None:
+    """Take away what controllers know of a broker group whose replicas are gone.
+
+    Refused while any of them is heard of. Who has everything nobody knows any more: replicas that
+    come back need `:replace`.
+    """
+    await controllers.forget(name)
+
+
+@router.post("/replicas/{name}:replace", response_model_exclude_none=True)
+async def replace_master(name: Name, wish: Replacement, controllers: All) -> ReplicatedGroup:
+    """Make a replica master at once, also where it may lack what was acknowledged.
+
+    The last resort, when those who have everything do not come back: what it lacks is lost.
+    """
+    return _of(await controllers.force(name, wish.target, wish.reason))
+
+
+def _of(group: wire.Group) -> ReplicatedGroup:
+    view = group.view
+    master = view.master.replica_id if view.HasField("master") else None
+    ends = {one.replica_id: one.heartbeat.log_end for one in group.replicas}
+    in_sync = {one.replica_id for one in view.sss}
+
+    def state(one: wire.ReplicaStatus) -> ReplicaState:
+        has_spoken = one.HasField("heartbeat")
+        role = "in-sync" if one.replica_id in in_sync else "learner"
+        if one.retired and role == "learner":
+            role = "retired"
+        lag = None if master is None else max(ends.get(master, 0) - one.heartbeat.log_end, 0)
+        return ReplicaState(
+            replica=one.replica_id,
+            role="master" if one.replica_id == master else role,
+            retired=one.retired or None,
+            address=one.address,
+            silent_ms=one.silent_ms,
+            log_end=one.heartbeat.log_end if has_spoken else None,
+            confirm=one.heartbeat.confirm if has_spoken else None,
+            lag_bytes=lag if has_spoken else None,
+            unclean=one.is_unclean,
+        )
+
+    return ReplicatedGroup(
+        name=group.name,
+        epoch=view.epoch,
+        version=view.version,
+        master=master,
+        in_sync=len(view.sss),
+        min_in_sync=view.min_in_sync,
+        unclean_since=view.unclean_since or None,
+        alarm=group.alarm or None,
+        notice=group.notice or None,
+        transfer=group.transfer if group.HasField("transfer") else None,
+        replicas=[state(one) for one in group.replicas],
+        history=[
+            Election(
+                epoch=one.epoch,
+                source=one.source if one.HasField("source") else None,
+                target=one.target,
+                reason=one.reason,
+                at_ms=one.at_ms,
+                detected_ms=one.detected_ms,
+                away_ms=one.away_ms if one.HasField("away_ms") else None,
+                cuts=[_cut(cut) for cut in one.cuts],
+            )
+            for one in reversed(group.history)
+        ],
+    )
+
+
+def _cut(cut: wire.Cut) -> CutTail:
+    return CutTail(
+        replica=cut.replica_id,
+        offset=cut.offset,
+        bytes=cut.size_bytes,
+        records=cut.records,
+        confirmed_bytes=cut.confirmed_bytes,
+    )

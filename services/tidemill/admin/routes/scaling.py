@@ -1,0 +1,72 @@
+"""How many consumers a group needs, as an autoscaler is told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from tidemill.admin.routes import AllDemands
+from tidemill.admin.scaling.demand import replicas_of
+from tidemill.admin.scaling.trigger import (
+    HORIZON_S_DEFAULT,
+    HORIZON_S_MAX,
+    MESSAGES_MAX,
+    ask_about,
+)
+from tidemill.admin.scaling_schemas import GroupScaling, TopicScaling
+
+router = APIRouter(tags=["groups"])
+
+Name = Annotated[str, Path(description="Name of the consumer group.")]
+Topic = Annotated[
+    str, Query(description="Only this topic; else all that the group has begun to read.")
+]
+Horizon = Annotated[
+    int,
+    Query(
+        alias="horizonSeconds",
+        ge=0,
+        le=HORIZON_S_MAX,
+        description="Which delayed messages count: those due within so many seconds.",
+    ),
+]
+Target = Annotated[
+    int | None,
+    Query(
+        alias="messagesPerReplica",
+        ge=1,
+        le=MESSAGES_MAX,
+        description="How many of these messages are for one consumer.",
+    ),
+]
+InFlight = Annotated[
+    bool, Query(alias="countInFlight", description="Whether messages that consumers have count.")
+]
+
+
+@router.get("/groups/{group}/scaling", response_model_exclude_none=True)
+async def get_scaling(
+    group: Name,
+    demands: AllDemands,
+    topic: Topic = "",
+    horizon: Horizon = HORIZON_S_DEFAULT,
+    messages_per_replica: Target = None,
+    count_in_flight: InFlight = True,
+) -> GroupScaling:
+    """Show how much there is to do for a group, now and within a horizon: what KEDA is told.
+
+    It is as of the last moments, and of all broker groups: 503 while one cannot be asked.
+    """
+    demand = await demands.of(ask_about(group, topic, horizon_s=horizon))
+    value = demand.value(counts_in_flight=count_in_flight)
+    return GroupScaling(
+        group=group,
+        horizon_seconds=horizon,
+        value=value,
+        replicas=replicas_of(value, messages_per_replica) if messages_per_replica else None,
+        ready=demand.ready,
+        in_flight=demand.in_flight,
+        scheduled=demand.scheduled,
+        topics=[TopicScaling.model_validate(each._asdict()) for each in demand.topics],
+    )

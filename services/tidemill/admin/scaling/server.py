@@ -1,0 +1,82 @@
+"""The port of the scaler: the admin process serves KEDA there, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ssl
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final
+
+from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.metrics import ScalerMetrics
+from tidemill.admin.scaling.service import SERVICE, ExternalScaler
+from tidemill.transport.aio import health, metrics
+from tidemill.transport.aio.listener import ListenSettings
+from tidemill.transport.aio.server import RpcServer
+from tidemill.transport.aio.tls import Reloading, TlsFiles, newest_of, server_context
+from tidemill.transport.http2.limits import Limits
+
+if TYPE_CHECKING:
+    from tidemill.admin.settings import AdminSettings
+    from tidemill.common.metrics import Registry
+
+REQUEST_BYTES_MAX: Final = 64 << 10  # a trigger's metadata: a few lines
+HELD_BYTES_MAX: Final = 64 << 20  # of all connections; an honest one holds a few KiB
+CONNECTIONS_MAX: Final = 64  # KEDA's operator has one for each address that triggers name
+# A stream says something when consumers are wanted, which may be once a day.
+LIMITS: Final = Limits(streams_max=1_024, large_messages_bytes=1 << 20, held_bytes_max=4 << 20)
+
+
+def scaler_tls(settings: AdminSettings) -> Reloading[ssl.SSLContext] | None:
+    """Return what the scaler is served with, None for no TLS; raise StartRefused."""
+    if settings.scaler_port is None or not settings.scaler_tls_certificate_file:
+        return None
+    files = TlsFiles(
+        certificate=settings.scaler_tls_certificate_file,
+        key=settings.scaler_tls_key_file,
+        authorities=settings.scaler_tls_client_ca_file,
+        certificate_setting="scaler_tls_certificate_file",
+        key_setting="scaler_tls_key_file",
+        authorities_setting="scaler_tls_client_ca_file",
+    )
+    return Reloading("scaler", files, functools.partial(server_context, files))
+
+
+@contextlib.asynccontextmanager
+async def scaler_server(
+    demands: Demands,
+    settings: AdminSettings,
+    registry: Registry,
+    tls: Reloading[ssl.SSLContext] | None,
+) -> AsyncIterator[dict[str, str]]:
+    """Serve KEDA until the block ends, and then drain; yield where, {} when that is off."""
+    if settings.scaler_port is None:
+        yield {}
+        return
+    counted = ScalerMetrics()
+    scaler, serving = ExternalScaler(demands, counted), health.Health((SERVICE,))
+    listen = ListenSettings(
+        host=settings.scaler_host,
+        port=settings.scaler_port,
+        tls="required" if tls else "off",
+        tls_context=newest_of(tls) if tls else None,
+        connections_max=CONNECTIONS_MAX,
+        connections_per_address_max=CONNECTIONS_MAX,
+    )
+    server = RpcServer(
+        {**scaler.methods(), **serving.methods()},
+        LIMITS,
+        listen,
+        message_bytes_max=REQUEST_BYTES_MAX,
+        held_bytes_max=HELD_BYTES_MAX,
+    )
+    registry.register(counted.collect)
+    registry.register(functools.partial(metrics.collect, server))
+    async with server.serving():
+        try:
+            yield {"scaler": server.address}
+        finally:
+            serving.drain()
+            scaler.drain()
+            await server.drain(settings.drain_timeout_ms / 1000)

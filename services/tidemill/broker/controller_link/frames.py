@@ -1,0 +1,54 @@
+"""Messages on a stream of bytes between two processes of one replica.
+
+     0            4
+    ┌────────────┬─────────────────┐
+    │ size  u32  │ message  (size) │   big-endian
+    └────────────┴─────────────────┘
+
+Both ends are of one build: there is no version and no checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, final
+
+_SIZE: Final = struct.Struct(">I")
+SIZE_BYTES: Final = 4
+assert _SIZE.size == SIZE_BYTES, "the size stands before each message"
+# As the target of a transfer: whoever lags least. No replica has this number.
+WHOEVER_LAGS_LEAST: Final = (1 << 32) - 1
+MESSAGE_BYTES_MAX: Final = 1 << 20  # a view of a group takes some hundred bytes a replica
+
+
+class SenselessFrame(Exception):
+    """The other end says something that cannot be."""
+
+
+def encode(message: bytes) -> bytes:
+    """Return a message with its size."""
+    assert len(message) <= MESSAGE_BYTES_MAX, "messages of a session are small"
+    return _SIZE.pack(len(message)) + message
+
+
+@final
+class Frames:
+    """Takes bytes as they come, and gives whole messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def receive(self, data: bytes) -> Iterator[bytes]:
+        """Yield the messages that are whole now. Raises SenselessFrame."""
+        self._buffer += data
+        while len(self._buffer) >= SIZE_BYTES:
+            (size,) = _SIZE.unpack_from(self._buffer)
+            if size > MESSAGE_BYTES_MAX:
+                raise SenselessFrame(f"a message of {size} bytes")
+            end = SIZE_BYTES + size
+            if len(self._buffer) < end:
+                return
+            message = bytes(self._buffer[SIZE_BYTES:end])
+            del self._buffer[:end]
+            yield message

@@ -1,0 +1,116 @@
+"""The supervisor's connections to controllers: one stream each, opened again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, final
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from tidemill.broker.controller_link.sessions import End, Sessions, ToBroker, ToController
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
+
+if TYPE_CHECKING:
+    from tidemill.common.clock import Clock
+    from tidemill.transport.aio.connect import Connect, OpenStream
+
+SESSION: Final = "/tidemill.controller.v1.Controller/Session"
+TICK_S: Final = 0.05  # a quarter of the time between two heartbeats
+CONNECT_TIMEOUT_S: Final = 1.0  # as long as a replica may be silent
+RECONNECT_FIRST_S: Final = 0.1
+RECONNECT_LONGEST_S: Final = 1.0  # a controller that comes back hears of all replicas in this time
+MESSAGE_BYTES_MAX: Final = 1 << 20
+LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=2.0)
+
+log = structlog.get_logger()
+
+
+@final
+class Streams:
+    """Carries out what `Sessions` decides."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        addresses: Sequence[str],
+        *,
+        connect: Connect,
+        clock: Clock,
+        tell_broker: Callable[[wire.SessionDown], None],
+        end_broker: Callable[[str], None],
+    ) -> None:
+        self._sessions = sessions
+        self._addresses = addresses
+        self._connect = connect
+        self._clock = clock
+        self._tell_broker = tell_broker
+        self._end_broker = end_broker
+        self._open: dict[int, OpenStream] = {}
+
+    async def run(self) -> None:
+        """Keep a stream to each controller, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for controller, address in enumerate(self._addresses):
+                tasks.create_task(self._keep(controller, address), name=f"controller {address}")
+            while True:
+                self.do(self._sessions.tick)
+                await asyncio.sleep(TICK_S)
+
+    def do(self, event: Callable[[int], None]) -> None:
+        """Let something happen, and do what follows."""
+        event(self._clock.monotonic_ms())
+        for action in self._sessions.take_actions():
+            match action:
+                case ToController(controller, message):
+                    stream = self._open.get(controller)
+                    if stream is not None:
+                        stream.write(message.SerializeToString())
+                case ToBroker(message):
+                    self._tell_broker(message)
+                case End(why):
+                    self._end_broker(why)
+
+    async def _keep(self, controller: int, address: str) -> None:
+        wait_s, was_there = RECONNECT_FIRST_S, True
+        while True:
+            try:
+                async with self._connect(
+                    address,
+                    LIMITS,
+                    message_bytes_max=MESSAGE_BYTES_MAX,
+                    timeout_s=CONNECT_TIMEOUT_S,
+                ) as channel:
+                    stream = self._open[controller] = channel.open(
+                        SESSION, lambda message: self._hear(controller, message)
+                    )
+                    self.do(lambda _: self._sessions.connected(controller))
+                    log.info("a controller is there", controller=address)
+                    was_there, wait_s = True, RECONNECT_FIRST_S
+                    try:
+                        await stream.ended()
+                    finally:
+                        stream.cancel()
+            except RpcError as error:
+                if was_there:  # Once, and not as long as it is away.
+                    log.warning("a controller is away", controller=address, reason=error.message)
+                was_there = False
+            finally:
+                self._open.pop(controller, None)
+                self.do(lambda _: self._sessions.lost(controller))
+            await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))
+            wait_s = min(2 * wait_s, RECONNECT_LONGEST_S)
+
+    def _hear(self, controller: int, message: bytes) -> None:
+        try:
+            down = wire.SessionDown.FromString(message)
+        except DecodeError:
+            stream = self._open.get(controller)
+            if stream is not None:
+                stream.fail(RpcError(RpcCode.INTERNAL, "a controller says what makes no sense"))
+            return
+        self.do(lambda now_ms: self._sessions.heard(controller, down, now_ms))

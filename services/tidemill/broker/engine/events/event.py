@@ -1,0 +1,60 @@
+"""One thing that happened to one message, or to a range of a queue."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class EventKind(IntEnum):
+    """What happened (numbers of pipeline.proto)."""
+
+    STORED = 1
+    SCHEDULED = 2
+    FIRED = 3
+    RECALLED = 4
+    MOVED = 5
+    DELIVERED = 6
+    ACKED = 7
+    RENEWED = 8
+    NACKED = 9
+    REVIVED = 10
+    DEAD_LETTERED = 11
+    EXPIRED = 12
+    RESET = 13
+
+
+class Event(NamedTuple):
+    """An event, with the fields of pipeline.proto in their order."""
+
+    position: int
+    number: int  # which of its record's events it is
+    kind: EventKind
+    at_ms: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    topic_id: int
+    message_id: str = ""
+    consumer_group: str = ""
+    attempt: int = 0
+    due_at_ms: int = 0
+    client_id: str = ""
+    reason: str = ""
+    origin_topic: str = ""
+    origin_queue_id: int = 0
+    origin_queue_offset: int = 0
+    end_offset: int = 0
+    timer_number: int = 0  # its id, counted from 1; 0: none
+    body_size: int = 0
+    body_crc32: int = 0
+    delivery_id: int = 0
+    delivery_index: int = 0
+
+
+class EventQuery(NamedTuple):
+    """Which events are wanted; an empty set is all."""
+
+    topics: frozenset[str] = frozenset()  # by the name of the message's first topic
+    kinds: frozenset[int] = frozenset()
+    message_id: str = ""

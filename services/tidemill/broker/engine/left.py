@@ -1,0 +1,162 @@
+"""What is left at a broker for somebody to receive: what a removal of it would take away.
+
+A consumer group says what it reads by reading it, so what it may read next is a rule (ADR 0034): a
+group that has begun to read a topic, here or at the home, has all behind its position; one that
+reads nothing anywhere may begin with any topic, and has all that it would begin with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice, product
+from typing import NamedTuple, final
+
+from tidemill.broker.engine.inspection import Inspection
+from tidemill.broker.engine.layout.numbers import TopicId
+from tidemill.broker.engine.metadata.beginnings import begun_before_ms
+from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.common.errors import Repairing
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
+
+COUNTED_A_SLICE = 64  # queues that a group reads, or topics
+ITEMS_MAX = 64  # topics and groups that are named: who has read so many lines looks for a pattern
+
+# Consumer groups and the topics that they have begun to read at the home, by the home's ids.
+Readers = Mapping[int, AbstractSet[int]]
+
+
+class LeftItem(NamedTuple):
+    """What is left of a topic for a group."""
+
+    topic: str
+    group: str  # "": nobody reads the topic
+    ready_count: int
+    in_flight_count: int
+    is_unread: bool  # the group has not begun to read it here
+
+
+@dataclass(slots=True)
+class Left:
+    """The sums, and the first of what they are of."""
+
+    ready_count: int = 0
+    in_flight_count: int = 0
+    delayed_count: int = 0
+    items: list[LeftItem] = field(default_factory=list)
+    unnamed_count: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.ready_count or self.in_flight_count or self.delayed_count)
+
+    def add(self, item: LeftItem) -> None:
+        """Count an item, and keep it as long as there are few."""
+        if not (item.ready_count or item.in_flight_count):
+            return
+        self.ready_count += item.ready_count
+        self.in_flight_count += item.in_flight_count
+        if len(self.items) < ITEMS_MAX:
+            self.items.append(item)
+        else:
+            self.unnamed_count += 1
+
+
+class _Held(NamedTuple):
+    """A topic with messages."""
+
+    topic: Topic
+    message_count: int
+
+
+@final
+class LeftCount:
+    """One count, done in one round."""
+
+    def __init__(
+        self, left: Left, catalog: Catalog, inspection: Inspection, readers: Readers
+    ) -> None:
+        self._left = left
+        self._catalog = catalog
+        self._inspection = inspection
+        self._readers = readers
+        self._held: dict[TopicId, _Held] = {}
+        self._read_ids: set[TopicId] = set()  # topics that somebody has begun to read, or may
+
+    def run(self) -> Iterator[None]:
+        """Count all, in slices."""
+        yield from self._find_held()
+        idle = []
+        for group in list(self._catalog.groups.values()):
+            own_ids, homes_ids = self._topic_ids(group)
+            self._read_ids |= own_ids | homes_ids
+            if own_ids or homes_ids:
+                yield from self._count_begun(group)
+                self._count_unread(group, homes_ids - own_ids)
+            elif not group.start_from_latest:
+                idle.append(group)
+            yield
+        self._count_idle(idle)
+        for held in self._held.values():
+            if held.topic.id not in self._read_ids and (held.topic.is_system or not idle):
+                self._left.add(LeftItem(held.topic.name, "", held.message_count, 0, is_unread=True))
+
+    def _find_held(self) -> Iterator[None]:
+        for n, topic in enumerate(list(self._catalog.topics.values()), 1):
+            if topic.retry_of is None and not topic.name.startswith(HIDDEN_TOPIC_PREFIX):
+                statuses = self._inspection.queue_status(topic)
+                count = sum(each.max_offset - each.min_offset for each in statuses)
+                if count:
+                    self._held[topic.id] = _Held(topic, count)
+            if n % COUNTED_A_SLICE == 0:
+                yield
+
+    def _topic_ids(self, group: Group) -> tuple[set[TopicId], set[TopicId]]:
+        """Return what a group has begun to read here, and at the home, of what is here."""
+        own_ids = self._inspection.topics_read(group)
+        known = self._catalog.topic_ids_at_home
+        at_home = self._readers.get(group.home_id, ()) if group.home_id else ()
+        begun = [topic_id for topic_id, _ in group.begun]
+        return own_ids, {known[id_] for id_ in (*at_home, *begun) if id_ in known}
+
+    def _count_begun(self, group: Group) -> Iterator[None]:
+        ready: Counter[str] = Counter()
+        in_flight: Counter[str] = Counter()
+        for n, key in enumerate(self._inspection.queues_read(group), 1):
+            progress = self._inspection.find_progress(key)
+            if progress is not None:
+                ready[progress.topic] += progress.ready_count
+                in_flight[progress.topic] += progress.in_flight_count
+            if n % COUNTED_A_SLICE == 0:
+                yield
+        for topic in ready:
+            item = LeftItem(topic, group.name, ready[topic], in_flight[topic], is_unread=False)
+            self._left.add(item)
+
+    def _count_unread(self, group: Group, topic_ids: AbstractSet[TopicId]) -> None:
+        """Count what a group that reads a topic elsewhere has not begun with here.
+
+        Of one that starts at the latest that is what came here since it began there.
+        """
+        for topic_id in sorted(topic_ids & self._held.keys()):
+            held = self._held[topic_id]
+            count = held.message_count
+            since_ms = begun_before_ms(group, held.topic, self._catalog)
+            if since_ms is not None:
+                with suppress(Repairing):  # Then nobody can say, and all may be its own.
+                    count = self._inspection.count_since(held.topic, since_ms)
+            self._left.add(LeftItem(held.topic.name, group.name, count, 0, is_unread=True))
+
+    def _count_idle(self, idle: list[Group]) -> None:
+        """Count what groups may begin with that read nothing anywhere: any topic of users."""
+        left = self._left
+        topics = [held for held in self._held.values() if not held.topic.is_system]
+        # Very many groups by very many topics: only those are walked over that are named.
+        room = ITEMS_MAX - len(left.items)
+        for group, held in islice(product(idle, topics), room):
+            item = LeftItem(held.topic.name, group.name, held.message_count, 0, is_unread=True)
+            left.items.append(item)
+        left.ready_count += len(idle) * sum(held.message_count for held in topics)
+        left.unnamed_count += max(len(idle) * len(topics) - room, 0)

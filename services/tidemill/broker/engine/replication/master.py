@@ -1,0 +1,319 @@
+"""A master's side of one epoch: streams of replicas, what they are sent, what is confirmed.
+
+Lives from promotion to the next epoch (E11: another epoch restarts every stream).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tidemill.broker.engine.replication.actions import (
+    Action,
+    Close,
+    Propose,
+    Release,
+    Send,
+    StepDown,
+    Stream,
+)
+from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
+from tidemill.broker.engine.replication.epoch_journal import (
+    CopyAll,
+    Diverged,
+    LogExtent,
+    agree,
+    cut_at,
+    with_epoch,
+)
+from tidemill.broker.engine.replication.fencing import is_of_epoch, may_serve
+from tidemill.broker.engine.replication.messages import (
+    Ack,
+    Beat,
+    Hello,
+    News,
+    Refusal,
+    ToReplica,
+    Welcome,
+)
+from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
+from tidemill.broker.engine.replication.sync_state import SyncState
+from tidemill.broker.engine.replication.transfer import Transfer
+from tidemill.common.replica_group import GroupView, Member, ReplicaId
+
+
+@final
+class _Follower:
+    """One stream of one replica, welcomed."""
+
+    __slots__ = (
+        "applied_end", "heard_at_ms", "is_full", "member", "received_end", "sent_at_ms", "sent_end",
+        "told_confirm",
+    )  # fmt: skip
+
+    def __init__(self, member: Member, sent_end: int, now_ms: int, *, is_full: bool) -> None:
+        self.member = member
+        self.is_full = is_full  # it wants no data
+        self.sent_end = sent_end
+        self.received_end = sent_end
+        self.applied_end = sent_end  # until its first ack says so
+        self.told_confirm = 0
+        self.sent_at_ms = self.heard_at_ms = now_ms
+
+
+@final
+class Master:
+    """The master of one epoch."""
+
+    def __init__(
+        self,
+        me: Member,
+        group: str,
+        log: ReplicatedLog,
+        view: GroupView,
+        config: ReplicationConfig,
+        now_ms: int,
+    ) -> None:
+        """Begin the epoch: its journal entry and its first record. Sends may follow at once."""
+        assert view.master == me, "elected"
+        assert view.epoch >= log.epoch_seen, "and not outdated"
+        self.epoch = view.epoch
+        self._me = me
+        self._group = group
+        self._log = log
+        self._config = config
+        self._journal = with_epoch(cut_at(log.journal, log.log_end), view.epoch, log.log_end)
+        # First: a start that finds the record finds its epoch, and one that does not drops it.
+        log.save_journal(self._journal)
+        self.sync_state = SyncState(
+            me, view, config,
+            epoch_start_end=log.begin_epoch(view.epoch), confirm=log.confirm_offset, now_ms=now_ms,
+        )  # fmt: skip
+        self.transfer: Transfer | None = None
+        self._transfer_from_ms = now_ms
+        self._streams: dict[Stream, _Follower] = {}
+        self._actions: list[Action] = []
+
+    def take_actions(self) -> list[Action]:
+        """Return and clear what is to be done."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def has_confirmed(self) -> bool:
+        """Whether the first record of the epoch is confirmed: what is sent is answered."""
+        commitment = self.sync_state.commitment
+        return commitment.confirm >= commitment.epoch_start_end
+
+    @property
+    def accepts_sends(self) -> bool:
+        """Whether messages may be appended: not during a hand-over."""
+        return self.transfer is None
+
+    # ------------------------------------------------------------ the log
+
+    def moved(self, now_ms: int) -> None:
+        """Hear that the log has grown, or that more of it is durable here."""
+        log, is_durable = self._log, self._config.ack_mode is AckMode.SYNC_FSYNC
+        self.sync_state.ack(self._me, log.durable_offset if is_durable else log.log_end)
+        self._after_ack(now_ms)
+
+    def _after_ack(self, now_ms: int) -> None:
+        if self.sync_state.confirm > self._log.confirm_offset:
+            self._log.confirm(self.sync_state.confirm)
+        for stream, follower in list(self._streams.items()):
+            self._ship(stream, follower, now_ms)
+        self._hand_over(now_ms)
+
+    def _ship(self, stream: Stream, follower: _Follower, now_ms: int) -> None:
+        """Send what the window has room for; end the stream of who needs what is gone here."""
+        log, config = self._log, self._config
+        if follower.sent_end < log.log_min:
+            # Retention waits for nobody but members, and was faster. The next Hello is answered
+            # with a copy of all.
+            self._close(stream, f"the log begins at {log.log_min} now, behind its end", now_ms)
+            return
+        while (
+            not follower.is_full
+            and follower.sent_end < log.log_end
+            and follower.sent_end - follower.received_end < config.window_bytes
+            # Who is elected applies the rest first, and all wait for it.
+            and follower.sent_end - follower.applied_end < config.unapplied_bytes
+        ):
+            frame = log.frame_at(follower.sent_end, config.frame_bytes)
+            if frame is None:
+                return  # It stands in the round that is written next; `moved` says when.
+            confirm = self.sync_state.confirm
+            self._send(stream, frame._replace(epoch=self.epoch, confirm=confirm), now_ms)
+            follower.sent_end = frame.end
+            follower.told_confirm = confirm
+
+    def _send(self, stream: Stream, message: ToReplica, now_ms: int) -> None:
+        self._streams[stream].sent_at_ms = now_ms
+        self._actions.append(Send(stream, message))
+
+    # ------------------------------------------------------------ streams
+
+    def hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
+        """Serve a replica, or refuse to."""
+        if hello.group != self._group or hello.member.replica_id == self._me.replica_id:
+            self._refuse(stream, f"this is {self._group}, and {self._me.replica_id} its master",
+                         is_stranger=hello.group != self._group)  # fmt: skip
+            return
+        if not may_serve(self.epoch, epoch_seen=hello.epoch_seen):
+            if hello.member not in self.sync_state.view.sss | self.sync_state.peers.keys():
+                # Of a run that we know nothing of no epoch counts: it may be of another record.
+                self._refuse(stream, "a later epoch has begun, says who is not known here")
+                return
+            # Its master is another one: so says the record, which we have not seen (14.5).
+            # Before anything else: a view that comes late must not make us master again.
+            self._log.save_epoch_seen(hello.epoch_seen)
+            self._refuse(stream, "a later epoch has begun")
+            self.resign(None)
+            self._actions.append(StepDown(f"a replica has seen epoch {hello.epoch_seen}"))
+            return
+        log = self._log
+        mine = LogExtent(self._journal, log.log_min, log.log_end)
+        agreement = agree(mine, hello.extent)
+        if isinstance(agreement, Diverged):
+            self._refuse(stream, agreement.why)
+            return
+        begin = agreement.log_min if isinstance(agreement, CopyAll) else agreement.offset
+        # Retention has taken from each of them what it has: of both this is there.
+        low = max(log.log_min, hello.extent.log_min)
+        digest, confirm = log.digest(min(low, begin), begin), self.sync_state.confirm
+        if digest is None:
+            # A digest of it would differ, and the replica would empty what is a good copy (F-26).
+            self._refuse(stream, f"what this master has before {begin} is damaged")
+            return
+        self._replace_streams_of(hello.member, now_ms)
+        follower = self._streams[stream] = _Follower(
+            hello.member, begin, now_ms, is_full=hello.is_full
+        )  # fmt: skip
+        self.sync_state.connected(hello.member, now_ms, is_full=hello.is_full)
+        self._send(
+            stream, Welcome(self.epoch, self._me, agreement, digest, mine, confirm), now_ms
+        )  # fmt: skip
+        self._ship(stream, follower, now_ms)
+
+    def _refuse(self, stream: Stream, why: str, *, is_stranger: bool = False) -> None:
+        view = None if is_stranger else self.sync_state.view
+        self._actions.append(Send(stream, Refusal(why, view)))
+        self._actions.append(Close(stream, why))
+
+    def _replace_streams_of(self, member: Member, now_ms: int) -> None:
+        for stream, follower in list(self._streams.items()):
+            if follower.member.replica_id == member.replica_id:
+                self._close(stream, "the replica has opened another one", now_ms)
+
+    def ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
+        """Take what a replica says that it has; of another epoch or run it says nothing here."""
+        follower = self._streams.get(stream)
+        if follower is None:
+            return
+        is_durable = self._config.ack_mode is AckMode.SYNC_FSYNC
+        if not (
+            is_of_epoch(ack.epoch, self.epoch)
+            and ack.member == follower.member
+            and follower.received_end <= ack.received_end <= self._log.log_end
+            and ack.durable_end <= ack.received_end
+        ):
+            self._close(stream, f"an impossible ack: {ack}", now_ms)
+            return
+        follower.received_end, follower.heard_at_ms = ack.received_end, now_ms
+        follower.applied_end = ack.applied_end
+        end = ack.durable_end if is_durable else ack.received_end
+        self.sync_state.ack(ack.member, end)
+        self.sync_state.peers[ack.member].is_slow = ack.is_slow
+        self._after_ack(now_ms)
+
+    def closed(self, stream: Stream, now_ms: int) -> None:
+        """Hear that a stream has ended."""
+        follower = self._streams.pop(stream, None)
+        if follower is not None:
+            self.sync_state.gone(follower.member, now_ms)
+            if self.transfer is not None and self.transfer.target == follower.member:
+                self._give_up_transfer(now_ms)
+
+    def _close(self, stream: Stream, why: str, now_ms: int) -> None:
+        self.closed(stream, now_ms)
+        self._actions.append(Close(stream, why))
+
+    # ------------------------------------------------------------ views and time
+
+    def learn(self, view: GroupView, now_ms: int) -> None:
+        """Take a newer view of this epoch."""
+        self.sync_state.learn(view, now_ms)
+        self._after_ack(now_ms)
+
+    def refused(self, version: int, now_ms: int) -> None:
+        """Hear that the controllers refuse a proposal that was made against `version`."""
+        self.sync_state.refused(version, now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Do what time brings: heartbeats, streams that are silent, proposals, a late transfer."""
+        for stream, follower in list(self._streams.items()):
+            if now_ms - follower.heard_at_ms > self._config.stream_silence_ms:
+                self._close(stream, "silent", now_ms)
+            elif now_ms - follower.sent_at_ms >= self._config.heartbeat_ms:
+                self._send(stream, Beat(self.epoch, self.sync_state.confirm), now_ms)
+        proposal = self.sync_state.tick(self._log.log_end, now_ms)
+        if proposal is not None:
+            self._actions.append(Propose(proposal))
+        if self.transfer is not None and self.transfer.has_failed(now_ms):
+            self._give_up_transfer(now_ms)
+
+    # ------------------------------------------------------------ the hand-over
+
+    def hand_over(self, target: ReplicaId | None, now_ms: int) -> bool:
+        """Begin a transfer, to whom lags least where no target is named; whether there is one.
+
+        One that is under way goes on, however often it is asked for, and ends when it would have.
+        """
+        if self.transfer is not None:
+            return True
+        if now_ms < self._transfer_from_ms:
+            return False
+        near = self._log.log_end - self._config.near_bytes
+        acked = self.sync_state.acked
+        peers = self.sync_state.peers
+        candidates = [
+            member
+            for member in self.sync_state.view.sss
+            if member != self._me and target in (None, member.replica_id)
+            and peers[member].is_connected and acked(member) >= near
+        ]  # fmt: skip
+        if not candidates:
+            return False
+        best = max(candidates, key=lambda member: (acked(member), -member.replica_id))
+        self.transfer = Transfer(best, self._config, now_ms)
+        self._hand_over(now_ms)
+        return True
+
+    def _give_up_transfer(self, now_ms: int) -> None:
+        """Take sends again; for a while no other transfer is begun."""
+        self.transfer = None
+        self._transfer_from_ms = now_ms + self._config.transfer_pause_ms
+
+    def _hand_over(self, now_ms: int) -> None:
+        transfer, view = self.transfer, self.sync_state.view
+        if transfer is None:
+            return
+        acked = self.sync_state.acked(transfer.target)
+        if transfer.is_ready(acked=acked, log_end=self._log.log_end):
+            transfer.is_requested = True
+            target = transfer.target.replica_id
+            paused_ms = now_ms - transfer.began_at_ms
+            self._actions.append(Release(self.epoch, view.version, self._me, target, paused_ms))
+
+    def resign(self, view: GroupView | None) -> None:
+        """End all streams; tell their replicas of the epoch that has begun, if it is known."""
+        for stream in self._streams:
+            if view is not None:
+                self._actions.append(Send(stream, News(view)))
+            self._actions.append(Close(stream, "a later epoch has begun"))
+        self._streams.clear()
+
+    def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:
+        """Return how long nothing was heard of each connected replica."""
+        streams = self._streams.values()
+        return {one.member.replica_id: now_ms - one.heard_at_ms for one in streams}

@@ -1,0 +1,263 @@
+"""One replica of a broker group: which epoch it has seen, and which role it has in it.
+
+    learn(view)              from a controller, from the old master, or from who refused us
+    hello, ack, welcome ...  from streams, as they come
+    moved                    the log has grown, more of it is durable, or applied
+    tick                     at least every 50 ms
+    take_actions             after each of them
+
+Invariant: an epoch that was seen is durable before anything follows from it. A replica is master
+only of an epoch whose view names it and this run of it (F-14).
+"""
+
+from __future__ import annotations
+
+from typing import assert_never, final
+
+from tidemill.broker.engine.replication.actions import (
+    Action,
+    Close,
+    Promoted,
+    Send,
+    StepDown,
+    Stream,
+)
+from tidemill.broker.engine.replication.config import ReplicationConfig
+from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
+from tidemill.broker.engine.replication.fencing import is_news, is_of_group, may_begin, may_lead
+from tidemill.broker.engine.replication.master import Master
+from tidemill.broker.engine.replication.messages import (
+    Ack,
+    Beat,
+    Data,
+    Hello,
+    News,
+    Refusal,
+    ToReplica,
+    Welcome,
+)
+from tidemill.broker.engine.replication.replica import Replica
+from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
+from tidemill.common.replica_group import GroupView, Member, ReplicaId
+
+
+@final
+class Replication:
+    """A replica's part in its group, from the start of its process to its end."""
+
+    def __init__(
+        self,
+        me: Member,
+        *,
+        group: str,
+        store_uuid: str,
+        log: ReplicatedLog,
+        config: ReplicationConfig,
+    ) -> None:
+        self.me = me
+        self.view: GroupView | None = None
+        self.master: Master | None = None
+        self.replica: Replica | None = None
+        self.has_stepped_down = False
+        self.is_slow = False  # the disk, as its owner says before a tick
+        self._group = group
+        self._store_uuid = store_uuid
+        self._log = log
+        self._config = config
+        self._dialled: Stream | None = None
+        self._postponed: tuple[GroupView, int] | None = None  # and until when
+        self._actions: list[Action] = []
+
+    def take_actions(self) -> list[Action]:
+        """Return and clear what is to be done, in its order."""
+        self._gather()
+        actions, self._actions = self._actions, []
+        return actions
+
+    # ------------------------------------------------------------ roles
+
+    def learn(self, view: GroupView, now_ms: int) -> None:
+        """Take a view, if it is newer than what is known."""
+        if not is_of_group(view, self._group):
+            return
+        epoch_seen = self._log.epoch_seen
+        if not is_news(self.view, view, epoch_seen=epoch_seen):
+            return
+        if self._applies_first(view, now_ms):
+            return
+        if view.epoch > epoch_seen:
+            self._log.save_epoch_seen(view.epoch)
+        self.view = view
+        if self.has_stepped_down:
+            return
+        if self.master is not None:
+            if view.epoch == self.master.epoch:
+                if may_lead(view, self.me, epoch_seen=epoch_seen):
+                    self.master.learn(view, now_ms)
+                    return
+                self._step_down(view, "another run of this replica is recorded")
+                return
+            if view.master != self.me:
+                self._step_down(view, f"epoch {view.epoch} has begun")
+                return
+        log_epoch = last_epoch(cut_at(self._log.journal, self._log.log_end))
+        if may_begin(view, self.me, epoch_seen=epoch_seen, log_epoch=log_epoch):
+            self._promote(view, now_ms)
+        elif view.master is not None and view.master.replica_id != self.me.replica_id:
+            self._follow(view, now_ms)
+        else:
+            self._leave_master("there is no master", now_ms)
+
+    def _applies_first(self, view: GroupView, now_ms: int) -> bool:
+        """Whether a view by which this replica leads is to count as one that comes later.
+
+        What is confirmed is applied meanwhile in slices; in one turn it could take longer than
+        others wait for a sign of life.
+        """
+        log, config = self._log, self._config
+        unapplied = min(log.confirm_offset, log.durable_offset) - log.applied_offset
+        is_too_much = (
+            self.master is None
+            and view.master == self.me
+            and unapplied > config.applied_at_once_bytes
+        )
+        postponed, self._postponed = self._postponed, None
+        if is_too_much:
+            is_known = postponed is not None and postponed[0].epoch == view.epoch
+            until_ms = postponed[1] if postponed and is_known else now_ms + config.apply_first_ms
+            if now_ms < until_ms:
+                self._postponed = view, until_ms
+        return self._postponed is not None
+
+    def _promote(self, view: GroupView, now_ms: int) -> None:
+        if self.master is not None:
+            # Elected again: streams of the epoch before end with it.
+            self.master.resign(view)
+            self._gather()
+        self._leave_master("this replica is the master", now_ms)
+        self.master = Master(self.me, self._group, self._log, view, self._config, now_ms)
+        self._actions.append(Promoted(view))
+        self.master.moved(now_ms)
+
+    def _follow(self, view: GroupView, now_ms: int) -> None:
+        if self.replica is not None and self.replica.epoch == view.epoch:
+            self.replica.learn(view, now_ms)
+            return
+        self._leave_master(f"epoch {view.epoch} has begun", now_ms)
+        self.replica = Replica(
+            self.me, self._group, self._store_uuid, self._log, view, self._config, now_ms
+        )
+        self.replica.tick(now_ms)
+
+    def _leave_master(self, why: str, now_ms: int) -> None:
+        if self.replica is not None:
+            self.replica.close(why, now_ms)
+            self._gather()
+            self.replica, self._dialled = None, None
+
+    def _step_down(self, view: GroupView | None, why: str) -> None:
+        assert self.master is not None, "only a master steps down"
+        if view is not None:
+            self.master.resign(view)
+        self._gather()
+        self.master, self.has_stepped_down = None, True
+        self._actions.append(StepDown(why))
+
+    def _gather(self) -> None:
+        role = self.master or self.replica
+        if role is None:
+            return
+        for action in role.take_actions():
+            self._actions.append(action)
+            if isinstance(action, StepDown):
+                self.master, self.has_stepped_down = None, True
+
+    # ------------------------------------------------------------ events
+
+    def hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
+        """Hear of a replica that has opened a stream to us."""
+        if self.master is None:
+            view = self.view if hello.group == self._group else None
+            self._actions.append(Send(stream, Refusal("this replica is no master", view)))
+            self._actions.append(Close(stream, "no master"))
+        else:
+            self.master.hello(stream, hello, now_ms)
+
+    def ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
+        """Hear what a replica of ours has."""
+        if self.master is not None:
+            self.master.ack(stream, ack, now_ms)
+
+    def dialled(self, stream: Stream, now_ms: int) -> None:
+        """Hear that the master was reached, as a `Dial` asked for."""
+        if self.replica is None:
+            self._actions.append(Close(stream, "nobody wants it any more"))
+            return
+        self._dialled = stream
+        self.replica.dialled(stream, now_ms)
+
+    def receive(self, stream: Stream, message: ToReplica, now_ms: int) -> None:
+        """Hear our master."""
+        replica = self.replica
+        if replica is None or stream != self._dialled:
+            return
+        match message:
+            case Welcome():
+                replica.welcome(message, now_ms)
+            case Data():
+                replica.data(message, now_ms)
+            case Beat():
+                replica.beat(message, now_ms)
+            case News(view):
+                self.learn(view, now_ms)
+            case Refusal(why, view):
+                replica.close(why, now_ms)
+                if view is not None:
+                    self.learn(view, now_ms)
+            case _:
+                assert_never(message)
+
+    def closed(self, stream: Stream | None, now_ms: int) -> None:
+        """Hear that a stream has ended; None: that a dial has failed."""
+        if self.master is not None and stream is not None:
+            self.master.closed(stream, now_ms)
+        elif self.replica is not None and stream in (None, self._dialled):
+            self._dialled = None
+            self.replica.closed(now_ms)
+
+    def moved(self, now_ms: int) -> None:
+        """Hear that the log has grown, or more of it is durable, or applied."""
+        if self._postponed is not None:
+            self.learn(self._postponed[0], now_ms)
+        role = self.master or self.replica
+        if role is not None:
+            role.moved(now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Do what time brings; at least every 50 ms."""
+        if self._postponed is not None:
+            self.learn(self._postponed[0], now_ms)
+        if self.replica is not None:
+            self.replica.is_slow = self.is_slow
+        role = self.master or self.replica
+        if role is not None:
+            role.tick(now_ms)
+
+    def refused(self, version: int, now_ms: int) -> None:
+        """Hear that the controllers refuse a proposal that was made against `version`."""
+        if self.master is not None:
+            self.master.refused(version, now_ms)
+
+    def hand_over(self, target: ReplicaId | None, now_ms: int) -> bool:
+        """Begin a planned transfer; whether there is anybody to hand over to."""
+        return self.master is not None and self.master.hand_over(target, now_ms)
+
+    # ------------------------------------------------------------ for heartbeats
+
+    def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:
+        """Return how long nothing was heard of each peer of which something was."""
+        if self.master is not None:
+            return self.master.peer_silence_ms(now_ms)
+        if self.replica is not None and self.replica.heard_at_ms is not None:
+            return {self.replica.master.replica_id: now_ms - self.replica.heard_at_ms}
+        return {}

@@ -1,0 +1,243 @@
+"""The sync state set as its master keeps it: who must ack, who has, and who should belong.
+
+The master proposes, a controller checks, and the record decides (failover.md 10 and 11). Until a
+view with a higher version is learned, every set that was proposed against this one may already be
+the recorded one, or become it: a refusal ends none of them, since another controller may hold a
+copy of the request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from tidemill.broker.engine.replication.config import ReplicationConfig
+from tidemill.broker.engine.replication.confirm import (
+    Commitment,
+    has_caught_up,
+    with_ack,
+    with_courted,
+    with_proposal,
+    with_view,
+    without_acks_of,
+)
+from tidemill.common.replica_group import GroupView, Member, Proposal
+
+# A replica that is always a little behind is waited for, for so long, and again after a pause.
+COURT_MS = 200
+COURT_PAUSE_MS = 2_000
+MARK_MS = 100  # between two notes of where the log ended: a lag is told by so much at worst
+
+
+@final
+class Peer:
+    """What a master knows of one run of a replica."""
+
+    __slots__ = (
+        "courted_at_ms", "gone_since_ms", "is_connected", "is_full", "is_slow", "well_since_ms",
+    )  # fmt: skip
+
+    def __init__(self, now_ms: int) -> None:
+        self.is_connected = False
+        self.gone_since_ms = now_ms
+        self.well_since_ms: int | None = None  # connected, and no further behind than members are
+        self.courted_at_ms = now_ms - COURT_MS - COURT_PAUSE_MS
+        self.is_slow = False
+        self.is_full = False  # it takes no data: it cannot keep up
+
+
+@final
+class SyncState:
+    """Members of one epoch, what is proposed, and the confirm offset that follows."""
+
+    def __init__(
+        self,
+        me: Member,
+        view: GroupView,
+        config: ReplicationConfig,
+        *,
+        epoch_start_end: int,
+        confirm: int,
+        now_ms: int,
+    ) -> None:
+        assert view.master == me, "a set is kept by its master"
+        self.commitment = Commitment(me, view, epoch_start_end, confirm)
+        self.peers: dict[Member, Peer] = {
+            member: Peer(now_ms) for member in view.sss if member != me
+        }
+        self._me = me
+        self._config = config
+        self._propose_at_ms = now_ms  # the earliest time of the next proposal
+        self._marks: deque[tuple[int, int]] = deque()  # (time, log end), by MARK_MS
+        self._removals: dict[int, deque[int]] = {}  # of a replica id: when
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def view(self) -> GroupView:
+        """The newest view of this epoch."""
+        return self.commitment.view
+
+    @property
+    def confirm(self) -> int:
+        """Up to where the log is confirmed."""
+        return self.commitment.confirm
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the recorded set is too small for anything to be confirmed."""
+        return len(self.view.sss) < self.view.min_in_sync
+
+    def acked(self, member: Member) -> int:
+        """Return up to where a member has acked."""
+        return dict(self.commitment.acked).get(member, 0)
+
+    def learn(self, view: GroupView, now_ms: int) -> None:
+        """Take a newer view of this epoch."""
+        before = self.commitment
+        self.commitment = with_view(before, view)
+        if self.commitment.view is before.view:
+            return
+        self._propose_at_ms = now_ms
+        for member in before.view.sss - view.sss:
+            kept = deque[int](maxlen=self._config.removals_max)
+            self._removals.setdefault(member.replica_id, kept).append(now_ms)
+        for member in view.sss - {self._me}:
+            self.peers.setdefault(member, Peer(now_ms))
+        self._forget_the_gone()
+
+    def connected(self, member: Member, now_ms: int, *, is_full: bool) -> None:
+        """Hear that a stream of `member` was welcomed."""
+        peer = self.peers.setdefault(member, Peer(now_ms))
+        peer.is_connected, peer.is_full = True, is_full
+
+    def gone(self, member: Member, now_ms: int) -> None:
+        """Hear that the stream of `member` has ended."""
+        peer = self.peers[member]
+        peer.is_connected, peer.gone_since_ms, peer.well_since_ms = False, now_ms, None
+        self._forget_the_gone()
+
+    def _forget_the_gone(self) -> None:
+        """Forget runs that have ended: an epoch may last for months, with many of them."""
+        needed = self.view.sss | self.commitment.proposed
+        for member, peer in list(self.peers.items()):
+            if not peer.is_connected and member not in needed:
+                del self.peers[member]
+                self.commitment = without_acks_of(self.commitment, member)
+
+    def ack(self, member: Member, end: int) -> None:
+        """Hear that `member`, a replica or the master itself, has all before `end`."""
+        self.commitment = with_ack(self.commitment, member, end)
+
+    # ------------------------------------------------------------ what should be
+
+    def tick(self, log_end: int, now_ms: int) -> Proposal | None:
+        """Return the set to propose now, if any; it is in force when this returns."""
+        self._mark(log_end, now_ms)
+        self._note_who_keeps_up(now_ms)
+        self._court(log_end, now_ms)
+        wanted = self.wanted(now_ms)
+        if wanted == self.view.sss and not self.commitment.proposed:
+            return None
+        if now_ms < self._propose_at_ms:
+            return None
+        return self.propose(wanted, now_ms)
+
+    def propose(self, wanted: frozenset[Member], now_ms: int) -> Proposal:
+        """Propose a set: its members must ack from here on, whatever becomes of it."""
+        self.commitment, proposal = with_proposal(self.commitment, wanted)
+        self._propose_at_ms = now_ms + self._config.proposal_again_ms
+        return proposal
+
+    def refused(self, version: int, now_ms: int) -> None:
+        """Hear that a proposal against `version` was refused: another may be made soon.
+
+        Its members stay in force (see the module).
+        """
+        if version == self.view.version:
+            self._propose_at_ms = now_ms + self._config.refused_again_ms
+
+    def wanted(self, now_ms: int) -> frozenset[Member]:
+        """Return who should belong: members that keep up, and who has caught up.
+
+        Those with slow disks are done without, as far as enough are left.
+        """
+        found = frozenset(
+            member
+            for member in self.view.sss | self.peers.keys()
+            if member == self._me
+            or (self._may_stay(member, now_ms) if member in self.view.sss else
+                self._may_join(member, now_ms))
+        )  # fmt: skip
+        for member in sorted(found - {self._me}):
+            if self.peers[member].is_slow and len(found) > self.view.min_in_sync:
+                found -= {member}
+        return found
+
+    def _may_stay(self, member: Member, now_ms: int) -> bool:
+        peer = self.peers[member]
+        if not peer.is_connected:
+            is_replaced = any(
+                other.is_connected and run.replica_id == member.replica_id
+                for run, other in self.peers.items()
+            )
+            return not is_replaced and now_ms - peer.gone_since_ms <= self._config.stream_gone_ms
+        return self._keeps_up(member, now_ms)
+
+    def _may_join(self, member: Member, now_ms: int) -> bool:
+        return has_caught_up(self.commitment, member) and self._is_welcome(member, now_ms)
+
+    def _is_welcome(self, member: Member, now_ms: int) -> bool:
+        if member.replica_id in self.view.retired:
+            return False  # A proposal that must be refused would make it ack, for nothing.
+        peer = self.peers[member]
+        # Who could not stay would be removed at once, and come again, for ever.
+        if peer.well_since_ms is None:
+            return False
+        if peer.is_slow and not self.is_short:
+            return False
+        # While nothing can be confirmed, whoever has caught up is welcome.
+        is_on_trial = not self.is_short and self._flaps(member, now_ms)
+        wait_ms = self._config.caught_up_for_ms if is_on_trial else 0
+        return now_ms - peer.well_since_ms >= wait_ms
+
+    def _keeps_up(self, member: Member, now_ms: int) -> bool:
+        return not self.peers[member].is_full and self.acked(member) >= self._end_then(now_ms)
+
+    def _flaps(self, member: Member, now_ms: int) -> bool:
+        times = self._removals.get(member.replica_id, ())
+        recent = sum(now_ms - at_ms < self._config.removals_window_ms for at_ms in times)
+        return recent >= self._config.removals_max
+
+    def _note_who_keeps_up(self, now_ms: int) -> None:
+        for member, peer in self.peers.items():
+            if not peer.is_connected or not self._keeps_up(member, now_ms):
+                peer.well_since_ms = None
+            elif peer.well_since_ms is None:
+                peer.well_since_ms = now_ms
+
+    def _court(self, log_end: int, now_ms: int) -> None:
+        """Let commits wait for who is welcome and a little behind: else it may be so for ever."""
+        courted = set()
+        for member, peer in self.peers.items():
+            is_near = self.acked(member) >= log_end - self._config.near_bytes
+            if member in self.view.sss or not is_near or not self._is_welcome(member, now_ms):
+                continue
+            if now_ms - peer.courted_at_ms >= COURT_MS + COURT_PAUSE_MS:
+                peer.courted_at_ms = now_ms
+            if now_ms - peer.courted_at_ms < COURT_MS:
+                courted.add(member)
+        self.commitment = with_courted(self.commitment, frozenset(courted))
+
+    def _mark(self, log_end: int, now_ms: int) -> None:
+        if not self._marks or now_ms - self._marks[-1][0] >= MARK_MS:
+            self._marks.append((now_ms, log_end))
+        # One that is older than the longest lag is enough.
+        oldest_ms = now_ms - self._config.lag_longest_ms
+        while len(self._marks) > 1 and self._marks[1][0] <= oldest_ms:
+            self._marks.popleft()
+
+    def _end_then(self, now_ms: int) -> int:
+        """Return where the log ended when the longest lag began."""
+        at_ms, end = self._marks[0] if self._marks else (now_ms, 0)
+        return end if now_ms - at_ms >= self._config.lag_longest_ms else 0

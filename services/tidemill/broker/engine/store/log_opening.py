@@ -1,0 +1,309 @@
+"""What an earlier process has left of a log: its files, its records in order, and where it ends.
+
+    opening = LogOpening(log, disk, mappings)
+    opening.find_segments(durable_offset=...)
+    for found in opening.scan(from_offset): ...  # apply it
+    opening.finish(Proofs(durable_offset=...))  # a torn tail is cut
+
+Durable bytes that are damaged are never taken for a torn tail: then nothing is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, final
+
+from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.record import Header
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.cutting import drop_behind, erase
+from tidemill.broker.engine.store.disk import DROPPED, Disk
+from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
+from tidemill.broker.engine.store.segment import (
+    BLOCK_BYTES,
+    FOLDER,
+    HELD,
+    PREPARED,
+    SUFFIX,
+    CorruptStore,
+    Record,
+    Segment,
+    damaged,
+    intact_at,
+    unreadable,
+)
+
+SEARCH_BYTES = 1 << 20  # read, or looked through for remains behind the end of the log, at once
+TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
+
+
+class Proofs(NamedTuple):
+    """What proves that broken bytes had been durable: then they are damaged, and not torn."""
+
+    # All before it was so, as a file beside the log says.
+    durable_offset: int = 0
+    # Of this epoch every record says what was durable on this disk when it was written; None: of
+    # each epoch, 0: of none. What another broker has written says it of that one's disk.
+    led_epoch: int | None = None
+    # There was no power cut since: what stands before an intact record was written before it.
+    is_kept: bool = False
+    # Called before something is cut that was written, where that was no power cut's doing.
+    doubt: Callable[[], None] = lambda: None
+
+    def prove(self, end: int, found: Remains) -> bool:
+        """Whether what is found behind `end` proves that the log went on there."""
+        if found.header is None:
+            return False
+        is_written_here = self.led_epoch is None or 0 < self.led_epoch == found.header.epoch
+        return self.is_kept or (is_written_here and found.log_offset - found.header.unsynced > end)
+
+
+class Remains(NamedTuple):
+    """Something behind the end of the log that begins like a record."""
+
+    log_offset: int
+    header: Header | None  # None: it is broken, so that nothing is known of it
+
+
+@final
+class LogOpening:
+    """Opens a log; what is found in it is the log's from then on."""
+
+    def __init__(self, log: CommitLog, disk: Disk, mappings: Mappings) -> None:
+        self._log = log
+        self._disk = disk
+        self._views = mappings
+        self._unused: list[str] = []  # files in which nothing was ever written
+
+    def find_segments(self, *, durable_offset: int) -> None:
+        """Take up the files that the log does not know. Raises CorruptStore when one is missing.
+
+        What an earlier process has written from `durable_offset` on is made durable, in all files:
+        the replay builds on it, and what is logged from now on says that it is.
+        """
+        names = self._disk.names(FOLDER)
+        if names:
+            self._disk.folder(FOLDER).sync()
+        self._find_held([name for name in names if name.endswith(HELD)])
+        for name in names:
+            stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
+            if name.endswith(HELD):
+                continue
+            if stem in (PREPARED, DROPPED):
+                # A segment that was being prepared or deleted when the process ended.
+                self._disk.delete(name)
+            elif not name.endswith(SUFFIX) or not stem.isdigit():
+                raise CorruptStore(
+                    f"{name} is no segment of the log. If it was one, give it its name back (the "
+                    f"log offset at which it begins, in 20 digits); if not, move it away."
+                )
+            elif not self._log.segments or int(stem) >= self._log.segments[-1].end:
+                self._take_up(name, int(stem), durable_offset)
+        self._check_end(durable_offset)
+        for name in self._unused if self._log.segments or not durable_offset else ():
+            self._views.forget(name)
+            self._disk.delete(name)
+
+    def _check_end(self, durable_offset: int) -> None:
+        """Raise CorruptStore where the files end before what is known to have been durable.
+
+        A file that seems unused may be what is left of the one that is missed: it stays.
+        """
+        segments = self._log.segments
+        if segments and segments[-1].end < durable_offset:
+            end = segments[-1].end
+            raise CorruptStore(
+                f"{FOLDER}/{end:020d}{SUFFIX} is missing or empty: the log was durable up to log "
+                f"offset {durable_offset}, and its files end at {end}. Restore the file from a "
+                f"backup (`tidemill store repair DIR --from BACKUP`), and start again."
+            )
+
+    def cut_again(self, log_offset: int) -> None:
+        """Take away all from `log_offset` on, durably, as an earlier process was about to.
+
+        Before anything is looked at: whatever that process has left behind it does not count.
+        """
+        names = [name for name in self._disk.names(FOLDER) if _start_of(name) is not None]
+        # The last one first: a power cut on the way must leave no hole.
+        for number, name in reversed(list(enumerate(names))):
+            start = _start_of(name)
+            assert start is not None, "a segment"
+            if number and start >= log_offset:
+                self._disk.delete(name)
+                continue
+            file = self._disk.open(name)
+            erase(file, max(log_offset - start, 0), file.size())
+            file.sync()
+            file.close()
+            if start <= log_offset:
+                break
+        if names:
+            self._disk.folder(FOLDER).sync()
+
+    def _find_held(self, names: list[str]) -> None:
+        self._log.held = []
+        for name in names:
+            stem = name.removeprefix(f"{FOLDER}/").removesuffix(HELD)
+            if stem.isdigit():
+                file = self._disk.open(name)
+                segment = Segment(int(stem), file.size())
+                segment.set_aside()
+                self._log.held.append(segment)
+                file.close()
+
+    def _take_up(self, name: str, start: int, durable_offset: int) -> None:
+        """Take a file for the next segment of the log, unless nothing was ever in it."""
+        size = self._reload(name, start, durable_offset)
+        if not size:
+            # The process ended while it made the file: nothing was ever in it.
+            self._unused.append(name)
+            return
+        if size % BLOCK_BYTES:
+            raise CorruptStore(
+                f"{name} has been cut: it has {size} bytes, and a segment has a "
+                f"multiple of {BLOCK_BYTES}. Restore it from a backup, and start again."
+            )
+        segments, segment = self._log.segments, Segment(start, size)
+        if segments and segments[-1].end != segment.start:
+            if self._is_unused(segment):
+                self._unused.append(name)
+                return
+            raise CorruptStore(
+                f"the log has a hole: {segments[-1].name} ends at log offset {segments[-1].end}, "
+                f"and the next file is {name}. Restore the missing file from a backup, and start "
+                f"again."
+            )
+        segments.append(segment)
+
+    def _reload(self, name: str, start: int, durable_offset: int) -> int:
+        """Make a segment durable from `durable_offset` on; return its size."""
+        file = self._disk.open(name)
+        if start + file.size() > durable_offset:
+            file.reload()
+        size = file.size()  # of what is on the disk, and not in memory alone
+        file.close()
+        return size
+
+    def _is_unused(self, segment: Segment) -> bool:
+        try:
+            view = self._log.reader.readable(segment, 0)
+        except CorruptStore:
+            return False  # Nobody can say.
+        return bool(record.find_damage(view, 0, log_offset=segment.start))
+
+    def scan(self, log_offset: LogOffset) -> Iterator[Record]:
+        """Yield the intact records from `log_offset` on, and set `log_end` behind the last one.
+
+        Raises CorruptStore where it cannot be read how the log goes on.
+        """
+        log = self._log
+        log.log_end = log.read_from = log_offset
+        for segment in log.segments:
+            if segment.end <= log_offset:
+                continue
+            at = max(log_offset, segment.start) - segment.start
+            start, size = segment.start, segment.size
+            view = memoryview(b"")  # up to where it was read
+            while size - at >= record.PAD.size:
+                offset = LogOffset(start + at)
+                found = intact_at(view, at, offset)
+                if found is None:
+                    if len(view) < size and (more := self._read_on(segment, at)) != len(view):
+                        view = self._views[segment.name][:more]
+                        continue
+                    if record.PAD.unpack_from(view, at) == (record.PAD_MAGIC, size - at):
+                        segment.pad_at = at
+                        break
+                    log.log_end = offset
+                    return
+                header = found.header
+                if header.epoch > log.epoch:
+                    log.epoch = header.epoch
+                yield found
+                at += header.size
+                log.log_end = LogOffset(start + at)
+            log.log_end = segment.end
+
+    def _read_on(self, segment: Segment, at: int) -> int:
+        """Read a large piece from `at` on, and at least the record there; return up to where."""
+        end = min(at + SEARCH_BYTES, segment.size)
+        try:
+            self._views.readable(segment.name, at, end - at)
+            end = max(end, self._log.reader.read_record(segment, at))
+        except PageUnreadable as error:
+            raise unreadable(segment, at, error) from error
+        return end
+
+    def finish(self, proofs: Proofs) -> int:
+        """Cut what is torn behind `log_end`, and return how many bytes that were.
+
+        Raises CorruptStore when what is broken had been durable.
+        """
+        end = self._log.log_end
+        remains = list(self._find_remains(end))
+        if end < proofs.durable_offset or any(proofs.prove(end, found) for found in remains):
+            segment = self._log.segment_of(end)
+            view = self._log.reader.readable(segment, end - segment.start)
+            why = record.find_damage(view, end - segment.start, log_offset=end)
+            raise damaged(segment, end, why or "the record is missing")
+        cut_bytes = self._cut(end, has_remains=bool(remains), proofs=proofs)
+        self._log.go_on()
+        return cut_bytes
+
+    def _find_remains(self, end: int) -> Iterator[Remains]:
+        """Yield whatever begins like a record behind `end`."""
+        for segment in self._log.segments:
+            if segment.end <= end:
+                continue
+            size = segment.size
+            for begin in range(max(end - segment.start, 0), size, SEARCH_BYTES):
+                stop = min(begin + SEARCH_BYTES + 3, size)
+                chunk = self._read_chunk(segment, begin, stop)
+                at = chunk.find(record.MAGIC_BYTES)
+                while at >= 0:
+                    position = begin + at
+                    offset = LogOffset(segment.start + position)
+                    self._read_on(segment, position)
+                    view = self._views[segment.name]
+                    is_intact = not record.find_damage(view, position, log_offset=offset)
+                    header = (
+                        Header._make(record.HEADER.unpack_from(view, position))
+                        if is_intact
+                        else None
+                    )
+                    yield Remains(offset, header)
+                    at = chunk.find(record.MAGIC_BYTES, at + 1)
+
+    def _read_chunk(self, segment: Segment, begin: int, stop: int) -> bytes:
+        try:
+            return self._views.read(segment.name, begin, stop - begin)
+        except PageUnreadable as error:
+            raise unreadable(segment, begin, error) from error
+
+    def _cut(self, end: int, *, has_remains: bool, proofs: Proofs) -> int:
+        """Make everything from `end` on unreadable, so that no torn record ever comes back."""
+        segments = self._log.segments
+        if has_remains and proofs.is_kept:
+            proofs.doubt()
+        drop_behind(self._disk, self._views, segments, end)
+        if not segments:
+            return 0
+        active = segments[-1]
+        file = active.file = self._disk.open(active.name)
+        at = end - active.start
+        # Read and not mapped: a page that was never written has no room on a full tmpfs.
+        remains = self._read_chunk(active, at, min(at + TORN_BYTES_MAX, active.size))
+        cut_bytes = len(remains.rstrip(b"\0"))
+        if cut_bytes and proofs.is_kept:
+            proofs.doubt()
+        if cut_bytes or has_remains:
+            erase(file, at, active.size)
+        file.sync()
+        return cut_bytes
+
+
+def _start_of(name: str) -> int | None:
+    """Return where the segment of that name begins; None: it is none."""
+    stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
+    return int(stem) if name.endswith(SUFFIX) and stem.isdigit() else None

@@ -1,0 +1,130 @@
+"""Writing again, in place, what was damaged in the log: bytes that another replica has (ADR 0047).
+
+Every record is checked before it is written, at its own offset. Nothing is written but what differs
+from what stands there, and whole pages where one cannot be read. A crash on the way leaves a record
+as damaged as it was, or whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.mappings import PAGE_BYTES
+from tidemill.broker.engine.store.segment import Segment, intact_at
+from tidemill.broker.engine.tally import SLICE_BYTES
+
+
+class Foreign(Exception):
+    """What another replica has sent is not what stood here."""
+
+
+def intact_end(data: memoryview, segment: Segment, begin: int) -> int:
+    """Return up to where `data`, which stands at log offset `begin`, is whole, intact records.
+
+    With the last one of a segment belongs the pad behind it. Raises UnknownRecord.
+    """
+    at, room = 0, segment.end - begin
+    while at < min(len(data), room):
+        found = intact_at(data[:room], at, LogOffset(begin + at))
+        if found is None:
+            rest = room - at
+            is_end = rest < record.PAD.size or (
+                len(data) - at >= record.PAD.size
+                and record.PAD.unpack_from(data, at) == (record.PAD_MAGIC, rest)
+            )
+            return min(len(data), room) if is_end else at
+        at += found.header.size
+    return at
+
+
+def mend(
+    log: CommitLog, disk: Disk, begin: LogOffset, data: bytes
+) -> Generator[list[File], None, None]:
+    """Write what differs; yield between slices, and at the end what to sync, if anything.
+
+    What was yielded last is synced before this goes on. Raises Foreign, LookupError where retention
+    took it, DiskFailed.
+    """
+    segment = log.segment_of(begin)
+    view = memoryview(data)
+    end = intact_end(view, segment, begin)
+    if not end:
+        # Also where there is nothing at all.
+        raise Foreign("no intact record")
+    stretches = list(_differing(log, segment, begin, view[:end]))
+    if not stretches:
+        return
+    yield []
+    # By its name, and only while it is a file of the log: between two slices it may be given up.
+    file = disk.open(log.segment_of(begin).name)
+    try:
+        for first, stop in stretches:
+            for at in range(first, stop, SLICE_BYTES):
+                if begin < log.min_offset:
+                    raise LookupError(begin)
+                piece = view[at : min(at + SLICE_BYTES, stop)]
+                file.write_at(begin + at - segment.start, [piece])
+                yield []
+        log.forget_view(segment)
+        yield [file]
+    finally:
+        file.close()
+
+
+def proved(log: CommitLog, begin: int, data: bytes) -> bytes:
+    """Return what of `data` was surely written here too, though nobody knows it to be confirmed.
+
+    That is all before a record which stands here as it does there: of two logs with the same record
+    at the same offset one is the beginning of the other (failover.md F-6).
+    """
+    segment, view, at, same = log.segment_of(LogOffset(begin)), memoryview(data), 0, 0
+    end = intact_end(view, segment, begin)
+    while at < end and (found := intact_at(view[:end], at, LogOffset(begin + at))) is not None:
+        stop = at + found.header.size
+        if log.bytes_at(LogOffset(begin + at), stop - at) == view[at:stop]:
+            same = stop
+        at = stop
+    return data[:same]
+
+
+def _differing(
+    log: CommitLog, segment: Segment, begin: LogOffset, data: memoryview
+) -> Iterator[tuple[int, int]]:
+    """Yield which stretches of `data` are to be written: records that differ. Raises Foreign."""
+    at = 0
+    while at < len(data):
+        offset = LogOffset(begin + at)
+        found = intact_at(data, at, offset)
+        # Of a pad what is behind its head means nothing, and may differ.
+        size = record.PAD.size if found is None else found.header.size
+        stop = min(at + size, len(data))
+        ours = log.bytes_at(offset, stop - at)
+        known = record.find_head(ours, 0, log_offset=offset)
+        if found is not None and known is not None and known.head_crc != found.header.head_crc:
+            raise Foreign(f"another record stands at log offset {offset}")
+        if ours != data[at:stop]:
+            yield _in_whole_pages(log, begin - segment.start, (at, stop), segment.start, len(data))
+        at = len(data) if found is None else stop
+
+
+def _in_whole_pages(
+    log: CommitLog, base: int, stretch: tuple[int, int], segment_start: int, size: int
+) -> tuple[int, int]:
+    """Extend a stretch to where pages that cannot be read begin and end. Raises Foreign.
+
+    Into a part of such a page nothing can be written: the system would read the rest first.
+    """
+    first, stop = base + stretch[0], base + stretch[1]
+    low = first // PAGE_BYTES * PAGE_BYTES
+    high = -(-stop // PAGE_BYTES) * PAGE_BYTES
+    if low < first and not log.is_readable(LogOffset(segment_start + low)):
+        first = low
+    if stop < high and not log.is_readable(LogOffset(segment_start + high - PAGE_BYTES)):
+        stop = high
+    if first < base or stop > base + size:
+        raise Foreign("a part of a page that cannot be read")
+    return first - base, stop - base

@@ -1,0 +1,143 @@
+"""One file of the commit log: its name, its record heads, and what is said of damage to it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, final
+from zlib import crc32
+
+from tidemill.broker.engine.layout import record
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.record import HEADER_SIZE, MAGIC, VERSION, Header
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.mappings import PAGE_BYTES, PageUnreadable
+
+_unpack_header = record.HEADER.unpack_from
+# Makes a named tuple of a tuple without a call of Python code.
+_tuple = tuple.__new__
+FOLDER = "log"
+SUFFIX = ".log"
+HELD = ".held"  # suffix of what was set aside when retention came to it (ADR 0016)
+PREPARED = "prepared"  # name of the next segment while it is filled
+BLOCK_BYTES = 4096  # segments are made in multiples of it, so one that is not was cut
+
+
+class CorruptStore(Exception):
+    """Durable bytes are damaged. The message names the file, the offset and what to do."""
+
+
+class LogDamaged(CorruptStore):
+    """What is damaged stands in the log: another replica may have it.
+
+    Records from `log_offset` on, where one begins, to behind `end` are to be written again.
+    """
+
+    def __init__(self, log_offset: int, reason: str, *, end: int | None = None) -> None:
+        super().__init__(reason)
+        self.log_offset = LogOffset(log_offset)
+        self.end = LogOffset(log_offset + 1 if end is None else end)
+
+
+class Record(NamedTuple):
+    """One record, decoded as far as its header."""
+
+    header: Header
+    body: memoryview
+    tail: memoryview
+
+    @property
+    def log_offset(self) -> int:
+        """Position of the record in the log."""
+        return self.header.log_offset
+
+
+class Hole(NamedTuple):
+    """A stretch of the log in which no record has an intact head."""
+
+    log_offset: LogOffset
+    end: LogOffset
+
+
+def segment_name(start: int) -> str:
+    """Return the file name of the segment that begins at log offset `start`."""
+    return f"{FOLDER}/{start:020d}{SUFFIX}"
+
+
+@final
+class Segment:
+    """One file of the log."""
+
+    __slots__ = ("end", "file", "first_stored_at_ms", "name", "pad_at", "start")
+
+    def __init__(self, start: int, size: int, file: File | None = None) -> None:
+        self.name = segment_name(start)
+        self.start = LogOffset(start)
+        self.end = LogOffset(start + size)
+        # Open as long as it is written to, or a sync of it is under way.
+        self.file = file
+        # Byte at which its pad stands, the end where it has none; None: nobody has looked.
+        self.pad_at: int | None = None
+        self.first_stored_at_ms: int | None = None  # None: nobody has looked
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.end - self.start
+
+    def set_aside(self) -> None:
+        """Take the name that it has once it is no part of the log."""
+        self.name = segment_name(self.start).removesuffix(SUFFIX) + HELD
+
+    def close(self) -> None:
+        """Close its file, which may be read all the same."""
+        file, self.file = self.file, None
+        if file is not None:
+            file.close()
+
+
+def damaged(segment: Segment, offset: int, why: str) -> LogDamaged:
+    """Describe damage to durable bytes."""
+    return LogDamaged(
+        offset,
+        f"{segment.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
+        f"{why}. These bytes were durable, so acknowledged messages are affected and the broker "
+        f"does not start over them. Stop the broker, restore this file from a backup, and start "
+        f"again.",
+    )
+
+
+def unreadable(segment: Segment, begin: int, error: PageUnreadable) -> LogDamaged:
+    """Describe a page that the replay needs and the disk cannot read.
+
+    At byte `begin` of the segment a record begins, in front of the page or in it.
+    """
+    return LogDamaged(
+        segment.start + begin,
+        f"{segment.name} cannot be read at byte {error.at} (log offset "
+        f"{segment.start + error.at}): {error}. Whether acknowledged messages stand there nobody "
+        f"can say, so the broker does not start over it. Restore this file from a backup, on a "
+        f"disk that is sound, and start again.",
+        end=segment.start + error.at + PAGE_BYTES,
+    )
+
+
+def intact_at(view: memoryview, at: int, log_offset: LogOffset) -> Record | None:
+    """Return the record at `view[at:]` if it is intact. Raises UnknownRecord as `find_damage`.
+
+    Checks the same, at once: a start passes here with every record.
+    """
+    if len(view) - at < HEADER_SIZE:
+        return None
+    fields = _unpack_header(view, at)
+    magic, head_crc, size, tail_crc, version, kind, _, _, _, own_offset, _, head_size = fields
+    tail_at, end = at + head_size, at + size
+    if magic != MAGIC or own_offset != log_offset or not HEADER_SIZE <= head_size <= size:
+        return None
+    if end > len(view) or crc32(view[at + record.CRC_FROM : tail_at]) != head_crc:
+        return None
+    tail = view[tail_at:end]
+    if crc32(tail) != tail_crc:
+        return None
+    if version != VERSION or kind not in record.KINDS:
+        record.find_damage(view, at, log_offset=log_offset)
+    body = view[at + HEADER_SIZE : tail_at]
+    return _tuple(Record, (_tuple(Header, fields), body, tail))

@@ -1,0 +1,245 @@
+"""One life of a store in the broker process: opened, served, drained, closed.
+
+A broker without replicas has one. A replica that was the master, and is not any more, ends one and
+begins the next: its memory is ahead of what is confirmed, and its files are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final, final
+from urllib.parse import urlsplit
+
+import structlog
+
+from tidemill.broker.engine.replication.config import ReplicationConfig
+from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
+from tidemill.broker.opening import told_to_be_starting
+from tidemill.broker.replica_metrics import ReplicaMetrics
+from tidemill.broker.server.durability import Durability
+from tidemill.broker.server.grpc_server import broker_server
+from tidemill.broker.server.lag import LagReader
+from tidemill.broker.server.long_polling import LongPolling
+from tidemill.broker.server.members import Members
+from tidemill.broker.server.mending import Mender
+from tidemill.broker.server.mending_start import StartMending
+from tidemill.broker.server.replicas import Replicas
+from tidemill.broker.server.rounds import Rounds
+from tidemill.broker.server.topic_sizes import SizeReader
+from tidemill.broker.store import LogRefused, open_engine, open_replica
+from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
+from tidemill.broker.timer_metrics import TimerMetrics
+from tidemill.common.clock import SystemClock
+from tidemill.common.lifecycle import announce_ready, settle_memory
+from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.readiness import Readiness
+from tidemill.common.replica_group import name_in_cluster
+from tidemill.transport.aio.tls import newest_of
+
+if TYPE_CHECKING:
+    import ssl
+
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.group_log import GroupLog
+    from tidemill.broker.server.replicas import Controllers
+    from tidemill.broker.settings import BrokerSettings
+    from tidemill.broker.sync_process import SyncProcess
+    from tidemill.common.replica_group import Member
+    from tidemill.transport.aio.connect import Connect
+    from tidemill.transport.aio.tls import Certificates, Reloading
+
+log = structlog.get_logger()
+
+LIFE_BYTES: Final = 8  # of the name of this life: nobody else's, by all odds
+
+
+@final
+class Process:
+    """What outlives the store of a replica, which is opened again when it steps down."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        log_syncs: SyncProcess,
+        background_syncs: SyncProcess,
+        cluster: Reloading[ssl.SSLContext] | None,
+        connect: Connect,
+        certificates: Certificates,
+        stop: asyncio.Event,
+    ) -> None:
+        self._settings = settings
+        self._group = name_in_cluster(settings.cluster, settings.name)
+        self._log_syncs = log_syncs
+        self._background_syncs = background_syncs
+        self._cluster = cluster
+        self._connect = connect
+        self._certificates = certificates
+        self._stop = stop
+        self._clock = SystemClock()
+        self._is_announced = False
+
+    async def live_alone(self) -> None:
+        """Serve until the stop: the broker group has no other replica."""
+        with contextlib.ExitStack() as opened:
+            with self._told_to_be_starting():
+                engine = opened.enter_context(
+                    open_engine(self._settings, now_ms=self._clock.wall_ms())
+                )
+            durability = Durability(engine, self._log_syncs)
+            await self._serve(engine, durability)
+
+    async def live_as_replica(self, me: Member, controllers: Controllers) -> None:
+        """Follow, or lead, until the stop. Raises SteppedDown, MustBeEmptied."""
+        with contextlib.ExitStack() as opened:
+            with self._told_to_be_starting():
+                group_log = await self._open_replica(me, opened)
+            durability = Durability(group_log.engine, self._log_syncs)
+            replicas = Replicas(
+                me, self._group, group_log, durability, ReplicationConfig(),
+                connect=self._connect, controllers=controllers, clock=self._clock,
+            )  # fmt: skip
+            await self._serve(group_log.engine, durability, group_log, replicas)
+
+    async def _open_replica(self, me: Member, opened: contextlib.ExitStack) -> GroupLog:
+        """Open the store; what of its log is damaged is asked for first. Raises StartRefused."""
+        mending = StartMending(
+            self._settings, me.replica_id, connect=self._connect, stop=self._stop
+        )
+        while True:
+            try:
+                return opened.enter_context(
+                    open_replica(
+                        self._settings,
+                        now_ms=self._clock.wall_ms(),
+                        cuts_damage=mending.cuts_damage,
+                    )
+                )
+            except LogRefused as refused:
+                await mending.mend(refused)
+
+    def _registry(self) -> Registry:
+        settings = self._settings
+        node_id = settings.node_id or settings.replica_name or settings.name
+        return Registry(cluster=settings.cluster, node_type="broker", node_id=node_id)
+
+    def _told_to_be_starting(self) -> contextlib.AbstractContextManager[None]:
+        settings = self._settings
+        return told_to_be_starting(self._registry(), settings.metrics_host, settings.metrics_port)
+
+    async def _serve(
+        self,
+        engine: Engine,
+        durability: Durability,
+        group_log: GroupLog | None = None,
+        replicas: Replicas | None = None,
+    ) -> None:
+        settings, clock = self._settings, self._clock
+        registry = self._registry()
+        readiness = Readiness(lacks=lambda: "" if replicas is None else replicas.lacks())
+        traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
+        rounds = Rounds(
+            engine,
+            durability=durability,
+            background_syncs=self._background_syncs,
+            clock=clock,
+            polls=LongPolling(parked_max=settings.parked_max),
+            pending_bytes_max=settings.pending_bytes_max,
+            clock_hold_ms=settings.timer_clock_hold_ms,
+            group_log=group_log,
+        )
+        members = Members(rounds, self._connect, life=secrets.token_hex(LIFE_BYTES))
+        BrokerMetrics(registry, traffic, lag, rounds)
+        StoreMetrics(registry, sizes, rounds)
+        TimerMetrics(registry, rounds)
+        if group_log is not None and replicas is not None:
+            ReplicaMetrics(registry, settings.name, group_log, replicas)
+        mender = self._mender(group_log, replicas, rounds)
+        registry.register(self._certificates.collect)
+        registry.register(members.collect)
+        async with (
+            running(rounds),
+            MetricsServer(
+                registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
+            ).serving(settings.metrics_host, settings.metrics_port) as metrics,
+            broker_server(
+                rounds, traffic, members, settings,
+                newest_of(self._cluster) if self._cluster else None, replicas,
+            ) as server,
+            following(replicas, rounds, settings.replica_address or server.address),
+            mending(mender),
+            members.running(),
+        ):  # fmt: skip
+            registry.register(server.collect)
+            self._announce(server.address, metrics.url)
+            readiness.phase = "serving"
+            await self._stop.wait()
+            log.info("broker drains")
+            readiness.phase = "draining"
+            rounds.drain()
+            await server.drain(settings.drain_timeout_ms)
+
+    def _mender(
+        self, group_log: GroupLog | None, replicas: Replicas | None, rounds: Rounds
+    ) -> Mender | None:
+        if group_log is None or replicas is None:
+            return None
+        return Mender(
+            self._group, group_log, replicas,
+            connect=self._connect, syncs=self._background_syncs, clock=self._clock,
+            wake=rounds.wake,
+        )  # fmt: skip
+
+    def _announce(self, grpc: str, metrics_url: str) -> None:
+        """Say once where this process serves; it does so there when the store is opened again."""
+        if self._is_announced:
+            return
+        self._is_announced = True
+        settle_memory()
+        announce_ready(self._settings.supervisor_fd, grpc=grpc, metrics=metrics_url)
+        log.info("broker serves", grpc=grpc, metrics=metrics_url)
+        self._settings = self._settings.model_copy(
+            update={"grpc_port": port_of(grpc), "metrics_port": port_of(metrics_url)}
+        )
+
+
+def port_of(address: str) -> int:
+    """Return the port of host:port, or of a URL."""
+    port = urlsplit(address if "//" in address else f"//{address}").port
+    assert port is not None, "somebody listens there"
+    return port
+
+
+@contextlib.asynccontextmanager
+async def running(rounds: Rounds) -> AsyncIterator[None]:
+    """Run the round loop; at the end of the block do one last round and wait for it."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rounds.run(), name="rounds")
+        yield
+        rounds.stop()
+
+
+@contextlib.asynccontextmanager
+async def mending(mender: Mender | None) -> AsyncIterator[None]:
+    """Mend what is found damaged, where other replicas may have it, until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(mender.run(), name="mending") if mender is not None else None
+        yield
+        if task is not None:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def following(replicas: Replicas | None, rounds: Rounds, address: str) -> AsyncIterator[None]:
+    """Keep in touch with the other replicas, where there are any, until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        if replicas is not None:
+            replicas.address = address
+            task = tasks.create_task(replicas.run(rounds.wake), name="replicas")
+            probing = tasks.create_task(replicas.probes.run(), name="probes")
+        yield
+        if replicas is not None:
+            task.cancel()
+            probing.cancel()

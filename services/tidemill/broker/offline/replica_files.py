@@ -1,0 +1,74 @@
+"""What a replica keeps beside its log, as a check, a copy and a repair look at it.
+
+The rest of the folder `replica` counts for the broker group alone: a copy is a store of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, final
+
+from tidemill.broker.engine.group_log import IDENTITY
+from tidemill.broker.engine.layout import (
+    durable_mark,
+    replica_state,
+    store_identity,
+    truncate_intent,
+)
+from tidemill.broker.engine.replication import known_end
+from tidemill.broker.engine.replication.store_log import COPIES, FOLDER, INTENT
+from tidemill.broker.offline.findings import Damage, Finding
+from tidemill.broker.offline.source import Source
+
+
+@final
+class ReplicaFiles(NamedTuple):
+    """What they say of the log."""
+
+    is_replica: bool
+    cut: int | None  # from there on nothing counts: a start takes it away; None: it takes nothing
+    durable: int  # up to here all of the log is there, or something is damaged
+    confirmed: int  # up to here the log is the same in the whole group, as far as it is known here
+
+
+def read_replica_files(source: Source) -> ReplicaFiles:
+    """Read them; what is damaged says nothing."""
+    states = [replica_state.find(source.read(name)) for name in COPIES]
+    marks = [durable_mark.find(source.read(name)) for name in known_end.COPIES]
+    newest = max(
+        (mark for mark in marks if mark is not None),
+        default=durable_mark.DurableMark(),
+        key=lambda mark: mark.generation,
+    )
+    confirmed = max((state.confirm for state in states if state is not None), default=0)
+    cut = truncate_intent.find(source.read(INTENT))
+    durable = max(confirmed, newest.durable)
+    return ReplicaFiles(
+        is_replica=bool(source.names(FOLDER)),
+        cut=cut,
+        durable=durable if cut is None else min(durable, cut),
+        confirmed=confirmed,
+    )
+
+
+def find_damage(source: Source) -> Iterator[Finding]:
+    """Look at all of them; of files that are written in turns one may be torn."""
+    identity = source.read(IDENTITY)
+    if identity is not None and store_identity.find(identity) is None:
+        yield _finding(IDENTITY, identity, stops_start=True)
+    states = {name: source.read(name) for name in COPIES}
+    has_state = any(replica_state.find(data) is not None for data in states.values())
+    for name, data in states.items():
+        if data is not None and replica_state.find(data) is None:
+            yield _finding(name, data, stops_start=not has_state)
+    for name in known_end.COPIES:
+        data = source.read(name)
+        if data is not None and durable_mark.find(data) is None:
+            yield _finding(name, data, stops_start=False)
+
+
+def _finding(name: str, data: bytes, *, stops_start: bool) -> Finding:
+    return Finding(
+        damage=Damage.REPLICA, file=name, position=0, size=len(data), detail="checksum mismatch",
+        stops_start=stops_start,
+    )  # fmt: skip

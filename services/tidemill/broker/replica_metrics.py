@@ -1,0 +1,82 @@
+"""What a replica exports about its group: role, epoch, what is confirmed, who lags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.group_log import GroupLog
+    from tidemill.broker.server.replicas import Replicas
+    from tidemill.common.metrics import Registry
+
+LABELS = ("broker_group",)
+MS_PER_S = 1_000
+
+
+@final
+class ReplicaMetrics:
+    """Turns what is known of the group into metrics. A group has a few replicas."""
+
+    def __init__(
+        self, registry: Registry, broker_group: str, group_log: GroupLog, replicas: Replicas
+    ) -> None:
+        self._labels = (broker_group,)
+        self._group_log = group_log
+        self._replicas = replicas
+        registry.register(self._collect)
+
+    def _collect(self) -> Iterator[Metric]:
+        log, replicas = self._group_log, self._replicas
+        view = replicas.view
+        for name, help_, value in (
+            ("role", "1 master, 0 replica.", int(replicas.is_master)),
+            ("epoch", "The highest epoch that this replica has heard of.", log.epoch_seen),
+            (
+                "confirm_offset",
+                "Log offset up to which all that must have the log do, as known here.",
+                log.confirm_offset,
+            ),
+            ("max_offset", "Log offset at which the log ends here.", log.log_end),
+            (
+                "in_sync_replicas",
+                "Members of the sync state set, as known here; 0: nothing is known.",
+                0 if view is None else len(view.sss),
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"rocketmq_ha_{name}", help_, labels=LABELS)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        yield from self._collect_lag()
+        sent = CounterMetricFamily(
+            "rocketmq_ha_sent_bytes_total", "Bytes of the log sent to replicas.", labels=LABELS
+        )
+        sent.add_metric(self._labels, replicas.sent_bytes)
+        yield sent
+        received = CounterMetricFamily(
+            "rocketmq_ha_received_bytes_total",
+            "Bytes of the log from a master.",
+            labels=LABELS,
+        )
+        received.add_metric(self._labels, replicas.received_bytes)
+        yield received
+
+    def _collect_lag(self) -> Iterator[Metric]:
+        """Yield how far each replica is behind its master; no replica says it of another one."""
+        behind = GaugeMetricFamily(
+            "rocketmq_ha_replica_behind_bytes",
+            "Of the master's log, what a replica has not acknowledged.",
+            labels=("replica",),
+        )
+        silent = GaugeMetricFamily(
+            "rocketmq_ha_replica_behind_seconds",
+            "Since a replica was last seen to have acknowledged all, looked at every second.",
+            labels=("replica",),
+        )
+        for replica_id, lag in self._replicas.lags().items():
+            behind.add_metric((str(replica_id),), lag.behind_bytes)
+            silent.add_metric((str(replica_id),), lag.behind_ms / MS_PER_S)
+        yield behind
+        yield silent

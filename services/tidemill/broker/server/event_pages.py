@@ -1,0 +1,142 @@
+"""A page of lifecycle events: read beside the rounds, in slices, and encoded as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, final
+
+from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
+from tidemill.broker.server.admin import refusal
+from tidemill.broker.server.log_id import log_id_of
+from tidemill.common.errors import BadRequest, LogChanged, NotMaster, ServiceError
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.server.rounds import Rounds
+
+EVENTS_A_PAGE: Final = 4_096
+PAGE_BYTES: Final = 1 << 20  # and a slice more: a client takes four by default
+LOG_BYTES_MAX: Final = 64 << 20  # of a call, whatever is asked for
+# Of a page, so that its answer comes in time where nothing is wanted of what is read.
+LOG_BYTES_A_PAGE: Final = 16 << 20
+NAMES_MAX: Final = 1_024  # topics, or kinds, of one request
+
+_KINDS: Final = {kind: pb.EventKind.ValueType(kind) for kind in EventKind}
+
+
+@final
+class EventPages:
+    """Reads events for those who ask, a slice of one of them in a turn of the loop."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        # However many read, nobody else waits for more than one slice.
+        self._turn = asyncio.Lock()
+
+    async def read(self, request: pb.ReadEventsRequest) -> pb.ReadEventsReply:
+        """Return a page."""
+        try:
+            return await self._read(request)
+        except ServiceError as error:
+            raise refusal(error) from error
+
+    async def _read(self, request: pb.ReadEventsRequest) -> pb.ReadEventsReply:
+        engine = self._rounds.engine
+        self._check_master()
+        query = _query(request)
+        _check_position(engine, request)
+        position, index = request.from_position, request.from_index
+        if request.from_message:
+            begin = await self._find_first(engine, request.message_id)
+            engine.note_place(begin)
+            position, index = max((begin, 0), (position, index))
+        place = await self._find_place(engine, position)
+        position, index = place, index if place == position else 0
+        read = engine.read_events(
+            query,
+            from_position=position,
+            from_index=index,
+            until_position=request.until_position,
+            log_bytes_max=min(request.log_bytes_max or LOG_BYTES_MAX, LOG_BYTES_A_PAGE),
+            events_max=EVENTS_A_PAGE,
+        )
+        reply, has_more = pb.ReadEventsReply(log_id=log_id_of(engine)), True
+        bytes_left = PAGE_BYTES
+        while has_more and bytes_left > 0:
+            async with self._turn:
+                self._check_master()
+                has_more = read.step()
+                events = list(map(_encoded, read.take()))
+                bytes_left -= sum(map(pb.Event.ByteSize, events))
+                reply.events.extend(events)
+                await asyncio.sleep(0)
+        reply.next_position, reply.next_index = read.next_position, read.next_index
+        reply.gone_from, reply.damaged_bytes = read.gone_from, read.damaged_bytes
+        reply.log_min, reply.log_end = read.bounds()
+        engine.note_place(reply.next_position)
+        engine.note_place(reply.log_end)
+        return reply
+
+    async def _find_place(self, engine: Engine, position: int) -> int:
+        """Return where the first record begins that does not begin before `position`."""
+        look, has_more = engine.find_place(position), True
+        while has_more:
+            async with self._turn:
+                self._check_master()
+                has_more = look.step()
+                await asyncio.sleep(0)
+        return look.place
+
+    async def _find_first(self, engine: Engine, message_id: str) -> int:
+        """Return the position of the first record of a message, or where the log ends now."""
+        begin, low = int(engine.log.committed_offset), engine.log.min_offset
+        slices = engine.find_records(message_id)
+        while True:
+            async with self._turn:
+                self._check_master()
+                found = next(slices, None)
+                await asyncio.sleep(0)
+            if found is None:
+                return begin
+            begin = min([begin, *[offset for offset in found if offset >= low]])
+
+    def _check_master(self) -> None:
+        if not self._rounds.is_master:
+            raise NotMaster("this replica of the broker group is not its master; ask the master")
+
+
+def _query(request: pb.ReadEventsRequest) -> EventQuery:
+    if len(request.topics) > NAMES_MAX or len(request.kinds) > NAMES_MAX:
+        raise BadRequest(f"a request names at most {NAMES_MAX} topics, and as many kinds")
+    numbers = [request.from_position, request.until_position, request.log_bytes_max]
+    if min(numbers) < 0:
+        raise BadRequest("positions, and how much is read, are 0 or more")
+    if request.from_message and not request.message_id:
+        raise BadRequest("to begin with a message its message_id is needed")
+    unknown = set(request.kinds) - set(EventKind)
+    if unknown:
+        raise BadRequest(f"there is no kind of event {min(unknown)}")
+    return EventQuery(frozenset(request.topics), frozenset(request.kinds), request.message_id)
+
+
+def _check_position(engine: Engine, request: pb.ReadEventsRequest) -> None:
+    log_id, end = log_id_of(engine), engine.log.committed_offset
+    if request.log_id not in ("", log_id):
+        raise LogChanged(f"the log is {log_id} now, and not {request.log_id}: read it from 0 on")
+    if request.from_position > end:
+        raise LogChanged(
+            f"the log ends at {end}, before position {request.from_position}: that is one of"
+            f" another log, or of what was lost when this one was restored; read it from 0 on"
+        )
+
+
+def _encoded(event: Event) -> pb.Event:
+    return pb.Event(
+        position=event[0], index=event[1], kind=_KINDS[event[2]], at_ms=event[3], topic=event[4],
+        queue_id=event[5], queue_offset=event[6], topic_id=event[7], message_id=event[8],
+        consumer_group=event[9], attempt=event[10], due_at_ms=event[11], client_id=event[12],
+        reason=event[13], origin_topic=event[14], origin_queue_id=event[15],
+        origin_queue_offset=event[16], end_offset=event[17], timer_id=event[18],
+        body_size=event[19], body_crc32=event[20], delivery_id=event[21], delivery_index=event[22],
+    )  # fmt: skip

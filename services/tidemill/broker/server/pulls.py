@@ -1,0 +1,285 @@
+"""BrokerReader's pulls: messages of a queue, the wait for them, and offsets (ADR 0046).
+
+Messages are read between rounds, since only what is committed is read; of all pulls a turn of the
+event loop has one, so that however many there are the rounds have every other turn. Everything else
+is a call in a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import TYPE_CHECKING, Final
+
+from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, TimerReason
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.pull import ENDLESS, reason_of
+from tidemill.broker.engine.time_search import TimeSearch
+from tidemill.broker.server.admin import in_round, refusal
+from tidemill.broker.server.long_polling import Notification, Pop
+from tidemill.common.errors import (
+    BadRequest,
+    Forbidden,
+    GroupNotFound,
+    NotMaster,
+    ServiceError,
+    TopicNotFound,
+)
+from tidemill.common.slices import run_slices
+from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.pull import PulledMessage, QueuePull
+    from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.server.rounds import Rounds, Turn
+
+PULL_MAX: Final = 1_024  # messages of one pull, whatever is asked for
+PULL_BYTES_MAX: Final = 1 << 20  # and bytes of the log; one message is given however large it is
+WAIT_MS_MAX: Final = 60_000  # whatever is asked for: a proxy does not wait for so long
+NO_GROUP: Final = 0  # under which those wait who pull: no consumer group has this id
+
+
+class PullReader:
+    """Answers pulls."""
+
+    def __init__(self, rounds: Rounds, traffic: Traffic) -> None:
+        self._rounds = rounds
+        self._traffic = traffic
+        self._one_by_one = asyncio.Lock()
+        self._waiter_ids = itertools.count(1)
+
+    async def Pull(self, request: pb.PullRequest) -> pb.PullReply:
+        """Return messages of one queue in their order."""
+        if not self._rounds.is_master:
+            raise refusal(NotMaster("this replica of the broker group is not its master"))
+        began_s, reply = time.monotonic(), pb.PullReply()
+        try:
+            await run_slices(self._pull(request, reply), one_by_one=self._one_by_one)
+        except ServiceError as error:
+            raise refusal(error) from error
+        labels = ("grpc", "pull", "20000", "false", "success")
+        self._traffic.latencies.observe(labels, (time.monotonic() - began_s) * 1000)
+        return reply
+
+    def _pull(self, request: pb.PullRequest, reply: pb.PullReply) -> Generator[None, None, None]:
+        engine = self._rounds.engine
+        queue = _queue(engine, request.topic_id, request.queue_id)
+        pull = engine.pull(
+            queue,
+            request.offset,
+            tags=frozenset(request.tags),
+            max_messages=min(max(request.max_messages, 1), PULL_MAX),
+            max_bytes=min(request.max_bytes or PULL_BYTES_MAX, PULL_BYTES_MAX),
+            until_offset=request.until_offset or ENDLESS,
+            with_bodies=not request.without_bodies,
+        )
+        has_more = queue.min_offset <= request.offset <= pull.end_offset()
+        while has_more:
+            has_more = pull.step()
+            _add(engine, reply, pull.take())
+            yield
+            if not engine.catalog.is_alive(TopicId(request.topic_id)):
+                raise TopicNotFound("the topic was deleted; query its route again")
+        _finish(reply, pull)
+
+    async def AwaitMessage(self, request: pb.AwaitMessageRequest) -> pb.AwaitMessageReply:
+        """Return when a queue has a message at an offset, or the time is up."""
+        waiter = Waiter(self._rounds, request, next(self._waiter_ids))
+        wait_ms = min(request.wait_ms, WAIT_MS_MAX)
+        try:
+            await in_round(self._rounds, lambda _engine, turn: waiter.begin(turn, wait_ms))
+            return pb.AwaitMessageReply(is_there=await waiter.outcome)
+        except ServiceError as error:
+            raise refusal(error) from error
+        finally:
+            if not waiter.outcome.done():
+                self._rounds.put(_Leave(waiter))
+
+    async def QueryOffset(self, request: pb.OffsetQuery) -> pb.OffsetReply:
+        """Return where a queue begins or ends, or the messages of a time do."""
+
+        def begin(engine: Engine, _turn: Turn) -> int | TimeSearch:
+            queue = _queue(engine, request.topic_id, request.queue_id)
+            if request.WhichOneof("place") == "timestamp_ms":
+                return TimeSearch(
+                    engine.store, [queue], request.timestamp_ms, falls=engine.catalog.falls
+                )
+            return int(queue.min_offset if request.first else queue.max_offset)
+
+        found = await in_round(self._rounds, begin)
+        if not isinstance(found, TimeSearch):
+            return pb.OffsetReply(offset=found)
+        search = found
+        while await in_round(self._rounds, lambda _engine, _turn: search.step()):
+            pass
+        return pb.OffsetReply(offset=search.offsets[0])
+
+    async def GetPullOffset(self, request: pb.PullOffset) -> pb.OffsetReply:
+        """Return how far a group has pulled, by its own word."""
+
+        def get(engine: Engine, _turn: Turn) -> int | None:
+            _queue(engine, request.topic_id, request.queue_id)
+            if request.group_id not in engine.catalog.groups:
+                raise GroupNotFound("the consumer group was deleted")
+            return engine.catalog.pull_offsets.find(_pull_key(request))
+
+        found = await in_round(self._rounds, get)
+        return pb.OffsetReply(offset=-1 if found is None else found)
+
+    async def UpdatePullOffset(self, request: pb.PullOffset) -> pb.OffsetReply:
+        """Keep how far a group has pulled."""
+
+        def update(engine: Engine, turn: Turn) -> None:
+            _queue(engine, request.topic_id, request.queue_id)
+            engine.administration.update_pull_offset(
+                *_pull_key(request), request.offset, turn.now_ms
+            )
+
+        await in_round(self._rounds, update)
+        return pb.OffsetReply(offset=request.offset)
+
+
+class Waiter:
+    """Somebody who waits for a message, parked among the polls of its topic."""
+
+    def __init__(self, rounds: Rounds, request: pb.AwaitMessageRequest, number: int) -> None:
+        self._rounds = rounds
+        self._request = request
+        self._notification = Notification(
+            request_id=number, group_id=NO_GROUP, topic_id=request.topic_id, tags=frozenset()
+        )
+        self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._result: bool | ServiceError = False
+
+    @property
+    def is_full(self) -> bool:
+        """What it is told has room everywhere."""
+        return False
+
+    def begin(self, turn: Turn, wait_ms: int) -> None:
+        """Look, and wait where there is nothing yet."""
+        if self.notify(self._notification):
+            return
+        if wait_ms <= 0 or turn.is_draining:
+            self.answer_empty(self._notification)
+            return
+        turn.polls.park(self, self._notification, deadline_ms=turn.monotonic_ms + wait_ms)
+
+    def pop_again(self, pop: Pop) -> bool:
+        """Never pop."""
+        raise AssertionError(f"nobody pops here: {pop}")
+
+    def notify(self, _notification: Notification) -> bool:
+        """Look, and keep the answer until the round is committed; False: there is nothing."""
+        request, turn = self._request, self._rounds.turn
+        try:
+            queue = _queue(turn.engine, request.topic_id, request.queue_id)
+        except ServiceError as error:
+            self._result = error
+        else:
+            if queue.max_offset <= request.offset:
+                return False
+            self._result = True
+        turn.effects[self] = self
+        return True
+
+    def answer_empty(self, _request: Pop | Notification) -> None:
+        """Keep the answer until the round is committed."""
+        self._rounds.turn.effects[self] = self
+
+    def leave(self) -> Iterator[None]:
+        """Tell who waits."""
+        if self.outcome.done():
+            return
+        if isinstance(self._result, ServiceError):
+            self.outcome.set_exception(self._result)
+            self.outcome.exception()  # It may have gone.
+        else:
+            self.outcome.set_result(self._result)
+        yield
+
+
+class _Leave:
+    """A waiter whose caller has gone. In a round, because rounds give way in their middle."""
+
+    size_bytes = 0
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+
+    def apply(self, turn: Turn) -> Iterator[None]:
+        turn.polls.forget(self._waiter)
+        yield
+
+
+def _queue(engine: Engine, topic_id: int, queue_id: int) -> ConsumeQueue:
+    """Return a queue that may be read."""
+    topic = engine.catalog.topics.get(TopicId(topic_id))
+    if topic is None or not engine.catalog.is_alive(topic.id):
+        raise TopicNotFound("the topic was deleted; query its route again")
+    if topic.name.startswith(HIDDEN_TOPIC_PREFIX):
+        raise Forbidden(f"the topic {topic.name} is the broker's own")
+    if queue_id >= topic.queues:
+        raise BadRequest(
+            f"topic {topic.name!r} has the queues 0 to {topic.queues - 1}, not {queue_id}"
+        )
+    return engine.catalog.queue(topic.id, QueueId(queue_id))
+
+
+def _pull_key(request: pb.PullOffset) -> tuple[GroupId, TopicId, QueueId]:
+    return GroupId(request.group_id), TopicId(request.topic_id), QueueId(request.queue_id)
+
+
+def _finish(reply: pb.PullReply, pull: QueuePull) -> None:
+    reply.next_offset, reply.is_at_end = pull.next_offset, pull.is_at_end
+    reply.min_offset, reply.end_offset = pull.min_offset, pull.end_offset()
+
+
+def _add(engine: Engine, reply: pb.PullReply, found: list[PulledMessage]) -> None:
+    """Add messages to the columns."""
+    count = len(reply.blobs)
+    if not found:
+        return
+    offsets, log_offsets, stored_at_ms, attempts, causes, blobs = zip(*found, strict=True)
+    reply.queue_offsets.extend(offsets)
+    reply.log_offsets.extend(log_offsets)
+    reply.stored_at_ms.extend(stored_at_ms)
+    reply.delivery_attempts.extend([before + 1 for before in attempts])
+    reply.blobs.extend(blobs)
+    if any(causes):
+        for number, each in enumerate(found, count):
+            if each.cause is not None:
+                provenance, origin = _provenance(engine, each.cause, each.stored_at_ms)
+                reply.provenance_of.append(number)
+                reply.provenances.append(provenance.SerializeToString())
+                reply.dead_letter_origins.append(origin)
+
+
+def _provenance(
+    engine: Engine, cause: Cause | TimerCause, stored_at_ms: int
+) -> tuple[v2.Provenance, str]:
+    """Return how a message came to its place, and of a dead letter from which topic."""
+    if isinstance(cause, TimerCause):
+        if cause.reason == TimerReason.DELIVERED:
+            return v2.Provenance(fired_at_ms=stored_at_ms, timer_id=cause.timer_id), ""
+        provenance = v2.Provenance(
+            reason=reason_of(cause), origin_topic=cause.origin, timer_id=cause.timer_id
+        )
+        return provenance, cause.origin
+    group = engine.catalog.groups.get(GroupId(cause.group_id))
+    is_dead = cause.reason != Reason.INVISIBLE_DURATION_ENDED
+    provenance = v2.Provenance(
+        consumer_group=group.name if group is not None else "",
+        reason=reason_of(cause),
+        origin_topic=cause.origin,
+        origin_queue_id=cause.root_queue_id,
+        origin_queue_offset=cause.root_offset,
+    )
+    return provenance, cause.origin if is_dead else ""

@@ -1,0 +1,337 @@
+"""BrokerReader: what is read beside consumers, page by page (ADR 0046).
+
+A page is gathered in slices, each a call of its own in a round, so that the owner's turns stay
+short; and it leaves when the last of these rounds is committed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.tally import Allowance
+from tidemill.broker.engine.timer.pending import PendingQuery
+from tidemill.broker.server.admin import find_group, find_topic, in_round, refusal
+from tidemill.broker.server.event_pages import EventPages
+from tidemill.broker.server.log_id import log_id_of
+from tidemill.common.errors import BadRequest
+from tidemill.message.resource_names import (
+    DEAD_LETTER_TOPIC_PREFIX,
+    HIDDEN_TOPIC_PREFIX,
+)
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.in_flight import InFlight, InFlightWalk
+    from tidemill.broker.engine.layout.numbers import TopicId
+    from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.pop.state import Key
+    from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
+    from tidemill.broker.server.rounds import Rounds, Turn
+
+QUEUES_A_PAGE: Final = 4_096  # some 80 bytes each
+TOPICS_A_SLICE: Final = 1_024  # whose names are compared
+QUEUES_A_SLICE: Final = 256  # fewer where their sizes have to be estimated
+ENTRIES_A_SLICE: Final = 4_096  # of queues, read for these estimates: about a millisecond
+PROGRESS_A_SLICE: Final = 256  # queues of a group each: one to two milliseconds
+PROGRESS_A_PAGE: Final = 4_096
+ITEMS_A_PAGE: Final = 1_000  # delayed messages, or those in flight
+CURSOR_CHARS_MAX: Final = 18  # ids of 32 bits, or one number that 64 bits hold for sure
+PATTERN_CHARS_MAX: Final = 127  # as long as a name
+TOPICS_MAX: Final = 4_096  # named in one request
+
+
+class BrokerReader:
+    """The gRPC face of the engine to those who read."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._events = EventPages(rounds)
+
+    async def GetQueues(self, request: pb.GetQueuesRequest) -> pb.BrokerGroupQueues:
+        """Return where queues begin and end, and how much of the log they take."""
+        wanted = _wanted_topics(request)
+        page = _QueuePage(wanted, *_numbers(request.cursor, count=2))
+
+        def begin(engine: Engine, _turn: Turn) -> None:
+            _describe_log(engine, page.reply)
+            if request.topic_pattern:
+                page.look_at(engine.catalog.topics)
+            elif not request.without_queues:
+                found = map(engine.catalog.find_topic, request.topics)
+                page.look_at({topic.id for topic in found if topic is not None})
+
+        await in_round(self._rounds, begin)
+        if not request.without_queues:
+            while await in_round(self._rounds, lambda engine, _turn: page.step(engine)):
+                pass
+        return page.reply
+
+    async def ReadEvents(self, request: pb.ReadEventsRequest) -> pb.ReadEventsReply:
+        """Return what happened to messages, in the order of the log."""
+        return await self._events.read(request)
+
+    async def ListProgress(self, request: pb.ListProgressRequest) -> pb.ListProgressReply:
+        """Return how far groups are in the queues that they read."""
+        (after,) = _numbers(request.cursor, count=1)
+        reply = pb.ListProgressReply()
+
+        def begin(engine: Engine, _turn: Turn) -> list[Key]:
+            groups = list(engine.catalog.groups.values())
+            if request.groups:
+                named = {find_group(engine, name).id for name in request.groups}
+                groups = [group for group in groups if group.id in named]
+            left: list[Key] = []
+            # A page ends with a group: the next one begins with the next group.
+            for group in sorted(groups, key=lambda group: group.id):
+                if group.id < after:
+                    continue
+                if len(left) >= PROGRESS_A_PAGE:
+                    reply.cursor = str(group.id)
+                    break
+                left += engine.inspection.queues_read(group)
+                _add_pulled(engine, reply, group)
+            return left
+
+        keys = await in_round(self._rounds, begin)
+        for first in range(0, len(keys), PROGRESS_A_SLICE):
+            part = keys[first : first + PROGRESS_A_SLICE]
+
+            def read(engine: Engine, _turn: Turn, part: list[Key] = part) -> None:
+                for key in part:
+                    _add_progress(engine, reply, key)
+
+            await in_round(self._rounds, read)
+        return reply
+
+    async def ListPending(self, request: pb.ListPendingRequest) -> pb.ListPendingReply:
+        """Return delayed messages that wait, in the order of their timers' ids."""
+        (from_id,) = _numbers(request.cursor, count=1)
+
+        def begin(engine: Engine, _turn: Turn) -> PendingWalk:
+            topic_ids = None
+            if request.topics:
+                topic_ids = [find_topic(engine, name).id for name in request.topics]
+            return engine.timers.pending(
+                PendingQuery(
+                    from_id=from_id,
+                    topic_ids=topic_ids,
+                    due_from_ms=request.due_from_ms,
+                    due_until_ms=request.due_until_ms,
+                    with_messages=request.with_messages,
+                    max_timers=ITEMS_A_PAGE,
+                )
+            )
+
+        walk = await in_round(self._rounds, begin)
+        while await in_round(self._rounds, lambda _engine, _turn: walk.step()):
+            pass
+
+        def tell(engine: Engine, _turn: Turn) -> pb.ListPendingReply:
+            return pb.ListPendingReply(
+                items=[_pending(engine, timer) for timer in walk.found],
+                cursor="" if walk.next_id is None else str(walk.next_id),
+            )
+
+        return await in_round(self._rounds, tell)
+
+    async def ListInFlight(self, request: pb.ListInFlightRequest) -> pb.ListInFlightReply:
+        """Return what groups have popped and not settled."""
+        (from_slot,) = _numbers(request.cursor, count=1)
+
+        def begin(engine: Engine, _turn: Turn) -> InFlightWalk:
+            group_ids = None
+            if request.groups:
+                group_ids = frozenset(find_group(engine, name).id for name in request.groups)
+            return engine.inspection.all_in_flight(
+                group_ids, from_slot=from_slot, max_messages=ITEMS_A_PAGE
+            )
+
+        walk = await in_round(self._rounds, begin)
+        while await in_round(self._rounds, lambda _engine, turn: walk.step(turn.now_ms)):
+            pass
+
+        def tell(engine: Engine, _turn: Turn) -> pb.ListInFlightReply:
+            found = [_in_flight(engine, one) for one in walk.found]
+            return pb.ListInFlightReply(
+                items=[one for one in found if one is not None],
+                cursor="" if walk.next_slot is None else str(walk.next_slot),
+            )
+
+        return await in_round(self._rounds, tell)
+
+
+def _pending(engine: Engine, timer: PendingTimer) -> pb.Pending:
+    topic = engine.catalog.topics.get(timer.topic_id)
+    return pb.Pending(
+        topic=topic.name if topic is not None else "",
+        timer_id=timer.timer_id,
+        message_id=timer.message_id,
+        due_at_ms=timer.due_at_ms,
+        scheduled_at_ms=timer.scheduled_at_ms,
+        log_position=timer.log_offset,
+        message=timer.blob,
+    )
+
+
+def _in_flight(engine: Engine, one: InFlight) -> pb.InFlight | None:
+    group = engine.catalog.groups.get(one.delivery.group_id)
+    topic = engine.catalog.topics.get(one.delivery.topic_id)
+    if group is None or topic is None:
+        return None  # Deleted since.
+    return pb.InFlight(
+        consumer_group=group.name,
+        topic=topic.name,
+        queue_id=one.queue_id,
+        queue_offset=one.queue_offset,
+        message_id=one.message_id,
+        attempt=one.delivery_attempt,
+        popped_at_ms=one.popped_at_ms,
+        invisible_until_ms=one.delivery.visible_at_ms,
+        client_id=one.client_id,
+        delivery_id=one.delivery.delivery_id,
+        delivery_index=one.delivery.message_index,
+        is_retry=one.is_retry,
+    )
+
+
+class _QueuePage:
+    """A page of queues that is being gathered."""
+
+    def __init__(self, wanted: Callable[[Topic], bool], topic_id: int, queue_id: int) -> None:
+        """Begin with a queue of a topic, or with what comes behind it."""
+        self._wanted = wanted
+        self._first = topic_id, queue_id
+        self._topic_ids: deque[TopicId] = deque()  # that are not looked at yet
+        self._queues: deque[tuple[Topic, int]] = deque()  # that are wanted, and not described
+        self.reply = pb.BrokerGroupQueues()
+
+    def look_at(self, topic_ids: Iterable[TopicId]) -> None:
+        """Take the ids of what may be wanted."""
+        self._topic_ids.extend(sorted(id_ for id_ in topic_ids if id_ >= self._first[0]))
+
+    def step(self, engine: Engine) -> bool:
+        """Do one slice; True while there is more to do."""
+        if not self._queues:
+            return self._choose(engine)
+        allowance = Allowance(engine.tally, items=ENTRIES_A_SLICE)
+        left = min(QUEUES_A_SLICE, len(self._queues))
+        while left and not allowance.is_spent:
+            topic, number = self._queues[0]
+            if len(self.reply.queues) >= QUEUES_A_PAGE:
+                self.reply.cursor = f"{topic.id}.{number}"
+                return False
+            self._queues.popleft()
+            left -= 1
+            if engine.catalog.is_alive(topic.id):
+                self._describe(engine, topic, QueueId(number))
+        return True
+
+    def _choose(self, engine: Engine) -> bool:
+        topic_id, queue_id = self._first
+        for _ in range(min(TOPICS_A_SLICE, len(self._topic_ids))):
+            topic = engine.catalog.topics.get(self._topic_ids.popleft())
+            if topic is None or not self._wanted(topic):
+                continue
+            first = queue_id if topic.id == topic_id else 0
+            self._queues.extend((topic, number) for number in range(first, topic.queues))
+            if len(self._queues) >= QUEUES_A_PAGE:
+                break
+        return bool(self._queues or self._topic_ids)
+
+    def _describe(self, engine: Engine, topic: Topic, number: QueueId) -> None:
+        queue = engine.catalog.queue(topic.id, number)
+        self.reply.queues.add(
+            topic=topic.name,
+            topic_id=topic.id,
+            queue_id=number,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+            bytes=engine.inspection.log_bytes(queue),
+        )
+
+
+def _describe_log(engine: Engine, reply: pb.BrokerGroupQueues) -> None:
+    reply.broker = engine.catalog.broker_name
+    reply.log_min, reply.log_end = engine.log.min_offset, engine.log.committed_offset
+    engine.note_place(engine.log.committed_offset)
+    reply.log_id = log_id_of(engine)
+
+
+def _wanted_topics(request: pb.GetQueuesRequest) -> Callable[[Topic], bool]:
+    """Return which topics a request is about."""
+    if len(request.topic_pattern) > PATTERN_CHARS_MAX or len(request.topics) > TOPICS_MAX:
+        raise refusal(
+            BadRequest(
+                f"a request names at most {TOPICS_MAX} topics, and a pattern has at most"
+                f" {PATTERN_CHARS_MAX} characters"
+            )
+        )
+    names = frozenset(request.topics)
+    # No part of it is tried a second time: it takes no longer than the name is long, about.
+    pattern = re.compile(fnmatch.translate(request.topic_pattern))
+
+    def is_wanted(topic: Topic) -> bool:
+        if topic.name.startswith(HIDDEN_TOPIC_PREFIX):
+            return False
+        if topic.name in names:
+            return True
+        if topic.is_system and not topic.name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            return False
+        return bool(request.topic_pattern) and pattern.match(topic.name) is not None
+
+    return is_wanted
+
+
+def _add_progress(engine: Engine, reply: pb.ListProgressReply, key: Key) -> None:
+    found = engine.inspection.find_progress(key)
+    if found is None:
+        return
+    pulled = engine.catalog.pull_offsets.find(key)
+    reply.items.add(
+        consumer_group=engine.catalog.groups[key[0]].name,
+        topic=found.topic,
+        queue_id=found.queue_id,
+        min_offset=found.min_offset,
+        max_offset=found.max_offset,
+        commit_offset=found.consumer_offset,
+        pop_offset=found.pop_offset,
+        pull_offset=-1 if pulled is None else pulled,
+        oldest_unacked_at_ms=found.oldest_unacked_at_ms,
+        is_retry=found.is_retry,
+        ready_count=found.ready_count,
+        in_flight_count=found.in_flight_count,
+    )
+
+
+def _add_pulled(engine: Engine, reply: pb.ListProgressReply, group: Group) -> None:
+    """Add queues that a group pulls and does not pop."""
+    popped = engine.inspection.topics_read(group)
+    names = {engine.catalog.topics[topic_id].name for topic_id in popped}
+    for pulled in engine.inspection.pulled_by(group):
+        if pulled.topic not in names:
+            reply.items.add(
+                consumer_group=group.name,
+                topic=pulled.topic,
+                queue_id=pulled.queue_id,
+                min_offset=pulled.min_offset,
+                max_offset=pulled.max_offset,
+                commit_offset=-1,
+                pop_offset=-1,
+                pull_offset=pulled.offset,
+            )
+
+
+def _numbers(cursor: str, *, count: int) -> list[int]:
+    """Take a cursor of ours apart: numbers with dots between; zeros where there is none."""
+    parts = cursor.split(".") if cursor else ["0"] * count
+    is_ours = all(each.isascii() and each.isdigit() for each in parts)
+    if len(parts) != count or not is_ours or len(cursor) > CURSOR_CHARS_MAX:
+        raise refusal(BadRequest("the cursor is not one of an answer"))
+    return [int(each) for each in parts]

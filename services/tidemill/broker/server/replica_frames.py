@@ -1,0 +1,187 @@
+"""What replicas say to each other, as values of the engine and on the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from tidemill.broker.engine.replication.epoch_journal import (
+    CopyAll,
+    Cut,
+    Diverged,
+    EpochEntry,
+    LogExtent,
+)
+from tidemill.broker.engine.replication.messages import (
+    Ack,
+    Beat,
+    Data,
+    Digest,
+    Hello,
+    News,
+    Refusal,
+    Welcome,
+)
+from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as pb
+from tidemill.transport.replica_wire import from_member, from_view, to_member, to_view
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.replication.messages import ToMaster, ToReplica
+
+FEATURE_LEVEL = 1  # of this version: records that it writes, and frames that it knows
+
+
+class Floor(NamedTuple):
+    """Where the master's log begins, and how far who drops the same must have applied it."""
+
+    log_min: int
+    confirm: int
+
+
+class SenselessFrame(Exception):
+    """A frame that no replica of ours sends."""
+
+
+def encode_to_replica(message: ToReplica | Floor) -> bytes:
+    """Encode what a master says."""
+    match message:
+        case Data():
+            frame = pb.ToReplica(
+                data=pb.Data(
+                    epoch=message.epoch, offset=message.offset, data=bytes(message.data),
+                    crc=message.crc, confirm=message.confirm,
+                    segment_start=message.segment_start, segment_bytes=message.segment_bytes,
+                )
+            )  # fmt: skip
+        case Floor(log_min, confirm):
+            frame = pb.ToReplica(floor=pb.Floor(log_min=log_min, confirm=confirm))
+        case Beat(epoch, confirm):
+            frame = pb.ToReplica(beat=pb.Beat(epoch=epoch, confirm=confirm))
+        case News(view):
+            frame = pb.ToReplica(news=to_view(view))
+        case Refusal(why, view):
+            refusal = pb.Refusal(why=why, view=None if view is None else to_view(view))
+            frame = pb.ToReplica(refusal=refusal)
+        case Welcome():
+            frame = pb.ToReplica(welcome=_to_welcome(message))
+        case _:
+            assert_never(message)
+    return frame.SerializeToString()
+
+
+def decode_to_replica(encoded: bytes) -> ToReplica | Floor:
+    """Decode what a master has said. Raises SenselessFrame, DecodeError."""
+    frame = pb.ToReplica.FromString(encoded)
+    match frame.WhichOneof("message"):
+        case "data":
+            data = frame.data
+            return Data(
+                data.epoch, data.offset, data.data, data.crc, data.confirm, data.segment_start,
+                data.segment_bytes,
+            )  # fmt: skip
+        case "beat":
+            return Beat(frame.beat.epoch, frame.beat.confirm)
+        case "floor":
+            return Floor(frame.floor.log_min, frame.floor.confirm)
+        case "news":
+            return News(from_view(frame.news))
+        case "refusal":
+            refusal = frame.refusal
+            return Refusal(
+                refusal.why, from_view(refusal.view) if refusal.HasField("view") else None
+            )
+        case "welcome":
+            return _from_welcome(frame.welcome)
+        case _:
+            raise SenselessFrame("a master says nothing that is known here")
+
+
+def encode_to_master(message: ToMaster) -> bytes:
+    """Encode what a replica says."""
+    match message:
+        case Ack():
+            frame = pb.ToMaster(
+                ack=pb.Ack(
+                    epoch=message.epoch, member=to_member(message.member),
+                    received_end=message.received_end, durable_end=message.durable_end,
+                    applied_end=message.applied_end, is_slow=message.is_slow,
+                )
+            )  # fmt: skip
+        case Hello():
+            frame = pb.ToMaster(
+                hello=pb.Hello(
+                    group=message.group, member=to_member(message.member),
+                    store_uuid=message.store_uuid, epoch_seen=message.epoch_seen,
+                    version_seen=message.version_seen, extent=_to_extent(message.extent),
+                    durable_end=message.durable_end, feature_level=FEATURE_LEVEL,
+                    is_full=message.is_full,
+                )
+            )  # fmt: skip
+        case _:
+            assert_never(message)
+    return frame.SerializeToString()
+
+
+def decode_to_master(encoded: bytes) -> ToMaster:
+    """Decode what a replica has said. Raises SenselessFrame, DecodeError."""
+    frame = pb.ToMaster.FromString(encoded)
+    match frame.WhichOneof("message"):
+        case "ack":
+            ack = frame.ack
+            return Ack(
+                ack.epoch, from_member(ack.member), ack.received_end, ack.durable_end,
+                ack.applied_end, ack.is_slow,
+            )  # fmt: skip
+        case "hello":
+            hello = frame.hello
+            return Hello(
+                hello.group, from_member(hello.member), hello.store_uuid, hello.epoch_seen,
+                hello.version_seen, _from_extent(hello.extent), hello.durable_end,
+                hello.is_full,
+            )  # fmt: skip
+        case _:
+            raise SenselessFrame("a replica says nothing that is known here")
+
+
+def _to_welcome(message: Welcome) -> pb.Welcome:
+    agreement = message.agreement
+    welcome = pb.Welcome(
+        epoch=message.epoch,
+        master=to_member(message.master),
+        digest=pb.Digest(
+            begin=message.digest.begin, end=message.digest.end, crc=message.digest.crc
+        ),
+        extent=_to_extent(message.extent),
+        confirm=message.confirm,
+    )
+    match agreement:
+        case Cut(offset):
+            welcome.cut = offset
+        case CopyAll(log_min):
+            welcome.copy_all_from = log_min
+        case Diverged():
+            raise AssertionError("such a replica is refused")
+        case _:
+            assert_never(agreement)
+    return welcome
+
+
+def _from_welcome(found: pb.Welcome) -> Welcome:
+    is_cut = found.WhichOneof("agreement") == "cut"
+    return Welcome(
+        found.epoch,
+        from_member(found.master),
+        Cut(found.cut) if is_cut else CopyAll(found.copy_all_from),
+        Digest(found.digest.begin, found.digest.end, found.digest.crc),
+        _from_extent(found.extent),
+        found.confirm,
+    )
+
+
+def _to_extent(extent: LogExtent) -> pb.LogExtent:
+    journal = [pb.EpochEntry(epoch=epoch, start=start) for epoch, start in extent.journal]
+    return pb.LogExtent(journal=journal, log_min=extent.log_min, log_end=extent.log_end)
+
+
+def _from_extent(found: pb.LogExtent) -> LogExtent:
+    journal = tuple(EpochEntry(entry.epoch, entry.start) for entry in found.journal)
+    return LogExtent(journal, found.log_min, found.log_end)

@@ -1,0 +1,158 @@
+"""What the broker exports about its store: the volume, the log, and what they take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tidemill.broker.engine.layout.numbers import TopicId
+from tidemill.broker.metrics import MS_PER_S, STORAGE, STORAGE_LABELS, MeteredRounds, flag
+from tidemill.common.metrics import Labels, Registry, full_parts, histogram_family
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.metadata.catalog import Topic
+
+SIZE_LABELS = (*STORAGE_LABELS, "topic", "is_system")
+US_PER_S = 1_000_000
+
+
+class TopicSizes:
+    """How much of the log the messages of each topic take, as of the last time somebody asked."""
+
+    def __init__(self) -> None:
+        self.log_bytes: dict[TopicId, int] = {}
+
+
+@final
+class StoreMetrics:
+    """Turns what is known of the store into metrics."""
+
+    def __init__(self, registry: Registry, sizes: TopicSizes, rounds: MeteredRounds) -> None:
+        self._sizes = sizes
+        self._rounds = rounds
+        self._size_sets = registry.bounded("rocketmq_storage_topic_bytes", SIZE_LABELS)
+        registry.register(self._collect)
+
+    def _collect(self) -> Iterator[Metric]:
+        yield from self._collect_volume()
+        yield from self._collect_times()
+        yield from self._collect_sizes(self._rounds.engine.catalog.topics)
+        yield from self._collect_damage()
+
+    def _collect_volume(self) -> Iterator[Metric]:
+        engine = self._rounds.engine
+        log = engine.log
+        total_bytes = engine.disk.total_bytes()
+        oldest_at_ms = log.first_stored_at_ms(0) if log.committed_offset > log.min_offset else 0
+        for name, help_, value in (
+            ("size", "Bytes used on the volume.", total_bytes - engine.free_bytes),
+            ("free_bytes", "Bytes that can still be written.", engine.free_bytes),
+            (
+                "disk_used_ratio",
+                "Used part of what processes can use of the volume.",
+                (total_bytes - engine.free_bytes) / total_bytes if total_bytes else 0,
+            ),
+            (
+                "full_in_seconds",
+                "Until the volume is full, at the last hour's rate; +Inf: never.",
+                self._rounds.disk_full_in_s,
+            ),
+            ("flush_behind_bytes", "Appended and not synced.", log.log_end - log.durable_offset),
+            (
+                "dispatch_behind_bytes",
+                "Not indexed: one step with the append, save at a replica.",
+                log.log_end - log.folded_offset,
+            ),
+            (
+                "message_reserve_time",
+                "Ms since the oldest record was stored.",
+                self._rounds.now_ms - oldest_at_ms if oldest_at_ms else 0,
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"rocketmq_storage_{name}", help_, labels=STORAGE_LABELS)
+            gauge.add_metric(STORAGE, value)
+            yield gauge
+
+    def _collect_times(self) -> Iterator[Metric]:
+        """Yield what the log takes: to be written and synced, and at the last start."""
+        engine = self._rounds.engine
+        for name, help_, times in (
+            ("append", "Seconds to write what a round appends.", self._rounds.append_times_us),
+            ("fsync", "Seconds until it is on the disk.", self._rounds.sync_times_us),
+        ):
+            yield histogram_family(
+                f"rocketmq_storage_{name}_seconds", help_, STORAGE_LABELS, times,
+                lambda _: STORAGE, divisor=US_PER_S,
+            )  # fmt: skip
+        recover = GaugeMetricFamily(
+            "rocketmq_storage_recover_seconds", "Time the last start took.", labels=STORAGE_LABELS
+        )
+        recover.add_metric(STORAGE, engine.opened_in_ms / MS_PER_S)
+        kept = GaugeMetricFamily(
+            "rocketmq_storage_retention_seconds",
+            "Age at which messages are deleted.",
+            labels=STORAGE_LABELS,
+        )
+        kept.add_metric(STORAGE, engine.retention.retention_ms / MS_PER_S)
+        cut = CounterMetricFamily(
+            "rocketmq_storage_truncated_bytes_total",
+            "Bytes of an unfinished write that the last start cut from the end of the log.",
+            labels=STORAGE_LABELS,
+        )
+        cut.add_metric(STORAGE, engine.cut_bytes)
+        yield from (recover, kept, cut)
+
+    def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily(
+            "rocketmq_storage_topic_bytes",
+            "Bytes of the log that a topic's messages take; of a queue with more than 256 messages "
+            "estimated from the sizes of 256 of them.",
+            labels=SIZE_LABELS,
+        )
+        overflows: Counter[Labels] = Counter()
+        for topic_id, log_bytes in list(self._sizes.log_bytes.items()):
+            topic = topics.get(topic_id)
+            if topic is None:
+                continue
+            labels = (*STORAGE, topic.name, flag(topic.is_system))
+            admitted = self._size_sets.admit(labels)
+            if admitted == labels:
+                gauge.add_metric(labels, log_bytes)
+                yield from full_parts(gauge)
+            else:
+                overflows[admitted] += log_bytes
+        for admitted, log_bytes in overflows.items():
+            gauge.add_metric(admitted, log_bytes)
+        yield gauge
+
+    def _collect_damage(self) -> Iterator[Metric]:
+        engine = self._rounds.engine
+        corrupt = CounterMetricFamily(
+            "rocketmq_storage_corrupt_records_total",
+            "Damage met: reads of damaged records of the log, and files derived from it.",
+            labels=(*STORAGE_LABELS, "file"),
+        )
+        corrupt.add_metric((*STORAGE, "log"), engine.store.damaged_count)
+        for folder, count in engine.repairs.counts.items():
+            corrupt.add_metric((*STORAGE, folder), count)
+        yield corrupt
+        repaired = CounterMetricFamily(
+            "rocketmq_storage_repaired_files_total",
+            "Damaged files that were derived from the log again.",
+            labels=("folder",),
+        )
+        for folder, count in self._rounds.engine.repairs.counts.items():
+            repaired.add_metric((folder,), count)
+        yield repaired
+        asked = CounterMetricFamily(
+            "rocketmq_storage_mended_places_total",
+            "Damaged places of the log that other replicas were asked for: mended, or given up.",
+            labels=("result",),
+        )
+        damage = engine.log.damage
+        asked.add_metric(("mended",), damage.mended_count)
+        asked.add_metric(("given_up",), damage.given_up_count)
+        yield asked

@@ -1,0 +1,114 @@
+"""`tidemill client ...`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.messages import printable
+from tidemill.cli.rest import (
+    Json,
+    call,
+    say,
+    segment,
+    show,
+    warn,
+    warn_unreachable,
+)
+from tidemill.cli.times import DURATION, duration_ms, span
+
+app = typer.Typer(no_args_is_help=True, help="See who is connected, and ask a client.")
+
+ClientId = Annotated[str, typer.Argument(metavar="ID", help="Id of the client.")]
+Timeout = Annotated[
+    str, typer.Option(metavar=DURATION, help="How long to wait for the client's answer.")
+]
+TIMEOUT = "5s"
+TOPICS_SHOWN = 3  # of a table's cell
+LISTED_MAX = 1_000  # clients of a table: who looks for one of more than that has a filter
+
+
+@app.command("ls")
+def list_clients(
+    context: typer.Context,
+    group: Annotated[str | None, typer.Option(help="Only consumers of this group.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only clients that announced it.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=LISTED_MAX, help="At most so many.")] = 100,
+) -> None:
+    """List connected clients: those that gave a sign of life within two minutes.
+
+    Example: tidemill client ls --group billing
+    """
+    query = {"pageSize": str(limit)}
+    query |= {"group": group} if group else {}
+    query |= {"topic": topic} if topic else {}
+    page = call(context, "GET", "/clients", query=query)
+    rows = [
+        (
+            client["clientId"], client["kind"], client.get("group"), _topics(client),
+            f"{client['language']} {client['version']}".strip(), client["proxies"][0]["address"],
+            ", ".join(proxy["name"] for proxy in client["proxies"]),
+            span(client["connectedMs"]), span(client["silentMs"]),
+        )
+        for client in page["clients"]
+    ]  # fmt: skip
+    columns = "CLIENT", "KIND", "GROUP", "TOPICS", "LANGUAGE", "ADDRESS", "PROXY", "FOR", "SILENT"
+    show(context, page, columns, [tuple(map(_text, row)) for row in rows])
+    warn_unreachable(page)
+    if page.get("nextPageToken"):
+        warn(f"there are more than {limit}; see --group, --topic and --limit")
+
+
+@app.command("show")
+def show_client(context: typer.Context, client_id: ClientId) -> None:
+    """Show a client: what it announced, which proxies it calls, and how much it holds.
+
+    Example: tidemill client show host@4711@0@abc
+    """
+    client = call(context, "GET", f"/clients/{segment(client_id)}")
+    rows = [
+        ("kind", client["kind"]),
+        ("group", client.get("group")),
+        ("language", client["language"]),
+        ("version", client["version"]),
+        ("host", client.get("host")),
+        ("in flight", client.get("inFlight")),
+        ("connected", f"{span(client['connectedMs'])} ago"),
+        ("last heard", f"{span(client['silentMs'])} ago"),
+    ]
+    subscriptions = client.get("subscriptions") or ()
+    rows += [("subscription", f"{s['topic']} {s['filterType']} {s['expression']}")
+             for s in subscriptions]  # fmt: skip
+    if not subscriptions:
+        rows += [("topic", topic) for topic in client.get("topics") or ()]
+    for proxy in client["proxies"]:
+        can = "can be asked" if proxy["hasStream"] else "cannot be asked"
+        rows.append(("proxy", f"{proxy['name']} from {proxy['address']}, {can}"))
+    show(context, client, ("CLIENT", printable(client_id)),
+         [(name, _text(value)) for name, value in rows if value is not None])  # fmt: skip
+    warn_unreachable(client)
+
+
+@app.command("stack")
+def print_stack(context: typer.Context, client_id: ClientId, timeout: Timeout = TIMEOUT) -> None:
+    """Print what the threads of a client are doing, as far as it can tell: Java and Go clients do.
+
+    Example: tidemill client stack host@4711@0@abc
+    """
+    query = {"timeoutMs": str(duration_ms(timeout))}
+    answer = call(context, "POST", f"/clients/{segment(client_id)}:stack", query=query)
+    lines = answer["stack"].expandtabs().splitlines()
+    say(context, answer, "\n".join(map(printable, lines)))
+
+
+def _topics(client: Json) -> str:
+    topics = client.get("topics") or []
+    more = len(topics) - TOPICS_SHOWN
+    shown = ", ".join(topics[:TOPICS_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _text(value: object) -> str | None:
+    """Return what a client says of itself as a terminal may get it."""
+    return None if value is None else printable(str(value))

@@ -1,0 +1,182 @@
+"""`tidemill delivery ...`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from tidemill.cli.messages import printable
+from tidemill.cli.rest import (
+    PAGE_SIZE,
+    Json,
+    call,
+    check_is_sure,
+    confirm,
+    has_several,
+    say,
+    segment,
+    show,
+    warn,
+    warn_unreachable,
+)
+from tidemill.cli.times import age, from_now
+from tidemill.common.clock import SystemClock
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List what consumers have and have not acked, and give it to others.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
+Topic = Annotated[str | None, typer.Option(help="Only of this topic, its retries included.")]
+Queue = Annotated[
+    int | None, typer.Option(min=0, help="Only of this queue of the topic; needs --topic.")
+]
+Client = Annotated[str | None, typer.Option(help="Only what this client has, by its id.")]
+MessageId = Annotated[
+    str | None, typer.Option("--message", metavar="ID", help="Only the message with this id.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+COLUMNS: Final = (
+    "TOPIC", "QUEUE", "OFFSET", "MESSAGE ID", "ATTEMPT", "HELD BY", "SINCE", "ENDS", "RENEWED",
+    "BROKER",
+)  # fmt: skip
+
+
+@app.command("ls")
+def list_deliveries(
+    context: typer.Context,
+    group: Name,
+    topic: Topic = None,
+    queue: Queue = None,
+    client: Client = None,
+    message: MessageId = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+) -> None:
+    """List the messages that consumers of a group have and have not acked, the oldest first.
+
+    ENDS is when a message goes to another consumer if nobody acks it. RENEWED `yes`: a push
+    consumer has it, and that end moves on while the consumer lives, for up to three hours; `not
+    yet`: the consumer has not told yet that it got the message.
+
+    Examples:
+    * `tidemill delivery ls billing`
+    * `tidemill delivery ls billing --client worker-7@4711 --limit 1000 -o json`
+    """
+    query = _filter(topic=topic, queue=queue, clientId=client, messageId=message)
+    given = {name: str(value) for name, value in query.items()}
+    deliveries, has_more, unreachable = _pages(context, group, given, limit)
+    now_ms = SystemClock().wall_ms()
+    count = len(COLUMNS) if has_several(deliveries) else len(COLUMNS) - 1
+    rows = [_row(delivery, now_ms)[:count] for delivery in deliveries]
+    show(context, deliveries, COLUMNS[:count], rows)
+    warn_unreachable({"unreachable": unreachable})
+    if has_more:
+        typer.echo(f"there are more than these {limit}; see --limit", err=True)
+
+
+@app.command("release")
+def release_deliveries(
+    context: typer.Context,
+    group: Name,
+    topic: Topic = None,
+    queue: Queue = None,
+    client: Client = None,
+    message: MessageId = None,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="All that the group has in flight; else say which.")
+    ] = False,
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
+) -> None:
+    """Take messages from the consumers that have them: others get them at once.
+
+    For a consumer that hangs. The delivery counts as an attempt. What the consumer still works on
+    is done twice, and its acks are refused from then on.
+
+    Examples:
+    * `tidemill delivery release billing --client worker-7@4711 --dry-run`
+    * `tidemill delivery release billing --topic orders --queue 3`
+    * `tidemill delivery release billing --all --yes`
+    """
+    body = _filter(topic=topic, queue=queue, clientId=client, messageId=message)
+    if body and is_all:
+        raise typer.BadParameter("--all, or say which: not both")
+    if not body and not is_all:
+        raise typer.BadParameter(
+            "say which: --topic, --queue, --client or --message; or --all for all of the group"
+        )
+    if queue is not None and topic is None:
+        raise typer.BadParameter("--queue is one of a topic: give --topic too")
+    if is_all:
+        body["all"] = True
+    path = f"/groups/{segment(group)}/deliveries:release"
+    if not is_dry:
+        check_is_sure("delivery release", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = call(context, "POST", path, body=body | {"dryRun": True})
+        warn_unreachable(planned)
+        _warn_of_stranger(context, client, planned)
+        count = f"{'more than ' if planned['more'] else ''}{planned['messages']} messages"
+        if is_dry:
+            say(context, planned, f"{count} of group {group} would be released")
+            return
+        confirm(
+            f"Take {count} of group {group} from their consumers? What those still work on is done"
+            f" twice then."
+        )
+    done = call(context, "POST", path, body=body)
+    rest = "; there are more: run it again" if done["more"] else ""
+    say(context, done, f"{done['messages']} messages of group {group} are released{rest}")
+    _warn_of_stranger(context, client, done)
+    warn_unreachable(done)
+
+
+def _warn_of_stranger(context: typer.Context, client: str | None, release: Json) -> None:
+    """Say that nobody knows a client of which nothing was found: its id may be misspelt."""
+    if client is None or release["messages"]:
+        return
+    if call(context, "GET", f"/clients/{segment(client)}", may_miss=True) is None:
+        warn(
+            f"no client {printable(client)} is connected; `tidemill client ls` names those that are"
+        )
+
+
+def _filter(**given: Json) -> dict[str, Json]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _pages(
+    context: typer.Context, group: str, query: dict[str, str], limit: int
+) -> tuple[list[Json], bool, list[str]]:
+    """Collect up to `limit` messages; say whether there are more, and who was not reached."""
+    found: list[Json] = []
+    unreachable: set[str] = set()
+    while True:
+        query["pageSize"] = str(min(limit - len(found), PAGE_SIZE))
+        page = call(context, "GET", f"/groups/{segment(group)}/deliveries", query=query)
+        found.extend(page["deliveries"])
+        unreachable.update(page.get("unreachable", ()))
+        token = page.get("nextPageToken")
+        if not token or len(found) >= limit:
+            return found, bool(token), sorted(unreachable)
+        query["pageToken"] = token
+
+
+def _row(delivery: Json, now_ms: int) -> tuple[object, ...]:
+    renewed = "yes" if delivery["renewed"] else "no"
+    return (
+        delivery["topic"] + (" (retry)" if delivery["retry"] else ""),
+        delivery["queue"],
+        delivery["offset"],
+        delivery.get("messageId"),
+        delivery["attempt"],
+        printable(delivery.get("clientId", "(not known)")),
+        age(delivery["sinceMs"], now_ms),
+        from_now(delivery["untilMs"], now_ms),
+        "not yet" if delivery["onItsWay"] else renewed,
+        delivery["broker"],
+    )

@@ -1,0 +1,396 @@
+"""`tidemill pipeline ...`: jobs on Spark, which `pip install tidemill[pipeline]` brings."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+import yaml
+
+from tidemill.cli.rest import EXIT_REFUSED, fail
+from tidemill.cli.times import INSTANT, instant_ms, utc
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Archive, audit, measure and replay what a cluster stores; needs tidemill[pipeline].",
+)
+
+EXIT_FOUND = 2  # of an audit that found what must not be
+
+R = TypeVar("R")
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the options that a file has as defaults: `to: ./archive`, `topic: [orders]`."""
+    if path is None:
+        return None
+    found = yaml.safe_load(path.read_text("utf-8")) or {}
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path} is no mapping of options")
+    names = {parameter.name: parameter for parameter in context.command.params}
+    given = {str(name).replace("-", "_"): value for name, value in found.items()}
+    for name in given:
+        if name not in names:
+            raise typer.BadParameter(f"{path}: this command has no option {name}")
+    context.default_map = given
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(callback=_read_config, is_eager=True, help="YAML with options of this command."),
+]
+Endpoints = Annotated[
+    str, typer.Option(envvar="TIDEMILL_ENDPOINTS", help="Proxies, `host:port[,host:port]`.")
+]
+To = Annotated[str, typer.Option("--to", help="Folder, or s3a://bucket/path.")]
+TopicNames = Annotated[
+    list[str] | None, typer.Option("--topic", "-t", help="A topic; may be repeated. All, without.")
+]
+Pattern = Annotated[
+    str, typer.Option("--topic-pattern", help="Regular expression of whole topic names.")
+]
+Master = Annotated[
+    str | None,
+    typer.Option(help="Of Spark; that of spark-submit, or local[*] on a machine of its own."),
+]
+OptionPairs = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-O", help="More options of the source, as `tls.enabled=true`."),
+]
+
+MetricsFile = Annotated[
+    str, typer.Option(help="File to write metrics to, for a textfile collector.")
+]
+
+ENDPOINTS = "127.0.0.1:8081"
+EVERY_TOPIC = ".*"
+
+
+def _given(
+    endpoints: str, topics: list[str] | None, pattern: str, more: list[str] | None, **own: str
+) -> dict[str, str]:
+    """Return options of the source."""
+    given = {"endpoints": endpoints, **{name: value for name, value in own.items() if value}}
+    if topics:
+        given["topics"] = ",".join(topics)
+    elif pattern:
+        given["topicPattern"] = pattern
+    for pair in more or ():
+        name, found, value = pair.partition("=")
+        if not found:
+            fail(f"--option {pair} is not name=value", EXIT_REFUSED)
+        given[name] = value
+    return given
+
+
+def _run(module: str, work: Callable[[Any], R]) -> R:
+    """Do a job with a module of the pipeline, and end with a sentence where it cannot."""
+    try:
+        errors = importlib.import_module("tidemill.pipeline.errors")
+        importlib.import_module("tidemill.pipeline.session").check_spark()
+    except ModuleNotFoundError as error:
+        fail(f"{error}: pip install 'tidemill[pipeline]'", EXIT_REFUSED)
+    except errors.PipelineError as error:
+        fail(str(error), EXIT_REFUSED)
+    try:
+        return work(importlib.import_module(module))
+    except Exception as error:  # Spark wraps what a task has raised.
+        told = errors.told_by(error)
+        if told is None:
+            raise
+        fail(told[1], EXIT_REFUSED)
+
+
+_ARCHIVE = "tidemill.pipeline.jobs.archive_commands"
+
+
+def _archive_settings(
+    module: Any, given: dict[str, str], master: str | None, **more: object
+) -> Any:
+    return module.ArchiveSettings(given=given, master=master, **more)
+
+
+@app.command()
+def archive(
+    to: To,
+    endpoints: Endpoints = ENDPOINTS,
+    topic: TopicNames = None,
+    topic_pattern: Pattern = "",
+    master: Master = None,
+    every: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Go on, so long after each end.")
+    ] = None,
+    batch_rows: Annotated[
+        int, typer.Option(min=1, help="Messages of one commit, and what a kill repeats.")
+    ] = 1_000_000,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Go on behind what retention took.")
+    ] = False,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of /metrics, with --every; 0: none.")
+    ] = 0,
+    metrics_file: MetricsFile = "",
+    option: OptionPairs = None,
+    config: Config = None,
+) -> None:
+    """Copy what topics store into Parquet files, each message exactly once.
+
+    Start it again whenever you like: it goes on where its manifest ends.
+
+    Examples:
+    * `tidemill pipeline archive --to ./archive`
+    * `tidemill pipeline archive --to ./archive -t orders -t payments --every 60`
+    """
+    del config
+    given = _given(
+        endpoints, topic, topic_pattern or EVERY_TOPIC, option, archivePath=to, readMode="broker",
+        failOnDataLoss="false" if allow_loss else "true",
+    )  # fmt: skip
+    done = _run(
+        _ARCHIVE,
+        lambda jobs: jobs.append(
+            _archive_settings(
+                jobs,
+                given,
+                master,
+                batch_rows=batch_rows,
+                metrics_port=metrics_port,
+                metrics_file=metrics_file,
+            ),
+            every_s=every,
+        ),
+    )
+    if not done.rows:
+        typer.echo("nothing new", err=True)
+
+
+@app.command("archive-verify")
+def archive_verify(
+    to: To, endpoints: Endpoints = ENDPOINTS, master: Master = None, option: OptionPairs = None,
+    config: Config = None,
+) -> None:  # fmt: skip
+    """Compare what is archived with the broker, and seal what agrees; status 2 where it does not.
+
+    Example: tidemill pipeline archive-verify --to ./archive
+    """
+    del config
+    given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
+    wrong = _run(_ARCHIVE, lambda jobs: jobs.verify(_archive_settings(jobs, given, master)))
+    for sentence in wrong:
+        typer.echo(sentence)
+    if wrong:
+        raise typer.Exit(EXIT_FOUND)
+    typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
+
+
+@app.command("archive-compact")
+def archive_compact(to: To, master: Master = None, config: Config = None) -> None:
+    """Write the small files of each hour as larger ones.
+
+    Example: tidemill pipeline archive-compact --to ./archive
+    """
+    del config
+    given = _given(ENDPOINTS, None, EVERY_TOPIC, None, archivePath=to)
+    before, after = _run(
+        _ARCHIVE, lambda jobs: jobs.compact(_archive_settings(jobs, given, master))
+    )
+    typer.echo(f"{before} files are {after} now; archive-vacuum deletes the old ones", err=True)
+
+
+@app.command("archive-expire")
+def archive_expire(
+    to: To,
+    days: Annotated[float, typer.Option(min=0, help="What is older goes.")],
+    topic: TopicNames = None,
+    config: Config = None,
+) -> None:
+    """Let go of what is older than so many days.
+
+    Example: tidemill pipeline archive-expire --to ./archive --days 90 -t orders
+    """
+    del config
+    given = _given(ENDPOINTS, topic, EVERY_TOPIC, None, archivePath=to)
+    count = _run(
+        _ARCHIVE, lambda jobs: jobs.expire(_archive_settings(jobs, given, None), days=days)
+    )
+    typer.echo(f"{count} files are let go; archive-vacuum deletes them", err=True)
+
+
+@app.command("archive-vacuum")
+def archive_vacuum(to: To, config: Config = None) -> None:
+    """Delete files that the manifest does not name, once they are a day old.
+
+    Example: tidemill pipeline archive-vacuum --to ./archive
+    """
+    del config
+    given = _given(ENDPOINTS, None, EVERY_TOPIC, None, archivePath=to)
+    count = _run(_ARCHIVE, lambda jobs: jobs.vacuum(_archive_settings(jobs, given, None)))
+    typer.echo(f"{count} files are deleted", err=True)
+
+
+@app.command()
+def audit(
+    to: To,
+    endpoints: Endpoints = ENDPOINTS,
+    topic: TopicNames = None,
+    topic_pattern: Pattern = "",
+    sends: Annotated[
+        str, typer.Option(help="Acknowledged sends: JSON lines with message_id and topic.")
+    ] = "",
+    grace: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="What is younger is not missed yet.")
+    ] = 600,
+    late_ms: Annotated[int, typer.Option(min=0, help="What fires later than this is late.")] = 1000,
+    window: Annotated[str, typer.Option(help="Of the tables and curves.")] = "5 minutes",
+    filtered_group: Annotated[
+        list[str] | None, typer.Option(help="A group with a filter, which misses by right.")
+    ] = None,
+    metrics_file: MetricsFile = "",
+    master: Master = None,
+    option: OptionPairs = None,
+    config: Config = None,
+) -> None:
+    """Prove what was consumed against what was produced; status 2 where messages are lost or early.
+
+    Ends in a table, and in a page with curves: DIR/audit/index.html.
+
+    Example: tidemill pipeline audit --to ./audit -t orders --grace 0
+    """
+    del config
+    given = _given(endpoints, topic, topic_pattern, option)
+    verdict = _run(
+        "tidemill.pipeline.jobs.audit",
+        lambda jobs: jobs.run(
+            jobs.AuditSettings(
+                to=to, given=given, master=master, sends=sends, grace_s=grace, late_ms=late_ms,
+                window=window, filtered_groups=filtered_group or (), metrics_file=metrics_file,
+            )
+        ),
+    )  # fmt: skip
+    typer.echo("", err=True)
+    columns = ("produced", "delivered", "acked", "in_flight", "dead_lettered", "expired")
+    _table(
+        ("TOPIC", "GROUP", *(name.upper().replace("_", " ") for name in columns)),
+        [
+            (row["topic"], row["consumer_group"] or "-", *(f"{row[name]:,}" for name in columns))
+            for row in verdict.totals
+        ],
+    )
+    _table(("FINDING", "COUNT"), [(kind, f"{n:,}") for kind, n in verdict.counts.items()])
+    typer.echo(f"{to.rstrip('/')}/audit/index.html has the findings and the curves", err=True)
+    if verdict.is_broken:
+        raise typer.Exit(EXIT_FOUND)
+
+
+@app.command("delay-accuracy")
+def delay_accuracy(
+    to: To,
+    endpoints: Endpoints = ENDPOINTS,
+    topic: TopicNames = None,
+    baseline: Annotated[
+        str, typer.Option(help="Folder of an earlier run; status 2 where a P99 is worse.")
+    ] = "",
+    master: Master = None,
+    option: OptionPairs = None,
+    config: Config = None,
+) -> None:
+    """Say how late delayed messages were, by topic and by how long they had waited.
+
+    Example: tidemill pipeline delay-accuracy --to ./accuracy
+    """
+    del config
+    given = _given(endpoints, topic, "", option)
+    measured = _run(
+        "tidemill.pipeline.jobs.delay_accuracy",
+        lambda jobs: jobs.run(
+            jobs.AccuracySettings(to=to, given=given, master=master, baseline=baseline)
+        ),
+    )
+    names = ("topic", "band", "count", "early", "p50", "p90", "p99", "p999", "max")
+    typer.echo("", err=True)
+    _table([name.upper() for name in names], [[band[n] for n in names] for band in measured.bands])
+    for sentence in measured.worse:
+        typer.echo(sentence)
+    if measured.worse or any(band["early"] for band in measured.bands):
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table whose columns are as wide as they must be."""
+    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+    typer.echo("")
+
+
+class ReplayTiming(StrEnum):
+    """How replayed messages are spaced."""
+
+    ASAP = "asap"
+    ORIGINAL = "original"
+    SCALED = "scaled"
+
+
+@app.command()
+def replay(
+    source: Annotated[str, typer.Option("--from", metavar="DIR", help="The archive.")],
+    into: Annotated[str, typer.Option(help="Topic that everything is sent to.")],
+    state: Annotated[
+        str, typer.Option(metavar="DIR", help="Remembers how far it is; a new one starts anew.")
+    ],
+    endpoints: Endpoints = ENDPOINTS,
+    topic: TopicNames = None,
+    topic_pattern: Pattern = "",
+    since: Annotated[
+        str | None, typer.Option(metavar=INSTANT, help="What was stored then or later.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar=INSTANT, help="What was stored before.")
+    ] = None,
+    timing: Annotated[
+        ReplayTiming,
+        typer.Option(help="At once, spaced as they were, or --speed times that."),
+    ] = ReplayTiming.ASAP,
+    speed: Annotated[float, typer.Option(min=0.001, help="With --timing scaled.")] = 1.0,
+    rate: Annotated[
+        float | None, typer.Option(min=0.1, help="Messages a second of one task.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would send.")] = False,
+    master: Master = None,
+    option: OptionPairs = None,
+    config: Config = None,
+) -> None:
+    """Send archived messages again, each with its first id in `tidemill-original-id`.
+
+    Example: tidemill pipeline replay --from ./archive --into again --state ./replay -t orders
+    """
+    del config
+    given = _given(endpoints, topic, topic_pattern or EVERY_TOPIC, None)
+    more = dict(pair.split("=", 1) for pair in option or () if "=" in pair)
+    sink = {"endpoints": endpoints, "topic": into, **more}
+    if rate is not None:
+        sink["maxRatePerTask"] = str(rate)
+    plan = _run(
+        "tidemill.pipeline.jobs.replay",
+        lambda jobs: jobs.run(
+            jobs.ReplaySettings(
+                archive=source, given=given, sink=sink, state=state, timing=timing.value,
+                speed=speed, since_ms=None if since is None else instant_ms(since),
+                until_ms=None if until is None else instant_ms(until), master=master,
+            ),
+            is_dry=dry_run,
+        ),
+    )  # fmt: skip
+    typer.echo("", err=True)
+    verb = "would be sent" if dry_run else "are sent"
+    typer.echo(
+        f"{plan.rows:,} messages, stored from {utc(plan.first_stored_ms)} to"
+        f" {utc(plan.last_stored_ms)}, {verb}"
+    )

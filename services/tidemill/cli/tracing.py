@@ -1,0 +1,104 @@
+"""A message's journey as a timeline, for `tidemill message trace`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from tidemill.cli.rest import Json, call, has_several, segment
+from tidemill.cli.times import utc
+
+COLUMNS = ("AT", "AFTER", "EVENT", "GROUP", "ATTEMPT", "PLACE", "DETAIL", "BROKER")
+_MIB = 1 << 20
+
+
+def follow(context: typer.Context, message_id: str) -> Json:
+    """Return all that happened to a message, with what cannot be known of it.
+
+    Says on a terminal how much log is left to be read, and ends early at Ctrl-C.
+    """
+    path = f"/messages/{segment(message_id)}/trace"
+    events: list[Json] = []
+    unreachable: list[str] = []
+    cursor = ""
+    try:
+        while True:
+            page = call(context, "GET", path, query={"cursor": cursor} if cursor else {})
+            events += page["events"]
+            unreachable += [one for one in page.get("unreachable", []) if one not in unreachable]
+            cursor = page.get("cursor", "")
+            if not cursor:
+                break
+            _tell(f"{page['leftBytes'] // _MIB} MiB of log are left to be read")
+    except KeyboardInterrupt:
+        typer.echo("stopped: what follows is not all", err=True)
+    events.sort(key=lambda event: (event["atMs"], event["broker"], event["position"]))
+    answer: Json = {"messageId": message_id, "events": events}
+    if cursor:
+        answer["cursor"] = cursor
+    if unreachable:
+        answer["unreachable"] = unreachable
+    return answer
+
+
+def _tell(progress: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(progress, err=True)
+
+
+def columns_of(events: Sequence[Json]) -> Sequence[str]:
+    """Return the columns of the timeline."""
+    return COLUMNS if has_several(events) else COLUMNS[:-1]
+
+
+def rows_of(events: Sequence[Json]) -> list[Sequence[object]]:
+    """Return the timeline: a row an event, with its time after the first."""
+    first_ms = events[0]["atMs"] if events else 0
+    count = len(columns_of(events))
+    return [_row(event, first_ms)[:count] for event in events]
+
+
+def _row(event: Json, first_ms: int) -> tuple[object, ...]:
+    place = f"{event['topic'] or '?'} {event['queueId']}:{event['queueOffset']}"
+    if event["event"] in {"scheduled", "moved", "recalled"}:
+        place = f"{event['topic'] or '?'} timer {event['queueOffset']}"
+    return (
+        utc(event["atMs"]),
+        after(event["atMs"] - first_ms),
+        event["event"].replace("_", "-"),
+        event.get("consumerGroup"),
+        event.get("attempt"),
+        place,
+        _detail(event),
+        event["broker"],
+    )
+
+
+def _detail(event: Json) -> str:
+    parts = []
+    if due_at_ms := event.get("dueAtMs"):
+        name = "due" if event["event"] in {"scheduled", "fired", "recalled", "moved"} else "until"
+        parts.append(f"{name} {after(due_at_ms - event['atMs'])}")
+    if client_id := event.get("clientId"):
+        parts.append(f"by {client_id}")
+    if reason := event.get("reason"):
+        parts.append(reason.replace("_", " "))
+    if body_size := event.get("bodySize"):
+        parts.append(f"{body_size} bytes")
+    return ", ".join(parts)
+
+
+def after(duration_ms: int) -> str:
+    """Return how much later, or earlier, something is."""
+    sign, duration_ms = ("-", -duration_ms) if duration_ms < 0 else ("+", duration_ms)
+    seconds, ms = divmod(duration_ms, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    text = f"{seconds}.{ms:03d}s"
+    for value, unit in ((minutes, "m"), (hours, "h"), (days, "d")):
+        if value:
+            text = f"{value}{unit} {text}"
+    return sign + text

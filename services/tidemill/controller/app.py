@@ -1,0 +1,163 @@
+"""The controller process: open the store, watch over groups, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ssl
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+
+from tidemill.common.clock import SystemClock
+from tidemill.common.lifecycle import (
+    StartRefused,
+    announce_ready,
+    die_with_parent,
+    run,
+    settle_memory,
+    stop_on_signal,
+)
+from tidemill.common.log import configure_logging
+from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.readiness import Readiness
+from tidemill.controller.group import Group
+from tidemill.controller.groups import Groups
+from tidemill.controller.leading import Leading
+from tidemill.controller.meta_store import MetaStore, StoreUnreachable
+from tidemill.controller.metrics import ControllerMetrics
+from tidemill.controller.server.grpc_server import controller_server
+from tidemill.controller.server.service import ControllerService
+from tidemill.controller.settings import ControllerSettings
+from tidemill.controller.sqlite_store import SqliteStore
+from tidemill.transport.aio import metrics as transport_metrics
+from tidemill.transport.aio.tls import (
+    Certificates,
+    Reloading,
+    cluster_files,
+    newest_of,
+    server_context,
+)
+
+log = structlog.get_logger()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the controller with command-line `arguments`; return its exit status."""
+    settings = ControllerSettings.load(arguments)
+    configure_logging(
+        process=settings.name, level=settings.log_level, log_format=settings.log_format
+    )
+    if settings.supervisor_fd is not None:
+        die_with_parent()
+    return run(lambda: serve(settings))
+
+
+async def serve(settings: ControllerSettings) -> None:
+    """Watch over broker groups until SIGTERM, then leave the lease to another controller."""
+    clock, counted = SystemClock(), ControllerMetrics()
+    registry = Registry(
+        cluster=settings.cluster, node_type="controller", node_id=settings.node_id or settings.name
+    )
+    tls = tls_of(settings)
+    certificates = Certificates([tls] if tls is not None else [])
+    with stop_on_signal(
+        supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload
+    ) as stop:
+        async with (
+            certificates.watching(),
+            store_of(settings) as store,
+            MetricsServer(registry, readiness := Readiness()).serving(
+                settings.metrics_host, settings.metrics_port
+            ) as metrics,
+        ):
+            leading = Leading(settings.name, store, clock, deputy_rank=settings.deputy_rank)
+            make = functools.partial(
+                Group, store=store, clock=clock, timing=settings.timing, rank=leading.rank,
+                metrics=counted, cluster=settings.cluster,
+            )  # fmt: skip
+            founds_with = settings.min_in_sync if settings.makes_groups else None
+            groups = Groups(store, make, founds_with=founds_with)
+            service = ControllerService(
+                groups,
+                clock=clock,
+                timing=settings.timing,
+                metrics=counted,
+                is_leading=leading.is_leading,
+            )
+            registry.register(counted.collector(lambda: groups.by_name, leading.is_leading))
+            registry.register(certificates.collect)
+            async with (
+                watching(groups, leading, store),
+                controller_server(service, settings, newest_of(tls) if tls else None) as server,
+            ):
+                registry.register(functools.partial(transport_metrics.collect, server))
+                settle_memory()
+                readiness.phase = "serving"
+                announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)
+                log.info("controller serves", grpc=server.address, metrics=metrics.url)
+                await stop.wait()
+                log.info("controller drains")
+                readiness.phase = "draining"
+                # First: another one leads while this one still tells what it has heard.
+                await leading.release()
+    log.info("controller stopped")
+
+
+def tls_of(settings: ControllerSettings) -> Reloading[ssl.SSLContext] | None:
+    """Return what others are served with, None without TLS. Raises StartRefused."""
+    files = cluster_files(settings)
+    if files is None:
+        return None
+    return Reloading("cluster", files, functools.partial(server_context, files))
+
+
+@contextlib.asynccontextmanager
+async def store_of(settings: ControllerSettings) -> AsyncIterator[MetaStore]:
+    """Open the store of group records. Raises StartRefused."""
+    async with contextlib.AsyncExitStack() as running:
+        if settings.kubernetes_groups:
+            yield await kubernetes_store(settings, running)
+            return
+        try:
+            store = await running.enter_async_context(SqliteStore.open(settings.group_store))
+        except StoreUnreachable as error:
+            raise StartRefused(f"the records of broker groups: {error}") from error
+        yield store
+
+
+async def kubernetes_store(
+    settings: ControllerSettings, running: contextlib.AsyncExitStack
+) -> MetaStore:
+    """Open the store in this pod's namespace. Raises StartRefused."""
+    # Here: on a laptop its libraries need not be there.
+    from tidemill.controller.kubernetes_api import Access, KubernetesApi, NoAccount
+    from tidemill.controller.kubernetes_store import KubernetesStore
+
+    try:
+        access = Access.of_pod()
+    except NoAccount as error:
+        raise StartRefused(f"kubernetes_groups: {error}") from error
+    api = await running.enter_async_context(KubernetesApi.open(access))
+    return KubernetesStore(api, settings.cluster)
+
+
+@contextlib.asynccontextmanager
+async def watching(groups: Groups, leading: Leading, store: MetaStore) -> AsyncIterator[None]:
+    """Keep the lease and watch over all groups until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        loops = [
+            tasks.create_task(leading.run(), name="lease"),
+            tasks.create_task(groups.run(), name="groups"),
+        ]
+        if not isinstance(store, SqliteStore):
+            from tidemill.controller.kubernetes_scale import Scaling
+            from tidemill.controller.kubernetes_store import KubernetesStore
+
+            assert isinstance(store, KubernetesStore), "there are two kinds"
+            scaling = Scaling(store, groups, leading.is_leading)
+            loops.append(tasks.create_task(scaling.run(), name="replicas"))
+        yield
+        for loop in loops:
+            loop.cancel()

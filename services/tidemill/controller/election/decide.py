@@ -1,0 +1,267 @@
+"""What a controller should do about a group now: the reconcile decision (failover.md 6, 7, 12).
+
+Level-triggered: it is asked after every event and twice a second, and remembers nothing. What it
+wants written is written by compare-and-swap against the record that it was shown.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.controller.election import alarms
+from tidemill.controller.election.elect import (
+    Candidate,
+    best_of,
+    may_be_master,
+    with_founder,
+    with_master,
+    with_survivor,
+)
+from tidemill.controller.election.failure import Failure, find_failure
+from tidemill.controller.election.history import BLOCKED, HANDED_OVER, LOST_MEMORY
+from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.record import GroupRecord, with_sets
+from tidemill.controller.election.retirement import (
+    find_leaver,
+    is_retired,
+    with_number,
+    without,
+)
+from tidemill.controller.election.sessions import Health, Sight, Timing
+
+FOUNDER = ReplicaId(0)  # its store may be older than the group: one replica that became several
+
+
+class Rest(NamedTuple):
+    """Nothing is to be done; look again at `again_at_ms`, or after the next event."""
+
+    again_at_ms: int | None = None
+
+
+class Write(NamedTuple):
+    """Swap this for the record that was shown."""
+
+    record: GroupRecord
+    reason: str
+
+
+class Unavailable(NamedTuple):
+    """A master is needed, and nobody may be it: an alarm."""
+
+    reason: str
+    # Who has the longest log of those that are heard, and could be master if an operator says so.
+    survivor: ReplicaId | None = None
+
+
+class NotFounded(NamedTuple):
+    """The replica that begins the group is not there yet; nothing has ever been confirmed."""
+
+    reason: str
+
+
+class TooFew(NamedTuple):
+    """There is a master, which can confirm nothing: an alarm, and nothing that can be written."""
+
+    reason: str
+    again_at_ms: int | None = None
+
+
+class MetaRollback(NamedTuple):
+    """A replica has seen an epoch that the record has not: it was restored from a backup.
+
+    Nothing may be decided until an operator has set the record above what replicas have seen.
+    """
+
+    epoch_seen: int
+    reason: str
+    survivor: ReplicaId | None = None
+
+
+class AskForTransfer(NamedTuple):
+    """Tell the master that it should hand over."""
+
+    target: ReplicaId
+
+
+Intent: TypeAlias = Rest | Write | Unavailable | NotFounded | TooFew | MetaRollback | AskForTransfer
+
+
+def decide(record: GroupRecord, sight: Sight, timing: Timing) -> Intent:
+    """Return what to do about a group whose record this is."""
+    live = live_of(record, sight, timing)
+    seen = max((one.beat.epoch_seen for one in live), default=0)
+    if seen > record.epoch:
+        return MetaRollback(seen, alarms.of_rollback(record, seen), _longest(live))
+    if record.epoch == 0:
+        return _found(record, live)
+    failure = find_failure(record, sight, timing)
+    if failure is not None:
+        return _replace(record, sight, timing, live, failure)
+    # The rest is the leader's.
+    intent = Rest() if sight.rank else _lead(record, sight, timing, live)
+    if isinstance(intent, Rest) and _is_too_few(record, sight, timing):
+        return TooFew(alarms.of_too_few(record, live), intent.again_at_ms)
+    return intent
+
+
+def _lead(record: GroupRecord, sight: Sight, timing: Timing, live: list[Candidate]) -> Intent:
+    """Look at a group whose master has not failed."""
+    wanted = sight.wanted_min_in_sync
+    if wanted is not None and wanted != record.min_in_sync:
+        changed = record._replace(min_in_sync=wanted)
+        return Write(with_sets(changed, record.sss, frozenset()), "another minimum is wanted")
+    return _retire(record, sight) or _hand_over(record, sight, timing, live)
+
+
+def _is_too_few(record: GroupRecord, sight: Sight, timing: Timing) -> bool:
+    beat = sight.find_live(record.master, timing)
+    return (
+        len(record.sss) < record.min_in_sync
+        and beat is not None
+        and beat.blocked_ms > timing.too_few_ms
+    )
+
+
+def live_of(record: GroupRecord, sight: Sight, timing: Timing) -> list[Candidate]:
+    """Return the registered runs that are heard and turn, by replica."""
+    found = []
+    for replica_id, _ in record.replicas:
+        member = record.find_member(replica_id)
+        beat = sight.find_live(member, timing)
+        if member is not None and beat is not None:
+            found.append(Candidate(member, beat))
+    return found
+
+
+def _found(record: GroupRecord, live: list[Candidate]) -> Intent:
+    founder = next((one for one in live if one.member.replica_id == FOUNDER), None)
+    if founder is None:
+        return NotFounded(f"replica {FOUNDER}, which begins the group, is not there yet")
+    return Write(with_founder(record, founder.member, log_epoch=founder.beat.log_epoch), "founded")
+
+
+def _replace(
+    record: GroupRecord, sight: Sight, timing: Timing, live: list[Candidate], failure: Failure
+) -> Intent:
+    """Elect another master in place of one that has failed."""
+    since_ms = sight.now_ms if sight.failed_since_ms is None else sight.failed_since_ms
+    # A deputy's turn comes when nobody has acted for so long since it saw the failure itself.
+    turn_ms = max(since_ms, sight.version_since_ms) + timing.deputy_step_ms * sight.rank
+    if sight.rank and sight.now_ms < turn_ms:
+        return Rest(turn_ms)
+    able = _able(record, live)
+    chosen = best_of(_staying(record, able)) or best_of(able)
+    if chosen is None:
+        return _last_resort(record, live)
+    return Write(_elected(record, chosen.member, live, failure.value), failure.value)
+
+
+def _able(record: GroupRecord, live: list[Candidate]) -> list[Candidate]:
+    """Return who may be elected: members of the sync state set, and if none lives, the eligible."""
+    members = [one for one in live if one.member in record.sss]
+    return members or [one for one in live if may_be_master(record, one.member)]
+
+
+def _staying(record: GroupRecord, candidates: list[Candidate]) -> list[Candidate]:
+    """Return who is not retired: a master that is would have to hand over at once."""
+    return [one for one in candidates if not is_retired(record, one.member.replica_id)]
+
+
+def _elected(
+    record: GroupRecord, master: Member, live: list[Candidate], reason: str
+) -> GroupRecord:
+    return with_master(record, master, {one.member for one in live}, reason=reason)
+
+
+def _last_resort(record: GroupRecord, live: list[Candidate]) -> Intent:
+    """Elect the longest of the suspects, when nobody clean is left and all of them are there."""
+    suspects = [one for one in live if one.member.replica_id in record.suspects]
+    chosen = best_of(suspects)
+    # A store that another one has come in place of may have more than all of them.
+    is_complete = bool(record.sss or record.eligible or record.kept_stores)
+    if is_complete or chosen is None or len(suspects) < len(record.suspects):
+        return Unavailable(alarms.of_nobody_complete(record, live), _longest(live))
+    return Write(with_survivor(record, chosen.member, reason=LOST_MEMORY), LOST_MEMORY)
+
+
+def _longest(live: list[Candidate]) -> ReplicaId | None:
+    chosen = best_of(live)
+    return None if chosen is None else chosen.member.replica_id
+
+
+def _retire(record: GroupRecord, sight: Sight) -> Write | None:
+    """Let go of a replica that is to count no more, as far as the others can do without it."""
+    leaver = find_leaver(record)
+    if leaver is not None:
+        return Write(without(record, leaver), f"replica {leaver.replica_id} is retired")
+    if sight.wanted_replicas is not None:
+        after = with_number(record, sight.wanted_replicas)
+        # Where it is refused it is done later: replicas catch up.
+        if not isinstance(after, Refused) and after != record:
+            return Write(after, f"{sight.wanted_replicas} replicas are wanted")
+    return None
+
+
+def _hand_over(record: GroupRecord, sight: Sight, timing: Timing, live: list[Candidate]) -> Intent:
+    """Look at a master that has not failed: it may be blocked, slow, or wanted elsewhere."""
+    assert record.master is not None, "there is one from the first epoch on"
+    others = [one for one in live if one.member != record.master]
+    if record.transfer is not None and record.transfer != record.master.replica_id:
+        return AskForTransfer(record.transfer)
+    if is_retired(record, record.master.replica_id):
+        members = [one for one in others if one.member in record.sss]
+        heir = best_of(_staying(record, members))
+        return Rest() if heir is None else AskForTransfer(heir.member.replica_id)
+    beat = sight.find_live(record.master, timing)
+    if beat is None:
+        return Rest()
+    # Whoever confirms nothing is replaced as one that has failed is: nothing guards against that.
+    if len(record.sss) < record.min_in_sync and beat.blocked_ms > timing.blocked_ms:
+        chosen = best_of(one for one in others if _can_form(record, one, others, timing))
+        if chosen is not None:
+            return Write(_elected(record, chosen.member, live, BLOCKED), BLOCKED)
+    guard_ms = (sight.epoch_since_ms or 0) + timing.flapping_guard_ms
+    if sight.epoch_since_ms is not None and sight.now_ms < guard_ms:
+        return Rest(guard_ms)
+    reached = [
+        one for one in _able(record, others) if one.member.replica_id in sight.reached_instead
+    ]
+    chosen = best_of(_staying(record, reached))
+    if chosen is not None:
+        return AskForTransfer(chosen.member.replica_id)
+    if beat.health is Health.SLOW:
+        better = [one for one in _able(record, others) if one.beat.health is Health.OK]
+        chosen = best_of(_staying(record, better))
+        if chosen is not None:
+            return AskForTransfer(chosen.member.replica_id)
+    return Rest()
+
+
+def _can_form(
+    record: GroupRecord, candidate: Candidate, others: list[Candidate], timing: Timing
+) -> bool:
+    """Whether a candidate reaches enough of the others to confirm anything."""
+    silence_ms = dict(candidate.beat.peer_silence_ms)
+    reached = sum(
+        silence_ms.get(one.member.replica_id, timing.peer_silence_ms + 1) <= timing.peer_silence_ms
+        for one in others
+        if one.member != candidate.member
+    )
+    return may_be_master(record, candidate.member) and reached + 1 >= record.min_in_sync
+
+
+def release(
+    record: GroupRecord, *, epoch: int, master: Member, target: ReplicaId, live: list[Candidate]
+) -> GroupRecord | None:
+    """Return the record after a planned transfer; None: it may not be made (failover.md 13.4)."""
+    chosen = next(
+        (one for one in live if one.member.replica_id == target and one.member in record.sss), None
+    )
+    if (record.epoch, record.master) != (epoch, master) or chosen is None:
+        return None
+    # Whoever steps down opens its store again: for that time it would keep the others from
+    # confirming anything. Where they are enough without it, it joins again when it is back.
+    others = [one for one in live if one.member != master]
+    enough = len(record.sss & {one.member for one in others}) >= max(record.min_in_sync, 2)
+    return _elected(record, chosen.member, others if enough else live, HANDED_OVER)

@@ -1,0 +1,51 @@
+"""Whether the master has failed (failover.md 7: D1 to D3; a restart is 12.5)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tidemill.controller.election.record import GroupRecord
+from tidemill.controller.election.sessions import Sight, Timing
+
+
+class Failure(Enum):
+    """Why another master is needed; the value is what people read."""
+
+    DIED = "its process has ended"
+    RESTARTED = "its process has started anew"
+    SILENT = "nobody hears it"
+    STALLED = "it does not turn"
+
+
+def find_failure(record: GroupRecord, sight: Sight, timing: Timing) -> Failure | None:
+    """Return why the master counts as failed; None: it does not, or there is none."""
+    master = record.master
+    if master is None:
+        return None
+    if record.find_member(master.replica_id) != master:
+        return Failure.RESTARTED
+    session = sight.sessions.get(master)
+    if session is None:
+        return None  # It was never heard of here: `Sessions.look` gives it its first chance.
+    if session.is_dead:
+        return Failure.DIED
+    age_ms = sight.now_ms - session.heard_at_ms
+    if age_ms > timing.session_timeout_ms:
+        # Members that still get its frames say that only we are cut off from it.
+        return None if _is_heard_by_members(record, sight, timing) else Failure.SILENT
+    if session.beat is not None and session.beat.page_age_ms + age_ms > timing.stall_limit_ms:
+        return Failure.STALLED
+    return None
+
+
+def _is_heard_by_members(record: GroupRecord, sight: Sight, timing: Timing) -> bool:
+    assert record.master is not None, "somebody to hear"
+    for member in record.sss - {record.master}:
+        beat = sight.find_live(member, timing)
+        if beat is None:
+            continue
+        silence_ms = dict(beat.peer_silence_ms).get(record.master.replica_id)
+        age_ms = sight.now_ms - sight.sessions[member].heard_at_ms
+        if silence_ms is not None and silence_ms + age_ms <= timing.peer_silence_ms:
+            return True
+    return False

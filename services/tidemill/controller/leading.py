@@ -1,0 +1,92 @@
+"""The lease of the leading controller: kept while this one leads, taken when it is free.
+
+It saves duels and nothing more; a controller that is cut off from the store leads no more, and goes
+on hearing replicas and telling routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, final
+
+import structlog
+
+from tidemill.controller.election.leadership import Leadership, LeaseTiming
+from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable
+
+if TYPE_CHECKING:
+    from tidemill.common.clock import Clock
+
+LEASE: Final = "controller"
+RELEASE_TIMEOUT_S: Final = 1.0  # at the end; who waits for the lease instead waits four seconds
+
+log = structlog.get_logger()
+
+
+@final
+class Leading:
+    """Keeps this controller's part in the lease."""
+
+    def __init__(
+        self,
+        name: str,
+        store: MetaStore,
+        clock: Clock,
+        *,
+        timing: LeaseTiming | None = None,
+        deputy_rank: int = 1,
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._clock = clock
+        self._leadership = Leadership(name, timing or LeaseTiming())
+        self._deputy_rank = deputy_rank
+        self._was_leading = False
+
+    def is_leading(self) -> bool:
+        """Whether this controller acts first, now."""
+        return self._leadership.is_leading(self._clock.monotonic_ms())
+
+    def rank(self) -> int:
+        """Return 0 for who leads, and for a deputy how many steps it waits."""
+        return 0 if self.is_leading() else self._deputy_rank
+
+    async def run(self) -> None:
+        """Read, take and renew the lease until cancelled."""
+        while True:
+            with contextlib.suppress(StoreUnreachable):
+                await self.step()
+            is_leading = self.is_leading()
+            if is_leading != self._was_leading:
+                self._was_leading = is_leading
+                log.info("this controller leads" if is_leading else "another controller may lead")
+            now_ms = self._clock.monotonic_ms()
+            await asyncio.sleep((self._leadership.next_try_ms(now_ms) - now_ms) / 1000)
+
+    async def step(self) -> None:
+        """Look at the lease, and take or renew it where that may be done."""
+        seen = await self._store.read_lease(LEASE)
+        if seen is not None:
+            self._leadership.saw(seen, self._clock.monotonic_ms())
+            if seen.holder != self._name:
+                self._leadership.lost()
+        if not self._leadership.may_take(self._clock.monotonic_ms()):
+            return
+        sent_at_ms = self._clock.monotonic_ms()
+        written = await self._store.write_lease(LEASE, seen, self._name)
+        if isinstance(written, NotStored):
+            self._leadership.lost()
+        else:
+            self._leadership.renewed(written, sent_at_ms)
+
+    async def release(self) -> None:
+        """Leave the lease to whoever comes next, as far as that can be done soon."""
+        if not self.is_leading():
+            return
+        self._leadership.lost()
+        with contextlib.suppress(StoreUnreachable, TimeoutError):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                seen = await self._store.read_lease(LEASE)
+                if seen is not None and seen.holder == self._name:
+                    await self._store.write_lease(LEASE, seen, "")

@@ -1,0 +1,362 @@
+"""The service of a controller, as calls of our transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, TypeVar, final
+
+from google.protobuf.message import DecodeError
+
+from tidemill.common.errors import BrokerGroupNotFound, ServiceError
+from tidemill.common.replica_group import GroupView, ReplicaId
+from tidemill.controller.election.decide import live_of
+from tidemill.controller.election.elect import may_be_master, with_master, with_survivor
+from tidemill.controller.election.history import BY_OPERATOR
+from tidemill.controller.election.membership import Refused, with_min_in_sync
+from tidemill.controller.election.record import GroupRecord, Retirement
+from tidemill.controller.election.reports import Report
+from tidemill.controller.election.retirement import is_retired, retire, stay
+from tidemill.controller.meta_store import StoreUnreachable
+from tidemill.controller.server.session import Session
+from tidemill.controller.server.wire import to_group
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.transport.aio.call import (
+    ClientGone,
+    Method,
+    RpcCall,
+    bidirectional,
+)
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.replica_wire import to_view
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from google.protobuf.message import Message
+
+    from tidemill.common.clock import Clock
+    from tidemill.controller.election.sessions import Sight, Timing
+    from tidemill.controller.group import Group, Refusal
+    from tidemill.controller.groups import Groups
+    from tidemill.controller.metrics import ControllerMetrics
+
+M = TypeVar("M", bound="Message")
+
+SERVICE: Final = wire.DESCRIPTOR.services_by_name["Controller"].full_name
+# Of replicas and proxies: three of each of GROUPS_MAX would be as many.
+STREAMS_MAX: Final = 4_096
+# A proxy that follows routes hears something at least this often, so that a stream which is silent
+# is known to be broken by either end.
+ROUTES_PERIOD_S: Final = 5.0
+
+
+@final
+class ControllerService:
+    """The service's methods."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        clock: Clock,
+        timing: Timing,
+        metrics: ControllerMetrics,
+        is_leading: Callable[[], bool],
+    ) -> None:
+        self._groups = groups
+        self._clock = clock
+        self._timing = timing
+        self._metrics = metrics
+        self._is_leading = is_leading
+        self._streams = 0
+        self._proxies: Counter[str] = Counter()  # streams of routes, by the name of the proxy
+        self._is_ending = asyncio.Event()
+
+    def methods(self) -> Mapping[str, Method]:
+        """Return the methods by path."""
+        return {
+            f"/{SERVICE}/Session": bidirectional(self._session),
+            f"/{SERVICE}/WatchRoutes": _of_one_request(self._watch_routes),
+            f"/{SERVICE}/ReportUnreachable": _answered(self._report_unreachable),
+            f"/{SERVICE}/GetGroups": _answered(self._get_groups),
+            f"/{SERVICE}/TransferMaster": _answered(self._transfer_master),
+            f"/{SERVICE}/DrainReplica": _answered(self._drain_replica),
+            f"/{SERVICE}/SetMinInSync": _answered(self._set_min_in_sync),
+            f"/{SERVICE}/ForgetGroup": _answered(self._forget_group),
+            f"/{SERVICE}/ForceMaster": _answered(self._force_master),
+        }
+
+    async def drain(self) -> None:
+        """End all streams: replicas and proxies go on with the other controllers."""
+        self._is_ending.set()
+        async with self._groups.changed:
+            self._groups.changed.notify_all()
+
+    # ------------------------------------------------------------ streams
+
+    async def _session(self, call: RpcCall) -> None:
+        self._check_streams()
+        self._streams += 1
+        session = Session(
+            call,
+            self._groups,
+            clock=self._clock,
+            timing=self._timing,
+            metrics=self._metrics,
+            is_leading=self._is_leading(),
+        )
+        try:
+            serving = asyncio.ensure_future(session.serve())
+            ending = asyncio.ensure_future(self._is_ending.wait())
+            try:
+                await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    _raise_of(serving)
+            finally:
+                ending.cancel()
+                serving.cancel()
+                await asyncio.wait((serving,))
+        finally:
+            self._streams -= 1
+
+    def _check_streams(self) -> None:
+        if self._streams >= STREAMS_MAX:
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, f"{STREAMS_MAX} streams are open already")
+
+    async def _watch_routes(self, call: RpcCall, request: bytes) -> None:
+        proxy = _parse(wire.WatchRoutesRequest, request).proxy
+        self._check_streams()
+        self._streams += 1
+        self._proxies[proxy] += 1
+        try:
+            await self._tell_routes(call)
+        finally:
+            self._streams -= 1
+            self._proxies[proxy] -= 1
+            self._proxies += Counter()  # Only those that are there.
+
+    async def _tell_routes(self, call: RpcCall) -> None:
+        told: dict[str, GroupView] = {}
+        is_first = True
+        with contextlib.suppress(ClientGone):
+            while not self._is_ending.is_set():
+                views = self._groups.views()
+                is_complete = is_first or bool(told.keys() - views.keys())
+                news = {
+                    name: view
+                    for name, view in views.items()
+                    if is_complete or told.get(name) != view
+                }
+                told, is_first = views, False
+                # An empty one says that this controller is there.
+                update = wire.RouteUpdate(
+                    groups={name: to_view(view) for name, view in news.items()},
+                    is_complete=is_complete,
+                )
+                await call.send(update.SerializeToString())
+                await self._routes_changed(told)
+
+    async def _routes_changed(self, told: dict[str, GroupView]) -> None:
+        """Wait until there is news for who was told this, or for ROUTES_PERIOD_S."""
+        async with self._groups.changed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROUTES_PERIOD_S):
+                    await self._groups.changed.wait_for(
+                        lambda: self._is_ending.is_set() or self._groups.views() != told
+                    )
+
+    # ------------------------------------------------------------ calls
+
+    async def _report_unreachable(self, request: bytes) -> bytes:
+        asked = _parse(wire.UnreachableReport, request)
+        group = await self._group(asked.group)
+        is_known = asked.proxy in self._proxies
+        self._metrics.requested("report_unreachable", "success" if is_known else "failed")
+        if not is_known:
+            raise RpcError(RpcCode.FAILED_PRECONDITION, f"{asked.proxy} follows no routes here")
+        report = Report(
+            proxy=asked.proxy,
+            heard_at_ms=self._clock.monotonic_ms(),
+            master=asked.master,
+            unreachable_ms=asked.unreachable_ms,
+            reachable=frozenset(asked.reachable),
+        )
+        group.reported(report, proxies=len(self._proxies))
+        return wire.Done().SerializeToString()
+
+    async def _get_groups(self, request: bytes) -> bytes:
+        asked = _parse(wire.GetGroupsRequest, request)
+        self._metrics.requested("get_replica_info", "success")
+        names = [asked.group] if asked.group else sorted(self._groups.by_name)
+        found = [await self._group(name) for name in names]
+        now_ms = self._clock.monotonic_ms()
+        answer = wire.GroupList(groups=[to_group(one, now_ms=now_ms) for one in found])
+        return answer.SerializeToString()
+
+    async def _transfer_master(self, request: bytes) -> bytes:
+        asked = _parse(wire.TransferRequest, request)
+
+        def wish(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+            live = {one.member for one in live_of(record, sight, self._timing)}
+            others = sorted(
+                one.replica_id
+                for one in record.sss & live
+                if one != record.master and not is_retired(record, one.replica_id)
+            )
+            target = ReplicaId(asked.target) if asked.HasField("target") else None
+            if target is None:
+                target = others[0] if others else None
+            if record.master is not None and target == record.master.replica_id:
+                return record
+            if target not in others:
+                return Refused(
+                    "only a replica of the sync state set that is there, and stays, can take over"
+                )
+            return record._replace(transfer=target, version=record.version + 1)
+
+        return await self._changed(asked.group, wish)
+
+    async def _drain_replica(self, request: bytes) -> bytes:
+        asked = _parse(wire.DrainRequest, request)
+        target = ReplicaId(asked.target)
+
+        def drain(record: GroupRecord, _sight: Sight) -> GroupRecord | Refusal:
+            if asked.undo:
+                return stay(record, target, Retirement.DRAINED)
+            return retire(record, target, Retirement.DRAINED)
+
+        return await self._changed(asked.group, drain, kind="drain_replica")
+
+    async def _set_min_in_sync(self, request: bytes) -> bytes:
+        asked = _parse(wire.MinInSyncRequest, request)
+        group = await self._group(asked.group)
+
+        def set_it(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+            if group.wanted_min_in_sync is not None:
+                return Refused("its BrokerGroup resource says so: set minInSync in the values")
+            is_led = sight.find_live(record.master, self._timing) is not None
+            return with_min_in_sync(record, asked.min_in_sync, is_led=is_led)
+
+        return await self._changed(asked.group, set_it, kind="set_min_in_sync")
+
+    async def _forget_group(self, request: bytes) -> bytes:
+        asked = _parse(wire.ForgetRequest, request)
+        group, began_ns = await self._group(asked.group), time.monotonic_ns()
+        try:
+            refusal = await group.remove()
+        except StoreUnreachable as error:
+            raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
+        took_ns = time.monotonic_ns() - began_ns
+        self._metrics.requested("forget_group", "failed" if refusal else "success", took_ns)
+        if refusal is not None:
+            raise RpcError(RpcCode.FAILED_PRECONDITION, refusal.why)
+        return wire.Done().SerializeToString()
+
+    async def _force_master(self, request: bytes) -> bytes:
+        asked = _parse(wire.ForceRequest, request)
+        target = ReplicaId(asked.target)
+
+        def force(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+            member = record.find_member(target)
+            if member is None:
+                return Refused(f"no replica {target} has registered")
+            candidates = live_of(record, sight, self._timing)
+            if member not in {one.member for one in candidates}:
+                return Refused(f"replica {target} is not there: nobody could be master")
+            reason = f"{BY_OPERATOR}{asked.reason or 'no reason was given'}"
+            seen = max((one.beat.epoch_seen for one in candidates), default=0)
+            if seen > record.epoch:
+                # The record is an old one, and knows of nobody what it has: above all that was.
+                version = max(record.version, *(one.beat.version_seen for one in candidates))
+                above = record._replace(epoch=seen, version=version)
+                after = with_survivor(above, member, reason=reason)
+            elif may_be_master(record, member):
+                # It has all that is confirmed: nothing is lost, and nobody has to be told so.
+                after = with_master(
+                    record, member, {one.member for one in candidates}, reason=reason
+                )
+            else:
+                better = [
+                    one.member.replica_id for one in candidates if may_be_master(record, one.member)
+                ]
+                if better:
+                    return Refused(
+                        f"replica {target} may lack what was confirmed, and {better} do not and are"
+                        " there: stop them first if they cannot be kept"
+                    )
+                after = with_survivor(record, member, reason=reason)
+            return after
+
+        return await self._changed(asked.group, force)
+
+    async def _group(self, name: str) -> Group:
+        """Return a group that is there; an operator's slip makes none."""
+        try:
+            return await self._groups.find(name)
+        except BrokerGroupNotFound as error:
+            raise RpcError(RpcCode.NOT_FOUND, error.message) from None
+        except StoreUnreachable as error:
+            raise RpcError(RpcCode.UNAVAILABLE, f"the store: {error}") from None
+
+    async def _changed(
+        self,
+        name: str,
+        ask: Callable[[GroupRecord, Sight], GroupRecord | Refusal],
+        *,
+        kind: str = "elect_master",
+    ) -> bytes:
+        group, began_ns = await self._group(name), time.monotonic_ns()
+        try:
+            refusal = await group.change(ask)
+        except StoreUnreachable as error:
+            raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
+        took_ns = time.monotonic_ns() - began_ns
+        self._metrics.requested(kind, "failed" if refusal else "success", took_ns)
+        if refusal is not None:
+            raise RpcError(RpcCode.FAILED_PRECONDITION, refusal.why)
+        return to_group(group, now_ms=self._clock.monotonic_ms()).SerializeToString()
+
+
+def _raise_of(task: asyncio.Future[None]) -> None:
+    """Raise what a session has failed with, as the one error that it is."""
+    try:
+        task.result()
+    except* RpcError as group:
+        raise group.exceptions[0] from None
+    except* (ClientGone, ServiceError):
+        pass
+
+
+def _of_one_request(handle: Callable[[RpcCall, bytes], Awaitable[None]]) -> Method:
+    """Return a method that takes one request and does not wait for the end of them.
+
+    Our own client has streams in both directions and nothing else; on the wire they are the same.
+    """
+
+    async def serve(call: RpcCall) -> None:
+        request = await anext(aiter(call), None)
+        if request is not None:
+            await handle(call, request)
+
+    return bidirectional(serve)
+
+
+def _answered(answer: Callable[[bytes], Awaitable[bytes]]) -> Method:
+    """Return a method with one request and one response."""
+
+    async def handle(call: RpcCall, request: bytes) -> None:
+        with contextlib.suppress(ClientGone):
+            await call.send(await answer(request))
+
+    return _of_one_request(handle)
+
+
+def _parse(kind: type[M], request: bytes) -> M:
+    try:
+        return kind.FromString(request)
+    except DecodeError:
+        raise RpcError(RpcCode.INVALID_ARGUMENT, f"the request is no {kind.__name__}") from None

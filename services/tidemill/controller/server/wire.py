@@ -1,0 +1,146 @@
+"""What replicas and operators say and hear, as values of elections and on the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.controller.election.record import CutTail, Transition
+from tidemill.controller.election.registration import Registration
+from tidemill.controller.election.sessions import Health, Heartbeat
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.transport.replica_wire import from_member, to_member, to_view
+
+if TYPE_CHECKING:
+    from tidemill.controller.group import Group
+
+_HEALTH: Final = {
+    wire.HEALTH_OK: Health.OK,
+    wire.HEALTH_SLOW: Health.SLOW,
+}
+_HEALTH_ON_WIRE: Final = {health: number for number, health in _HEALTH.items()}
+
+
+def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
+    """Return the heartbeat of a message; a health that nobody knows is no good one."""
+    return Heartbeat(
+        is_master=found.is_master,
+        epoch_seen=found.epoch_seen,
+        version_seen=found.version_seen,
+        log_epoch=found.log_epoch,
+        log_end=found.log_end,
+        durable_end=found.durable_end,
+        confirm=found.confirm,
+        health=_HEALTH.get(found.health, Health.SLOW),
+        page_age_ms=found.page_age_ms,
+        blocked_ms=found.blocked_ms,
+        priority=found.priority,
+        load=found.load,
+        peer_silence_ms=tuple(
+            (ReplicaId(one), silence_ms)
+            for one, silence_ms in sorted(found.peer_silence_ms.items())
+        ),
+        writable_epoch=found.writable_epoch,
+        cut=_from_cut(found.cut) if found.HasField("cut") else None,
+    )
+
+
+def to_heartbeat(member: Member, beat: Heartbeat) -> wire.Heartbeat:
+    """Return a heartbeat for the wire."""
+    return wire.Heartbeat(
+        member=to_member(member),
+        is_master=beat.is_master,
+        epoch_seen=beat.epoch_seen,
+        version_seen=beat.version_seen,
+        log_epoch=beat.log_epoch,
+        log_end=beat.log_end,
+        durable_end=beat.durable_end,
+        confirm=beat.confirm,
+        health=_HEALTH_ON_WIRE[beat.health],
+        page_age_ms=beat.page_age_ms,
+        blocked_ms=beat.blocked_ms,
+        priority=beat.priority,
+        load=beat.load,
+        peer_silence_ms=dict(beat.peer_silence_ms),
+        writable_epoch=beat.writable_epoch,
+        cut=None if beat.cut is None else _to_cut(beat.cut),
+    )
+
+
+def from_register(found: wire.Register) -> Registration:
+    """Return the registration of a message."""
+    return Registration(
+        member=from_member(found.member),
+        instead_of=found.instead_of,
+        store_uuid=found.store_uuid,
+        address=found.address,
+        is_clean=found.is_clean,
+        feature_level=found.feature_level,
+    )
+
+
+def to_group(group: Group, *, now_ms: int) -> wire.Group:
+    """Return what an operator is told of a group."""
+    notice = group.notice or group.given_up
+    answer = wire.Group(name=group.name, alarm=group.alarm, notice=notice)
+    if group.stored is None:
+        return answer
+    if group.stored.record.transfer is not None:
+        answer.transfer = group.stored.record.transfer
+    record, sessions = group.stored.record, group.sessions()
+    view = group.view()
+    if view is not None:
+        answer.view.CopyFrom(to_view(view))
+    for replica_id, registered in record.replicas:
+        status = answer.replicas.add(
+            replica_id=replica_id,
+            store_uuid=registered.store_uuid,
+            incarnation=registered.incarnation,
+            address=registered.address,
+            is_unclean=registered.is_unclean,
+            retired=registered.retired.value,
+        )
+        member = Member(replica_id, registered.incarnation)
+        session = sessions.get(member)
+        if session is None:
+            continue
+        status.silent_ms = max(now_ms - session.heard_at_ms, 0)
+        if session.beat is not None:
+            status.heartbeat.CopyFrom(to_heartbeat(member, session.beat))
+    answer.history.extend(_to_transition(one) for one in record.history)
+    return answer
+
+
+def _to_transition(one: Transition) -> wire.Transition:
+    return wire.Transition(
+        epoch=one.epoch,
+        source=one.source,
+        target=one.target,
+        reason=one.reason,
+        at_ms=one.at_ms,
+        detected_ms=one.detected_ms,
+        away_ms=one.away_ms,
+        cuts=[_to_cut(cut) for cut in one.cuts],
+    )
+
+
+def _to_cut(cut: CutTail) -> wire.Cut:
+    return wire.Cut(
+        replica_id=cut.replica_id,
+        epoch=cut.epoch,
+        offset=cut.offset,
+        size_bytes=cut.size_bytes,
+        records=cut.records,
+        confirmed_bytes=cut.confirmed_bytes,
+    )
+
+
+def _from_cut(found: wire.Cut) -> CutTail:
+    return CutTail(
+        replica_id=ReplicaId(found.replica_id),
+        epoch=found.epoch,
+        offset=found.offset,
+        size_bytes=found.size_bytes,
+        records=found.records,
+        confirmed_bytes=found.confirmed_bytes,
+    )

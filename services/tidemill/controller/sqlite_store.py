@@ -1,0 +1,240 @@
+"""The store of group records in one SQLite file: for a laptop, tests, and a single machine.
+
+    groups   name, token, record    the token is drawn from one counter: never used twice, also when
+                                    a group is removed and made again
+    leases   name, holder, renewals
+
+Several processes of one machine may share the file. Each commit is on the disk before it is
+answered (synchronous = FULL). All calls run in one thread, in their order; one that waits longer
+for another process's lock than BUSY_TIMEOUT_MS raises StoreUnreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar, final
+
+from tidemill.controller.election.leadership import LeaseSeen
+from tidemill.controller.election.record import GroupRecord
+from tidemill.controller.election.swap import Attempt, Stored
+from tidemill.controller.meta_store import Changed, NotStored, StoreUnreachable
+from tidemill.controller.record_json import from_text, to_text
+
+BUSY_TIMEOUT_MS: Final = 1_000  # as any call of a store (failover.md 5)
+# Between two looks for what other processes have written; a look that finds nothing reads a
+# counter in shared memory.
+WATCH_PERIOD_S: Final = 0.05
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS groups (
+    name TEXT PRIMARY KEY, token INTEGER NOT NULL, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS leases (
+    name TEXT PRIMARY KEY, holder TEXT NOT NULL, renewals INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS tokens (last INTEGER NOT NULL);
+INSERT INTO tokens SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM tokens);
+"""
+
+T = TypeVar("T")
+
+
+@final
+class SqliteStore:
+    """One connection to the file, in a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meta-store")
+        self._connection: sqlite3.Connection | None = None
+        self._changes = asyncio.Event()  # of this process: they need not wait for the next look
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, path: Path) -> AsyncIterator[SqliteStore]:
+        """Yield the store of a file, which is made when missing. Raises StoreUnreachable."""
+        store = cls(path)
+        try:
+            await store._run(store._connect)
+            yield store
+        finally:
+            # After whatever was begun, since the thread does one thing after the other.
+            with contextlib.suppress(StoreUnreachable):
+                await store._run(store._disconnect)
+            store._thread.shutdown()
+
+    # ------------------------------------------------------------ records
+
+    async def get(self, group: str) -> Stored | None:
+        """Return a group's record; None: there is no such group. Raises StoreUnreachable."""
+        return await self._run(lambda: self._get(group))
+
+    async def create(self, group: str, record: GroupRecord) -> Stored | NotStored:
+        """Store the first record of a group. Raises StoreUnreachable."""
+
+        def insert(connection: sqlite3.Connection) -> Stored | NotStored:
+            token = _next_token(connection)
+            done = connection.execute(
+                "INSERT OR IGNORE INTO groups VALUES (?, ?, ?)", (group, token, to_text(record))
+            )
+            return Stored(record, str(token)) if done.rowcount else NotStored.CONFLICT
+
+        return await self._write(insert)
+
+    async def swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
+        """Write a record in the place of the one that it was made from. Raises StoreUnreachable."""
+
+        def update(connection: sqlite3.Connection) -> Stored | NotStored:
+            token = _next_token(connection)
+            done = connection.execute(
+                "UPDATE groups SET token = ?, record = ? WHERE name = ? AND token = ?",
+                (token, to_text(attempt.record), group, int(attempt.base.token)),
+            )
+            return Stored(attempt.record, str(token)) if done.rowcount else NotStored.CONFLICT
+
+        return await self._write(update)
+
+    async def remove(self, group: str, token: str) -> NotStored | None:
+        """Forget a group whose record is as it was read. Raises StoreUnreachable."""
+
+        def delete(connection: sqlite3.Connection) -> NotStored | None:
+            done = connection.execute(
+                "DELETE FROM groups WHERE name = ? AND token = ?", (group, int(token))
+            )
+            return None if done.rowcount else NotStored.CONFLICT
+
+        return await self._write(delete)
+
+    async def groups(self) -> list[str]:
+        """Return the names of all groups, sorted. Raises StoreUnreachable."""
+        return sorted(await self._run(self._tokens))
+
+    async def watch(self) -> AsyncGenerator[Changed, None]:
+        """Yield all groups, then changes as they come, of this process at once.
+
+        While the file cannot be read nothing comes; what has changed meanwhile comes afterwards.
+        """
+        known: dict[str, int] = {}
+        while True:
+            self._changes.clear()
+            with contextlib.suppress(StoreUnreachable):
+                found = await self._run(self._tokens)
+                for group in [name for name in known if name not in found]:
+                    del known[group]
+                    yield Changed(group, None)
+                for group, token in found.items():
+                    if known.get(group) != token and (stored := await self.get(group)) is not None:
+                        known[group] = int(stored.token)
+                        yield Changed(group, stored)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_PERIOD_S):
+                    await self._changes.wait()
+
+    # ------------------------------------------------------------ leases
+
+    async def read_lease(self, name: str) -> LeaseSeen | None:
+        """Return a lease; None: nobody has held it. Raises StoreUnreachable."""
+
+        def read() -> LeaseSeen | None:
+            found = self._open_connection.execute(
+                "SELECT holder, renewals FROM leases WHERE name = ?", (name,)
+            ).fetchone()
+            return None if found is None else LeaseSeen(*found)
+
+        return await self._run(read)
+
+    async def write_lease(
+        self, name: str, seen: LeaseSeen | None, holder: str
+    ) -> LeaseSeen | NotStored:
+        """Take, renew or (with no holder) release a lease that was last `seen` so."""
+        written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
+
+        def write(connection: sqlite3.Connection) -> LeaseSeen | NotStored:
+            if seen is None:
+                done = connection.execute(
+                    "INSERT OR IGNORE INTO leases VALUES (?, ?, ?)", (name, *written)
+                )
+            else:
+                done = connection.execute(
+                    "UPDATE leases SET holder = ?, renewals = ?"
+                    " WHERE name = ? AND holder = ? AND renewals = ?",
+                    (*written, name, *seen),
+                )
+            return written if done.rowcount else NotStored.CONFLICT
+
+        return await self._write(write)
+
+    # ------------------------------------------------------------ in the thread
+
+    @property
+    def _open_connection(self) -> sqlite3.Connection:
+        assert self._connection is not None, "the store is open"
+        return self._connection
+
+    def _connect(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None,
+            check_same_thread=False,
+        )  # fmt: skip
+        self._connection = connection
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            connection.execute(statement)
+        connection.execute("COMMIT")
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _get(self, group: str) -> Stored | None:
+        found = self._open_connection.execute(
+            "SELECT record, token FROM groups WHERE name = ?", (group,)
+        ).fetchone()
+        return None if found is None else Stored(from_text(found[0]), str(found[1]))
+
+    def _tokens(self) -> dict[str, int]:
+        rows = self._open_connection.execute("SELECT name, token FROM groups").fetchall()
+        return dict(rows)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreUnreachable(f"{self._path}: {error}") from error
+
+    async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T | NotStored:
+        """Do a change in a transaction; who is cancelled here does not know whether it was done."""
+
+        def transact() -> T | NotStored:
+            connection = self._open_connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = change(connection)
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.Error:
+                # Whether it is in the file only a read will tell.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                return NotStored.UNKNOWN
+            return result
+
+        try:
+            return await self._run(transact)
+        finally:
+            self._changes.set()
+
+
+def _next_token(connection: sqlite3.Connection) -> int:
+    connection.execute("UPDATE tokens SET last = last + 1")
+    found = connection.execute("SELECT last FROM tokens").fetchone()
+    return int(found[0])

@@ -1,0 +1,91 @@
+"""What Spark finds under the name `rocketmq`: which reader reads which dataset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+
+from tidemill.pipeline import schema as columns
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.options import SourceOptions, parse_sink, parse_source
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+NAME = "rocketmq"
+# What Spark itself takes from a stream's options and hands on.
+_OF_STREAMS = frozenset({"checkpointlocation", "path"})
+
+
+class RocketMQDataSource(DataSource):
+    """Reads a cluster: `spark.read.format("rocketmq").option("endpoints", ...)`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what `.format()` takes."""
+        return NAME
+
+    def schema(self) -> str:
+        """Return the columns of the dataset that was asked for."""
+        options = self._of_any()
+        return columns.ddl(options.dataset, without=() if options.includes_body else ("body",))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads a batch."""
+        options = parse_source(dict(self.options), is_stream=False)
+        columns.check(options.dataset, schema)
+        if options.dataset in {"messages", "dlq"}:
+            from tidemill.pipeline.source.messages import MessageReader, PushdownMessageReader
+
+            reader = PushdownMessageReader if options.pushes_down else MessageReader
+            return reader(options, schema)
+        if options.dataset == "events":
+            from tidemill.pipeline.source.events import EventReader
+
+            return EventReader(options, schema)
+        from tidemill.pipeline.source.listings import ListingReader
+
+        return ListingReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return what reads a stream."""
+        options = parse_source(dict(self.options), is_stream=True)
+        columns.check(options.dataset, schema)
+        if options.dataset == "events":
+            from tidemill.pipeline.source.events import EventStreamReader
+
+            return EventStreamReader(options, schema)
+        from tidemill.pipeline.source.messages import MessageStreamReader
+
+        return MessageStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes a batch."""
+        from tidemill.pipeline.sink.writer import BatchWriter
+
+        _refuse_overwriting(overwrite=overwrite)
+        return BatchWriter(parse_sink(dict(self.options)), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Return what writes a stream."""
+        from tidemill.pipeline.sink.writer import StreamWriter
+
+        _refuse_overwriting(overwrite=overwrite)
+        given = {name: value for name, value in self.options.items() if name not in _OF_STREAMS}
+        return StreamWriter(parse_sink(given), schema)
+
+    def _of_any(self) -> SourceOptions:
+        # Spark asks for the columns before it says whether it is a stream.
+        return parse_source(dict(self.options), is_stream=None)
+
+
+def _refuse_overwriting(*, overwrite: bool) -> None:
+    if overwrite:
+        raise BadOption("what is stored stays stored: mode append is the one that there is")

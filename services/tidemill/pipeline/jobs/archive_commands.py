@@ -1,0 +1,130 @@
+"""J1 as commands: the job of `archive` with a Spark session around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, final
+
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.archive.spark_tasks import SparkRunner
+from tidemill.pipeline.errors import Unreachable, told_by
+from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done
+from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
+from tidemill.pipeline.metrics import PipelineMetrics, serve
+from tidemill.pipeline.options import parse_source
+
+DAY_MS: Final = 86_400_000
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSettings:
+    """What all commands of an archive take."""
+
+    given: Mapping[str, str]  # options of the source, `archivePath` among them
+    master: str | None = None
+    batch_rows: int = BATCH_ROWS
+    metrics_port: int = 0
+    metrics_file: str = ""
+
+
+def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
+    """Archive what is there; with `every_s` again and again, so long after each end."""
+    say = progress_line()
+    say("starting Spark")
+    metrics = PipelineMetrics("archive")
+    serve(metrics, settings.metrics_port)
+    with _job("archive", settings) as (job, run):
+        while True:
+            try:
+                done = job.append(_telling(say, metrics))
+            except Exception as error:  # Spark wraps what a task has raised.
+                told = told_by(error)
+                if every_s is None or told is None or told[0] != Unreachable.__name__:
+                    raise
+                # Who goes on waits for a cluster that is away; nothing of the batch counts.
+                say(f"{told[1]}; again in {every_s:g} s")
+                end_line()
+                time.sleep(every_s)
+                continue
+            run.rows += done.rows
+            end_line()
+            metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
+            if settings.metrics_file:
+                metrics.write(settings.metrics_file)
+            if every_s is None:
+                return done
+            time.sleep(every_s)
+
+
+def verify(settings: ArchiveSettings) -> list[str]:
+    """Compare what is not sealed with the broker; return what is wrong."""
+    with _job("archive-verify", settings) as (job, run):
+        wrong = job.verify()
+        run.detail["wrong"] = wrong
+        return wrong
+
+
+def compact(settings: ArchiveSettings) -> tuple[int, int]:
+    """Make larger files of small ones; return how many there were and are."""
+    with _job("archive-compact", settings) as (job, _):
+        return job.compact()
+
+
+def expire(settings: ArchiveSettings, *, days: float) -> int:
+    """Let go of what is older; return how many files that were. Needs no Spark."""
+    options = parse_source(settings.given, is_stream=False)
+    clock = SystemClock()
+    job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=clock.wall_ms)
+    before_ms = clock.wall_ms() - round(days * DAY_MS)
+    with recorded("archive-expire", options.archive_path):
+        return job.expire(before_ms=before_ms, topics=options.topics.names)
+
+
+def vacuum(settings: ArchiveSettings) -> int:
+    """Delete files that no entry of the manifest names; return how many. Needs no Spark."""
+    options = parse_source(settings.given, is_stream=False)
+    job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
+    with recorded("archive-vacuum", options.archive_path):
+        return job.vacuum()
+
+
+@contextmanager
+def _job(name: str, settings: ArchiveSettings) -> Iterator[tuple[ArchiveJob, Run]]:
+    options = parse_source(settings.given, is_stream=False)
+    with (
+        recorded(name, options.archive_path) as run,
+        session(name, settings.master) as spark,
+    ):
+        job = ArchiveJob(
+            options,
+            SparkRunner(spark, settings.given),
+            now_ms=SystemClock().wall_ms,
+            batch_rows=settings.batch_rows,
+            cores=spark.sparkContext.defaultParallelism,
+        )
+        yield job, run
+
+
+def _telling(say: Callable[[str], None], metrics: PipelineMetrics) -> Callable[[Done], None]:
+    clock = SystemClock()
+    begin_ms = last_ms = clock.monotonic_ms()
+
+    def tell(done: Done) -> None:
+        nonlocal last_ms
+        now_ms = clock.monotonic_ms()
+        took_s = max(0.001, (now_ms - begin_ms) / 1000)
+        metrics.rows.update(done.by_topic)
+        metrics.waiting["*"] = done.waiting
+        metrics.batches_ms.observe(metrics.work, now_ms - last_ms)
+        metrics.behind_ms = max(0, clock.wall_ms() - done.stored_to_ms) if done.waiting else 0
+        last_ms = now_ms
+        say(
+            f"archived {done.rows:,} messages, {done.bytes / 1e6:,.1f} MB,"
+            f" {done.rows / took_s:,.0f} a second; {done.waiting:,} wait"
+        )
+
+    return tell

@@ -1,0 +1,215 @@
+"""J2: lifecycle events against each other and against a list of acknowledged sends.
+
+Writes `audit/summary` and `audit/findings` (Parquet), `audit/index.html`, and a table to the
+terminal. It reads all events that are there and writes its tables anew, so it can run twice.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.data_source import NAME
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs.page import curve, page, table
+from tidemill.pipeline.jobs.running import progress_line, recorded, session
+from tidemill.pipeline.metrics import PipelineMetrics
+from tidemill.pipeline.transforms import audit as transforms
+from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, Rules
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FOLDER: Final = "audit"
+SHOWN_MAX: Final = 500  # findings on the page; the table has all
+GRACE_S: Final = 600.0  # after it was due or stored until nothing of it is expected any more
+CURVE_POINTS: Final = 500  # of a curve: what a screen can show
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings:
+    """What an audit takes."""
+
+    to: str
+    given: Mapping[str, str]  # options of the source
+    master: str | None = None
+    sends: str = ""  # file of acknowledged sends: JSON lines with message_id and topic
+    grace_s: float = GRACE_S
+    late_ms: int = 1_000
+    window: str = "5 minutes"
+    filtered_groups: Sequence[str] = ()
+    metrics_file: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What an audit has come to."""
+
+    counts: dict[str, int]  # findings by kind
+    totals: list[dict[str, Any]]  # one a topic and group
+    findings: list[dict[str, Any]]  # the first of them
+
+    @property
+    def is_broken(self) -> bool:
+        """Say whether something was lost or early."""
+        return any(self.counts.get(kind) for kind in BROKEN)
+
+
+def run(settings: AuditSettings) -> Verdict:
+    """Read, reconcile, write, and return the verdict."""
+    if "://" in settings.to:
+        raise BadOption("--to is a folder of this machine: the page is written beside the tables")
+    say = progress_line()
+    say("starting Spark")
+    with recorded("audit", settings.to) as record, session("audit", settings.master) as spark:
+        say("reading events")
+        events = read_events(spark, settings.given)
+        verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
+        record.rows = events.count()
+        record.detail = dict(verdict.counts)
+        if settings.metrics_file:
+            metrics = PipelineMetrics("audit", succeeded_at_ms=SystemClock().wall_ms())
+            metrics.rows["*"] = record.rows
+            metrics.findings = {
+                (row["topic"] or "", kind): row[kind.replace("-", "_")]
+                for row in verdict.totals
+                for kind in KINDS
+            }
+            metrics.write(settings.metrics_file)
+        return verdict
+
+
+def read_events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
+    """Return all events that are there, kept for the several tables that are made of them."""
+    reader = spark.read.format(NAME)
+    for name, value in {**given, "dataset": "events"}.items():
+        reader = reader.option(name, value)
+    return reader.load().persist()
+
+
+def judge(
+    spark: SparkSession, events: DataFrame, settings: AuditSettings, *, now_ms: int
+) -> Verdict:
+    """Make the tables and the page of an audit out of events."""
+    rules = Rules(
+        late_ms=settings.late_ms,
+        window=settings.window,
+        closed_at_ms=now_ms - round(settings.grace_s * 1000),
+        filtered_groups=tuple(settings.filtered_groups),
+    )
+    sends = None
+    if settings.sends:
+        sends = spark.read.schema("message_id string, topic string").json(settings.sends)
+    made = transforms.audit(events, rules, sends=sends)
+    folder = f"{settings.to.rstrip('/')}/{FOLDER}"
+    made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
+    made.summary.coalesce(1).write.mode("overwrite").parquet(f"{folder}/summary")
+    verdict = _verdict(spark, folder)
+    late = transforms.lateness(events, settings.window).limit(CURVE_POINTS).collect()
+    waits = transforms.lag(events, settings.window).limit(CURVE_POINTS).collect()
+    path = Path(folder) / "index.html"
+    path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
+    return verdict
+
+
+def _verdict(spark: SparkSession, folder: str) -> Verdict:
+    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+    findings = spark.read.parquet(f"{folder}/findings")
+    summary = spark.read.parquet(f"{folder}/summary")
+    counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+    counts.update({row.kind: row["count"] for row in findings.groupBy("kind").count().collect()})
+    totals = (
+        summary.groupBy("topic", "consumer_group")
+        .agg(*(F.sum(name).alias(name) for name in COUNTS))
+        .orderBy("topic", "consumer_group")
+    )
+    first = findings.orderBy("kind", "at", "broker", "queue_id", "queue_offset").limit(SHOWN_MAX)
+    return Verdict(
+        counts=dict(counts),
+        totals=[row.asDict() for row in totals.collect()],
+        findings=[row.asDict() for row in first.collect()],
+    )
+
+
+def _page(
+    verdict: Verdict, late: Sequence[Any], waits: Sequence[Any], *, now_ms: int
+) -> str:  # fmt: skip
+    headline = (
+        "Something was lost or early."
+        if verdict.is_broken
+        else "Nothing was lost, and nothing was early."
+    )
+    groups = sorted({row.consumer_group for row in waits})
+    parts = [
+        f"<p class='{'bad' if verdict.is_broken else 'good'}'>{headline}</p>",
+        table(("finding", "how many"), [(kind, verdict.counts[kind]) for kind in KINDS]),
+        "<h2>By topic and group</h2>",
+        table(
+            ("topic", "group", *COUNTS),
+            [
+                (row["topic"], row["consumer_group"] or "", *(row[name] for name in COUNTS))
+                for row in verdict.totals
+            ],
+        ),
+        "<h2>Lateness of delayed messages</h2>",
+        curve(
+            {
+                name: [(row.window.timestamp(), row[name]) for row in late]
+                for name in ("p50", "p99", "max")
+            },
+            unit="ms",
+        ),
+        "<h2>From stored to delivered, P99 by group</h2>",
+        curve(
+            {
+                group: [(r.window.timestamp(), r.p99) for r in waits if r.consumer_group == group]
+                for group in groups
+            },
+            unit="ms",
+        ),
+        f"<h2>Findings{_of(verdict)}</h2>",
+        table(
+            ("finding", "topic", "group", "broker", "queue", "offset", "message", "at", "what"),
+            [_row(found) for found in verdict.findings],
+            details=[_journey(found) for found in verdict.findings],
+        ),
+    ]
+    return page("Audit", parts, now_ms=now_ms)
+
+
+def _of(verdict: Verdict) -> str:
+    total = sum(verdict.counts.values())
+    return f", the first {SHOWN_MAX} of {total}" if total > SHOWN_MAX else ""
+
+
+def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        "" if found[name] is None else found[name]
+        for name in (
+            "kind", "topic", "consumer_group", "broker", "queue_id", "queue_offset", "message_id",
+            "at", "detail",
+        )
+    )  # fmt: skip
+
+
+def _journey(found: Mapping[str, Any]) -> str:
+    import json
+
+    steps = json.loads(found["journey"] or "[]")
+    lines = [
+        " ".join(
+            str(step[name])
+            for name in ("at", "event", "stands_on", "consumer_group", "attempt", "detail")
+            if step.get(name) is not None
+        )
+        for step in steps
+    ]
+    return "<br>".join(html.escape(line) for line in lines)

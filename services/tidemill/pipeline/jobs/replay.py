@@ -1,0 +1,155 @@
+"""J7: an archive, or a part of it, into a topic again: at once, as it was spaced, or faster.
+
+A stream over the archive with a checkpoint, so a run that is stopped goes on where it was; what was
+in flight then may come twice, and is known by the property `tidemill-original-id`. Spark does not
+wait for anything: messages that come later are delayed messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.data_source import NAME
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs.running import progress_line, recorded, session
+from tidemill.pipeline.transforms.replay import Timing, between, to_send
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
+LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
+_PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What a replay takes."""
+
+    archive: str
+    given: Mapping[str, str]  # options of the source, which topics among them
+    sink: Mapping[str, str]  # options of the sink
+    state: str  # folder of the checkpoint; another one is another replay
+    timing: Literal["asap", "original", "scaled"] = "asap"
+    speed: float = 1.0
+    since_ms: int | None = None
+    until_ms: int | None = None
+    master: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would be sent."""
+
+    rows: int
+    first_stored_ms: int
+    last_stored_ms: int
+    begin_ms: int = 0
+
+
+def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
+    """Look at what would be sent, and send nothing."""
+    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+    reader = spark.read.format(NAME).schema("store_timestamp timestamp")
+    for name, value in _of_source(settings).items():
+        reader = reader.option(name, value)
+    kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
+    stored_ms = F.unix_millis("store_timestamp")
+    row = kept.agg(
+        F.count("*").alias("n"), F.min(stored_ms).alias("low"), F.max(stored_ms).alias("high")
+    ).first()
+    assert row is not None, "an aggregate has a row"
+    return Plan(rows=row.n, first_stored_ms=row.low or 0, last_stored_ms=row.high or 0)
+
+
+def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
+    """Send what is left to send, and return the plan that this goes by."""
+    begun = _begun(spark, settings, now_ms)
+    timing = None
+    if settings.timing != "asap":
+        timing = Timing(
+            first_stored_ms=begun.first_stored_ms,
+            begin_ms=begun.begin_ms,
+            speed=settings.speed if settings.timing == "scaled" else 1.0,
+        )
+    reader = spark.readStream.format(NAME)
+    stream = {
+        **_of_source(settings),
+        "startingOffsets": "earliest",
+        "maxRowsPerTrigger": str(TRIGGER_ROWS),
+        # One task a queue, so that its messages stay in order.
+        "rowsPerPartition": str(TRIGGER_ROWS),
+    }
+    for name, value in stream.items():
+        reader = reader.option(name, value)
+    kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
+    writer = to_send(kept, timing).writeStream.format(NAME)
+    for name, value in settings.sink.items():
+        writer = writer.option(name, value)
+    query = (
+        writer.option("checkpointLocation", f"{settings.state.rstrip('/')}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return begun
+
+
+def run(settings: ReplaySettings, *, is_dry: bool) -> Plan:
+    """Replay, or only look."""
+    say = progress_line()
+    say("starting Spark")
+    if is_dry:
+        with session("replay", settings.master) as spark:
+            return plan(spark, settings)
+    with recorded("replay", settings.state) as record, session("replay", settings.master) as spark:
+        begun = send(spark, settings, now_ms=SystemClock().wall_ms())
+        record.rows = begun.rows
+        return begun
+
+
+def _of_source(settings: ReplaySettings) -> dict[str, str]:
+    return {**settings.given, "readMode": "archive", "archivePath": settings.archive}
+
+
+def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
+    """Return the plan of a replay: the one that it was begun with, or a new one, which is kept."""
+    if "://" in settings.state:
+        raise BadOption("--state is a folder of this machine")
+    path = Path(settings.state) / _PLAN
+    asked = _asked(settings)
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        if kept["asked"] != asked:
+            raise BadOption(
+                f"{settings.state} is of another replay; give the same options as then, or another"
+                " --state"
+            )
+        return Plan(**kept["plan"])
+    looked = plan(spark, settings)
+    begun = Plan(**{**asdict(looked), "begin_ms": now_ms + LEAD_MS})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps({"asked": asked, "plan": asdict(begun)}))
+    draft.replace(path)
+    return begun
+
+
+def _asked(settings: ReplaySettings) -> dict[str, Any]:
+    return {
+        "archive": settings.archive,
+        "topics": {name: settings.given.get(name, "") for name in ("topics", "topicPattern")},
+        "into": settings.sink.get("topic", ""),
+        "timing": settings.timing,
+        "speed": settings.speed,
+        "since_ms": settings.since_ms,
+        "until_ms": settings.until_ms,
+    }

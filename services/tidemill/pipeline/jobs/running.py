@@ -1,0 +1,120 @@
+"""How a job is run: a session, a line of progress, and a record of the run.
+
+A record is `_runs/RUN.json` in the folder of the job's tables: which job, which program, from where
+to where, how many rows, and how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from tidemill.common.clock import SystemClock
+from tidemill.common.metrics import version
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUNS: Final = "_runs"
+# Of a laptop; what reads beside a broker need not have more. `spark-submit` says otherwise.
+DRIVER_MEMORY: Final = "1g"
+SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins those with little
+QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
+
+Say = Callable[[str], None]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One run of a job, as it is told afterwards."""
+
+    job: str
+    run: str
+    program: str = ""
+    started_at_ms: int = 0
+    ended_at_ms: int = 0
+    status: str = "running"
+    rows: int = 0
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def session(
+    name: str, master: str | None, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Have a session for the block, quiet on the terminal."""
+    from tidemill.pipeline.session import build_spark
+
+    spark = build_spark(
+        f"tidemill {name}",
+        master=master,
+        settings={
+            "spark.driver.memory": DRIVER_MEMORY,
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            # Of a terminal; without them Spark makes 200 tasks of every shuffle.
+            "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
+            "spark.log.level": "ERROR",
+            **(settings or {}),
+        },
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def recorded(job: str, folder: str) -> Iterator[Run]:
+    """Keep a record of the block as a run of a job; of a failure, too."""
+    clock = SystemClock()
+    run = Run(
+        job=job,
+        run=f"{clock.wall_ms():x}-{secrets.token_hex(4)}",
+        program=version(),
+        started_at_ms=clock.wall_ms(),
+    )
+    try:
+        yield run
+    except BaseException as error:
+        run.status = f"failed: {error}" if str(error) else f"failed: {type(error).__name__}"
+        raise
+    else:
+        run.status = "done"
+    finally:
+        run.ended_at_ms = clock.wall_ms()
+        _write(run, folder)
+
+
+def _write(run: Run, folder: str) -> None:
+    # A record is for people; what decides anything is in the manifest.
+    if "://" in folder:
+        return
+    path = Path(folder) / RUNS / f"{run.run}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(run), sort_keys=True) + "\n")
+
+
+def progress_line() -> Say:
+    """Return what shows how far a job is: one line that is written over, on a terminal."""
+    is_terminal = sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"\r\033[K{text}" if is_terminal else f"{text}\n")
+        sys.stderr.flush()
+
+    return say
+
+
+def end_line() -> None:
+    """End the line that was written over."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")

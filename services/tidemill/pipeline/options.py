@@ -1,0 +1,475 @@
+"""The options of the source and of the sink: one row each, and what they are parsed into.
+
+Spark hands options as text with names in lower case. Unknown ones fail, with the nearest name that
+is known. The page for users is generated from these tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, NoReturn, TypeVar, final
+
+from tidemill.pipeline.errors import BadOption
+
+_Choice = TypeVar("_Choice", bound=str)
+
+PARTITION_ROWS_MAX: Final = 10_000_000  # of one task; its files and its memory are bounded by it
+PULL_BATCH_MAX: Final = 1_000_000  # messages of one call, which is answered page by page
+RETRIES_MAX: Final = 1000  # of one call; with the longest pause it is hours
+
+Dataset = Literal["messages", "events", "dlq", "pending", "inflight", "groups"]
+DATASETS: Final[tuple[Dataset, ...]] = (
+    "messages", "events", "dlq", "pending", "inflight", "groups",
+)  # fmt: skip
+ReadMode = Literal["auto", "archive", "broker"]
+READ_MODES: Final[tuple[ReadMode, ...]] = ("auto", "archive", "broker")
+STREAMED: Final[tuple[Dataset, ...]] = ("messages", "events", "dlq")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: its name as documented, its default as text, and where it means something."""
+
+    name: str
+    default: str
+    meaning: str
+    batch: bool = True
+    stream: bool = True
+
+
+def _batch(name: str, default: str, meaning: str) -> Option:
+    return Option(name=name, default=default, meaning=meaning, stream=False)
+
+
+def _stream(name: str, default: str, meaning: str) -> Option:
+    return Option(name=name, default=default, meaning=meaning, batch=False)
+
+
+def _both(name: str, default: str, meaning: str) -> Option:
+    return Option(name=name, default=default, meaning=meaning)
+
+
+CONNECTION: Final = (
+    _both("endpoints", "", "Addresses of proxies, `host:port[,host:port]`; required."),
+    _both("namespace", "", "Of topics and groups."),
+    _both("maxRetries", "5", "How often a call that failed is made again."),
+    _both("retryBackoffMs", "200", "Pause before the first time; it doubles, up to 5 s."),
+    _both("auth.accessKey", "", "Whose calls they are."),
+    _both("auth.secretKeyFile", "", "File with the secret key; its text is never kept."),
+    _both("auth.tokenFile", "", "File with a session token."),
+    _both("tls.enabled", "false", "Whether proxies are spoken to by TLS."),
+    _both("tls.caFile", "", "Authorities, PEM; without it those that gRPC trusts."),
+    _both("tls.certificateFile", "", "What is shown to the proxy, PEM."),
+    _both("tls.keyFile", "", "The key of that."),
+)
+
+SOURCE: Final = (
+    *CONNECTION,
+    _both("topic", "", "One topic."),
+    _both("topics", "", "Several topics, by commas."),
+    _both("topicPattern", "", "Topics whose whole name matches; looked at again at every trigger."),
+    _both("dataset", "messages", "`messages`, `events`, `dlq`, `pending`, `inflight`, `groups`."),
+    _both("groups", "", "Consumer groups, by commas: of `dlq`, `inflight` and `groups`; all."),
+    _both("filter", "*", "Tags, as `a || b`, evaluated by the broker."),
+    _both(
+        "startingOffsets",
+        "",
+        "`earliest`, `latest`, `group:NAME`, or JSON by topic, broker group and queue; there -2 is"
+        " the earliest and -1 the latest. Batch: `earliest`, stream: `latest`.",
+    ),
+    _batch("endingOffsets", "latest", "As above, without -2 and without groups."),
+    _both("startingTimestamp", "", "ISO 8601 or milliseconds; wins over offsets."),
+    _batch("endingTimestamp", "", "As above; what was stored then or later is left out."),
+    _both("startingTimestampStrategy", "error", "No message is that young: `error`, or `latest`."),
+    _stream("maxRowsPerTrigger", "", "Shared by queues in proportion to their backlog."),
+    _stream("maxBytesPerTrigger", "", "The same, by what the queues' messages take on average."),
+    _stream("minRowsPerTrigger", "", "A batch waits until there are so many."),
+    _stream("maxTriggerDelay", "15m", "But not longer than this."),
+    _both("minPartitions", "", "Large ranges are split so that about so many tasks run."),
+    _both("rowsPerPartition", "500000", "The most that one task reads."),
+    _both("failOnDataLoss", "true", "Whether a range that is gone fails the query."),
+    _stream("newQueues", "earliest", "Where queues that are found later start."),
+    _stream("failAfterMs", "600000", "How long a broker group may be away until the query fails."),
+    _both("includeBody", "true", "Whether bodies are asked for."),
+    _both("bodyEncoding", "decode", "`decode`: bodies as they were sent; `raw`: as stored."),
+    _batch("pushdown", "false", "Whether predicates are handed to the source; see the docs."),
+    _both("readMode", "auto", "`auto`, `archive` or `broker`; `auto` needs archivePath."),
+    _both("archivePath", "", "Where the archive is."),
+    _both("pullBatchSize", "16384", "Messages of one call; its answer comes in pages of 1 MiB."),
+    _both("pullTimeoutMs", "30000", "How long one call may take; then it goes on where it was."),
+)
+
+SINK: Final = (
+    *CONNECTION,
+    _both("topic", "", "Where all rows go; without it the column `topic` says it."),
+    _both("mode", "at-least-once", "`at-least-once`; the others are not there yet."),
+    _both("batchSize", "32", "Messages of one send."),
+    _both("maxInflight", "4", "Sends of one task that have no answer yet."),
+    _both("sendTimeoutMs", "3000", "How long one send may take."),
+    _both("maxRatePerTask", "", "Messages a second of one task."),
+    _both("onError", "fail", "`fail`, or `dead-letter`: bad rows go to deadLetterPath."),
+    _both("deadLetterPath", "", "Folder of the table of bad rows, Parquet."),
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How proxies are reached. Credentials are names of files, read where a connection is made."""
+
+    endpoints: tuple[str, ...]
+    namespace: str = ""
+    max_retries: int = 5
+    retry_backoff_ms: int = 200
+    access_key: str = ""
+    secret_key_file: str = ""
+    token_file: str = ""
+    is_tls: bool = False
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """Which topics are read: some by name, or all that match."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+
+
+EARLIEST: Final = -2  # in a start
+LATEST: Final = -1  # in a start or an end
+
+# Offsets by topic, broker group and queue; what is not in it takes the other word.
+ByQueue = dict[str, dict[str, dict[int, int]]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a read starts or ends in every queue.
+
+    One of: the same `everywhere`, offsets `by_queue`, the progress of a `group`, or an instant.
+    """
+
+    everywhere: int | None = None
+    by_queue: ByQueue | None = None
+    group: str = ""
+    at_ms: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The options of a read, parsed."""
+
+    connection: Connection
+    dataset: Dataset
+    topics: Topics
+    groups: tuple[str, ...]
+    filter: str
+    start: Place
+    end: Place
+    start_strategy: Literal["error", "latest"]
+    rows_per_trigger_max: int | None
+    bytes_per_trigger_max: int | None
+    rows_per_trigger_min: int | None
+    trigger_delay_ms_max: int
+    partitions_min: int
+    rows_per_partition: int
+    fails_on_data_loss: bool
+    new_queues: int
+    fail_after_ms: int
+    includes_body: bool
+    decodes_body: bool
+    pushes_down: bool
+    read_mode: ReadMode
+    archive_path: str
+    pull_batch: int
+    pull_timeout_ms: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """The options of a write, parsed."""
+
+    connection: Connection
+    topic: str
+    batch_size: int
+    inflight_max: int
+    send_timeout_ms: int
+    rate_max: float | None
+    dead_letter_path: str  # empty: a bad row fails the task
+
+
+def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceOptions:
+    """Parse the options of a batch read or of a stream; None: of either. Raises BadOption."""
+    values = _Values(given, SOURCE, is_stream=is_stream)
+    dataset = values.choice("dataset", DATASETS)
+    if is_stream and dataset not in STREAMED:
+        values.refuse("dataset", f"{dataset} is read in batches, not as a stream")
+    rows_max, bytes_max = values.count("maxRowsPerTrigger"), values.count("maxBytesPerTrigger")
+    rows_min = values.count("minRowsPerTrigger")
+    if rows_max is not None and bytes_max is not None:
+        values.refuse("maxBytesPerTrigger", "a trigger is bounded by rows or by bytes, not by both")
+    if dataset == "events" and (rows_max is not None or rows_min is not None):
+        values.refuse(
+            "maxRowsPerTrigger" if rows_max is not None else "minRowsPerTrigger",
+            "events are bounded by bytes of the log: maxBytesPerTrigger",
+        )
+    if rows_min is not None and rows_max is not None and rows_min > rows_max:
+        values.refuse("minRowsPerTrigger", f"it is above maxRowsPerTrigger, {rows_max}")
+    archive_path = values.text("archivePath")
+    read_mode = values.choice("readMode", READ_MODES)
+    if read_mode == "archive" and not archive_path:
+        values.refuse("readMode", "archivePath says where the archive is")
+    if archive_path and dataset not in {"messages", "dlq"}:
+        values.refuse("archivePath", f"an archive has messages, not {dataset}")
+    topics = _topics(values, dataset)
+    start = _place(
+        values, "startingOffsets", "startingTimestamp", LATEST if is_stream else EARLIEST
+    )
+    end = _place(values, "endingOffsets", "endingTimestamp", LATEST)
+    if dataset == "events" and (start.by_queue is not None or start.group):
+        values.refuse("startingOffsets", "events start at `earliest`, `latest` or a timestamp")
+    new_queues = values.choice("newQueues", ("earliest", "latest"))
+    return SourceOptions(
+        connection=_connection(values, is_needed=read_mode != "archive"),
+        dataset=dataset,
+        topics=topics,
+        groups=values.names("groups"),
+        filter=values.text("filter") or "*",
+        start=start,
+        end=end,
+        start_strategy=values.choice("startingTimestampStrategy", ("error", "latest")),
+        rows_per_trigger_max=rows_max,
+        bytes_per_trigger_max=bytes_max,
+        rows_per_trigger_min=rows_min,
+        trigger_delay_ms_max=values.duration_ms("maxTriggerDelay"),
+        partitions_min=values.count("minPartitions") or 1,
+        rows_per_partition=values.at_most("rowsPerPartition", PARTITION_ROWS_MAX),
+        fails_on_data_loss=values.flag("failOnDataLoss"),
+        new_queues=EARLIEST if new_queues == "earliest" else LATEST,
+        fail_after_ms=values.at_most("failAfterMs", 2**53),
+        includes_body=values.flag("includeBody"),
+        decodes_body=values.choice("bodyEncoding", ("decode", "raw")) == "decode",
+        pushes_down=values.flag("pushdown"),
+        read_mode=read_mode,
+        archive_path=archive_path,
+        pull_batch=values.at_most("pullBatchSize", PULL_BATCH_MAX),
+        pull_timeout_ms=values.at_most("pullTimeoutMs", 2**31),
+    )
+
+
+def parse_sink(given: Mapping[str, str]) -> SinkOptions:
+    """Parse the options of a write. Raises BadOption."""
+    values = _Values(given, SINK, is_stream=None)
+    mode = values.choice("mode", ("at-least-once", "dedup", "exactly-once"))
+    if mode != "at-least-once":
+        values.refuse("mode", f"{mode} is not there yet")
+    on_error = values.choice("onError", ("fail", "dead-letter"))
+    path = values.text("deadLetterPath")
+    if (on_error == "dead-letter") != bool(path):
+        values.refuse("onError", "dead-letter and deadLetterPath belong together")
+    rate = values.text("maxRatePerTask")
+    if rate and not (re.fullmatch(r"\d+(\.\d+)?", rate) and float(rate) > 0):
+        values.refuse("maxRatePerTask", "it is a number of messages a second")
+    return SinkOptions(
+        connection=_connection(values),
+        topic=values.text("topic"),
+        batch_size=values.at_most("batchSize", 128),
+        inflight_max=values.at_most("maxInflight", 64),
+        send_timeout_ms=values.at_most("sendTimeoutMs", 600_000),
+        rate_max=float(rate) if rate else None,
+        dead_letter_path=path,
+    )
+
+
+def instant_ms(text: str) -> int | None:
+    """Return an instant of ISO 8601 or milliseconds; None where it is neither."""
+    if re.fullmatch(r"\d{1,15}", text):
+        return int(text)
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    # An instant without its zone is one of UTC, as everything in a pipeline is.
+    aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1000)
+
+
+class _Values:
+    """The options as they came, and how each is read."""
+
+    def __init__(
+        self, given: Mapping[str, str], table: Sequence[Option], *, is_stream: bool | None
+    ) -> None:
+        self._table = {option.name.lower(): option for option in table}
+        self._given = {name.lower(): value for name, value in given.items()}
+        for name in sorted(self._given):
+            option = self._table.get(name)
+            if option is None:
+                raise BadOption(self._unknown(name))
+            if is_stream is not None and not (option.stream if is_stream else option.batch):
+                kind = "batch reads" if is_stream else "streams"
+                raise BadOption(f"option {option.name} is for {kind} only")
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._table, n=1, cutoff=0.5)
+        known = [self._table[each].name for each in near] or [
+            option.name for option in self._table.values()
+        ]
+        hint = f"did you mean {known[0]}?" if near else f"known are {', '.join(known)}"
+        return f"there is no option {name}; {hint}"
+
+    def refuse(self, name: str, why: str) -> NoReturn:
+        value = self._given.get(name.lower())
+        raise BadOption(f"option {name}{'' if value is None else f' = {value}'}: {why}")
+
+    def text(self, name: str) -> str:
+        key = name.lower()
+        return self._given.get(key, self._table[key].default).strip()
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(part for part in map(str.strip, self.text(name).split(",")) if part)
+
+    def flag(self, name: str) -> bool:
+        text = self.text(name).lower()
+        if text not in {"true", "false"}:
+            self.refuse(name, "it is true or false")
+        return text == "true"
+
+    def choice(self, name: str, choices: Sequence[_Choice]) -> _Choice:
+        text = self.text(name).lower()
+        for each in choices:
+            if each == text:
+                return each
+        near = difflib.get_close_matches(text, choices, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(choices)}"
+        return self.refuse(name, hint)
+
+    def count(self, name: str) -> int | None:
+        """Return a number from 1; None where it was not given."""
+        text = self.text(name)
+        if not text:
+            return None
+        if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
+            self.refuse(name, "it is a number from 1")
+        return int(text)
+
+    def at_most(self, name: str, most: int) -> int:
+        value = self.count(name)
+        assert value is not None, f"{name} has a default"
+        if value > most:
+            self.refuse(name, f"it is at most {most}")
+        return value
+
+    def duration_ms(self, name: str) -> int:
+        found = re.fullmatch(r"(\d{1,9})\s*(ms|s|m|h)", self.text(name).lower())
+        if found is None:
+            self.refuse(name, "it is a duration such as 500ms, 30s, 15m or 1h")
+        return int(found[1]) * _UNIT_MS[found[2]]
+
+
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+
+
+def _connection(values: _Values, *, is_needed: bool = True) -> Connection:
+    endpoints = values.names("endpoints")
+    if not endpoints and is_needed:
+        values.refuse("endpoints", "it is required: host:port[,host:port]")
+    for endpoint in endpoints:
+        if not re.fullmatch(r"\S+:\d{1,5}", endpoint):
+            values.refuse("endpoints", f"{endpoint} is not host:port")
+    access_key, secret_file = values.text("auth.accessKey"), values.text("auth.secretKeyFile")
+    if bool(access_key) != bool(secret_file):
+        values.refuse("auth.accessKey", "it and auth.secretKeyFile belong together")
+    return Connection(
+        endpoints=endpoints,
+        namespace=values.text("namespace"),
+        max_retries=_retries(values),
+        retry_backoff_ms=values.at_most("retryBackoffMs", 60_000),
+        access_key=access_key,
+        secret_key_file=secret_file,
+        token_file=values.text("auth.tokenFile"),
+        is_tls=values.flag("tls.enabled"),
+        ca_file=values.text("tls.caFile"),
+        certificate_file=values.text("tls.certificateFile"),
+        key_file=values.text("tls.keyFile"),
+    )
+
+
+def _retries(values: _Values) -> int:
+    # The one number that may be 0.
+    return 0 if values.text("maxRetries") == "0" else values.at_most("maxRetries", RETRIES_MAX)
+
+
+def _topics(values: _Values, dataset: Dataset) -> Topics:
+    given = [name for name in ("topic", "topics", "topicPattern") if values.text(name)]
+    if len(given) > 1:
+        values.refuse(given[1], f"topics are chosen by one option, and {given[0]} is there")
+    if dataset == "dlq":
+        if given:
+            values.refuse(given[0], "dead letters are chosen by option groups, or all are read")
+        groups = values.names("groups")
+        if groups:
+            return Topics(names=tuple(f"%DLQ%{group}" for group in groups))
+        return Topics(pattern="%DLQ%.*")
+    if not given and dataset == "messages":
+        raise BadOption("which topics? give one of topic, topics, topicPattern")
+    pattern = values.text("topicPattern")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        values.refuse("topicPattern", f"it is no regular expression: {error}")
+    return Topics(names=values.names("topic") or values.names("topics"), pattern=pattern)
+
+
+def _place(values: _Values, offsets: str, timestamp: str, default: int) -> Place:
+    at = values.text(timestamp)
+    if at:
+        at_ms = instant_ms(at)
+        if at_ms is None:
+            values.refuse(timestamp, "it is an instant of ISO 8601, or milliseconds since 1970")
+        return Place(at_ms=at_ms)
+    text = values.text(offsets)
+    is_end = offsets == "endingOffsets"
+    if text.startswith("group:") and not is_end:
+        return Place(group=text.removeprefix("group:"))
+    if text.startswith("{"):
+        return Place(by_queue=_by_queue(values, offsets, text, is_end=is_end))
+    words = {"": default, "latest": LATEST} | ({} if is_end else {"earliest": EARLIEST})
+    if text.lower() not in words:
+        known = [word for word in words if word] + ([] if is_end else ["group:NAME"])
+        values.refuse(offsets, f"it is {', '.join(known)} or JSON")
+    return Place(everywhere=words[text.lower()])
+
+
+def _by_queue(values: _Values, name: str, text: str, *, is_end: bool) -> ByQueue:
+    """Parse `{"orders": {"broker-a": {"0": 23, "1": -2}}}`."""
+    least = LATEST if is_end else EARLIEST
+    try:
+        return {
+            topic: {
+                broker: {int(queue): _offset(offset, least) for queue, offset in queues.items()}
+                for broker, queues in brokers.items()
+            }
+            for topic, brokers in json.loads(text).items()
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        values.refuse(name, f"it is not offsets by topic, broker group and queue: {error}")
+
+
+def _offset(value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{value} is no offset")
+    return value

@@ -1,0 +1,79 @@
+"""The Spark session of a job, with what the pipeline needs set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from tidemill.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Below it a source in Python cannot bound what a trigger reads.
+SPARK_LEAST: Final = (4, 2)
+SPARK_END: Final = (5, 0)
+ARROW_BATCH_ROWS: Final = 10_000
+_SETTINGS: Final = {
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # For a Python worker to connect: where all cores are busy its start takes longer than 15 s.
+    "spark.python.authenticate.socketTimeout": "120s",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+}
+
+
+def build_spark(
+    name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a session with the source and the sink registered.
+
+    Without a master it is the one that `spark-submit` says, or `local[*]`.
+    """
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    # Planning workers would otherwise be another Python, without what is installed here.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    elif "SPARK_SUBMIT" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master("local[*]")
+    for key, value in {**_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make `.format("rocketmq")` known to a session that was built elsewhere."""
+    check_spark()
+    from tidemill.pipeline.data_source import RocketMQDataSource
+
+    spark.dataSource.register(RocketMQDataSource)
+
+
+def check_spark() -> None:
+    """Raise PipelineError where Spark is not there, or not one that this works with."""
+    try:
+        found = version("pyspark")
+    except ModuleNotFoundError as error:
+        raise PipelineError(
+            "Spark is not installed: pip install 'tidemill[pipeline]', and Java 17 or 21"
+        ) from error
+    parts = tuple(int(part) for part in found.split(".")[:2])
+    if not SPARK_LEAST <= parts < SPARK_END:
+        raise PipelineError(
+            f"PySpark {found} is installed; the pipeline needs 4.2 or later, before 5: a source in"
+            " Python cannot bound its batches in earlier ones"
+        )

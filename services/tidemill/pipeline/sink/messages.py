@@ -1,0 +1,101 @@
+"""Rows of a frame as messages, and what is wrong with a row that cannot be one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.options import SinkOptions
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+# Columns that are read, and the types they may have, as Spark writes them.
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "body": ("binary", "string"),
+    "topic": ("string",),
+    "message_id": ("string",),
+    "tag": ("string",),
+    "keys": ("array<string>",),
+    "message_group": ("string",),
+    "properties": ("map<string,string>",),
+    "due_timestamp": ("timestamp",),
+    "delay_ms": ("bigint", "int"),
+    "priority": ("int",),
+    "dedup_key": ("string",),
+}
+
+
+class BadRow(Exception):
+    """A row cannot be a message."""
+
+
+def check_columns(types: Mapping[str, str], options: SinkOptions) -> None:
+    """Raise BadOption where the columns of a frame cannot be written."""
+    for name, of_type in types.items():
+        if name not in COLUMNS:
+            raise BadOption(f"column {name} cannot be sent; columns are {', '.join(COLUMNS)}")
+        if of_type not in COLUMNS[name]:
+            raise BadOption(f"column {name} is {' or '.join(COLUMNS[name])}, not {of_type}")
+    if "body" not in types:
+        raise BadOption("a column body is needed: what is sent")
+    if not options.topic and "topic" not in types:
+        raise BadOption("where to? give option topic, or a column topic")
+    if "due_timestamp" in types and "delay_ms" in types:
+        raise BadOption("a delayed send has due_timestamp or delay_ms, not both")
+
+
+def message_of(
+    row: Mapping[str, Any], options: SinkOptions, topic_of: Any, *, now_ms: int
+) -> v2.Message:
+    """Return a row as a message. Raises BadRow.
+
+    `topic_of` names a topic as calls do; times are milliseconds.
+    """
+    topic = options.topic or row.get("topic")
+    body = row.get("body")
+    if not topic:
+        raise BadRow("it has no topic")
+    if body is None:
+        raise BadRow("it has no body")
+    message = v2.Message(
+        topic=topic_of(topic), body=body.encode() if isinstance(body, str) else body
+    )
+    system = message.system_properties
+    system.message_id = row.get("message_id") or secrets.token_hex(16).upper()
+    system.body_encoding = v2.IDENTITY
+    system.born_timestamp.FromMilliseconds(now_ms)
+    due_ms = _due_ms(row, now_ms)
+    group = row.get("message_group")
+    if due_ms is not None and group:
+        raise BadRow("it has a due time and a message group: a message is delayed or in order")
+    system.message_type = v2.FIFO if group else v2.NORMAL if due_ms is None else v2.DELAY
+    if due_ms is not None:
+        system.delivery_timestamp.FromMilliseconds(due_ms)
+    if group:
+        system.message_group = group
+    if row.get("tag"):
+        system.tag = row["tag"]
+    if row.get("keys"):
+        system.keys.extend(key for key in row["keys"] if key is not None)
+    if row.get("priority") is not None:
+        raise BadRow("priority messages are not served yet")
+    for name, value in _pairs(row.get("properties")):
+        if value is not None:
+            message.user_properties[name] = value
+    return message
+
+
+def _due_ms(row: Mapping[str, Any], now_ms: int) -> int | None:
+    if row.get("due_timestamp") is not None:
+        return int(row["due_timestamp"])
+    if row.get("delay_ms") is not None:
+        return now_ms + int(row["delay_ms"])
+    return None
+
+
+def _pairs(properties: Any) -> list[tuple[str, str | None]]:
+    # Arrow gives a map as pairs.
+    if properties is None:
+        return []
+    return list(properties.items()) if isinstance(properties, dict) else list(properties)

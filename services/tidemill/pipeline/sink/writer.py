@@ -1,0 +1,139 @@
+"""What Spark writes with: a batch and a stream alike, as at least once needs no memory.
+
+A row that cannot be sent fails the task, or goes to a table of its own, with why, before the task
+says that it is done.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.client import connect
+from tidemill.pipeline.options import SinkOptions
+from tidemill.pipeline.pulling import log
+from tidemill.pipeline.sink.messages import check_columns
+from tidemill.pipeline.sink.sending import Sender
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has done."""
+
+    rows: int
+    bad: int
+
+
+class _Tasks:
+    """What a task does, in a batch and in a stream."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        check_columns(
+            {field.name: field.dataType.simpleString() for field in schema.fields}, options
+        )
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Send the rows of a task; runs in an executor."""
+        sender = Sender(
+            connect(self.options.connection),
+            self.options,
+            max_retries=self.options.connection.max_retries,
+            now_ms=SystemClock().wall_ms,
+        )
+        bad: list[dict[str, Any]] = []
+        done = 0
+        for batch in iterator:
+            sent = sender.send(_rows(batch))
+            if sent.bad:
+                bodies = batch["body"]
+                bad += [
+                    {"row": done + number, "body": _bytes(bodies[number].as_py()), "why": why}
+                    for number, why in sent.bad
+                ]
+                sent.bad.clear()
+            done += batch.num_rows
+        if bad:
+            write_bad_rows(self.options.dead_letter_path, bad)
+        return Written(rows=sender.sent.rows, bad=len(bad))
+
+
+class BatchWriter(_Tasks, DataSourceArrowWriter):
+    """Writes a batch."""
+
+    def commit(self, messages: list[Written | None]) -> None:
+        """Say what was sent."""
+        _tell(messages)
+
+    def abort(self, messages: list[Written | None]) -> None:
+        """Say what was sent all the same."""
+        _tell(messages)
+
+
+class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
+    """Writes a stream, each of its batches at least once."""
+
+    def commit(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """Say what was sent."""
+        _tell(messages)
+
+    def abort(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """Say what was sent all the same."""
+        _tell(messages)
+
+
+def _tell(messages: list[Written | None]) -> None:
+    done = [each for each in messages if each is not None]
+    bad = sum(each.bad for each in done)
+    if bad:
+        log.warning("%d rows could not be sent; they are in the table of bad rows", bad)
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
+    """Yield rows as mappings, with times in milliseconds."""
+    columns = {
+        name: (
+            batch[name].cast(pa.int64()).to_pylist()
+            if pa.types.is_timestamp(batch.schema.field(name).type)
+            else batch[name].to_pylist()
+        )
+        for name in batch.schema.names
+    }
+    due = columns.get("due_timestamp")
+    if due is not None:
+        columns["due_timestamp"] = [None if us is None else us // 1000 for us in due]
+    names = list(columns)
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _bytes(body: Any) -> bytes | None:
+    return body.encode() if isinstance(body, str) else body
+
+
+def write_bad_rows(path: str, rows: list[dict[str, Any]]) -> None:
+    """Add a file to the table of bad rows: (row: bigint, body: binary, why: string)."""
+    schema = pa.schema(
+        [pa.field("row", pa.int64()), pa.field("body", pa.binary()), pa.field("why", pa.string())]
+    )
+    if "://" not in path:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    name = f"bad-{secrets.token_hex(8)}.parquet"
+    with ArchiveStore(path).writing(name) as file:
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)

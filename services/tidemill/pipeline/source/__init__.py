@@ -1,0 +1,1 @@
+"""The data source `rocketmq`: datasets in batch and as streams, as Arrow batches."""

@@ -1,0 +1,1 @@
+"""Pure transforms, DataFrame to DataFrame: no cluster, no clock, no files."""

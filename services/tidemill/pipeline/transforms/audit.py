@@ -1,0 +1,449 @@
+"""J2: what was produced against what was consumed, out of lifecycle events alone.
+
+Pure: events in, tables out. A message is known by where it first stood, (broker, topic, queue_id,
+queue_offset), so two stores of one message id are two messages; a delayed one by its timer until it
+fires. A group is held to every message of a topic from which it was ever delivered one.
+
+What the kinds of findings mean:
+
+    missing      acknowledged and never stored; due and never fired; or passed over: what is behind
+                 it in its queue was delivered to the group, and it never was, nor had expired
+    duplicate    delivered to a group again, after that group's ack of it
+    redelivered  delivered again, without an ack before it
+    early        fired, or delivered for the first time, before it was due
+    late         fired later than `late_ms` after it was due
+    orphan-ack   an ack of a delivery that no event tells
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+from pyspark.sql.window import Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KINDS: Final = ("missing", "duplicate", "redelivered", "early", "late", "orphan-ack")
+# What must not be: an audit that finds one of them ends with status 2.
+BROKEN: Final = ("missing", "early")
+JOURNEY_MAX: Final = 200  # events told of one finding: a message that loops has no end
+_PLACE: Final = ("broker", "topic", "queue_id", "queue_offset")
+_MOVES: Final = ("delivered", "acked", "renewed", "nacked", "revived", "dead-lettered")
+FINDINGS: Final = (
+    "kind string, topic string, consumer_group string, broker string, queue_id int,"
+    " queue_offset bigint, timer_id bigint, message_id string, at timestamp, detail string"
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What an audit goes by."""
+
+    late_ms: int = 1_000
+    window: str = "5 minutes"
+    # Nothing that became due or was stored at or after it is called missing.
+    closed_at_ms: int = 2**53
+    # Groups with a filter, which rightly never get some messages.
+    filtered_groups: Sequence[str] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The tables of an audit.
+
+    summary:  one row a topic, group and window: how many of everything
+    findings: one row an offending message and kind, with `journey`, its events in order
+    """
+
+    summary: DataFrame
+    findings: DataFrame
+
+
+def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) -> Audit:
+    """Reconcile events, and acknowledged sends (message_id: string, topic: string) with them."""
+    placed = at_first_place(events)
+    # Kept: several tables are made of each.
+    available = _available(placed).persist()
+    timers = _timers(placed).persist()
+    groups = _groups(placed).persist()
+    found = (
+        _missing_timers(timers, rules)
+        .unionByName(_untimely(timers, rules))
+        .unionByName(_skipped(available, groups, placed, rules))
+        .unionByName(_redelivered(groups, "duplicate", "after_ack"))
+        .unionByName(_redelivered(groups, "redelivered", "again"))
+        .unionByName(_delivered_early(groups, available))
+        .unionByName(_orphans(groups))
+    )
+    if sends is not None:
+        found = found.unionByName(_never_stored(sends, events))
+    found = found.dropDuplicates(["kind", "consumer_group", "message_id", *_PLACE, "timer_id"])
+    found = found.persist()
+    return Audit(
+        summary=_summary(placed, available, timers, groups, found, rules),
+        findings=_with_journeys(found, placed),
+    )
+
+
+def at_first_place(events: DataFrame) -> DataFrame:
+    """Return events with `topic`, `queue_id`, `queue_offset` of where their message first stood."""
+    is_copy = F.col("origin_topic").isNotNull()
+    return (
+        events.withColumn("stands_on", F.col("topic"))
+        .withColumn("topic", F.coalesce("origin_topic", "topic"))
+        .withColumn(
+            "queue_id", F.when(is_copy, F.col("origin_queue_id")).otherwise(F.col("queue_id"))
+        )
+        .withColumn(
+            "queue_offset",
+            F.when(is_copy, F.col("origin_queue_offset")).otherwise(F.col("queue_offset")),
+        )
+    )
+
+
+def _available(placed: DataFrame) -> DataFrame:
+    """(place, message_id, timer_id, at: timestamp, due), one row a message that was to be had."""
+    return (
+        placed.where(F.col("event").isin("stored", "fired"))
+        .groupBy(*_PLACE)
+        .agg(
+            F.max("message_id").alias("message_id"),
+            F.max("timer_id").alias("timer_id"),
+            F.min("event_ts").alias("at"),
+            F.max("due_timestamp").alias("due"),
+            F.min("log_position").alias("position"),
+        )
+    )
+
+
+def _timers(placed: DataFrame) -> DataFrame:
+    """(broker, timer_id, topic, ...), one row a delayed message that has had to wait."""
+    event = F.col("event")
+    return (
+        placed.where(F.col("timer_id").isNotNull())
+        .groupBy("broker", "timer_id")
+        .agg(
+            F.first("topic").alias("topic"),
+            F.max("message_id").alias("message_id"),
+            F.min(F.when(event == "scheduled", F.col("event_ts"))).alias("scheduled_at"),
+            # Of several schedules the last counts.
+            F.max_by(
+                F.when(event.isin("scheduled", "fired"), F.col("due_timestamp")),
+                F.when(
+                    event.isin("scheduled", "fired") & F.col("due_timestamp").isNotNull(),
+                    F.col("log_position"),
+                ),
+            ).alias("due"),
+            F.min(F.when(event == "fired", F.col("event_ts"))).alias("fired_at"),
+            F.max(F.when(event == "fired", F.col("queue_id"))).alias("queue_id"),
+            F.max(F.when(event == "fired", F.col("queue_offset"))).alias("queue_offset"),
+            F.max((event == "recalled").cast("int")).alias("recalled"),
+            F.max(
+                ((event == "dead-lettered") & F.col("consumer_group").isNull()).cast("int")
+            ).alias("dead_lettered"),
+        )
+    )
+
+
+def _groups(placed: DataFrame) -> DataFrame:
+    """(place, consumer_group, ...), one row a message and group that had to do with each other."""
+    event, position = F.col("event"), F.col("log_position")
+    of_message = Window.partitionBy(*_PLACE, "consumer_group")
+    floor = Window.partitionBy("broker")
+    of_queue = Window.partitionBy("broker", "topic", "queue_id", "consumer_group")
+    moves = (
+        placed.withColumn("floor", F.min("log_position").over(floor))
+        .withColumn("reset", F.max(F.when(event == "reset", position)).over(of_queue))
+        .where(event.isin(*_MOVES) & F.col("consumer_group").isNotNull() & (F.col("topic") != ""))
+        # What a group was given before it was set to another offset counts no more.
+        .where(F.col("reset").isNull() | (position > F.col("reset")))
+        .withColumn("first_ack", F.min(F.when(event == "acked", position)).over(of_message))
+    )
+    is_delivered, is_acked = F.col("event") == "delivered", F.col("event") == "acked"
+    # What a client gives another time goes on as another delivery, named by the place of its event.
+    goes_on = F.concat_ws(":", "broker", "log_position", F.lit(0))
+    deliveries = F.collect_set(
+        F.when(is_delivered, F.col("delivery")).when(event.isin("renewed", "nacked"), goes_on)
+    )
+    # A delivery of before what was read is told by no event that was read.
+    told_at = F.split("delivery", ":")[1].cast("bigint")
+    acks = F.collect_set(F.when(is_acked & (told_at >= F.col("floor")), F.col("delivery")))
+    return (
+        moves.groupBy(*_PLACE, "consumer_group")
+        .agg(
+            F.max("message_id").alias("message_id"),
+            F.sum(is_delivered.cast("int")).alias("delivered"),
+            F.min(F.when(is_delivered, F.col("event_ts"))).alias("first_delivered_at"),
+            F.max(F.when(is_delivered, F.col("event_ts"))).alias("last_delivered_at"),
+            F.sum((is_delivered & (position > F.col("first_ack"))).cast("int")).alias("after_ack"),
+            F.max(is_acked.cast("int")).alias("acked"),
+            F.min(F.when(is_acked, F.col("event_ts"))).alias("acked_at"),
+            F.max((event == "dead-lettered").cast("int")).alias("dead_lettered"),
+            F.size(F.array_except(acks, deliveries)).alias("orphans"),
+            F.min("event_ts").alias("at"),
+        )
+        .withColumn("again", F.greatest(F.lit(0), F.col("delivered") - 1 - F.col("after_ack")))
+    )
+
+
+# ---------------------------------------------------------------- findings
+
+
+def _finding(kind: str, frame: DataFrame, *, at: str, detail: Column) -> DataFrame:
+    """Return rows of findings: columns that a kind has not are null."""
+    types = dict(part.split() for part in FINDINGS.split(", "))
+    there = set(frame.columns)
+    values = {
+        name: F.col(name).cast(of_type) if name in there else F.lit(None).cast(of_type)
+        for name, of_type in types.items()
+    } | {"kind": F.lit(kind), "at": F.col(at).cast("timestamp"), "detail": detail.cast("string")}
+    return frame.select(*(value.alias(name) for name, value in values.items()))
+
+
+def _closed(rules: Rules) -> Column:
+    return F.timestamp_millis(F.lit(rules.closed_at_ms))
+
+
+def _missing_timers(timers: DataFrame, rules: Rules) -> DataFrame:
+    lost = timers.where(
+        F.col("fired_at").isNull()
+        & (F.col("recalled") == 0)
+        & (F.col("dead_lettered") == 0)
+        & (F.col("due") < _closed(rules))
+    ).drop("queue_id", "queue_offset")
+    return _finding("missing", lost, at="due", detail=F.lit("it was due, and was not fired"))
+
+
+def _untimely(timers: DataFrame, rules: Rules) -> DataFrame:
+    off_ms = F.unix_millis("fired_at") - F.unix_millis("due")
+    fired = timers.where(F.col("fired_at").isNotNull() & F.col("due").isNotNull())
+    fired = fired.withColumn("off_ms", off_ms)
+    early = _finding(
+        "early", fired.where("off_ms < 0"), at="fired_at",
+        detail=F.concat(F.lit("fired "), -F.col("off_ms"), F.lit(" ms before it was due")),
+    )  # fmt: skip
+    late = _finding(
+        "late", fired.where(F.col("off_ms") > rules.late_ms), at="fired_at",
+        detail=F.concat(F.lit("fired "), F.col("off_ms"), F.lit(" ms after it was due")),
+    )  # fmt: skip
+    return early.unionByName(late)
+
+
+def _skipped(available: DataFrame, groups: DataFrame, placed: DataFrame, rules: Rules) -> DataFrame:
+    """Messages that a group was never given, though it was given what lies behind them."""
+    queue = ["broker", "topic", "queue_id"]
+    passed = (
+        groups.where(
+            (F.col("delivered") > 0) & ~F.col("consumer_group").isin(*rules.filtered_groups)
+            if rules.filtered_groups
+            else F.col("delivered") > 0
+        )
+        .groupBy(*queue, "consumer_group")
+        .agg(
+            F.max("queue_offset").alias("passed_to"), F.min("queue_offset").alias("passed_from")
+        )
+    )  # fmt: skip
+    # A group that began at the end of a queue is not held to what was before.
+    held = available.join(passed, queue).where(
+        F.col("queue_offset").between(F.col("passed_from"), F.col("passed_to"))
+        & (F.col("at") < _closed(rules))
+    )
+    given = groups.select(*_PLACE, "consumer_group")
+    lost = held.join(given, [*_PLACE, "consumer_group"], "left_anti")
+    expired = placed.where("event = 'expired'").select(
+        *queue,
+        "consumer_group",
+        F.col("queue_offset").alias("gone_from"),
+        F.col("end_offset").alias("gone_to"),
+    )
+    on = [lost[name] == expired[name] for name in (*queue, "consumer_group")]
+    lost = lost.join(
+        expired,
+        [
+            *on,
+            lost["queue_offset"] >= expired["gone_from"],
+            lost["queue_offset"] < expired["gone_to"],
+        ],
+        "left_anti",
+    )  # fmt: skip
+    told = F.lit("what lies behind it was delivered to the group, and it was not")
+    return _finding("missing", lost, at="at", detail=told)
+
+
+def _redelivered(groups: DataFrame, kind: str, count: str) -> DataFrame:
+    what = " times after its ack" if kind == "duplicate" else " times more, without an ack before"
+    return _finding(
+        kind, groups.where(F.col(count) > 0), at="last_delivered_at",
+        detail=F.concat(F.lit("delivered "), F.col(count), F.lit(what)),
+    )  # fmt: skip
+
+
+def _delivered_early(groups: DataFrame, available: DataFrame) -> DataFrame:
+    due = available.where("due is not null").select(*_PLACE, "due", "timer_id")
+    early = groups.join(due, [*_PLACE]).where(F.col("first_delivered_at") < F.col("due"))
+    before_ms = F.unix_millis("due") - F.unix_millis("first_delivered_at")
+    return _finding(
+        "early", early, at="first_delivered_at",
+        detail=F.concat(F.lit("delivered "), before_ms, F.lit(" ms before it was due")),
+    )  # fmt: skip
+
+
+def _orphans(groups: DataFrame) -> DataFrame:
+    return _finding(
+        "orphan-ack", groups.where("orphans > 0"), at="acked_at",
+        detail=F.concat(F.col("orphans"), F.lit(" acks of deliveries that nobody told")),
+    )  # fmt: skip
+
+
+def _never_stored(sends: DataFrame, events: DataFrame) -> DataFrame:
+    stored = (
+        events.where(F.col("event").isin("stored", "scheduled")).select("message_id").distinct()
+    )
+    lost = sends.join(stored, "message_id", "left_anti").withColumn(
+        "at", F.lit(None).cast("timestamp")
+    )
+    return _finding(
+        "missing", lost, at="at", detail=F.lit("its send was acknowledged, and it was not stored")
+    )
+
+
+def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
+    """Add `journey: string`, a JSON list of the events of the message, in order."""
+    step = F.struct(
+        F.col("event_ts").alias("at"), "log_position", "event_index", "event", "stands_on",
+        "consumer_group", "attempt", "detail",
+    )  # fmt: skip
+    key = ["broker", "topic", "queue_id", "queue_offset"]
+    # Findings are few: only what is theirs is gathered.
+    theirs = found.select(*key, "timer_id").distinct()
+    same = (placed["broker"] == theirs["broker"]) & (
+        (
+            (placed["topic"] == theirs["topic"])
+            & (placed["queue_id"] == theirs["queue_id"])
+            & (placed["queue_offset"] == theirs["queue_offset"])
+            & ~placed["event"].isin("scheduled", "recalled", "moved")
+        )
+        | (placed["timer_id"] == theirs["timer_id"])
+    )
+    steps = (
+        placed.withColumn("step", step)
+        .join(F.broadcast(theirs), same)
+        .groupBy(*(theirs[name] for name in (*key, "timer_id")))
+        .agg(
+            F.to_json(
+                F.slice(F.array_sort(F.collect_set("step")), 1, JOURNEY_MAX)
+            ).alias("journey")
+        )
+    )  # fmt: skip
+    on = [found[name].eqNullSafe(steps[name]) for name in (*key, "timer_id")]
+    return found.join(steps, on, "left").select(found["*"], steps["journey"])
+
+
+# ---------------------------------------------------------------- the summary
+
+
+def _summary(
+    placed: DataFrame, available: DataFrame, timers: DataFrame, groups: DataFrame,
+    found: DataFrame, rules: Rules,
+) -> DataFrame:  # fmt: skip
+    """(topic, consumer_group, window: timestamp, produced, ..., orphan_ack), all counts long.
+
+    What belongs to no group has a null in its place.
+    """
+
+    def window(at: str) -> Column:
+        return F.window(at, rules.window)["start"].alias("window")
+
+    nobody = F.lit(None).cast("string").alias("consumer_group")
+    parts = [
+        available.select("topic", nobody, window("at"), F.lit("produced").alias("what")),
+        timers.where("scheduled_at is not null").select(
+            "topic", nobody, window("scheduled_at"), F.lit("scheduled").alias("what")
+        ),
+        timers.where("fired_at is not null").select(
+            "topic", nobody, window("fired_at"), F.lit("fired").alias("what")
+        ),
+        placed.where("event = 'recalled'").select(
+            "topic", nobody, window("event_ts"), F.lit("recalled").alias("what")
+        ),
+        groups.where("delivered > 0").select(
+            "topic", "consumer_group", window("at"), F.lit("delivered").alias("what")
+        ),
+        groups.where("acked > 0").select(
+            "topic", "consumer_group", window("at"), F.lit("acked").alias("what")
+        ),
+        groups.where("dead_lettered > 0").select(
+            "topic", "consumer_group", window("at"), F.lit("dead_lettered").alias("what")
+        ),
+        groups.where("delivered > 0 and acked = 0 and dead_lettered = 0").select(
+            "topic", "consumer_group", window("at"), F.lit("in_flight").alias("what")
+        ),
+        found.select(
+            "topic", "consumer_group", window("at"),
+            F.replace("kind", F.lit("-"), F.lit("_")).alias("what"),
+        ),
+    ]  # fmt: skip
+    counted = parts[0].withColumn("n", F.lit(1))
+    for part in parts[1:]:
+        counted = counted.unionByName(part.withColumn("n", F.lit(1)))
+    expired = placed.where("event = 'expired'").select(
+        "topic", "consumer_group", window("event_ts"), F.lit("expired").alias("what"),
+        (F.col("end_offset") - F.col("queue_offset")).cast("int").alias("n"),
+    )  # fmt: skip
+    return (
+        counted.unionByName(expired)
+        .groupBy("topic", "consumer_group", "window")
+        .pivot("what", list(COUNTS))
+        .agg(F.sum("n"))
+        .na.fill(0)
+    )
+
+
+COUNTS: Final = (
+    "produced", "scheduled", "fired", "recalled", "delivered", "acked", "dead_lettered", "expired",
+    "in_flight", "missing", "duplicate", "redelivered", "early", "late", "orphan_ack",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- curves of the page
+
+
+def lateness(events: DataFrame, window: str) -> DataFrame:
+    """(window: timestamp, p50, p99, max: bigint ms), of delayed messages that fired in it."""
+    off_ms = F.unix_millis("event_ts") - F.unix_millis("due_timestamp")
+    return (
+        events.where("event = 'fired' and due_timestamp is not null and timer_id is not null")
+        .withColumn("off_ms", off_ms)
+        .groupBy(F.window("event_ts", window)["start"].alias("window"))
+        .agg(
+            F.percentile("off_ms", 0.5).cast("bigint").alias("p50"),
+            F.percentile("off_ms", 0.99).cast("bigint").alias("p99"),
+            F.max("off_ms").alias("max"),
+        )
+        .orderBy("window")
+    )
+
+
+def lag(events: DataFrame, window: str) -> DataFrame:
+    """(window: timestamp, consumer_group: string, p50, p99, max: bigint ms), store to delivery."""
+    placed = at_first_place(events)
+    first = _groups(placed).where("delivered > 0")
+    waited_ms = F.unix_millis("first_delivered_at") - F.unix_millis("since")
+    since = _available(placed).select(*_PLACE, F.col("at").alias("since"))
+    return (
+        first.join(since, [*_PLACE])
+        .withColumn("waited_ms", waited_ms)
+        .groupBy(F.window("first_delivered_at", window)["start"].alias("window"), "consumer_group")
+        .agg(
+            F.percentile("waited_ms", 0.5).cast("bigint").alias("p50"),
+            F.percentile("waited_ms", 0.99).cast("bigint").alias("p99"),
+            F.max("waited_ms").alias("max"),
+        )
+        .orderBy("window", "consumer_group")
+    )

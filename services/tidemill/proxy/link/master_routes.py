@@ -1,0 +1,169 @@
+"""Routes from the controllers: followed by streams to two of them, and kept on disk.
+
+A proxy needs them for speed and not to serve: what a replica says, and asking one after the other,
+finds the master as well. While all controllers are away the last routes stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final, final
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from tidemill.proxy.link.masters import Masters
+from tidemill.proxy.link.route_file import from_text, to_text
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.transport.aio.connect import Connect, OpenChannel
+from tidemill.transport.grpc.status import RpcError
+from tidemill.transport.http2.limits import Limits
+from tidemill.transport.replica_wire import from_view
+
+FOLLOWED_MAX: Final = 2  # controllers: one more than is needed
+WATCH_ROUTES: Final = "/tidemill.controller.v1.Controller/WatchRoutes"
+REPORT_UNREACHABLE: Final = "/tidemill.controller.v1.Controller/ReportUnreachable"
+REPORT_S: Final = 1.0  # a controller believes one for two and a half
+REPORT_TIMEOUT_S: Final = 0.5
+CONNECT_TIMEOUT_S: Final = 1.0
+RECONNECT_S: Final = 0.5  # half of what a replica may be silent
+MESSAGE_BYTES_MAX: Final = 4 << 20  # a thousand groups of some kilobytes
+LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=3.0)
+
+log = structlog.get_logger()
+
+
+@final
+class MasterRoutes:
+    """What the proxy knows of masters, and who is told when one has moved."""
+
+    def __init__(
+        self,
+        controllers: Sequence[str],
+        file: Path | None,
+        *,
+        connect: Connect,
+        name: str,
+        cluster: str,
+    ) -> None:
+        self.masters = Masters()
+        self._controllers = list(controllers)
+        self._file = file
+        self._connect = connect
+        self._name = name
+        self._cluster = cluster
+        self._moved: dict[str, Callable[[], None]] = {}
+        self._channels: dict[str, OpenChannel] = {}  # to the controllers that are followed
+        self._lost_at_s: dict[tuple[str, str], float] = {}  # by group and master
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self.masters.load(from_text(cluster, file.read_text("utf-8")))
+
+    def watch(self, address: str, moved: Callable[[], None]) -> None:
+        """Call `moved` when the master of the group at `address` is another one."""
+        self._moved[address] = moved
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Follow controllers until the block ends."""
+        # Any two: so that proxies share them.
+        followed = random.sample(self._controllers, min(FOLLOWED_MAX, len(self._controllers)))
+        async with asyncio.TaskGroup() as tasks:
+            watches = [
+                tasks.create_task(self._follow(each), name=f"routes of {each}") for each in followed
+            ]
+            watches.append(tasks.create_task(self._report_again(), name="unreachable masters"))
+            yield
+            for watch in watches:
+                watch.cancel()
+
+    async def _follow(self, address: str) -> None:
+        request = wire.WatchRoutesRequest(proxy=self._name).SerializeToString()
+        while True:
+            try:
+                async with self._connect(
+                    address,
+                    LIMITS,
+                    message_bytes_max=MESSAGE_BYTES_MAX,
+                    timeout_s=CONNECT_TIMEOUT_S,
+                ) as channel:
+                    stream = channel.open(WATCH_ROUTES, self._hear)
+                    self._channels[address] = channel
+                    try:
+                        stream.write(request)
+                        await stream.ended()
+                    finally:
+                        del self._channels[address]
+                        stream.cancel()
+            except RpcError as error:
+                log.debug("a controller is away", controller=address, reason=error.message)
+            await asyncio.sleep(RECONNECT_S * random.uniform(0.75, 1.25))
+
+    async def _report_again(self) -> None:
+        """Tell controllers of masters that cannot be reached from here, as long as that lasts."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            for report in self._unreachable(time.monotonic()):
+                for address, channel in list(self._channels.items()):
+                    try:
+                        await self._say(channel, report)
+                    except (RpcError, TimeoutError) as error:
+                        log.debug("a controller hears nothing", controller=address, reason=error)
+
+    def _unreachable(self, now_s: float) -> list[wire.UnreachableReport]:
+        """Return what is to be told."""
+        cut_off = self.masters.cut_off()
+        lost = {(name, one.master) for name, one in cut_off.items()}
+        self._lost_at_s = {key: self._lost_at_s.get(key, now_s) for key in lost}
+        return [
+            wire.UnreachableReport(
+                proxy=self._name,
+                group=name,
+                master=one.master,
+                unreachable_ms=int((now_s - self._lost_at_s[name, one.master]) * 1_000),
+                reachable=sorted(one.reachable),
+            )
+            for name, one in sorted(cut_off.items())
+        ]
+
+    async def _say(self, channel: OpenChannel, report: wire.UnreachableReport) -> None:
+        """Tell one controller. Raises RpcError, TimeoutError."""
+        stream = channel.open(REPORT_UNREACHABLE, lambda _done: None)
+        try:
+            stream.write_last(report.SerializeToString())
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                await stream.ended()
+        finally:
+            stream.cancel()
+
+    def _hear(self, message: bytes) -> None:
+        try:
+            update = wire.RouteUpdate.FromString(message)
+        except DecodeError:
+            log.warning("a controller says what makes no sense")
+            return
+        if not update.groups:
+            return
+        for name, view in update.groups.items():
+            for address in self.masters.learn(name, from_view(view)):
+                log.info("a broker group has another master", group=name, epoch=view.epoch)
+                moved = self._moved.get(address)
+                if moved is not None:
+                    moved()
+        self._save()
+
+    def _save(self) -> None:
+        """Keep the routes; without a sync, since a file that is torn is one that is not there."""
+        if self._file is None:
+            return
+        written = self._file.with_suffix(".new")
+        try:
+            written.write_text(to_text(self._cluster, self.masters.routes), "utf-8")
+            written.replace(self._file)
+        except OSError as error:
+            log.warning("routes cannot be kept", file=str(self._file), reason=str(error))

@@ -1,0 +1,156 @@
+"""What operators ask of this proxy about its clients, and of its clients through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from tidemill.common.errors import BadRequest, ClientCannot, ClientNotFound, ServiceError
+from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX
+from tidemill.common.slices import run_slices
+from tidemill.message import stored_message
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.proxy.clients import Clients, Listed
+
+log = structlog.get_logger()
+
+CLIENTS_MAX: Final = 1_000  # of a page, whatever is asked for
+PAGE_BYTES_MAX: Final = 1 << 20  # and the settings in it; a page ends with the client beyond it
+TOPICS_SHOWN: Final = 10  # that a client subscribes to, in a refusal
+
+# Those that have a listener, which is what consumes the message.
+_PUSH_CONSUMERS = frozenset({v2.PUSH_CONSUMER, v2.LITE_PUSH_CONSUMER})
+
+
+@final
+class Questions:
+    """Answers them."""
+
+    def __init__(self, clients: Clients, monotonic_ms: Callable[[], int]) -> None:
+        self._clients = clients
+        self._monotonic_ms = monotonic_ms
+
+    async def answer(self, question: pb.ProxyQuestion) -> pb.ProxyAnswer:
+        """Return the answer; a refusal is one too."""
+        answer = pb.ProxyAnswer(id=question.id)
+        try:
+            match question.WhichOneof("question"):
+                case "list_clients":
+                    answer.clients.CopyFrom(await self._list(question.list_clients))
+                case "command":
+                    answer.client.CopyFrom(await self._command(question.command))
+                case _:
+                    raise BadRequest("this proxy is older than the question, and knows no such")
+        except ServiceError as error:
+            answer.error, answer.message = type(error).__name__, error.message
+        return answer
+
+    async def _list(self, asked: pb.ListClientsRequest) -> pb.ClientList:
+        if asked.client_id:
+            found = self._clients.find(asked.client_id)
+            return pb.ClientList(clients=[] if found is None else [self._state(found)])
+        slices = self._clients.list_slices(
+            group=asked.group,
+            topic=asked.topic,
+            after=asked.after,
+            clients_max=min(asked.clients_max or CLIENTS_MAX, CLIENTS_MAX),
+        )
+        page = await run_slices(slices)
+        reply, size = pb.ClientList(has_more=page.has_more), 0
+        for listed in page.clients:
+            if size >= PAGE_BYTES_MAX:
+                reply.has_more = True
+                break
+            reply.clients.append(self._state(listed))
+            size += len(listed.settings)
+        return reply
+
+    def _state(self, listed: Listed) -> pb.ClientState:
+        now_ms, client = self._monotonic_ms(), listed.client
+        return pb.ClientState(
+            client_id=listed.client_id,
+            client_type=client.client_type,
+            group=client.group,
+            language=client.language,
+            version=client.version,
+            # Without the kind of address in front, which only a log needs.
+            address=client.address.removeprefix("ipv4:").removeprefix("ipv6:"),
+            connected_ms=now_ms - listed.since_ms,
+            silent_ms=now_ms - client.seen_at_ms,
+            has_stream=listed.client_id in self._clients.streams,
+            settings=listed.settings,
+        )
+
+    async def _command(self, asked: pb.ClientCommand) -> pb.ClientAnswer:
+        client = self._clients.find(asked.client_id)
+        if client is None:
+            raise ClientNotFound(f"no client {asked.client_id!r} is connected to this proxy")
+        match asked.WhichOneof("command"):
+            case "print_stack":
+                told = service.PrintThreadStackTraceCommand()
+                command = service.TelemetryCommand(print_thread_stack_trace_command=told)
+            case "verify":
+                _check_verifier(client, asked.verify)
+                verified = service.VerifyMessageCommand(message=_message(asked.verify))
+                command = service.TelemetryCommand(verify_message_command=verified)
+            case _:
+                raise BadRequest("this proxy is older than the command, and knows no such")
+        log.info(
+            "client asked",
+            client=asked.client_id,
+            command=asked.WhichOneof("command"),
+            message=_message_id(command),
+            by=asked.requested_by,
+        )
+        timeout_ms = max(1, min(asked.timeout_ms, ANSWER_TIMEOUT_MS_MAX))
+        answer = await self._clients.streams.ask(asked.client_id, command, timeout_ms=timeout_ms)
+        return pb.ClientAnswer(code=answer.code, message=answer.message, stack=answer.stack)
+
+
+def _check_verifier(listed: Listed, verified: pb.VerifiedMessage) -> None:
+    """Raise where a message is not one that this client would be given."""
+    who = f"client {listed.client_id}"
+    if listed.client.client_type not in _PUSH_CONSUMERS:
+        raise ClientCannot(f"{who} is no push consumer; only those are handed a message to verify")
+    if not listed.settings:
+        if verified.is_forced:
+            return
+        raise BadRequest(
+            f"what {who} subscribes to is not known here; with force it is handed the message"
+        )
+    entries = v2.Settings.FromString(listed.settings).subscription.subscriptions
+    topics = sorted({entry.topic.name for entry in entries})
+    if verified.topic not in topics:
+        told = ", ".join(topics[:TOPICS_SHOWN]) or "nothing"
+        more = f" and {len(topics) - TOPICS_SHOWN} more" if len(topics) > TOPICS_SHOWN else ""
+        raise BadRequest(f"{who} subscribes to {told}{more}, and not to {verified.topic}")
+
+
+def _message_id(command: service.TelemetryCommand) -> str:
+    return command.verify_message_command.message.system_properties.message_id
+
+
+def _message(verified: pb.VerifiedMessage) -> v2.Message:
+    """Return a stored message as consumers get it, but for a receipt handle: nothing is acked."""
+    found = verified.message
+    try:
+        fields = stored_message.decode(found.blob)
+        message = v2.Message.FromString(found.blob[fields.user_at :])
+        system = message.system_properties
+        system.MergeFromString(found.blob[fields.system_at : fields.user_at])
+    except (DecodeError, ValueError) as error:
+        raise BadRequest(f"the message cannot be read: {error}") from None
+    message.topic.name = verified.topic
+    system.store_timestamp.FromMilliseconds(found.stored_at_ms)
+    system.queue_id, system.queue_offset = found.queue_id, found.queue_offset
+    system.delivery_attempt = found.delivery_attempt
+    if fields.due_at_ms:
+        system.delivery_timestamp.FromMilliseconds(fields.due_at_ms)
+    return message

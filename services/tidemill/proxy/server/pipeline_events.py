@@ -1,0 +1,51 @@
+"""ReadEvents: pages of a broker's lifecycle events, passed on as they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Final, final
+
+from tidemill.proxy.server.queues import READER, find_broker
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.proxy.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster import Cluster
+
+LOG_BYTES_MAX: Final = 64 << 20  # of a call
+# For a page: up to 16 MiB of log from a cold disk, in slices between the broker's other work.
+PAGE_TIMEOUT_MS: Final = 30_000
+
+
+@final
+class Events:
+    """Who answers ReadEvents."""
+
+    def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
+        self._cluster = cluster
+        self._calls = calls
+
+    async def read_events(self, request: pb.ReadEventsRequest) -> AsyncGenerator[bytes, None]:
+        """Yield pages up to where the log was committed when the first was asked for."""
+        broker = find_broker(self._cluster, request.broker)
+        left = min(request.log_bytes_max or LOG_BYTES_MAX, LOG_BYTES_MAX)
+        until = request.until_position
+        while True:
+            request.log_bytes_max = left
+            page = await self._calls.call(
+                broker, READER + "ReadEvents", request.SerializeToString(),
+                timeout_ms=PAGE_TIMEOUT_MS,
+            )  # fmt: skip
+            yield page
+            # What is in it stays unread: the message has a place for everything else alone.
+            end = broker_pb2.EventsPage.FromString(page)
+            if not request.from_message:  # Else nobody knows here where it began.
+                left -= end.next_position - max(request.from_position, end.log_min)
+            until = until or end.log_end
+            request.from_message = False
+            request.from_position, request.from_index = end.next_position, end.next_index
+            # Positions mean this log alone from now on.
+            request.log_id, request.until_position = end.log_id, until
+            if end.next_position >= until or left <= 0:
+                return

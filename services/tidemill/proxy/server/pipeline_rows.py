@@ -1,0 +1,115 @@
+"""The methods of PipelineSource, one row each, and those that only pass pages of brokers on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from google.protobuf.message import Message
+
+from tidemill.common.errors import ServiceError
+from tidemill.proxy.server.pipeline_events import Events
+from tidemill.proxy.server.pipeline_source import Row
+from tidemill.proxy.server.queues import READER, find_broker
+from tidemill.proxy.server.ranges import RangeReader
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.proxy.broker_calls import BrokerCalls
+    from tidemill.proxy.broker_group import BrokerGroup
+    from tidemill.proxy.cluster import Cluster
+    from tidemill.proxy.server.pull_pages import PullPages
+
+# For a page: some thousands of items in slices between the broker's other work.
+PAGE_TIMEOUT_MS: Final = 10_000
+# Of the question to all: what a broker that hangs may keep the answer of the others.
+QUEUES_TIMEOUT_MS: Final = 3_000
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+def pipeline_rows(cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages) -> Mapping[str, Row]:
+    """Return what is served, by name."""
+    pages = Pages(cluster, calls)
+    queues = Queues(cluster, calls)
+    events = Events(cluster, calls)
+    return {
+        "ReadEvents": Row(pb.ReadEventsRequest, events.read_events),
+        "GetQueues": Row(pb.GetQueuesRequest, queues.get_queues),
+        "ReadMessages": Row(pb.ReadMessagesRequest, RangeReader(cluster, pull_pages).read_messages),
+        "ListPending": Row(pb.ListPendingRequest, pages.of("ListPending", pb.ListPendingReply)),
+        "ListInFlight": Row(pb.ListInFlightRequest, pages.of("ListInFlight", pb.ListInFlightReply)),
+        "ListProgress": Row(pb.ListProgressRequest, pages.of("ListProgress", pb.ListProgressReply)),
+    }
+
+
+class Pages:
+    """Answers that are the pages of one broker, one behind the other."""
+
+    def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
+        self._cluster = cluster
+        self._calls = calls
+
+    def of(self, name: str, reply_type: type[Any]) -> Any:
+        """Return who answers a method whose request names a broker and a cursor."""
+
+        async def answer(request: Any) -> AsyncGenerator[bytes, None]:
+            broker = find_broker(self._cluster, request.broker)
+            while True:
+                page = await self._calls.call(
+                    broker, READER + name, request.SerializeToString(), timeout_ms=PAGE_TIMEOUT_MS
+                )
+                yield page
+                request.cursor = reply_type.FromString(page).cursor
+                if not request.cursor:
+                    return
+
+        return answer
+
+
+class Queues:
+    """GetQueues: of all broker groups, those that cannot be asked among them."""
+
+    def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
+        self._cluster = cluster
+        self._calls = calls
+
+    async def get_queues(
+        self, request: pb.GetQueuesRequest
+    ) -> AsyncGenerator[pb.GetQueuesReply, None]:
+        """Ask all at once, and follow those that have more."""
+        told = list(self._cluster.brokers)
+        first = await asyncio.gather(*[self._ask(broker, request) for broker in told])
+        yield pb.GetQueuesReply(groups=first)
+        for broker, answer in zip(told, first, strict=True):
+            request.cursor = answer.cursor
+            while request.cursor:
+                page = await self._ask(broker, request)
+                yield pb.GetQueuesReply(groups=[page])
+                request.cursor = page.cursor
+        names = {broker.name for broker in told}
+        away = [peer for peer in self._cluster.peers() if peer.name not in names]
+        if away:
+            yield pb.GetQueuesReply(
+                groups=[
+                    pb.BrokerGroupQueues(
+                        broker=peer.name or peer.address, error=peer.reason or "it has not told"
+                    )
+                    for peer in away
+                ]
+            )
+
+    async def _ask(self, broker: BrokerGroup, request: pb.GetQueuesRequest) -> pb.BrokerGroupQueues:
+        try:
+            page = await self._calls.call(
+                broker,
+                READER + "GetQueues",
+                request.SerializeToString(),
+                timeout_ms=QUEUES_TIMEOUT_MS,
+            )
+        except ServiceError as error:
+            return pb.BrokerGroupQueues(
+                broker=broker.name, error=f"{type(error).__name__}: {error.message}"
+            )
+        return pb.BrokerGroupQueues.FromString(page)

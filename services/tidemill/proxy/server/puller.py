@@ -1,0 +1,329 @@
+"""PullMessage, QueryOffset, GetOffset, UpdateOffset: reading beside consumers (ADR 0046)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from tidemill.common.errors import (
+    BadRequest,
+    IllegalOffset,
+    MessageNotFound,
+    NoRoom,
+    OffsetNotFound,
+    Overloaded,
+    RequestError,
+    TopicNotFound,
+)
+from tidemill.message import limits
+from tidemill.message.encoding import TIMESTAMP_SECONDS_MAX
+from tidemill.proxy.cluster import TIMEOUT_MAX_MS
+from tidemill.proxy.filters import tags_of
+from tidemill.proxy.message_codec import (
+    OF_PULL,
+    OK_STATUS,
+    encode_next_offset,
+    encode_topic,
+)
+from tidemill.proxy.server.call import status_of
+from tidemill.proxy.server.otlp import address_of
+from tidemill.proxy.server.queues import PULL_BYTES_MAX, PULL_MAX, READER, find_queue
+from tidemill.proxy.shares import AddressShares
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from tidemill.common.clock import Clock
+    from tidemill.proxy.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.server.call import Call, Responses
+    from tidemill.proxy.server.pull_pages import Page, PullPages
+    from tidemill.proxy.server.queues import Queue
+    from tidemill.proxy.settings import ProxySettings
+
+# What an item repeats for its message beside what the broker says: the topic's names, its store.
+ITEM_BYTES: Final = 512
+# Of its connection, free when a pull begins: what is read and finds no room was read in vain.
+ROOM_BYTES: Final = PULL_BYTES_MAX + PULL_MAX * ITEM_BYTES
+# Pulls that wait for a message at once, of all clients; one address alone has half of them. Each is
+# a call to a broker, and what is left of those is for who reads.
+WAITS_MAX: Final = 768
+# Where what came had no room: in between more may have come, or others have taken the room.
+PULLS_MAX: Final = 4
+ROOM_WAIT_S: Final = 10.0  # for a client to read what it has asked for before
+# A wait that was over for messages that a filter does not let through: the next look is no sooner.
+LOOK_AGAIN_S: Final = 0.1
+_NOTHING: Final = "no message became available"
+_MUCH_UNREAD: Final = "this connection has much unread already; read it, and pull again"
+
+
+class Puller:
+    """Answers those who read by queue and offset."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        calls: BrokerCalls,
+        pages: PullPages,
+        clock: Clock,
+        settings: ProxySettings,
+    ) -> None:
+        self._cluster = cluster
+        self._calls = calls
+        self._pages = pages
+        self._waits = AddressShares(WAITS_MAX)
+        self._clock = clock
+        self._poll_max_ms = settings.long_polling_max_ms
+        self._reserve_ms = settings.deadline_reserve_ms
+
+    # ------------------------------------------------------------ messages
+
+    async def pull_message(self, call: Call, request: bytes, responses: Responses) -> None:
+        """Send messages of a queue from an offset on, and where to go on."""
+        parsed = service.PullMessageRequest.FromString(request)
+        del request
+        resource = parsed.message_queue.topic
+        limits.NAMESPACE.check_text(resource.resource_namespace)
+        pull = link_pb2.PullRequest(
+            offset=parsed.offset,
+            max_messages=min(max(parsed.batch_size, 1), PULL_MAX),
+            max_bytes=PULL_BYTES_MAX,
+            tags=tags_of(parsed.filter_expression),
+        )
+        queue = self._find_queue(call, parsed.message_queue)
+        self._check_group(call, parsed.group)
+        if parsed.offset < 0:
+            raise IllegalOffset(f"an offset is 0 or more, not {parsed.offset}")
+        pull.topic_id, pull.queue_id = queue.topic_id, queue.queue_id
+        wait_ms = self._wait_ms(call, parsed)
+        call.is_long_polling = "true" if wait_ms else "false"
+        topic_wire = encode_topic(resource.resource_namespace, resource.name)
+        try:
+            page = await self._pull(call, queue, pull, wait_ms, responses, topic_wire=topic_wire)
+        except _Ended as ended:
+            status = status_of(ended.error)
+            call.response_code = status.code
+            ending = encode_next_offset(ended.next_offset)
+            await responses.send_all((status.encode(), ending))
+            return
+        await responses.send_all((OK_STATUS, *page.items, encode_next_offset(page.next_offset)))
+
+    async def _pull(
+        self,
+        call: Call,
+        queue: Queue,
+        pull: link_pb2.PullRequest,
+        wait_ms: int,
+        responses: Responses,
+        *,
+        topic_wire: bytes,
+    ) -> Page:
+        """Return a page with messages; raise _Ended where there are none.
+
+        While it waits it has no room.
+        """
+        end_ms = self._clock.monotonic_ms() + wait_ms
+        while True:
+            page = await self._pull_once(call, queue, pull, responses, topic_wire)
+            if page.items:
+                return page
+            _check_range(pull.offset, page)
+            is_stuck = page.next_offset == pull.offset
+            pull.offset = page.next_offset
+            left_ms = end_ms - self._clock.monotonic_ms()
+            if left_ms <= 0 or (is_stuck and not page.is_at_end):
+                raise _Ended(MessageNotFound(_NOTHING), page.next_offset)
+            if not page.is_at_end:
+                continue
+            if not await self._await_message(call, queue, pull, left_ms):
+                raise _Ended(MessageNotFound(_NOTHING), pull.offset)
+            if pull.tags:
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _await_message(
+        self, call: Call, queue: Queue, pull: link_pb2.PullRequest, wait_ms: int
+    ) -> bool:
+        """Wait until a queue goes on; False: it has not in that time."""
+        address = address_of(call)
+        if not self._waits.has_room(address):
+            raise Overloaded("too many pulls wait here; pull again after a pause")
+        awaited = link_pb2.AwaitMessageRequest(
+            topic_id=pull.topic_id, queue_id=pull.queue_id, offset=pull.offset, wait_ms=wait_ms
+        )
+        asking = asyncio.create_task(
+            self._ask(queue.broker, "AwaitMessage", awaited, wait_ms + self._timeout_ms(call)),
+            name="await a message",
+        )
+        released = asyncio.create_task(self._cluster.polls_released.wait(), name="released")
+        self._waits.take(address)
+        try:
+            await asyncio.wait((asking, released), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return False  # The process is to stop: nobody may wait.
+            return link_pb2.AwaitMessageReply.FromString(asking.result()).is_there
+        finally:
+            self._waits.give_back(address)
+            asking.cancel()
+            released.cancel()
+            if asking.done() and not asking.cancelled():
+                asking.exception()  # Whoever was to hear of it may have gone.
+
+    async def _pull_once(
+        self,
+        call: Call,
+        queue: Queue,
+        pull: link_pb2.PullRequest,
+        responses: Responses,
+        topic_wire: bytes,
+    ) -> Page:
+        """Pull what the client's connection has room for, and keep the room of what came.
+
+        Where the client has yet to read for it the pull waits, with nothing in hand.
+        """
+        held_bytes = 0
+        wanted_bytes = 0 if responses.has_room(ROOM_BYTES) else ROOM_BYTES
+        for _ in range(PULLS_MAX):
+            if wanted_bytes:
+                if not await responses.hold_in_turn(wanted_bytes, timeout_s=ROOM_WAIT_S):
+                    raise Overloaded(_MUCH_UNREAD)
+                held_bytes, wanted_bytes = wanted_bytes, 0
+            try:
+                page = await self._pages.read(
+                    queue, pull,
+                    reader=address_of(call), header=OF_PULL, topic_wire=topic_wire,
+                    timeout_ms=self._timeout_ms(call),
+                )  # fmt: skip
+            except BaseException:
+                responses.release(held_bytes)
+                raise
+            size_bytes = sum(map(len, page.items))
+            if size_bytes <= held_bytes:
+                responses.release(held_bytes - size_bytes)
+                return page
+            if responses.hold(size_bytes - held_bytes):
+                return page
+            # Nothing was taken: it is there for who has room for it.
+            responses.release(held_bytes)
+            del page
+            held_bytes, wanted_bytes = 0, size_bytes
+        raise NoRoom(_MUCH_UNREAD)
+
+    def _wait_ms(self, call: Call, parsed: service.PullMessageRequest) -> int:
+        """Return how long a pull may wait; 0: it does not."""
+        duration = parsed.long_polling_timeout
+        wait_ms = min(duration.seconds * 1000 + duration.nanos // 1_000_000, self._poll_max_ms)
+        remaining_ms = call.time_remaining_ms()
+        if remaining_ms is not None:
+            wait_ms = min(wait_ms, remaining_ms - self._reserve_ms)
+        return max(wait_ms, 0)
+
+    # ------------------------------------------------------------ offsets
+
+    async def query_offset(self, call: Call, request: bytes) -> bytes:
+        """Say where a queue begins or ends, or the messages of a time do."""
+        parsed = service.QueryOffsetRequest.FromString(request)
+        queue = self._find_queue(call, parsed.message_queue)
+        query = link_pb2.OffsetQuery(topic_id=queue.topic_id, queue_id=queue.queue_id)
+        if parsed.query_offset_policy == v2.TIMESTAMP:
+            if not parsed.HasField("timestamp"):
+                raise BadRequest("the policy TIMESTAMP needs a timestamp")
+            query.timestamp_ms = _milliseconds(parsed.timestamp)
+        elif parsed.query_offset_policy == v2.END:
+            query.end = True
+        else:
+            query.first = True
+        answer = await self._ask(queue.broker, "QueryOffset", query, self._timeout_ms(call))
+        offset = link_pb2.OffsetReply.FromString(answer).offset
+        return service.QueryOffsetResponse(status=_OK, offset=offset).SerializeToString()
+
+    async def get_offset(self, call: Call, request: bytes) -> bytes:
+        """Say how far a group has pulled, by its own word."""
+        parsed = service.GetOffsetRequest.FromString(request)
+        queue, wanted = self._pull_offset(call, parsed.message_queue, parsed.group)
+        answer = await self._ask(queue.broker, "GetPullOffset", wanted, self._timeout_ms(call))
+        offset = link_pb2.OffsetReply.FromString(answer).offset
+        if offset < 0:
+            raise OffsetNotFound(
+                f"the group {parsed.group.name} has not said how far it has pulled this queue"
+            )
+        return service.GetOffsetResponse(status=_OK, offset=offset).SerializeToString()
+
+    async def update_offset(self, call: Call, request: bytes) -> bytes:
+        """Keep how far a group has pulled; pops are not moved by it."""
+        parsed = service.UpdateOffsetRequest.FromString(request)
+        queue, told = self._pull_offset(call, parsed.message_queue, parsed.group)
+        told.offset = parsed.offset
+        await self._ask(queue.broker, "UpdatePullOffset", told, self._timeout_ms(call))
+        return OK_STATUS
+
+    def _pull_offset(
+        self, call: Call, message_queue: v2.MessageQueue, resource: v2.Resource
+    ) -> tuple[Queue, link_pb2.PullOffset]:
+        queue = self._find_queue(call, message_queue)
+        group = self._cluster.find_group(resource.name)
+        call.group = group.name
+        own = queue.broker.find_group(group)
+        if own is None:
+            raise TopicNotFound(
+                f"{queue.broker.name} has not heard of the group {group.name} yet; repeat"
+            )
+        return queue, link_pb2.PullOffset(
+            group_id=own.id, topic_id=queue.topic_id, queue_id=queue.queue_id
+        )
+
+    # ------------------------------------------------------------ whom to ask
+
+    def _check_group(self, call: Call, resource: v2.Resource) -> None:
+        """Raise GroupNotFound for a group that is named and is none; nobody need name one."""
+        if resource.name:
+            call.group = self._cluster.find_group(resource.name).name
+
+    def _find_queue(self, call: Call, named: v2.MessageQueue) -> Queue:
+        call.topic = named.topic.name
+        return find_queue(self._cluster, named.topic.name, named.broker.name, named.id)
+
+    async def _ask(
+        self, broker: BrokerGroup, method: str, request: Message, timeout_ms: int
+    ) -> bytes:
+        return await self._calls.call(
+            broker, READER + method, request.SerializeToString(), timeout_ms=timeout_ms
+        )
+
+    def _timeout_ms(self, call: Call) -> int:
+        return min(self._cluster.timeout_ms(call), TIMEOUT_MAX_MS)
+
+
+def _milliseconds(timestamp: Timestamp) -> int:
+    """Return an instant in whole milliseconds, never an earlier one."""
+    seconds, nanos = timestamp.seconds, timestamp.nanos
+    if not (0 <= seconds <= TIMESTAMP_SECONDS_MAX and 0 <= nanos < 1_000_000_000):
+        raise BadRequest("the timestamp is outside the years 1970 to 9999")
+    return seconds * 1000 + -(-nanos // 1_000_000)
+
+
+_OK: Final = v2.Status(code=v2.OK, message="OK")
+
+
+class _Ended(Exception):
+    """A pull that ends without a message, and where to go on."""
+
+    def __init__(self, error: RequestError, next_offset: int) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.next_offset = next_offset
+
+
+def _check_range(offset: int, page: Page) -> None:
+    """Raise _Ended for an offset that is not in the queue."""
+    if offset < page.min_offset:
+        gone = OffsetNotFound(
+            f"the queue begins at {page.min_offset}: what was at {offset} is not kept any more"
+        )
+        raise _Ended(gone, page.min_offset)
+    if offset > page.end_offset:
+        beyond = IllegalOffset(f"the queue ends at {page.end_offset}, before {offset}")
+        raise _Ended(beyond, page.end_offset)

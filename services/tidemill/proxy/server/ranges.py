@@ -1,0 +1,89 @@
+"""PipelineSource's ReadMessages: a range of a queue, page by page (ADR 0046)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Final
+
+from tidemill.common.errors import IllegalOffset
+from tidemill.message import limits
+from tidemill.proxy.filters import tags_of
+from tidemill.proxy.message_codec import OF_READ, encode_read, encode_topic
+from tidemill.proxy.server.queues import PULL_BYTES_MAX, PULL_MAX, Queue, find_queue
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.proxy.cluster import Cluster
+    from tidemill.proxy.server.pull_pages import Page, PullPages
+
+PAGE_TIMEOUT_MS: Final = 10_000
+
+
+class RangeReader:
+    """Reads ranges."""
+
+    def __init__(self, cluster: Cluster, pages: PullPages) -> None:
+        self._cluster = cluster
+        self._pages = pages
+
+    async def read_messages(self, request: pb.ReadMessagesRequest) -> AsyncGenerator[bytes, None]:
+        """Yield pages of a range, the next one asked for while this one is sent."""
+        limits.NAMESPACE.check_text(request.namespace)
+        queue = find_queue(self._cluster, request.topic, request.broker, request.queue_id)
+        if request.from_offset < 0:
+            raise IllegalOffset(f"an offset is 0 or more, not {request.from_offset}")
+        pull = link_pb2.PullRequest(
+            topic_id=queue.topic_id,
+            queue_id=queue.queue_id,
+            offset=request.from_offset,
+            max_messages=PULL_MAX,
+            max_bytes=PULL_BYTES_MAX,
+            tags=tags_of(v2.FilterExpression(type=v2.TAG, expression=request.filter)),
+            without_bodies=request.without_bodies,
+            until_offset=max(request.until_offset, 0),
+        )
+        topic_wire = encode_topic(request.namespace, request.topic)
+        reader = object()
+        asking = asyncio.create_task(self._ask(queue, pull, reader, topic_wire), name="range")
+        try:
+            while True:
+                page = await asking
+                gone_from, next_offset = -1, page.next_offset
+                if pull.offset < page.min_offset:
+                    gone_from, next_offset = pull.offset, page.min_offset
+                elif pull.offset > page.end_offset:
+                    raise IllegalOffset(
+                        f"the queue ends at {page.end_offset}, before {pull.offset}"
+                    )
+                pull.until_offset = pull.until_offset or page.end_offset
+                pull.offset = next_offset
+                is_over = (page.is_at_end and gone_from < 0) or next_offset >= pull.until_offset
+                if not is_over:
+                    asking = asyncio.create_task(
+                        self._ask(queue, pull, reader, topic_wire), name="range"
+                    )
+                yield encode_read(
+                    page.items,
+                    next_offset=next_offset,
+                    min_offset=page.min_offset,
+                    end_offset=page.end_offset,
+                    gone_from=gone_from,
+                )
+                del page
+                if is_over:
+                    return
+        finally:
+            asking.cancel()
+            if asking.done() and not asking.cancelled():
+                asking.exception()  # Nobody waits for the next page any more.
+
+    async def _ask(
+        self, queue: Queue, pull: link_pb2.PullRequest, reader: object, topic_wire: bytes
+    ) -> Page:
+        return await self._pages.read(
+            queue, pull,
+            reader=reader, header=OF_READ, topic_wire=topic_wire, timeout_ms=PAGE_TIMEOUT_MS,
+        )  # fmt: skip

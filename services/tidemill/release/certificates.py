@@ -1,0 +1,264 @@
+"""The certificates between the processes of a release, where nobody else makes them. Pure.
+
+    authority   ca.crt, ca.key         who signs
+                next.crt, next.key     who will: everybody is told first, and only then it signs
+                previous.crt           who did: believed until it has expired
+    process     tls.crt, tls.key       signed by the authority, for the names of the process
+                ca.crt                 whom to believe: all of the above
+
+Each run looks at what there is and returns what is to be written, which is nothing on most days.
+Something is renewed when a third of its time is left, or when it lacks a name. A new authority
+signs nothing before `TOLD_AFTER`: until then there may be a process that does not believe it yet.
+Where the authority itself is lost, what it has signed stays for as long, and `ca.crt` of the
+processes says who it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+# Kubelet hands a changed Secret on within two minutes, and processes read it within seconds.
+TOLD_AFTER: Final = timedelta(hours=1)
+BACKDATED: Final = timedelta(minutes=5)  # for clocks of other machines that are behind
+KEPT_AT_LEAST: Final = timedelta(days=2)  # the job looks each night: one more time before that
+RENEWED_IN_LAST: Final = 3  # the part of its time that is left when something is renewed
+TOKEN_BYTES: Final = 32
+
+Data = Mapping[str, bytes]  # of a Secret
+
+
+class InTheWay(Exception):
+    """A Secret has the name of ours and is somebody else's; the message says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which Secrets there shall be."""
+
+    authority: str
+    certificates: Mapping[str, tuple[str, ...]]  # the DNS names of each
+    tokens: Mapping[str, str]  # the key of each; made once, and never changed
+    days: int
+    authority_days: int
+
+
+class _Signer(NamedTuple):
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def due(plan: Plan, found: Mapping[str, Data], now: datetime) -> dict[str, dict[str, bytes]]:
+    """Return the Secrets to write, each with its whole data; `found` are those that there are.
+
+    Raises InTheWay.
+    """
+    told = b"".join(found.get(name, {}).get("ca.crt", b"") for name in plan.certificates)
+    authority = _authority_due(plan, found.get(plan.authority, {}), told, now)
+    written = {}
+    if authority != found.get(plan.authority):
+        written[plan.authority] = authority
+    signer = _signer(authority, "ca")
+    believed = b"".join(
+        authority[name] for name in ("ca.crt", "next.crt", "previous.crt") if name in authority
+    )
+    for name, dns_names in plan.certificates.items():
+        known = found.get(name, {})
+        data = dict(known)
+        if _is_due(known, dns_names, signer.certificate, authority.get("previous.crt", b""), now):
+            lifetime = timedelta(days=plan.days)
+            data |= _issue(signer, dns_names, now, lifetime)
+        data["ca.crt"] = believed
+        if data != known:
+            written[name] = data
+    for name, key in plan.tokens.items():
+        if key not in found.get(name, {}):
+            token = base64.urlsafe_b64encode(secrets.token_bytes(TOKEN_BYTES)).rstrip(b"=")
+            written[name] = {**found.get(name, {}), key: token}
+    return written
+
+
+def _authority_due(plan: Plan, known: Data, told: bytes, now: datetime) -> dict[str, bytes]:
+    """Return what the authority's Secret shall hold; processes believe those who are `told`."""
+    data = dict(known)
+    lifetime = timedelta(days=plan.authority_days)
+    if not data:
+        data = _authority("ca", now, lifetime)
+        if previous := _not_expired(told, now):
+            data["previous.crt"] = previous
+        return data
+    for kind in ("ca", "next") if "next.crt" in data or "next.key" in data else ("ca",):
+        if not {f"{kind}.crt", f"{kind}.key"} <= data.keys():
+            raise InTheWay(
+                f"the Secret {plan.authority} holds {', '.join(sorted(data))}"
+                f" and not {kind}.crt and {kind}.key: it is not the authority"
+                f" that this job makes, which has that name."
+                f" Delete it where nobody needs it; certificates are then made anew"
+            )
+    if "next.crt" in data:
+        following = x509.load_pem_x509_certificate(data["next.crt"])
+        if now - following.not_valid_before_utc >= TOLD_AFTER:
+            data["previous.crt"] = data["ca.crt"]
+            data["ca.crt"], data["ca.key"] = data.pop("next.crt"), data.pop("next.key")
+    elif _is_old(x509.load_pem_x509_certificate(data["ca.crt"]), now):
+        data |= _authority("next", now, lifetime)
+    if "previous.crt" in data:
+        data["previous.crt"] = _not_expired(data["previous.crt"], now)
+        if not data["previous.crt"]:
+            del data["previous.crt"]
+    return data
+
+
+def _not_expired(certificates: bytes, now: datetime) -> bytes:
+    """Return those that are good still, each once."""
+    if not certificates:
+        return b""
+    good = [
+        _pem(one)
+        for one in x509.load_pem_x509_certificates(certificates)
+        if one.not_valid_after_utc > now
+    ]
+    return b"".join(dict.fromkeys(good))
+
+
+def _is_due(
+    known: Data,
+    dns_names: tuple[str, ...],
+    authority: x509.Certificate,
+    previous: bytes,
+    now: datetime,
+) -> bool:
+    if "tls.crt" not in known or "tls.key" not in known:
+        return True
+    certificate = x509.load_pem_x509_certificate(known["tls.crt"])
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return True
+    if set(names.get_values_for_type(x509.DNSName)) != set(dns_names):
+        return True
+    # One that nobody was told of yet: what a lost one has signed is good for a while.
+    if (
+        now - authority.not_valid_before_utc < TOLD_AFTER
+        and certificate.not_valid_after_utc - now > KEPT_AT_LEAST
+        and previous
+        and any(_has_issued(one, certificate) for one in x509.load_pem_x509_certificates(previous))
+    ):
+        return False
+    return _is_old(certificate, now) or not _is_signed_by(certificate, authority)
+
+
+def _has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether the key of `authority` has signed; two of them have the same name."""
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(_public_key(authority))
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return False
+    return found.key_identifier == signer.key_identifier
+
+
+def _public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey), "only such authorities are made here"
+    return key
+
+
+def _is_old(certificate: x509.Certificate, now: datetime) -> bool:
+    lifetime = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    return certificate.not_valid_after_utc - now <= lifetime / RENEWED_IN_LAST
+
+
+def _signer(data: Data, name: str) -> _Signer:
+    key = serialization.load_pem_private_key(data[f"{name}.key"], password=None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey), "only such keys are made here"
+    return _Signer(x509.load_pem_x509_certificate(data[f"{name}.crt"]), key)
+
+
+def _authority(name: str, now: datetime, lifetime: timedelta) -> dict[str, bytes]:
+    """Return a new authority under `name`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tidemill internal authority")])
+    usage = x509.KeyUsage(
+        key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+        decipher_only=False,
+    )  # fmt: skip
+    builder = (
+        _builder(own, own, key.public_key(), now, lifetime)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    return {f"{name}.crt": _pem(builder.sign(key, hashes.SHA256())), f"{name}.key": _key_pem(key)}
+
+
+def _issue(
+    signer: _Signer, dns_names: tuple[str, ...], now: datetime, lifetime: timedelta
+) -> dict[str, bytes]:
+    """Return a certificate for these names, for both ends of a connection, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A common name is short, and nobody looks at it where there are other names.
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tidemill")])
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(
+        _public_key(signer.certificate)
+    )
+    builder = (
+        _builder(own, signer.certificate.subject, key.public_key(), now, lifetime)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(authority_key, critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False
+        )
+    )
+    return {"tls.crt": _pem(builder.sign(signer.key, hashes.SHA256())), "tls.key": _key_pem(key)}
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    lifetime: timedelta,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

@@ -1,0 +1,141 @@
+"""Judge what clients told of a fault by the audit of the data pipeline as well.
+
+    python -m tests.chaos.audit build/chaos/broker-deleted.jsonl --to DIR --endpoints HOST:PORT
+
+HOST:PORT leads to a proxy of the release, which is still there after a run with `--keep`. It needs
+Spark. The status is 1 where missing, early or delivered after an ack differ from the history's;
+deliveries of which only the log knows, since their answer was lost, are listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos.run import DISTURBED
+from tests.support.client_process import Fact
+from tests.support.looping_clients import ROLES, TOPICS, Disturbance, histories_of, judge
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KINDS = {"missing": "lost", "early": "early", "duplicate": "duplicated"}
+
+
+def main() -> int:
+    """Do what the command line says."""
+    from tidemill.pipeline.jobs.running import session
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("facts", type=Path, help="what clients told, of build/chaos")
+    parser.add_argument("--to", required=True, help="a folder for the audit's tables and its page")
+    parser.add_argument("--endpoints", required=True, help="HOST:PORT of a proxy")
+    options = parser.parse_args()
+    facts = [json.loads(line) for line in options.facts.read_text().splitlines()]
+    with session("audit of a fault", None) as spark:
+        differences, lost = audited(spark, facts, to=options.to, endpoints=options.endpoints)
+    sys.stdout.writelines(f"answer lost: {line}\n" for line in lost)
+    sys.stdout.writelines(f"differs: {line}\n" for line in differences)
+    sys.stdout.write(f"{len(differences)} differences, {len(lost)} answers lost\n")
+    return int(bool(differences))
+
+
+def audited(
+    spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str
+) -> tuple[list[str], list[str]]:
+    """Run the audit; return where it differs from the history, and which answers were lost."""
+    from tidemill.common.clock import SystemClock
+    from tidemill.pipeline.jobs import audit
+
+    given = {"endpoints": endpoints}
+    reader = spark.read.format("rocketmq").options(**given).option("topic", ",".join(TOPICS))
+    # Clients make their ids themselves; a body is its key.
+    key_of: dict[str, str] = {
+        row["message_id"]: bytes(row["body"]).decode()
+        for row in reader.load().select("message_id", "body").collect()
+    }
+    sends = Path(to) / "sends.jsonl"
+    sends.parent.mkdir(parents=True, exist_ok=True)
+    sends.write_text("".join(f"{json.dumps(one)}\n" for one in acknowledged(facts, key_of)))
+    settings = audit.AuditSettings(to=to, given=given, sends=str(sends), grace_s=0)
+    events = audit.read_events(spark, given)
+    audit.judge(spark, events, settings, now_ms=SystemClock().wall_ms())
+    findings = spark.read.parquet(f"{to}/{audit.FOLDER}/findings").collect()
+    told = events.where("event = 'delivered'").select("consumer_group", "message_id", "attempt")
+    return (
+        differing(facts, [row.asDict() for row in findings], key_of),
+        lost_answers(facts, [(r[0], key_of.get(r[1], r[1]), r[2]) for r in told.collect()]),
+    )
+
+
+def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the list of acknowledged sends; what nobody has stored goes by its key."""
+    id_of = {key: message_id for message_id, key in key_of.items()}
+    return [
+        {"message_id": id_of.get(key := str(fact["key"]), key), "topic": fact["topic"]}
+        for fact in facts
+        if fact["fact"] == "send" and not fact["error"]
+    ]
+
+
+def differing(
+    facts: Sequence[Fact], findings: Sequence[Mapping[str, Any]], key_of: Mapping[str, str]
+) -> list[str]:
+    """Return what one of the two found alone, of this fault's messages."""
+    disturbances = [
+        Disturbance(fact["what"], fact["begun"], fact["ended"], frozenset(fact["fails"]))
+        for fact in facts
+        if fact["fact"] == DISTURBED
+    ]
+    ours = {fact["key"] for fact in facts if fact["fact"] == "send"}
+    broken = judge(facts, disturbances).broken
+    received = {
+        f"{role}, {topic}": {one.key for one in history.receives}
+        for (role, topic), history in histories_of(facts).items()
+    }
+
+    def came(finding: str, key: str) -> bool:
+        return key in received[finding.partition(": ")[0]]
+
+    noted: dict[str, set[str]] = defaultdict(set)
+    for kind, name in KINDS.items():
+        for line in broken[name]:
+            key = line.rpartition(": ")[2].split(" ", 1)[0]
+            # What came and was not acked is under way to an audit, and not missing.
+            if kind != "missing" or not came(line, key):
+                noted[kind].add(key)
+    found: dict[str, set[str]] = defaultdict(set)
+    for finding in findings:
+        key = key_of.get(finding["message_id"], finding["message_id"])
+        if key in ours and finding["consumer_group"] in {None, *ROLES}:
+            found[finding["kind"]].add(key)
+    return [
+        f"{kind}: {key} is found by {'the history' if key in noted[kind] else 'the audit'} alone"
+        for kind in KINDS
+        for key in sorted(noted[kind] ^ found[kind])
+    ]
+
+
+def lost_answers(facts: Sequence[Fact], told: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Return the deliveries of the log that no client has told, of this fault's messages."""
+    ours = {fact["key"] for fact in facts if fact["fact"] == "send"}
+    received = {
+        (fact["role"], key, attempt)
+        for fact in facts
+        if fact["fact"] == "received"
+        for key, attempt in zip(fact["keys"], fact["attempts"], strict=True)
+    }
+    return [
+        f"{group}: {key}, attempt {attempt}"
+        for group, key, attempt in sorted(told)
+        if key in ours and (group, key, attempt) not in received
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The cluster as faults see it: kubectl and helm for one namespace, and the program of hooks.
+
+Which cluster it is says KUBECONFIG. What lies below Kubernetes is done by the program that
+CLUSTER_FAULTS names (tests/chaos/hooks/README.md); without one such a fault is not done.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.eventually import eventually
+
+COMMAND_S = 60.0  # for one kubectl, with an API server that has just come back
+HOOK_S = 120.0  # for a node to start
+INSTALL_S = 600  # for claims, images and first starts
+SETTLED_S = 300.0  # for what was done to heal: a lost node's pods alone take some minutes
+LOOK_EVERY_S = 0.5  # a look is a kubectl, a tenth of a second of CPU
+RELEASE = "tidemill"
+CHART = Path(__file__).parents[2] / "charts" / "tidemill"
+VALUES = Path(__file__).parent / "values.yaml"
+COMPONENTS = ("broker", "proxy", "admin", "controller")
+NOT_HERE = 3  # status of a hook program that cannot do this fault
+
+
+class NotHere(Exception):
+    """A fault cannot be done on this cluster; its row says why."""
+
+
+class Pod(NamedTuple):
+    """A pod as it was when it was asked for."""
+
+    name: str
+    component: str
+    node: str
+    container: str
+    is_ready: bool
+    uid: str
+    restarts: int
+
+    @property
+    def life(self) -> tuple[str, int]:
+        """What another container in its place would not have."""
+        return self.uid, self.restarts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One namespace of a cluster, with a release in it or before one."""
+
+    namespace: str
+    image: str
+    hook_program: str = ""
+    layout_values: str = ""  # a values file of a fault that needs a release of another form
+    more_values: str = ""  # a values file that says where on this cluster the release runs
+
+    def kubectl(self, *arguments: str, given: str = "", within_s: float = COMMAND_S) -> str:
+        """Return what a kubectl says; one that fails is an AssertionError with its words."""
+        return told_by(["kubectl", "-n", self.namespace, *arguments], given, within_s)
+
+    def objects(self, *arguments: str) -> list[dict[str, Any]]:
+        """Return the items of a list."""
+        items: list[dict[str, Any]] = json.loads(self.kubectl("get", *arguments, "-o", "json"))[
+            "items"
+        ]
+        return items
+
+    # ------------------------------------------------------------------ the release
+
+    def create(self) -> None:
+        """Make the namespace, which must not be there yet."""
+        there = told_by(["kubectl", "get", "namespace", self.namespace, "--ignore-not-found"])
+        if there:
+            raise SystemExit(f"namespace {self.namespace} is there already: name another one")
+        told_by(["kubectl", "create", "namespace", self.namespace])
+
+    def remove(self) -> None:
+        """Take the namespace away with all that is in it."""
+        told_by(["kubectl", "delete", "namespace", self.namespace], within_s=SETTLED_S)
+
+    def helm(self, verb: str, *more_files: str, **values: object) -> None:
+        """Install or upgrade the release, with more values than it has."""
+        repository, _, tag = self.image.rpartition(":")
+        sets = {"image.repository": repository, "image.tag": tag, **values}
+        files = [str(VALUES), self.layout_values, self.more_values, *more_files]
+        told_by(
+            ["helm", "-n", self.namespace, verb, RELEASE, str(CHART),
+             *(f"--values={file}" for file in files if file),
+             *(f"--set-string={name}={value}" for name, value in sets.items()),
+             # What an earlier upgrade has set stays: to take it back would roll its pods too.
+             *(["--reuse-values"] if verb == "upgrade" else []),
+             "--wait", f"--timeout={INSTALL_S}s"],
+            within_s=2 * INSTALL_S,
+        )  # fmt: skip
+
+    def pods(self, component: str = "") -> list[Pod]:
+        """Return the pods of all processes, or of one kind, that are not on their way out."""
+        labels = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component"
+        which = f"{labels}={component}" if component else f"{labels} in ({','.join(COMPONENTS)})"
+        return [
+            pod_of(item)
+            for item in self.objects("pods", "-l", which)
+            if "deletionTimestamp" not in item["metadata"]
+        ]
+
+    def is_settled(self) -> bool:
+        """Whether all that there should be is there, is of the newest form, and is ready."""
+        wanted = self.objects(
+            "deployments,statefulsets", "-l", f"app.kubernetes.io/instance={RELEASE}"
+        )
+        pods = self.pods()
+        return (
+            len(pods) == sum(item["spec"]["replicas"] for item in wanted)
+            and all(pod.is_ready for pod in pods)
+            and all(
+                item["status"].get("observedGeneration") == item["metadata"]["generation"]
+                and item["status"].get("updatedReplicas", 0) == item["spec"]["replicas"]
+                for item in wanted
+            )
+        )
+
+    def settle(self, *former: Pod) -> None:
+        """Wait until the release is whole, and nothing is left of these lives of pods."""
+        gone = {pod.life for pod in former}
+        eventually(
+            lambda: self.is_settled() and not gone & {pod.life for pod in self.pods()},
+            within_ms=int(SETTLED_S * 1000),
+            every_s=LOOK_EVERY_S,
+        )
+
+    def events(self) -> str:
+        """Return what Kubernetes has noted of the namespace, one line each, the oldest first."""
+        fields = ".firstTimestamp,.lastTimestamp,.count,.involvedObject.name,.reason,.message"
+        columns = ",".join(f"{field.rpartition('.')[2]}:{field}" for field in fields.split(","))
+        return self.kubectl(
+            "get", "events", "--sort-by=.lastTimestamp", "-o", f"custom-columns={columns}"
+        )
+
+    # ------------------------------------------------------------------ what is done to it
+
+    def kill_pods(self, pods: Sequence[Pod]) -> None:
+        """Delete pods as a cluster does that has no time: SIGKILL at once."""
+        names = [pod.name for pod in pods]
+        self.kubectl("delete", "pod", *names, "--grace-period=0", "--force", "--wait=false")
+
+    def evict(self, pod: Pod, within_s: float) -> None:
+        """Delete a pod as a drain of its node does: once disruption budgets allow it."""
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": self.namespace},
+        }
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod.name}/eviction"
+
+        def is_allowed() -> bool:
+            try:
+                self.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(eviction))
+            except AssertionError as refused:
+                if "disruption budget" in str(refused):
+                    return False
+                raise
+            return True
+
+        eventually(is_allowed, within_ms=int(within_s * 1000), every_s=LOOK_EVERY_S)
+
+    def hook(self, *arguments: str) -> None:
+        """Do a fault below Kubernetes."""
+        if not self.hook_program:
+            raise NotHere("CLUSTER_FAULTS names no program")
+        done = subprocess.run(
+            [self.hook_program, *arguments],
+            capture_output=True, text=True, timeout=HOOK_S, check=False,
+        )  # fmt: skip
+        if done.returncode == NOT_HERE:
+            raise NotHere(done.stderr.strip() or "CLUSTER_FAULTS cannot do it")
+        assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
+
+    def signal(self, signal: str, pod: Pod) -> None:
+        """Signal the first process of a container from outside."""
+        self.hook("signal", signal, self.namespace, pod.name, pod.container)
+
+
+def pod_of(item: dict[str, Any]) -> Pod:
+    """Read what `kubectl get -o json` says of a pod."""
+    statuses = item["status"].get("containerStatuses", [])
+    conditions = {one["type"]: one["status"] for one in item["status"].get("conditions", [])}
+    return Pod(
+        name=item["metadata"]["name"],
+        component=item["metadata"]["labels"]["app.kubernetes.io/component"],
+        node=item["spec"].get("nodeName", ""),
+        container=item["spec"]["containers"][0]["name"],
+        is_ready=conditions.get("Ready") == "True",
+        uid=item["metadata"]["uid"],
+        restarts=sum(status["restartCount"] for status in statuses),
+    )
+
+
+def told_by(command: Sequence[str], given: str = "", within_s: float = COMMAND_S) -> str:
+    """Return what a program says on standard output; one that fails is an AssertionError."""
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=within_s, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(str(late)) from None
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def hold(seconds: float) -> None:
+    """Let a fault last: how long is part of what it is."""
+    time.sleep(seconds)

@@ -1,0 +1,521 @@
+"""Every fault, as a table: what is done, what it needs, and what clients may see of it.
+
+A fault is done while clients are at work, `times` times, each time until the release is whole again
+and every role has got on. What stays within its promise is the same for all, unless its row says
+otherwise: nothing lost, early, out of order or without a reason twice, and no error at an
+application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.chaos.cluster import LOOK_EVERY_S, Cluster, NotHere, Pod, hold
+from tests.chaos.load import POD as LOAD_POD
+from tests.support.eventually import eventually
+
+FROZEN_S = 10.0  # longer than clients wait for an answer, shorter than a liveness probe
+AWAY_S = 20.0  # of the API server and of DNS: several leases and resolutions
+CUT_S = 70.0  # a node becomes NotReady after 40 to 50 s; its pods are not evicted yet
+FULL_S = 20.0  # of a volume without a byte to spare: some timers, retries and checkpoints
+FREED_S = 120.0  # to delete the file that fills it, whatever the broker does
+EVICTED_S = 120.0  # for a disruption budget to allow it: another one comes up first
+POLICY_S = 20.0  # for a NetworkPolicy to be enforced
+# More than the volume of values-small-volume.yaml holds. Only what happens to that one is tried:
+# volumes of other storage classes may share a disk with much else.
+FILLER_BYTES = 1 << 30
+FILLER = "/data/store/filler"
+RESERVE_LEFT_BYTES = 60 << 20  # of the 64 MiB of values-small-volume.yaml: sends are refused
+IN_SYNC_S = 120.0  # for a replica to start, and to get what it has missed
+PROXIES = 5  # one proxy of two each time: clients may be at the other
+DELETIONS = 20  # of the pod whose absence is promised as a P99
+SCALES = (6, 2)
+
+# Calls of which an application sees errors when what it spoke to is gone without a word: no client
+# asks again for a receive, or for an ack but in a push consumer.
+READS = frozenset({"receive", "ack"})
+SENDS = frozenset({"normal", "delayed", "ordered"})
+# When there is nobody who could store a message for longer than a client tries.
+ALL = SENDS | READS
+
+# The record of the broker group of values-replicas.yaml.
+GROUP = ("get", "brokergroup", "tidemill-broker-0", "-o")
+FIVE_REPLICAS = Path(__file__).with_name("values-five-replicas.yaml")
+
+Act = Callable[[Cluster], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One row of the table."""
+
+    name: str
+    what: str  # what is done, for the page of the ledger
+    act: Act  # does it, and returns when the cluster is whole again
+    fails: frozenset[str] = frozenset()  # calls of which errors are within what is promised
+    times: int = 1
+    needs: Literal["", "hook", "second node", "hook, second node"] = ""
+    promised_s: float | None = None  # without a successful send, P99
+    # What is given up, where it cannot be kept: then messages may be lost, and nothing else broken.
+    loses: str = ""
+    values: str = ""  # a values file beside this one, for a release of the fault's own
+
+
+# ---------------------------------------------------------------------- pods
+
+
+def pods_deleted(component: str, count: int = 1) -> Act:
+    """Delete pods by force: they are killed at once, and replaced."""
+
+    def act(cluster: Cluster) -> None:
+        pods = cluster.pods(component)[:count]
+        assert len(pods) == count, f"there are only {pods}"
+        cluster.kill_pods(pods)
+        cluster.settle(*pods)
+
+    return act
+
+
+def master_of(cluster: Cluster) -> Pod:
+    """Return the pod of the broker group's master, by its record, once all replicas are in sync."""
+    replicas_known(cluster, "0 1 2")
+    master = cluster.kubectl(*GROUP, "jsonpath={.status.master}").strip()
+    [found] = [pod for pod in cluster.pods("broker") if pod.name == f"tidemill-{master}"]
+    return found
+
+
+def replicas_known(cluster: Cluster, numbers: str) -> None:
+    """Wait until these replicas are registered, and no others, and all of them are in sync."""
+    query = "jsonpath={.status.record.replicas[*].replica}|{.status.record.sss[*].replica}"
+
+    def look() -> bool:
+        registered, _, in_sync = cluster.kubectl(*GROUP, query).partition("|")
+        return registered == numbers == " ".join(sorted(in_sync.split()))
+
+    eventually(look, within_ms=int(IN_SYNC_S * 1000), every_s=LOOK_EVERY_S)
+
+
+def replicas_upgraded(cluster: Cluster) -> None:
+    """Upgrade the release in a way that replaces every replica, by the controllers."""
+    master_of(cluster)
+    rolled("broker")(cluster)
+    master_of(cluster)
+
+
+def replicas_scaled(cluster: Cluster) -> None:
+    """Have five replicas, of which the last is master, and three again."""
+    master_of(cluster)
+    cluster.helm("upgrade", str(FIVE_REPLICAS))
+    replicas_known(cluster, "0 1 2 3 4")
+    transfer = ("tidemill", "cluster", "transfer", "broker-0", "--to=4")
+    cluster.kubectl("exec", "deployment/tidemill-admin", "--", *transfer)
+    cluster.helm("upgrade")
+    master_of(cluster)
+    cluster.settle()
+
+
+def master_deleted(cluster: Cluster) -> None:
+    """Delete the master of three replicas by force: another one leads, and it comes back as one."""
+    master = master_of(cluster)
+    cluster.kill_pods([master])
+    cluster.settle(master)
+    master_of(cluster)
+
+
+def master_drained(cluster: Cluster) -> None:
+    """Delete the master of three replicas in order: it hands over before it goes."""
+    master = master_of(cluster)
+    cluster.kubectl("delete", "pod", master.name, "--wait=false")
+    cluster.settle(master)
+    master_of(cluster)
+
+
+def pod_drained(component: str) -> Act:
+    """Delete a pod in order: it has its grace period."""
+
+    def act(cluster: Cluster) -> None:
+        pod = cluster.pods(component)[0]
+        cluster.kubectl("delete", "pod", pod.name, "--wait=false")
+        cluster.settle(pod)
+
+    return act
+
+
+def process_killed(component: str) -> Act:
+    """Kill the process alone: the container starts again in the same pod."""
+
+    def act(cluster: Cluster) -> None:
+        pod = cluster.pods(component)[0]
+        cluster.signal("KILL", pod)
+        cluster.settle(pod)
+
+    return act
+
+
+def process_frozen(component: str) -> Act:
+    """Stop a process, and let it go on after a while."""
+
+    def act(cluster: Cluster) -> None:
+        pod = cluster.pods(component)[0]
+        cluster.signal("STOP", pod)
+        try:
+            hold(FROZEN_S)
+        finally:
+            cluster.signal("CONT", pod)
+        cluster.settle()
+
+    return act
+
+
+# ---------------------------------------------------------------------- the release
+
+
+def proxies_scaled(cluster: Cluster) -> None:
+    """Have more proxies, and then as many as before."""
+    for replicas in SCALES:
+        cluster.kubectl("scale", "deployment/tidemill-proxy", f"--replicas={replicas}")
+        cluster.settle()
+
+
+def rolled(*components: str) -> Act:
+    """Upgrade the release in a way that replaces every pod of these components."""
+
+    def act(cluster: Cluster) -> None:
+        former = [pod for component in components for pod in cluster.pods(component)]
+        # By an id: a broker's pod has one name for ever, and what has not changed is not replaced.
+        marks = {f"{component}.podAnnotations.rolled": former[0].uid for component in components}
+        cluster.helm("upgrade", **marks)
+        cluster.settle(*former)
+
+    return act
+
+
+# ---------------------------------------------------------------------- nodes
+
+
+def node_of_broker(cluster: Cluster) -> str:
+    """Return the node whose loss takes the broker along, and not the clients."""
+    [broker, *_] = cluster.pods("broker")
+    load = cluster.kubectl("get", "pod", LOAD_POD, "-o", "jsonpath={.spec.nodeName}")
+    if load == broker.node:
+        raise NotHere("clients and broker are on one node")
+    return broker.node
+
+
+def on_node(cluster: Cluster, node: str) -> list[Pod]:
+    """Return the pods of the release that are there."""
+    return [pod for pod in cluster.pods() if pod.node == node]
+
+
+def node_drained(cluster: Cluster) -> None:
+    """Evict all of the release from a node, as before maintenance, and allow it there again."""
+    node = node_of_broker(cluster)
+    former = on_node(cluster, node)
+    try:
+        # Not `kubectl drain`: its selector would find releases of other namespaces too.
+        cluster.kubectl("cordon", node)
+        for pod in former:
+            cluster.evict(pod, within_s=EVICTED_S)
+    finally:
+        cluster.kubectl("uncordon", node)
+    cluster.settle(*former)
+
+
+def node_cut(cluster: Cluster) -> None:
+    """Unplug a node's network for long enough to be noticed."""
+    node = node_of_broker(cluster)
+    cluster.hook("node", node, "cut")
+    try:
+        hold(CUT_S)
+    finally:
+        cluster.hook("node", node, "heal")
+    cluster.settle()
+    # Connections that lasted through it are dead at the proxy. Their clients hear that when they
+    # repeat what they sent: TCP waits as long again before it does.
+    hold(CUT_S)
+
+
+def node_crashed(cluster: Cluster) -> None:
+    """Take a node's power, and give it back."""
+    node = node_of_broker(cluster)
+    former = on_node(cluster, node)
+    cluster.hook("node", node, "crash")
+    cluster.hook("node", node, "start")
+    cluster.settle(*former)
+
+
+def api_server_away(cluster: Cluster) -> None:
+    """Let the nodes not reach the API server for a while."""
+    cluster.hook("api-server", "cut", cluster.namespace)
+    try:
+        hold(AWAY_S)
+    finally:
+        cluster.hook("api-server", "heal", cluster.namespace)
+    cluster.settle()
+
+
+NO_DNS = """
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: no-dns}
+spec:
+  podSelector: {}
+  policyTypes: [Egress]
+  egress:
+    - ports:
+        - {protocol: TCP, port: 1, endPort: 52}
+        - {protocol: TCP, port: 54, endPort: 65535}
+        - {protocol: UDP, port: 1, endPort: 52}
+        - {protocol: UDP, port: 54, endPort: 65535}
+"""
+
+
+def dns_away(cluster: Cluster) -> None:
+    """Let no pod of the namespace reach DNS for a while, by a NetworkPolicy."""
+    cluster.kubectl("apply", "-f", "-", given=NO_DNS)
+    try:
+        wait_for_no_answer(cluster)
+        hold(AWAY_S)
+    finally:
+        cluster.kubectl("delete", "networkpolicy", "no-dns")
+    cluster.settle()
+
+
+def wait_for_no_answer(cluster: Cluster) -> None:
+    """Return once names are not resolved; a cluster may enforce no policy at all."""
+    line = "timeout 2 getent hosts kubernetes.default.svc >/dev/null && echo found || echo none"
+
+    def is_none() -> bool:
+        return cluster.kubectl("exec", LOAD_POD, "--", "sh", "-c", line).strip() == "none"
+
+    try:
+        eventually(is_none, within_ms=int(POLICY_S * 1000), every_s=LOOK_EVERY_S)
+    except AssertionError:
+        raise NotHere("no NetworkPolicy is enforced here: DNS answers all the same") from None
+
+
+# ---------------------------------------------------------------------- volumes
+
+
+def volume_filled(left_bytes: int) -> Act:
+    """Let somebody else take all of the broker's volume but so much, and give it back."""
+    # What is left is taken and given back once the rest is taken: nobody knows how much that is.
+    fill = (
+        f"head -c {left_bytes} /dev/zero >{FILLER}.left;"
+        f" head -c {FILLER_BYTES} /dev/zero 2>/dev/null >{FILLER}; rm {FILLER}.left; df -k {FILLER}"
+    )
+
+    def act(cluster: Cluster) -> None:
+        [broker] = cluster.pods("broker")
+        inside = ("exec", broker.name, "--", "sh", "-c")
+        try:
+            told = cluster.kubectl(*inside, fill)
+            free_bytes = int(told.splitlines()[-1].split()[3]) << 10
+            assert free_bytes <= left_bytes, f"the volume is not full: {told}"
+            hold(FULL_S)
+        finally:
+            # A broker that has not borne it is between two lives of its container.
+            eventually(
+                lambda: cluster.kubectl(*inside, f"rm -f {FILLER} {FILLER}.left") == "",
+                within_ms=int(FREED_S * 1000),
+                every_s=LOOK_EVERY_S,
+            )
+        cluster.settle()
+
+    return act
+
+
+def claim_deleted(cluster: Cluster) -> None:
+    """Delete the broker's claim, and with its pod what was on it; then provision again."""
+    [broker] = cluster.pods("broker")
+    cluster.kubectl("delete", "pvc", f"data-{broker.name}", "--wait=false")
+    cluster.kill_pods([broker])
+    cluster.settle(broker)
+    # Topics and consumer groups are gone too: an upgrade makes those of the values again.
+    cluster.helm("upgrade")
+
+
+FAULTS = (
+    Fault(
+        name="broker-deleted",
+        what="the broker's pod deleted with grace period 0",
+        act=pods_deleted("broker"),
+        fails=ALL,
+        times=DELETIONS,
+        promised_s=8.0,
+    ),
+    Fault(
+        name="broker-killed",
+        what="the broker's process killed (SIGKILL)",
+        act=process_killed("broker"),
+        fails=ALL,
+        needs="hook",
+    ),
+    Fault(
+        name="broker-frozen",
+        what=f"the broker's process stopped for {FROZEN_S:.0f} s (SIGSTOP)",
+        act=process_frozen("broker"),
+        fails=ALL,
+        needs="hook",
+    ),
+    Fault(
+        name="broker-drained",
+        what="the broker's pod deleted in order",
+        act=pod_drained("broker"),
+        fails=ALL,
+    ),
+    Fault(
+        name="broker-rolled",
+        what="the broker upgraded",
+        act=rolled("broker"),
+        fails=ALL,
+        promised_s=6.0,
+    ),
+    Fault(
+        name="proxy-deleted",
+        what="a proxy's pod deleted with grace period 0",
+        act=pods_deleted("proxy"),
+        fails=READS,
+        times=PROXIES,
+    ),
+    Fault(
+        name="proxy-killed",
+        what="a proxy's process killed (SIGKILL)",
+        act=process_killed("proxy"),
+        fails=READS,
+        needs="hook",
+        times=PROXIES,
+    ),
+    Fault(
+        name="proxy-frozen",
+        what=f"a proxy's process stopped for {FROZEN_S:.0f} s (SIGSTOP)",
+        act=process_frozen("proxy"),
+        fails=ALL,
+        needs="hook",
+    ),
+    Fault(
+        name="proxies-deleted",
+        what="both proxies' pods deleted at once with grace period 0",
+        act=pods_deleted("proxy", 2),
+        fails=ALL,
+    ),
+    Fault(
+        name="proxy-drained",
+        what="a proxy's pod deleted in order",
+        act=pod_drained("proxy"),
+        times=PROXIES,
+    ),
+    Fault(
+        name="proxies-scaled",
+        what="proxies scaled from 2 to 6 and to 2 again",
+        act=proxies_scaled,
+    ),
+    Fault(
+        name="proxies-rolled",
+        what="proxies and admin upgraded",
+        act=rolled("proxy", "admin"),
+    ),
+    Fault(
+        name="admin-deleted",
+        what="the admin process's pod deleted with grace period 0",
+        act=pods_deleted("admin"),
+    ),
+    Fault(
+        name="all-rolled",
+        what="everything upgraded at once",
+        act=rolled("broker", "proxy", "admin"),
+        fails=ALL,
+        promised_s=6.0,
+    ),
+    Fault(
+        name="node-cut",
+        what=f"the broker's node without network for {CUT_S:.0f} s",
+        act=node_cut,
+        fails=ALL,
+        needs="hook, second node",
+    ),
+    Fault(
+        name="node-crashed",
+        what="the broker's node without power, and started again",
+        act=node_crashed,
+        fails=ALL,
+        needs="hook, second node",
+    ),
+    # After the other two: the broker goes to another node, which may be that of the clients.
+    Fault(
+        name="node-drained",
+        what="the broker's node drained",
+        act=node_drained,
+        fails=ALL,
+        needs="second node",
+    ),
+    Fault(
+        name="api-server-away",
+        what=f"no node reaches the API server for {AWAY_S:.0f} s",
+        act=api_server_away,
+        needs="hook",
+    ),
+    Fault(
+        name="dns-away",
+        what=f"no pod reaches DNS for {AWAY_S:.0f} s",
+        act=dns_away,
+    ),
+    Fault(
+        name="volume-full",
+        what=f"the broker's volume full but for its reserve for {FULL_S:.0f} s",
+        act=volume_filled(RESERVE_LEFT_BYTES),
+        # Sends are refused; what is there goes on to be received and acked.
+        fails=SENDS,
+        values="values-small-volume.yaml",
+    ),
+    Fault(
+        name="volume-stuffed",
+        what=f"the broker's volume without a byte, its reserve taken too, for {FULL_S:.0f} s",
+        act=volume_filled(0),
+        # Nothing is delivered either, which would have to be noted. Acks go on while the log's
+        # segment was filled ahead; that of a new store is not, and then the broker may end.
+        fails=SENDS | {"receive"},
+        values="values-small-volume.yaml",
+    ),
+    Fault(
+        name="claim-deleted",
+        what="the broker's pod and its claim deleted",
+        act=claim_deleted,
+        fails=ALL,
+        loses="with one replica all is gone that was not consumed, delayed messages, and"
+        " topics and consumer groups, which `helm upgrade` makes again from the values.",
+    ),
+    Fault(
+        name="master-deleted",
+        what="the pod of a master of three replicas deleted with grace period 0",
+        act=master_deleted,
+        times=DELETIONS,
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+    Fault(
+        name="master-drained",
+        what="the pod of a master of three replicas deleted in order",
+        act=master_drained,
+        times=5,
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+    Fault(
+        name="replicas-upgraded",
+        what="an upgrade that replaces all pods of three replicas",
+        act=replicas_upgraded,
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+    Fault(
+        name="replicas-scaled",
+        what="three replicas made five, the last of them master, and three again",
+        act=replicas_scaled,
+        promised_s=2.0,
+        values="values-replicas.yaml",
+    ),
+)

@@ -1,0 +1,215 @@
+"""The ledger: what each fault did to clients the last time it was done, as JSON and as a page.
+
+There is a table for each number of nodes: a cluster of one is another trial than one of three.
+Every fault has a row there. A row whose fault was not done says "not run" and why; it has no
+figures, and nothing of an earlier time. How often in a row its promise was kept is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.figures import CALLS, Figures, percentile
+
+ROOT = Path(__file__).parents[2]
+LEDGER = Path(__file__).parent / "ledger.json"
+PAGE = ROOT / "docs" / "kubernetes" / "ledger.md"
+NEVER = {"result": "not run", "reason": "nobody has run it yet"}
+P99 = 0.99
+REASON_MAX = 300  # characters of what went wrong, on the page
+
+Row = dict[str, Any]
+Tables = dict[int, dict[str, Row]]  # by the number of nodes, and the name of the fault
+
+HEAD = """\
+# What faults cost
+
+`make cluster-test` installs the chart into a namespace of its own, has official clients at work
+there, disturbs the release, and judges what the clients saw (`tests/chaos`;
+[testing.md](../testing.md) says how to run it). This page is made of its ledger,
+`tests/chaos/ledger.json`.
+
+The release has one broker group **of one replica**, two proxies and an admin process: while the
+broker is away nothing is stored, and clients wait; where a row speaks of a master the group has
+three. Clients in each language send NORMAL, DELAY
+and FIFO messages and receive them as simple and as push consumers, ordered and not. Seconds are
+the longest without a successful send, or without a received message, of all clients together,
+from a fault's begin until all goes on; of a fault done several times the 99th percentile, which
+of twenty is the worst. They hold for the machine of the run, whose nodes may share it with other
+work.
+
+Messages are counted for each consumer group. *Lost*: stored with OK, and never acked in the end.
+*Duplicated*: came again after an ack with OK, though no answer was lost; what a lost answer
+explains stands behind it in brackets. Errors are those that an application saw, after the
+client's own retries, of sends / receives / acks. *Until whole*: seconds until every pod was ready
+again, which is the platform's part and the start of a process. *Kept* means nothing lost,
+duplicated, early or out of order, and no error of a call for which the fault permits none; how
+often that was so in runs that followed each other stands behind it, where it is more than once.
+"""
+COLUMNS = (
+    "fault", "times", "result", "lost", "duplicated", "early", "out of order",
+    "application errors", "seconds without a send", "without a receive", "until whole", "commit",
+)  # fmt: skip
+
+
+def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
+    """Return the row of a fault that was done."""
+    is_kept = found.is_clean_but_for_losses if fault.loses else found.is_clean
+    return {
+        "result": "kept" if is_kept else "broken",
+        **dataclasses.asdict(found),
+        **about,
+    }
+
+
+def row_not_run(reason: str, about: Mapping[str, Any]) -> Row:
+    """Return the row of a fault that was not done."""
+    return {"result": "not run", "reason": reason, **about}
+
+
+def row_failed(reason: str, about: Mapping[str, Any]) -> Row:
+    """Return the row of a fault from which the release or its clients did not come back."""
+    return {"result": "failed", "reason": reason, **about}
+
+
+def read() -> Tables:
+    """Return the ledger's tables."""
+    found: dict[str, dict[str, Row]] = json.loads(LEDGER.read_text()) if LEDGER.exists() else {}
+    return {int(nodes): rows for nodes, rows in found.items()}
+
+
+def enter(tables: Tables, fault: Fault, row: Row) -> None:
+    """Put a row into the table of its number of nodes, in place of the fault's earlier one."""
+    rows = tables.setdefault(row["nodes"], {})
+    before = rows.get(fault.name, NEVER)
+    is_kept = row["result"] == "kept"
+    rows[fault.name] = row | {"in_a_row": before.get("in_a_row", 0) + 1 if is_kept else 0}
+
+
+def write(tables: Tables) -> None:
+    """Keep the ledger, and its page."""
+    ordered = {
+        nodes: {fault.name: tables[nodes][fault.name] for fault in FAULTS if fault.name in rows}
+        for nodes, rows in sorted(tables.items(), reverse=True)
+    }
+    LEDGER.write_text(json.dumps(ordered, indent=1) + "\n")
+    PAGE.write_text(page(FAULTS, ordered))
+
+
+def page(faults: Sequence[Fault], tables: Tables) -> str:
+    """Return the page: the largest cluster first."""
+    parts = [table(faults, nodes, rows) for nodes, rows in sorted(tables.items(), reverse=True)]
+    return HEAD + "".join(parts)
+
+
+def table(faults: Sequence[Fault], nodes: int, rows: Mapping[str, Row]) -> str:
+    """Return the table of the runs on so many nodes, and what is to be said below it."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
+    notes = []
+    for fault in faults:
+        row = rows.get(fault.name, NEVER)
+        lines.append(f"| {' | '.join(cells(fault, row))} |")
+        notes += [f"- {fault.what}: {note}" for note in notes_of(fault, row)]
+    head = f"\n## On {nodes} {'node' if nodes == 1 else 'nodes'}\n\n"
+    below = "".join(f"{note}\n" for note in notes)
+    return head + "\n".join(lines) + "\n" + (f"\n{below}" if below else "") + where(rows.values())
+
+
+def where(rows: Iterable[Row]) -> str:
+    """Say on what the rows were measured; how busy that was explains more than one figure."""
+    done = [row for row in rows if "load_average" in row]
+    if not done:
+        return ""
+    loads = [row["load_average"] for row in done]
+    versions = sorted({row["kubernetes"] for row in done})
+    clients = sorted({tuple(sorted(row["clients"])) for row in done}, key=len)
+    fewer = "".join(
+        f" ({'; '.join(row_names(done, few))}: only in {in_words(few)})" for few in clients[:-1]
+    )
+    cores = sorted({row["cores"] for row in done})
+    return (
+        f"\nMeasured on Kubernetes {', '.join(versions)}, by clients in"
+        f" {in_words(clients[-1])}{fewer}. The machine of the test had a load average of"
+        f" {min(loads):g} to {max(loads):g} meanwhile, on {listed(cores)} cores.\n"
+    )
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Return names as one says them."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def row_names(rows: Iterable[Row], clients: Sequence[str]) -> list[str]:
+    """Return the commits of the rows that these clients have measured."""
+    return sorted({f"commit {row['commit']}" for row in rows if set(row["clients"]) == {*clients}})
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers of which one holds."""
+    return " or ".join(map(str, numbers))
+
+
+def cells(fault: Fault, row: Row) -> list[str]:
+    """Return what stands in each column."""
+    if "reason" in row:
+        result = (
+            f"not run: {row['reason']}" if row["result"] == "not run" else f"**{row['result']}**"
+        )
+        empty = [""] * (len(COLUMNS) - 4)
+        return [fault.what, "", result, *empty, row.get("commit", "")]
+    runs = f", {row['in_a_row']} in a row" if row.get("in_a_row", 0) > 1 else ""
+    promised = f" of {fault.promised_s:g} promised" if fault.promised_s else ""
+    return [
+        fault.what,
+        str(len(row["without_send_s"])),
+        f"**{row['result']}**" if row["result"] == "broken" else f"{row['result']}{runs}",
+        f"{row['lost']} of {row['stored']}",
+        f"{row['duplicated']} ({row['explained']})",
+        str(row["early"]),
+        str(row["out_of_order"]),
+        " / ".join(str(row["errors"][call]) for call in CALLS),
+        f"{percentile(row['without_send_s'], P99):g}{promised}",
+        f"{percentile(row['without_receive_s'], P99):g}",
+        f"{percentile(row['whole_s'], P99):g}",
+        row.get("commit", ""),
+    ]
+
+
+def notes_of(fault: Fault, row: Row) -> list[str]:
+    """Return what a row has to say beside its figures."""
+    notes = [fault.loses] if fault.loses else []
+    if row["result"] == "failed":
+        return [*notes, f"`{shortened(row['reason'])}`"]
+    if "reason" in row:
+        return notes
+    worst_s = percentile(row["without_send_s"], P99)
+    if fault.promised_s and worst_s > fault.promised_s:
+        notes.append(
+            f"{worst_s:g} s without a send are more than the {fault.promised_s:g} s promised."
+        )
+    if row["unpromised_errors"]:
+        told = json.loads(row["findings"]["errors"][0])["error"]
+        notes.append(
+            f"{row['unpromised_errors']} errors at applications, where none is permitted, such as"
+            f" `{shortened(told)}`"
+        )
+    if row["errors_before"]:
+        notes.append(f"{row['errors_before']} errors while the clients started, not counted above.")
+    if row["unexpected"]:
+        notes.append(f"{row['unexpected']} messages came that nobody had sent.")
+    if row["result"] == "broken" and "load_average" in row:
+        # Whoever reads it asks first whether the machine had time to answer at all.
+        notes.append(
+            f"The load average was {row['load_average']:g} on {row['cores']} cores meanwhile."
+        )
+    return notes
+
+
+def shortened(text: str) -> str:
+    """Return the begin of what went wrong, on one line."""
+    return " ".join(text.replace("`", "'").split())[:REASON_MAX]

@@ -1,0 +1,182 @@
+"""Official clients in every role, in a pod of the cluster, and what they have told so far.
+
+Inside the cluster they meet what clients there meet: service names, service addresses, and their
+own pod's clock, by which all of a history is timed. What they tell is kept in the pod and fetched
+from where the last fetch ended, so an API server that is away takes nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.cluster import LOOK_EVERY_S, RELEASE, Cluster
+from tests.support.client_process import Fact
+from tests.support.eventually import eventually
+from tests.support.looping_clients import ROLES, TOPICS, US_PER_S, Told, unsettled
+
+POD = "load"
+ENDPOINT = f"{RELEASE}-proxy:8081"
+LANGUAGES = ("python", "node", "go", "java")
+READY_S = 120.0  # for an image to be pulled, and clients to start
+PROGRESS = 10  # messages of each topic that are stored, and of each role received, to go on
+# For progress after a fault: a push consumer's delivery whose answer was lost comes back after a
+# minute, and what is behind it in its queue after that.
+PROGRESS_S = 180.0
+# Without a message, and with some not acked, at the end: longer than the longest wait above. What
+# is not acked by then is lost. A queue that was held up again and again takes its time.
+DRAIN_S = 120.0
+DRAINED_S = 900.0
+GONE_S = 90.0  # for a pod to end, on a node that was away a moment ago
+QUIET_S = 3.0  # without a message, at the end: what would come again has come by then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """Who is at work, and where they find the proxies."""
+
+    image: str
+    languages: Sequence[str] = LANGUAGES
+    endpoint: str = ENDPOINT
+
+
+class Load:
+    """The pod with the clients; it is read now and then."""
+
+    def __init__(self, cluster: Cluster, name: str, clients: Clients) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._clients = clients
+        self._languages = clients.languages
+        self._read_bytes = 0
+        self._rest = ""
+        self._last_received_at = 0  # also of another load's messages, which may be in the way
+        self.told = Told()
+
+    def start(self) -> None:
+        """Start the clients and return once each has a part in each role."""
+        manifest = json.dumps(pod_manifest(self._name, self._clients))
+        self._cluster.kubectl("apply", "-f", "-", given=manifest)
+        self._eventually(lambda: self.told.said["ready"] == len(self._languages), READY_S)
+        self.progress()
+
+    def progress(self) -> None:
+        """Wait until some more of each topic is stored, and each role has got some more."""
+        self.read()
+        stored = {topic: len(keys) + PROGRESS for topic, keys in self.told.stored.items()}
+        received = {role: self.told.received[role] + PROGRESS for role in ROLES}
+        self._eventually(
+            lambda: (
+                all(len(self.told.stored[topic]) >= stored[topic] for topic in TOPICS)
+                and all(self.told.received[role] >= received[role] for role in ROLES)
+            ),
+            PROGRESS_S,
+        )
+
+    def end(self) -> None:
+        """Let them send no more, and wait until all is acked; what is not by then is lost."""
+        for language in self._languages:
+            self._inside(f"echo stop >/tmp/stop/{language}")
+        self._eventually(lambda: self.told.said["stopped"] == len(self._languages), READY_S)
+        self._eventually(lambda: not unsettled([self.told]) or self._quiet_s() > DRAIN_S, DRAINED_S)
+        self._eventually(lambda: self._quiet_s() > QUIET_S, DRAINED_S)
+
+    def now_us(self) -> int:
+        """Return the pod's time; it has passed, by a little, when it is known here."""
+        return int(self._inside("date +%s%6N"))
+
+    def read(self) -> None:
+        """Fetch what was told since the last time."""
+        told = self._inside(f"tail -c +{self._read_bytes + 1} /tmp/facts")
+        self._read_bytes += len(told.encode())
+        *lines, self._rest = (self._rest + told).split("\n")
+        for line in lines:
+            if not line.startswith("{"):
+                continue
+            told_fact = json.loads(line)
+            if told_fact["fact"] == "received":
+                self._last_received_at = max(self._last_received_at, told_fact["at"])
+            if fact := own(told_fact, self._name):
+                self.told.note(fact)
+
+    def _quiet_s(self) -> float:
+        return (self.now_us() - self._last_received_at) / US_PER_S
+
+    def _inside(self, line: str) -> str:
+        return self._cluster.kubectl("exec", POD, "--", "sh", "-c", line)
+
+    def _eventually(self, check: Any, within_s: float) -> None:
+        def checked() -> bool:
+            self.read()
+            return bool(check())
+
+        try:
+            eventually(checked, within_ms=int(within_s * 1000), every_s=LOOK_EVERY_S)
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {self.told}") from None
+
+
+@contextmanager
+def load(cluster: Cluster, name: str, clients: Clients) -> Iterator[Load]:
+    """Have clients at work for the block."""
+    running = Load(cluster, name, clients)
+    try:
+        running.start()
+        yield running
+    finally:
+        # Not by force: that returns before the clients have ended, and they would go on to receive,
+        # and to ack, what belongs to the next load.
+        cluster.kubectl("delete", "pod", POD, "--ignore-not-found", within_s=GONE_S)
+
+
+def own(fact: Fact, name: str) -> Fact | None:
+    """Return a fact without the messages of other loads, whose history is not this one."""
+    prefix = f"{name}-"
+    if "keys" in fact:
+        kept = [
+            (key, attempt)
+            for key, attempt in zip(fact["keys"], fact["attempts"], strict=True)
+            if key.startswith(prefix)
+        ]
+        keys, attempts = [key for key, _ in kept], [attempt for _, attempt in kept]
+        return fact | {"keys": keys, "attempts": attempts} if kept else None
+    return fact if fact.get("key", prefix).startswith(prefix) else None
+
+
+def pod_manifest(name: str, clients: Clients) -> dict[str, Any]:
+    """Return the pod: without rights, and rather not where the release is, whose node may go."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": POD, "labels": {"app.kubernetes.io/name": "tidemill-load"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {
+                "runAsNonRoot": True, "runAsUser": 10001,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
+                "weight": 100,
+                "podAffinityTerm": {
+                    "topologyKey": "kubernetes.io/hostname",
+                    "labelSelector": {"matchLabels": {"app.kubernetes.io/instance": RELEASE}},
+                },
+            }]}},
+            "containers": [{
+                "name": "clients",
+                "image": clients.image,
+                "imagePullPolicy": "IfNotPresent",
+                "args": [name, clients.endpoint, *clients.languages],
+                "resources": {"requests": {"cpu": "10m", "memory": "512Mi"}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+                },
+            }],
+        },
+    }  # fmt: skip

@@ -1,0 +1,207 @@
+"""Disturb a release on a real cluster while official clients are at work, and keep the ledger.
+
+    KUBECONFIG=... python -m tests.chaos.run [--faults broker-deleted,proxy-drained] [--times N]
+
+The chart is installed into a namespace of its own, which is gone afterwards. docs/testing.md says
+which variables there are; tests/chaos/faults.py is the table of faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.chaos import ledger
+from tests.chaos.cluster import VALUES, Cluster, NotHere
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.figures import figures
+from tests.chaos.load import ENDPOINT, LANGUAGES, Clients, load
+from tests.support.client_process import Fact
+from tests.support.looping_clients import Disturbance
+
+FACTS = ledger.ROOT / "build" / "chaos"
+DISTURBED = "disturbed"  # the kind of the lines that say what was done, beside those of clients
+
+
+def main() -> int:
+    """Do what the command line says; the status is 1 where a row is not as promised."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", default="", help="names, with commas; all when empty")
+    parser.add_argument("--times", type=int, default=0, help="how often instead of the table's")
+    parser.add_argument("--namespace", default="tidemill-chaos")
+    parser.add_argument("--image", default="tidemill:dev", help="repository:tag of the processes")
+    parser.add_argument("--load-image", default="tidemill-load:dev", help="that of the clients")
+    parser.add_argument("--clients", default=",".join(LANGUAGES), help="languages, with commas")
+    parser.add_argument("--endpoint", default=ENDPOINT, help="where clients find the proxies")
+    parser.add_argument("--values", default="", help="a values file of this cluster")
+    parser.add_argument("--keep", action="store_true", help="use what is installed, and leave it")
+    options = parser.parse_args()
+    chosen = chosen_of(options.faults)
+    cluster = Cluster(
+        namespace=options.namespace,
+        image=options.image,
+        hook_program=os.environ.get("CLUSTER_FAULTS", ""),
+        more_values=options.values,
+    )
+    clients = Clients(
+        image=options.load_image,
+        languages=options.clients.split(","),
+        endpoint=options.endpoint,
+    )
+    tables = ledger.read()
+    results = set()
+    with installed(cluster, keep=options.keep):
+        about = about_of(cluster, clients)
+        for number, fault in enumerate(chosen, 1):
+            say(f"[{number}/{len(chosen)}] {fault.name}: {fault.what}")
+            times = options.times or fault.times
+            try:
+                with release_of(cluster, fault) as own:
+                    row = tried(own, fault, times, clients, about)
+            except AssertionError as why:
+                # What comes next may do all the same; a release that is not whole fails it too.
+                row = ledger.row_failed(str(why), about)
+            ledger.enter(tables, fault, row)
+            results.add(row["result"])
+            # After each, so that a run that is ended has what it found.
+            ledger.write(tables)
+            say(f"    {summary(fault, row)}")
+    return int(bool(results & {"broken", "failed"}))
+
+
+def chosen_of(names: str) -> Sequence[Fault]:
+    """Return the faults of these names, in the table's order."""
+    wanted = set(filter(None, names.split(",")))
+    if unknown := wanted - {fault.name for fault in FAULTS}:
+        known = ", ".join(fault.name for fault in FAULTS)
+        raise SystemExit(f"no fault is called {', '.join(sorted(unknown))}; there are {known}")
+    return [fault for fault in FAULTS if not wanted or fault.name in wanted]
+
+
+@contextmanager
+def installed(cluster: Cluster, *, keep: bool) -> Iterator[None]:
+    """Have the release for the block."""
+    if keep:
+        cluster.settle()
+        yield
+        return
+    say(f"installing {cluster.image} into {cluster.namespace}")
+    cluster.create()
+    try:
+        cluster.helm("install")
+        cluster.settle()
+        yield
+    finally:
+        cluster.remove()
+
+
+@contextmanager
+def release_of(cluster: Cluster, fault: Fault) -> Iterator[Cluster]:
+    """Give a fault the release that it is done to: most share one."""
+    if not fault.values:
+        yield cluster
+        return
+    own = dataclasses.replace(
+        cluster,
+        namespace=f"{cluster.namespace}-{fault.name}",
+        layout_values=str(VALUES.parent / fault.values),
+    )
+    with installed(own, keep=False):
+        yield own
+
+
+def about_of(cluster: Cluster, clients: Clients) -> dict[str, Any]:
+    """Return what a row says of where it was measured."""
+    inside = cluster.kubectl("exec", "deployment/tidemill-admin", "--", "printenv")
+    variables = dict(line.split("=", 1) for line in inside.splitlines() if "=" in line)
+    # Of the image, which need not be what lies here.
+    commit = variables.get("TIDEMILL_COMMIT", "unknown")
+    nodes = cluster.objects("nodes")
+    return {
+        "commit": commit[:10],
+        "kubernetes": nodes[0]["status"]["nodeInfo"]["kubeletVersion"],
+        "nodes": len(nodes),
+        "clients": list(clients.languages),
+    }
+
+
+def tried(
+    cluster: Cluster, fault: Fault, times: int, clients: Clients, about: dict[str, Any]
+) -> ledger.Row:
+    """Do a fault under load, and return its row: judged, or why it was not done."""
+    if reason := missing(cluster, fault, about["nodes"]):
+        return ledger.row_not_run(reason, about)
+    disturbances: list[Disturbance] = []
+    whole_s: list[float] = []
+    # Its messages are told from those of another load by their names.
+    name = f"{fault.name}-{time.time_ns() // 1_000_000:x}"
+    with load(cluster, name, clients) as loaded:
+        for number in range(1, times + 1):
+            begun, begun_s = loaded.now_us(), time.monotonic()
+            try:
+                fault.act(cluster)
+            except NotHere as why:
+                return ledger.row_not_run(str(why), about)
+            whole_s.append(round(time.monotonic() - begun_s, 1))
+            loaded.progress()
+            disturbances.append(Disturbance(fault.name, begun, loaded.now_us(), fault.fails))
+            say(f"    {number} of {times}: {loaded.told}")
+        loaded.end()
+        keep_facts(fault, loaded.told.facts, disturbances, cluster.events())
+        found = figures(loaded.told.facts, disturbances, loses=bool(fault.loses))
+        # The first says how much of a gap is the platform's; the last how busy this machine was.
+        measured = {
+            "whole_s": whole_s,
+            "load_average": round(os.getloadavg()[1], 1),
+            "cores": os.cpu_count(),
+        }
+        return ledger.row_of(fault, found, about | measured)
+
+
+def keep_facts(
+    fault: Fault, facts: Sequence[Fact], disturbances: Sequence[Disturbance], events: str
+) -> None:
+    """Keep what was done and what clients and Kubernetes told, for whoever looks into a row."""
+    done = [
+        {"fact": DISTURBED, **one._asdict(), "fails": sorted(one.fails)} for one in disturbances
+    ]
+    FACTS.mkdir(parents=True, exist_ok=True)
+    lines = "".join(f"{json.dumps(fact)}\n" for fact in [*facts, *done])
+    (FACTS / f"{fault.name}.jsonl").write_text(lines)
+    (FACTS / f"{fault.name}.events").write_text(events)
+
+
+def missing(cluster: Cluster, fault: Fault, nodes: int) -> str:
+    """Return what a fault needs and is not here."""
+    if "hook" in fault.needs and not cluster.hook_program:
+        return "CLUSTER_FAULTS names no program"
+    if "second node" in fault.needs and nodes < 2:  # it says so
+        return "there is one node"
+    return ""
+
+
+def summary(fault: Fault, row: ledger.Row) -> str:
+    """Return a row in a line, for whoever waits."""
+    named = zip(ledger.COLUMNS[1:], ledger.cells(fault, row)[1:], strict=True)
+    return ", ".join(f"{column} {cell}" for column, cell in named if cell)
+
+
+def say(line: str) -> None:
+    """Tell how far it has come."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (AssertionError, subprocess.SubprocessError) as failed:
+        sys.exit(f"{failed}")

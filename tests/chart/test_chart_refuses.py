@@ -1,0 +1,125 @@
+"""Values that cannot be meant are refused, with a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.chart import CHART, need_helm, refusal
+from tidemill.broker.engine.layout import record
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _helm() -> None:
+    need_helm()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (["broker.config.retention=5"], "at '/broker/config': additional properties 'retention'"),
+        (["proxy.config.memory_bytes_max=1"], "at '/proxy/config/memory_bytes_max': minimum"),
+        (["proxy.config.grpc_port=9"], "additional properties 'grpc_port' not allowed"),
+        (["config.log_level=loud"], "at '/config/log_level': value must be one of 'debug'"),
+        (["proxxy.replicas=2"], "additional properties 'proxxy' not allowed"),
+        (["proxy.replica=2"], "at '/proxy': additional properties 'replica'"),
+        (["brokerGroups="], "at '/brokerGroups'"),
+        (["brokerGroups[0].name=Broker"], "at '/brokerGroups/0/name'"),
+        (
+            [
+                "brokerGroups[0].name=a",
+                "brokerGroups[0].replicas=3",
+                "brokerGroups[0].minInSync=4",
+            ],
+            "a has minInSync: 4 and replicas: 3: no message could ever be acknowledged",
+        ),
+        (
+            ["brokerGroups[0].name=a", "brokerGroups[0].replicas=2"],
+            "it would stop whenever either of its pods is away",
+        ),
+        (["brokerGroups[0].name=a", "brokerGroups[1].name=a"], "there are two of the name a"),
+        (["brokerGroups[0].name=proxy"], "proxy is what something else of the release is called"),
+        (["brokerGroups[0].name=controller-0"], "controller-0 is what something else of the"),
+        (["brokerGroups[0].name=metrics"], "metrics is what something else of the release is"),
+        (["brokerGroups[0].name=scaler"], "scaler is what something else of the release is"),
+        (["brokerGroups[0].name=a", "brokerGroups[1].name=a-1"], "a-1 is a replica of a"),
+        (["proxy.resources.limits.memory=100Mi"], "takes 256Mi at least"),
+        (["proxy.tls.mode=required"], "name the Secret with the certificate"),
+        (
+            [
+                "proxy.tls.mode=optional",
+                "proxy.tls.existingSecret=s",
+                "proxy.tls.clientCertificates=true",
+            ],
+            "keeps nobody out",
+        ),
+        (
+            ["internalTls.existingSecret=s", "internalTls.certManager.enabled=true"],
+            "two answers to one question",
+        ),
+        (["admin.replicas=0", "topics[0].name=orders"], "set admin.replicas"),
+        (["admin.ingress.enabled=true"], "needs admin.ingress.hosts"),
+        (["topics[0].name=t", "topics[0].messageType=FAST"], "at '/topics/0/messageType'"),
+        (["fullnameOverride=7mq"], "7mq is no name of a Service"),
+        (
+            [
+                "proxy.autoscaling.enabled=true",
+                "proxy.autoscaling.minReplicas=5",
+                "proxy.autoscaling.maxReplicas=2",
+            ],
+            "minReplicas (5) is more than maxReplicas (2)",
+        ),
+        (
+            [
+                "brokerGroups[0].name=a",
+                "brokerGroups[1].name=b",
+                "broker.podDisruptionBudget.enabled=true",
+                "broker.podDisruptionBudget.maxUnavailable=0",
+            ],
+            "would wait for ever",
+        ),
+        (["proxy.podDisruptionBudget.maxUnavailable=lots"], "podDisruptionBudget/maxUnavailable'"),
+        (["internalTls.job.schedule=every day at 3"], "at '/internalTls/job/schedule'"),
+        (
+            ["monitoring.podMonitor.enabled=true", "monitoring.serviceMonitor.enabled=true"],
+            "everything counts twice",
+        ),
+        (
+            ["monitoring.podMonitor.enabled=true", "monitoring.podMonitor.interval=5s"],
+            "scrapeTimeout (10s) is longer than interval (5s)",
+        ),
+        (["monitoring.alerts.thresholds.diskUsedRatioWarning=1"], "is more than diskUsedRatioC"),
+        (
+            ["monitoring.alerts.enabled=true", "internalTls.job.days=30"],
+            "CertificateExpires fires at 14 days",
+        ),
+        (["internalTls.job.schedule=0 3 1 * *", "internalTls.job.days=90"], "may lie 31 days"),
+        (["internalTls.job.schedule=@yearly"], "may lie 366 days"),
+        (
+            ["internalTls.job.schedule=0 3 * * 1", "internalTls.job.days=20"],
+            "may lie 7 days",
+        ),
+        (["topics[0].name=a", "topics[1].name=a"], "topics: there are two of the name a"),
+        (["listenAddress=127.0.0.1"], "at '/listenAddress'"),
+        (["proxy.terminationGracePeriodSeconds=3"], "a stop may take 8000 ms"),
+        (["admin.replicas=0", "admin.scaler.enabled=true"], "lead to the admin process"),
+        (["admin.auth.key=a/b"], "at '/admin/auth/key'"),
+        (["proxy.advertisedAddress=http://x:99"], "at '/proxy/advertisedAddress'"),
+        (["proxy.advertisedAddress=x:99999"], "at '/proxy/advertisedAddress'"),
+        (["topics[0].name=bad name"], "at '/topics/0/name'"),
+        (["topics[0].name=%DLQ%x"], "at '/topics/0/name'"),
+        (["groups[0].name=h!"], "at '/groups/0/name'"),
+        (["groups[0].name=h", "groups[0].maxAttempts=100000"], "at '/groups/0/maxAttempts'"),
+        (["groups[0].name=h", "groups[0].retry.customised.nextMs={1}"], "'customised' not allowed"),
+        (["groups[0].name=h", "groups[0].retry.customized.nextMs={a}"], "nextMs/0'"),
+        (["networkPolicy.clientsFrom[0].podSelectr.a=b"], "'podSelectr' not allowed"),
+    ],
+)  # fmt: skip
+def test_it_is_refused_with_a_reason(values: list[str], reason: str) -> None:
+    assert reason in refusal(*values)
+
+
+def test_the_chart_says_what_format_its_brokers_write() -> None:
+    """Whoever adds a kind of record raises it: releases with such stores do not go back."""
+    written = record.VERSION * 1000 + max(record.KINDS)
+    chart = (CHART / "Chart.yaml").read_text("utf-8")
+    assert f'tidemill/store-format: "{written}"' in chart

@@ -1,0 +1,474 @@
+"""The chart renders what it should, of types that the Kubernetes API takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.render import GOLDEN, PROFILES, profile
+from tests.support.chart import (
+    CHART,
+    NAMESPACE,
+    WORKLOADS,
+    find,
+    need_helm,
+    objects,
+    pod_of,
+    rendered,
+)
+from tests.support.kubernetes_types import FOREIGN_FILE, KubernetesTypes
+from tidemill.broker.settings import BrokerSettings
+from tidemill.common.settings import KNOWN_KEYS, ProcessSettings
+from tidemill.controller.settings import ControllerSettings
+from tidemill.proxy.settings import ProxySettings
+
+CLUSTER_WIDE = {"PriorityClass", "ClusterRole", "ClusterRoleBinding"}
+# Making something cannot be allowed by name, nor can following what is listed.
+UNNAMED = (
+    (["secrets"], ["create"]),
+    (["leases"], ["create"]),
+    (["brokergroups"], ["get", "list", "watch"]),
+)
+MIB = 1 << 20
+
+Object = dict[str, Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _helm() -> None:
+    need_helm()
+
+
+@pytest.fixture(scope="module", params=PROFILES)
+def found(request: pytest.FixtureRequest) -> list[Object]:
+    """What a profile renders."""
+    text = profile(request.param)
+    return [one for one in yaml.safe_load_all(text) if one is not None]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_what_it_was(name: str) -> None:
+    golden = GOLDEN / f"{name}.yaml"
+    assert profile(name) == golden.read_text("utf-8"), "look at the difference: make charts"
+
+
+def test_every_object_is_one_that_the_api_takes(found: list[Object]) -> None:
+    ours = KubernetesTypes.of_definition(CHART / "crds" / "brokergroups.yaml")
+    known = KubernetesTypes(), KubernetesTypes(FOREIGN_FILE), ours
+    wrong = []
+    for one in found:
+        of_its_kind = [types for types in known if types.knows(one)]
+        wrong += of_its_kind[0].errors(one) if of_its_kind else [f"{one['kind']} is not known"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_two_objects_have_one_name(found: list[Object]) -> None:
+    names = [(one["kind"], one["metadata"]["name"]) for one in found]
+    assert len(names) == len(set(names))
+
+
+def test_all_of_it_has_the_usual_labels_and_a_namespace(found: list[Object]) -> None:
+    for one in found:
+        if one["metadata"]["name"].endswith("-more"):
+            continue  # The user's own.
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "tidemill"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        if one["kind"] not in CLUSTER_WIDE:
+            assert one["metadata"]["namespace"] == NAMESPACE
+
+
+def test_selectors_meet_the_labels_of_their_pods(found: list[Object]) -> None:
+    templates = [
+        one["spec"]["template"]["metadata"]["labels"]
+        for one in found
+        if one["kind"] in {"StatefulSet", "Deployment"}
+    ]
+    for one in found:
+        selector = (
+            one["spec"].get("selector", {}) if one["kind"] != "ConfigMap" and "spec" in one else {}
+        )
+        wanted = selector.get("matchLabels", selector if one["kind"] == "Service" else {})
+        if wanted:
+            assert any(wanted.items() <= labels.items() for labels in templates), one["metadata"]
+
+
+def test_no_pod_may_do_what_it_need_not(found: list[Object]) -> None:
+    for one in [each for each in found if each["kind"] in WORKLOADS]:
+        pod = pod_of(one)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        # Only who writes Secrets or records, or replaces pods, has a token of the Kubernetes API.
+        name = one["metadata"]["name"]
+        is_writer = name.endswith(("certificates", "certificates-setup", "roll"))
+        assert pod["automountServiceAccountToken"] is (is_writer or "-controller-" in name)
+        assert pod["enableServiceLinks"] is False
+        own = [each for each in pod["containers"] if each["name"] != "beside"]
+        for container in own:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_only_what_is_named_is_read_and_written(found: list[Object]) -> None:
+    for role in [one for one in found if one["kind"] == "Role"]:
+        for rule in role["rules"]:
+            if (rule["resources"], rule["verbs"]) not in UNNAMED:
+                assert rule["resourceNames"]
+    assert not [one for one in found if one["kind"].startswith("ClusterRole")]
+
+
+def test_every_variable_of_ours_is_a_setting(found: list[Object]) -> None:
+    """A process refuses to start with any other."""
+    others = {"admin", "admin_token_file", "admin_ca_file"}
+    for one in [each for each in found if each["kind"] in WORKLOADS]:
+        for container in pod_of(one)["containers"]:
+            for variable in container.get("env", []):
+                if variable["name"].startswith("TIDEMILL_"):
+                    name = variable["name"].removeprefix("TIDEMILL_").lower()
+                    assert name in KNOWN_KEYS | others
+
+
+def test_every_process_takes_its_file(found: list[Object], tmp_path: Path) -> None:
+    """What the ConfigMaps hold is read by the very settings of the processes."""
+    models: dict[str, type[ProcessSettings]] = {
+        "broker": BrokerSettings, "proxy": ProxySettings, "controller": ControllerSettings,
+    }  # fmt: skip
+    seen = 0
+    for one in [each for each in found if each["kind"] == "ConfigMap"]:
+        component = (
+            one["metadata"]["labels"].get("app.kubernetes.io/component")
+            if "labels" in one["metadata"]
+            else None
+        )
+        if "tidemill.yaml" in one.get("data", {}) and component in models:
+            file = tmp_path / f"{seen}.yaml"
+            file.write_text(one["data"]["tidemill.yaml"], "utf-8")
+            # Of several replicas each is told which it is, and where, by its pod.
+            is_replica = component == "broker" and "controllers" in yaml.safe_load(file.read_text())
+            address = "--replica-address=broker-0-0.brokers:10911"
+            more = ["--replica-id=0", address] if is_replica else []
+            settings = models[component].load([f"--config={file}", *more])
+            assert settings.log_format == "json"
+            seen += 1
+    assert seen >= 2
+
+
+def test_a_stop_has_the_time_that_draining_may_take() -> None:
+    found = objects("-f", PROFILES["everything"][0])
+    broker = pod_of(find(found, "StatefulSet", "mill-fast"))
+    assert broker["terminationGracePeriodSeconds"] == 13 + 20
+    assert pod_of(find(found, "Deployment", "mill-proxy"))["terminationGracePeriodSeconds"] == 99
+    proxy = pod_of(find(objects(), "Deployment", "tidemill-proxy"))
+    assert proxy["terminationGracePeriodSeconds"] == 3 + 5 + 7
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("512Mi", 256 * MIB), ("1Gi", 512 * MIB), ("1G", 500_000_000), ("536870912", 256 * MIB)],
+)
+def test_a_proxy_holds_half_its_memory_for_clients(limit: str, expected: int) -> None:
+    # As a file has it: a number there is one with a point to Helm.
+    text = limit if limit.isdigit() else f'"{limit}"'
+    found = objects("--set-json", f"proxy.resources.limits.memory={text}")
+    settings = yaml.safe_load(find(found, "ConfigMap", "tidemill-proxy")["data"]["tidemill.yaml"])
+    assert settings["memory_bytes_max"] == expected
+
+
+def test_the_default_release_asks_for_little() -> None:
+    asked = [
+        container["resources"]["requests"]
+        for one in objects()
+        if one["kind"] in {"StatefulSet", "Deployment"}
+        for container in pod_of(one)["containers"]
+    ]
+    assert sum(int(each["memory"].removesuffix("Mi")) for each in asked) <= 1024
+    assert sum(int(each["cpu"].removesuffix("m")) for each in asked) <= 500
+
+
+def test_a_broker_group_has_what_it_says_itself_and_else_what_all_have() -> None:
+    found = objects("-f", PROFILES["everything"][0])
+    fast, plain = (
+        find(found, "StatefulSet", "mill-fast"),
+        find(found, "StatefulSet", "mill-broker-0"),
+    )
+    settings = yaml.safe_load(find(found, "ConfigMap", "mill-fast")["data"]["tidemill.yaml"])
+    assert settings["retention_bytes"] == 549755813888
+    assert settings["retention_ms"] == 3600000
+    [claim] = fast["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "ssd"
+    assert "storageClassName" not in plain["spec"]["volumeClaimTemplates"][0]["spec"]
+
+
+def test_names_stay_when_replication_comes() -> None:
+    """ADR 0035: what holds data is named as it will be with several replicas."""
+    found = objects()
+    broker = find(found, "StatefulSet", "tidemill-broker-0")
+    assert broker["spec"]["serviceName"] == "tidemill-broker-0"
+    assert broker["spec"]["podManagementPolicy"] == "Parallel"
+    assert broker["spec"]["persistentVolumeClaimRetentionPolicy"] == {
+        "whenDeleted": "Retain", "whenScaled": "Retain",
+    }  # fmt: skip
+    service = find(found, "Service", "tidemill-broker-0")["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    members = find(found, "ConfigMap", "tidemill-members")["data"]["brokers"]
+    assert members == "tidemill-broker-0-0.tidemill-broker-0:10911"
+    [container] = pod_of(broker)["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert variables["TIDEMILL_REPLICA_NAME"] == "broker-0-$(POD_ORDINAL)"
+    assert variables["TIDEMILL_NODE_ID"] == "$(POD_NAME)"
+
+
+def test_another_broker_group_restarts_no_process() -> None:
+    """Proxies hear of it from the home; only what starts later reads the longer list."""
+    more = ("--set", "brokerGroups[0].name=broker-0,brokerGroups[1].name=broker-1")
+    before, after = objects(), objects(*more)
+    for name in ("tidemill-proxy", "tidemill-admin"):
+        assert find(before, "Deployment", name) == find(after, "Deployment", name)
+    one, two = (find(all_of, "StatefulSet", "tidemill-broker-0") for all_of in (before, after))
+    assert one["spec"]["template"] == two["spec"]["template"]
+
+
+THREE = ("--set", "brokerGroups[0].name=broker-0,brokerGroups[0].replicas=3")
+
+
+def test_replicas_know_who_they_are_and_where_all_controllers_are() -> None:
+    found = objects(*THREE, "--set", "controller.replicas=3")
+    controllers = [f"tidemill-controller-{number}:10912" for number in range(3)]
+    for kind, name in (
+        ("ConfigMap", "tidemill-broker-0"),
+        ("ConfigMap", "tidemill-proxy"),
+        ("ConfigMap", "tidemill-admin"),
+    ):
+        settings = yaml.safe_load(find(found, kind, name)["data"]["tidemill.yaml"])
+        assert settings["controllers"] == controllers
+    for address in controllers:
+        find(found, "Service", address.partition(":")[0])
+    [broker] = pod_of(find(found, "StatefulSet", "tidemill-broker-0"))["containers"]
+    variables = {each["name"]: each.get("value") for each in broker["env"]}
+    assert variables["TIDEMILL_REPLICA_ID"] == "$(POD_ORDINAL)"
+    address = "$(POD_NAME).tidemill-broker-0:10911"
+    assert variables["TIDEMILL_REPLICA_ADDRESS"] == address
+    # A variable is put in where it was set above.
+    assert list(variables).index("POD_NAME") < list(variables).index("TIDEMILL_REPLICA_ADDRESS")
+
+
+def test_only_controllers_say_how_many_replicas_there_are() -> None:
+    """A number in the StatefulSet would be an upgrade's word against theirs."""
+    found = objects(*THREE)
+    spec = find(found, "StatefulSet", "tidemill-broker-0")["spec"]
+    assert "replicas" not in spec
+    assert spec["updateStrategy"] == {"type": "RollingUpdate"}, "the partition is theirs too"
+    group = find(found, "BrokerGroup", "tidemill-broker-0")
+    assert group["spec"] == {
+        "group": "broker-0", "replicas": 3, "minInSync": 2, "statefulSet": "tidemill-broker-0",
+    }  # fmt: skip
+    # It goes with no release: without its record no replica that has data is let lead.
+    assert group["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    rules = find(found, "Role", "tidemill-controller")["rules"]
+    [scale] = [rule for rule in rules if rule["resources"] == ["statefulsets"]]
+    assert scale["resourceNames"] == ["tidemill-broker-0"]
+    assert find(objects(), "StatefulSet", "tidemill-broker-0")["spec"]["replicas"] == 1
+
+
+def test_one_replica_in_each_group_needs_no_controller() -> None:
+    assert not [one for one in objects() if "controller" in one["metadata"]["name"]]
+    assert not [one for one in objects() if one["kind"] == "BrokerGroup"]
+
+
+def test_replicas_of_one_group_are_kept_apart_and_not_those_of_two() -> None:
+    rule = "requiredDuringSchedulingIgnoredDuringExecution"
+    for number in range(3):
+        name = f"tidemill-broker-{number}"
+        found = find(objects("-f", CHART / "values-prod.yaml"), "StatefulSet", name)
+        [term] = pod_of(found)["affinity"]["podAntiAffinity"][rule]
+        labels = term["labelSelector"]["matchLabels"]
+        assert labels["tidemill.io/broker-group"] == f"broker-{number}"
+
+
+def test_several_broker_groups_are_replaced_in_turn() -> None:
+    groups = [{"name": f"broker-{number}"} for number in range(3)]
+    replicated = {"name": "broker-3", "replicas": 3}
+    several = objects("--set-json", f"brokerGroups={json.dumps([*groups, replicated])}")
+    for number in range(3):
+        spec = find(several, "StatefulSet", f"tidemill-broker-{number}")["spec"]
+        assert spec["updateStrategy"] == {"type": "OnDelete"}
+    # Controllers replace replicas, so the job knows nothing of them.
+    spec = find(several, "StatefulSet", "tidemill-broker-3")["spec"]
+    assert spec["updateStrategy"] == {"type": "RollingUpdate"}
+    prod = objects("-f", CHART / "values-prod.yaml")
+    assert not [one for one in prod if one["metadata"]["name"] == "tidemill-roll"]
+    sets = ",".join(f"tidemill-broker-{number}" for number in range(3))
+    [container] = pod_of(find(several, "Job", "tidemill-roll"))["containers"]
+    assert f"--stateful-sets={sets}" in container["args"]
+    alone = find(objects(), "StatefulSet", "tidemill-broker-0")["spec"]
+    assert alone["updateStrategy"] == {"type": "RollingUpdate"}
+
+
+def paths_of(values: Object, above: str = "") -> list[str]:
+    """Return the paths of all values, of maps too, that are the chart's own and not Kubernetes'."""
+    theirs = {
+        "resources", "podSecurityContext", "securityContext", "startupProbe", "livenessProbe",
+        "readinessProbe", "strategy", "targetCPUUtilizationPercentage",
+    }  # fmt: skip
+    found = []
+    for name, value in values.items():
+        if name not in theirs:
+            found.append(above + name)
+            found += paths_of(value, f"{above}{name}.") if isinstance(value, dict) else []
+    return found
+
+
+VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+
+
+# Every chart has had broker groups, and none at all are refused.
+@pytest.mark.parametrize("top", sorted(VALUES.keys() - {"brokerGroups"}))
+def test_values_of_an_older_chart_are_enough(top: str) -> None:
+    """`helm upgrade --reuse-values` brings nothing that the older chart did not have."""
+    paths = paths_of({top: VALUES[top]})
+    maps = [path for path in paths if any(each.startswith(f"{path}.") for each in paths)]
+    leaves = [path for path in paths if path not in maps]
+    expected = rendered()
+    # Each map by itself, and then all that is in none at once.
+    for missing in [*([path] for path in maps), leaves]:
+        sets = ",".join(f"{path}=null" for path in missing)
+        assert rendered("--set", sets) == expected, missing
+
+
+def test_what_kubernetes_describes_may_be_taken_out() -> None:
+    """A `null` says that there shall be none, such as of a user on OpenShift."""
+    sets = "proxy.livenessProbe=null,proxy.podSecurityContext.fsGroup=null,admin.resources=null"
+    found = objects("--set", sets)
+    proxy, admin = (
+        pod_of(find(found, "Deployment", f"tidemill-{of}")) for of in ("proxy", "admin")
+    )
+    assert "livenessProbe" not in proxy["containers"][0]
+    assert "fsGroup" not in proxy["securityContext"]
+    assert "resources" not in admin["containers"][0]
+
+
+def test_every_template_makes_its_values_whole() -> None:
+    for path in (CHART / "templates").rglob("*"):
+        if path.suffix in {".yaml", ".txt"}:
+            assert path.read_text("utf-8").startswith('{{- include "tidemill.values" . -}}'), path
+
+
+def test_every_value_is_in_the_schema_and_every_profile_lints() -> None:
+    """Helm looks at the schema when it renders; what values.yaml has must be there at all."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text("utf-8"))
+    assert values.keys() <= schema["properties"].keys()
+    for name in ("broker", "proxy", "admin", "controller", "jobs"):
+        assert values[name].keys() == schema["properties"][name]["properties"].keys()
+
+
+def test_no_name_is_longer_than_kubernetes_takes() -> None:
+    """A StatefulSet's has a hash behind it in a label of its pods, a CronJob's in its jobs'."""
+    longest = ("--set", "brokerGroups[0].name=g1234567890123456789")
+    for one in objects(*longest, release="r" * 53):
+        limit = {"StatefulSet": 52, "CronJob": 52}.get(one["kind"], 63)
+        assert len(one["metadata"]["name"]) <= limit, one["metadata"]["name"]
+
+
+def test_every_value_says_what_it_is() -> None:
+    """By a line `# --` above it; what Kubernetes describes, and mere headings, need none."""
+    theirs = {
+        "requests", "limits", "httpGet", "periodSeconds", "timeoutSeconds", "failureThreshold",
+        "runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy",
+        "seccompProfile", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities",
+        "rollingUpdate",
+    }  # fmt: skip
+    comment, silent = "", []
+    for number, line in enumerate((CHART / "values.yaml").read_text("utf-8").splitlines(), 1):
+        key, _, value = line.strip().partition(":")
+        if line.strip().startswith("#"):
+            comment += line.strip()
+            continue
+        if value and key.isalpha() and key not in theirs and "# --" not in comment:
+            silent.append(f"{number}: {line.strip()}")
+        comment = ""
+    # The types of strategies, below the line that says what they are.
+    assert [each for each in silent if not each.endswith("type: RollingUpdate")] == []
+
+
+def test_a_job_of_the_rest_api_runs_when_its_token_was_made() -> None:
+    """Where a release asks for a token from now on, the look before an upgrade waits for it."""
+    found = objects("--set", "admin.auth.enabled=true", "--set", "admin.tls.enabled=true")
+    weights = {
+        name: int(find(found, "Job", name)["metadata"]["annotations"]["helm.sh/hook-weight"])
+        for name in ("tidemill-certificates-setup", "tidemill-check")
+    }
+    assert weights["tidemill-certificates-setup"] < weights["tidemill-check"]
+
+
+def test_closed_egress_leaves_dns_open_wherever_it_is() -> None:
+    """A cache on the node is no pod, and DNS in pods may listen on another port."""
+    policy = find(objects("-f", CHART / "values-prod.yaml"), "NetworkPolicy", "tidemill-egress")
+    [dns] = [
+        rule for rule in policy["spec"]["egress"] if any(one["port"] == 53 for one in rule["ports"])
+    ]
+    assert "to" not in dns
+    assert {(one["port"], one["protocol"]) for one in dns["ports"]} == {
+        (port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("broker.persistence.whenDeleted=Delete", "deletes the messages of broker-0"),
+        ("broker.persistence.enabled=false", "deletes the messages of broker-0"),
+        ("broker.persistence.whenDeleted=Retain", "claims of the brokers stay"),
+    ],
+)
+def test_what_uninstalling_does_is_told(value: str, expected: str) -> None:
+    kept = find(objects("--set", value), "ConfigMap", "tidemill-claims-stay")
+    assert expected in kept["data"]["claims"]
+
+
+def test_a_secret_of_a_public_authority_is_enough() -> None:
+    """It has no ca.crt, and a volume that asks for one would keep the pod from starting."""
+    found = objects(
+        "--set", "admin.tls.enabled=true,admin.tls.existingSecret=public",
+        "--set", "proxy.tls.mode=required,proxy.tls.existingSecret=public",
+    )  # fmt: skip
+    jobs = [pod_of(one) for one in found if one["kind"] in {"Job", "Pod"}]
+    secrets = [
+        volume["secret"]
+        for pod in jobs
+        for volume in pod.get("volumes", [])
+        if volume.get("secret", {}).get("secretName") == "public"
+    ]
+    assert len(secrets) >= 3
+    assert all(secret["optional"] for secret in secrets)
+
+
+def test_the_test_shows_a_certificate_where_clients_must() -> None:
+    asked = ("--set", "proxy.tls.mode=required,proxy.tls.existingSecret=front")
+    client = ("--set", "proxy.tls.clientCertificates=true")
+    assert not [one for one in objects(*asked, *client) if one["kind"] == "Pod"]
+    found = objects(*asked, *client, "--set", "proxy.tls.testSecret=somebody")
+    pod = pod_of(find(found, "Pod", "tidemill-test"))
+    assert "--certificate-file=/etc/tidemill-test-tls/tls.crt" in pod["containers"][0]["args"]
+    assert "somebody" in str(pod["volumes"])
+
+
+def test_what_jobs_are_told_all_of_them_have() -> None:
+    """A queue, a quota or a mesh looks at every pod."""
+    sets = "jobs.annotations.x=why,jobs.podLabels.l=m,jobs.podAnnotations.p=q"
+    found = objects("-f", CHART / "values-ha.yaml", "--set", sets)
+    jobs = [one for one in found if one["kind"] in {"Job", "CronJob"}]
+    for one in jobs:
+        assert one["metadata"]["annotations"]["x"] == "why", one["metadata"]["name"]
+    [cron] = [one["spec"]["jobTemplate"] for one in jobs if one["kind"] == "CronJob"]
+    assert cron["metadata"]["annotations"] == {"x": "why"}
+    pod = find(found, "Pod", "tidemill-test")["metadata"]
+    assert (pod["labels"]["l"], pod["annotations"]["p"]) == ("m", "q")

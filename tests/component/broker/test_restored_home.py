@@ -1,0 +1,210 @@
+"""A home that comes back with an older store: whom its follower listens to, and what ids mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.component.broker.test_members import ADDRESSES, Cluster
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.offline_world import finish
+from tests.support.proxy_world import eventually
+from tests.support.round_world import RoundWorld
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.offline.copy import copy
+from tidemill.broker.server import members as members_module
+from tidemill.broker.server.members import Members
+from tidemill.broker.server.rounds import Turn
+
+
+class Restored:
+    """The home of a cluster as it was before a topic was made: a store of the same cluster."""
+
+    def __init__(self, cluster: Cluster, *, life: str = "second") -> None:
+        self.home = RoundWorld(broker_name="broker-0")
+        self.home.world.now_ms += 60_000
+        self.home.world.engine.broker_groups.found(ADDRESSES, self.home.world.now_ms)
+        self.home.world.commit()
+        self.home.world.engine.take_config_changes()
+        self.members = Members(self.home.rounds, cluster.channel.connect, life=life)
+
+    @property
+    def reason(self) -> str:
+        return self.members.followers["broker-1"].reason
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.home.running(), self.members.running():
+            yield
+
+
+async def put(world: RoundWorld, topic: str) -> int:
+    def do(engine: Engine, turn: Turn) -> int:
+        put_topic = engine.administration.put_topic
+        return put_topic(topic, type_=None, queues=1, now_ms=turn.now_ms).id
+
+    return await world.rounds.call(do)
+
+
+def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        async with asyncio.timeout(20), cluster.follower.running(), cluster.home.running():
+            await scenario(cluster)
+
+    asyncio.run(main())
+
+
+def restores(members: Members) -> float:
+    [family] = [one for one in members.collect() if one.name.endswith("restores")]
+    return family.samples[0].value
+
+
+def test_an_id_that_was_given_out_again_is_another_topic() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        catalog = cluster.follower.world.engine.catalog
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+            before = await put(cluster.home, "invoices")
+            await eventually(lambda: cluster.knows("invoices"))
+            invoices_id = catalog.topic_ids["invoices"]
+        restored = Restored(cluster)
+        async with restored.running():
+            assert await put(restored.home, "payments") == before
+            await eventually(lambda: cluster.knows("payments"))
+            assert not cluster.knows("invoices")
+            assert catalog.topic_ids["payments"] != invoices_id
+            followers = Members(cluster.follower.rounds, cluster.channel.connect, life="")
+            assert restores(followers) == 1
+
+    run(scenario)
+
+
+def test_a_topic_of_the_same_name_and_id_is_another_one_where_it_was_made_again() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        catalog = cluster.follower.world.engine.catalog
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+            await put(cluster.home, "invoices")
+            await eventually(lambda: cluster.knows("invoices"))
+            before = catalog.topic_ids["invoices"]
+        restored = Restored(cluster)
+        async with restored.home.running():
+            restored.home.clock.advance(60_000)
+            await put(restored.home, "invoices")
+            async with restored.members.running():
+                await eventually(lambda: catalog.topic_ids.get("invoices", before) != before)
+
+    run(scenario)
+
+
+def test_a_copy_that_lives_beside_the_home_is_not_listened_to() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+            copy = Restored(cluster)
+            async with copy.running():
+                await eventually(lambda: "another broker-0 is connected" in copy.reason)
+                await put(cluster.home, "invoices")
+                await eventually(lambda: cluster.knows("invoices"))
+
+    run(scenario)
+
+
+def test_a_copy_that_was_started_once_more_is_not_listened_to_either() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+            backup = FaultyDisk(Random(5))
+            finish(copy(cluster.home.world.disk, backup))
+            await put(cluster.home, "invoices")
+            await eventually(lambda: cluster.knows("invoices"))
+            trial = RoundWorld(broker_name="broker-0", disk=backup)
+            assert trial.world.engine.log.epoch > cluster.home.world.engine.log.epoch
+            members = Members(trial.rounds, cluster.channel.connect, life="copy")
+            async with trial.running(), members.running():
+                follower = members.followers["broker-1"]
+                await eventually(lambda: "another broker-0 is connected" in follower.reason)
+                assert cluster.knows("invoices")
+
+    run(scenario)
+
+
+def test_a_restored_home_of_a_higher_epoch_is_told_of_and_counted() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        backup = FaultyDisk(Random(5))
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+            finish(copy(cluster.home.world.disk, backup))
+            await put(cluster.home, "invoices")
+            await eventually(lambda: cluster.knows("invoices"))
+        restored = RoundWorld(broker_name="broker-0", disk=backup)
+        members = Members(restored.rounds, cluster.channel.connect, life="restored")
+        with capture_logs() as logs:
+            async with restored.running(), members.running():
+                await eventually(lambda: not cluster.knows("invoices"))
+        followers = Members(cluster.follower.rounds, cluster.channel.connect, life="")
+        assert restores(followers) == 1
+        [line] = [one for one in logs if one["event"].startswith("the home was restored")]
+        assert (line["log_level"], line["topics"]) == ("error", ["invoices"])
+
+    run(scenario)
+
+
+def test_a_restart_that_follows_a_deletion_is_no_restored_home() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+            await put(cluster.home, "invoices")
+            await put(cluster.home, "payments")
+            await eventually(lambda: cluster.knows("payments"))
+        await cluster.home.rounds.call(
+            lambda engine, turn: engine.administration.delete_topic("invoices", turn.now_ms)
+        )
+        again = RoundWorld(broker_name="broker-0", disk=cluster.home.world.disk.after_kill())
+        members = Members(again.rounds, cluster.channel.connect, life="again")
+        async with again.running(), members.running():
+            await eventually(lambda: not cluster.knows("invoices"))
+        followers = Members(cluster.follower.rounds, cluster.channel.connect, life="")
+        assert restores(followers) == 0
+
+    run(scenario)
+
+
+def test_who_was_replaced_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+        async with Restored(cluster).running():
+            catalog = cluster.follower.world.engine.catalog
+
+            def is_followed() -> bool:
+                home = catalog.membership.home
+                return home is not None and home.life == "second"
+
+            await eventually(is_followed)
+            back = Members(cluster.home.rounds, cluster.channel.connect, life="first")
+            async with back.running():
+                follower = back.followers["broker-1"]
+                await eventually(lambda: "has taken the place" in follower.reason)
+
+    monkeypatch.setattr(members_module, "REFUSED_S", 0.0)
+    run(scenario)
+
+
+def test_a_follower_that_was_restarted_knows_whom_it_listened_to() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with cluster.members.running():
+            await eventually(lambda: cluster.is_connected)
+        cluster.follower.world.commit()
+        cluster.follower.world.restart()
+        home = cluster.follower.world.engine.catalog.membership.home
+        assert home is not None
+        assert (home.epoch, home.life) == (1, "first")
+
+    run(scenario)

@@ -1,0 +1,402 @@
+"""A group at one controller: what it decides is written once, whatever becomes of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+
+from tests.support.clocks import ManualClock
+from tests.support.memory_meta_store import Contents, Fault, MemoryStore
+from tests.support.replica_records import member_of, record_of_three
+from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.controller.election.decide import live_of, release
+from tidemill.controller.election.membership import Refused, change_sync_state_set
+from tidemill.controller.election.record import CutTail, GroupRecord
+from tidemill.controller.election.registration import Registration, register
+from tidemill.controller.election.sessions import Health, Heartbeat, Sight, Timing
+from tidemill.controller.group import QUIET_MS, TRANSFER_GIVE_UP_MS, Group
+from tidemill.controller.meta_store import StoreUnreachable
+from tidemill.controller.metrics import ControllerMetrics
+from tidemill.controller.record_json import from_text, to_text
+
+NAME = "broker-0"
+WAIT_S = 20.0
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.views: list[GroupView] = []
+        self.asked: list[tuple[int, int]] = []
+
+    def news(self, view: GroupView) -> None:
+        self.views.append(view)
+
+    def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
+        self.asked.append((epoch, target))
+
+
+class World:
+    """Some controllers over one store, on one clock."""
+
+    def __init__(self, controllers: int = 1) -> None:
+        self.clock = ManualClock()
+        self.contents = Contents()
+        self.metrics = ControllerMetrics()
+        self.stores = [MemoryStore(self.contents) for _ in range(controllers)]
+        self.groups = [
+            Group(
+                NAME,
+                store,
+                clock=self.clock,
+                timing=Timing(),
+                rank=lambda rank=rank: rank,  # type: ignore[misc]  # each has its own
+                metrics=self.metrics,
+            )
+            for rank, store in enumerate(self.stores)
+        ]
+        self.store, self.group = self.stores[0], self.groups[0]
+
+    async def begin(self, record: GroupRecord | None = None) -> None:
+        """Store a record, let everybody see it, and hear of all replicas."""
+        await self.store.create(NAME, record or record_of_three())
+        self.hear(0, 1, 2)
+        for group in self.groups:
+            await group.reconcile()
+
+    def hear(self, *replicas: int, log_end: int = 100) -> None:
+        for group in self.groups:
+            for replica in replicas:
+                group.heard(member_of(replica), beat(is_master=replica == 0, log_end=log_end))
+
+    @property
+    def record(self) -> GroupRecord:
+        return self.contents.records[NAME].record
+
+
+def beat(*, is_master: bool = False, log_end: int = 100) -> Heartbeat:
+    return Heartbeat(
+        is_master=is_master, epoch_seen=3, version_seen=7, log_epoch=3, log_end=log_end,
+        durable_end=log_end, confirm=log_end, health=Health.OK, page_age_ms=0,
+    )  # fmt: skip
+
+
+async def turns(until: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so; a scenario's own limit ends it otherwise."""
+    while not until():  # noqa: ASYNC110  # What is waited for has no event.
+        await asyncio.sleep(0)
+
+
+def generate_latest_of(metrics: ControllerMetrics) -> str:
+    registry = CollectorRegistry()
+
+    class Collector:
+        def collect(self) -> Iterable[Metric]:
+            return metrics.collector(dict, lambda: True)()
+
+    registry.register(Collector())
+    return generate_latest(registry).decode()
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await scenario
+
+    asyncio.run(run())
+
+
+def test_a_master_that_died_is_replaced_in_one_write_that_everybody_hears_of() -> None:
+    async def scenario() -> None:
+        world, heard = World(), Heard()
+        await world.begin()
+        world.group.listeners.add(heard)
+        world.clock.advance(400)
+        world.group.died(member_of(0))
+        world.clock.advance(20)
+        await world.group.reconcile()
+        assert world.record.master == member_of(1)
+        assert (world.record.epoch, world.record.version) == (4, 8)
+        assert world.record.sss == {member_of(1), member_of(2)}
+        last = world.record.history[-1]
+        assert (last.source, last.target, last.detected_ms) == (0, 1, 20)
+        assert last.at_ms == world.clock.wall_ms()
+        assert [view.master for view in heard.views] == [member_of(1)]
+        # Asked again it does nothing more.
+        await world.group.reconcile()
+        assert world.record.epoch == 4
+
+    play(scenario())
+
+
+def test_an_election_whose_answer_is_lost_is_found_by_its_id() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        world.store.faults = [Fault.LOST_ANSWER]
+        world.group.died(member_of(0))
+        await world.group.reconcile()
+        await world.group.reconcile()
+        assert (world.record.epoch, world.record.version) == (4, 8)
+        view = world.group.view()
+        assert view is not None
+        assert view.epoch == 4
+
+    play(scenario())
+
+
+def test_an_election_that_may_still_arrive_is_ended_before_another_is_made() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        world.store.faults = [Fault.LATE]
+        world.group.died(member_of(0))
+        await world.group.reconcile()
+        assert world.record.version == 8  # of what changes nothing
+        await world.group.reconcile()
+        assert world.record.epoch == 4
+        after = world.record
+        await world.store.deliver_late()
+        assert world.record == after
+
+    play(scenario())
+
+
+def test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        world.store.is_unreachable = True
+        world.group.died(member_of(0))
+        running = asyncio.ensure_future(world.group.run())
+        await turns(lambda: bool(world.group.alarm))
+        assert "cannot be reached" in world.group.alarm
+        world.store.is_unreachable = False
+        world.hear(1, 2)  # An event: nothing is waited for.
+        await turns(lambda: world.record.epoch == 4 and not world.group.alarm)
+        running.cancel()
+        assert world.record.master == member_of(1)
+
+    play(scenario())
+
+
+def test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees() -> None:
+    async def scenario() -> None:
+        world = World(controllers=2)
+        await world.begin()
+        for group in world.groups:
+            group.died(member_of(0))
+        await world.groups[1].reconcile()
+        assert world.record.epoch == 3  # The deputy waits for its turn.
+        world.clock.advance(Timing().deputy_step_ms)
+        world.hear(1, 2)
+        await asyncio.gather(*(group.reconcile() for group in world.groups))
+        for group in world.groups:
+            await group.reconcile()
+        assert world.record.epoch == 4
+        assert {group.view() for group in world.groups} == {world.group.view()}
+
+    play(scenario())
+
+
+def test_a_watch_that_stands_still_is_not_taken_for_a_store_from_a_backup() -> None:
+    """Replicas have seen an epoch that this controller has not: the store is asked first."""
+
+    async def scenario() -> None:
+        world = World(controllers=2)
+        await world.begin()
+        late = world.groups[1]
+        world.clock.advance(200)
+        world.group.died(member_of(0))
+        await world.group.reconcile()
+        assert late.stored is not None
+        assert (world.record.epoch, late.stored.record.epoch) == (4, 3)
+        for n in (1, 2):
+            late.heard(member_of(n), beat()._replace(epoch_seen=4))
+        await late.reconcile()
+        assert late.alarm == ""
+        assert late.stored.record.epoch == 4
+
+    play(scenario())
+
+
+def test_a_controller_whose_watch_is_late_reads_which_run_has_registered() -> None:
+    async def scenario() -> None:
+        world = World(controllers=2)
+        await world.begin()
+        run, late = member_of(1, 1), world.groups[1]
+        asked = Registration(run, member_of(1).incarnation, "store-1", "h", is_clean=True)
+        assert await world.group.change(lambda record, _: register(record, asked)) is None
+        assert late.stored is not None
+        assert late.stored.record.find_member(run.replica_id) == member_of(1)
+        await late.refresh()
+        assert late.stored.record.find_member(run.replica_id) == run
+        world.stores[1].is_unreachable = True
+        await late.refresh()  # Then what is known has to do.
+
+    play(scenario())
+
+
+def test_a_proposal_is_judged_against_the_record_that_is_there_and_not_rebased() -> None:
+    async def scenario() -> None:
+        world = World(controllers=2)
+        await world.begin()
+        proposal = Proposal(3, 7, member_of(0), frozenset({member_of(0), member_of(1)}))
+
+        def ask(record: GroupRecord, _sight: object) -> GroupRecord | Refused:
+            live = {member_of(n) for n in range(3)}
+            return change_sync_state_set(record, proposal, live)
+
+        results = await asyncio.gather(*(group.change(ask) for group in world.groups))
+        assert sorted(result is None for result in results) == [False, True]
+        assert world.record.version == 8
+
+    play(scenario())
+
+
+def test_a_proposal_that_was_ended_is_not_taken_for_done() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        world.store.faults = [Fault.LATE]
+        proposal = Proposal(3, 7, member_of(0), frozenset({member_of(0), member_of(1)}))
+        live = {member_of(n) for n in range(3)}
+        result = await world.group.change(
+            lambda record, _: change_sync_state_set(record, proposal, live)
+        )
+        assert isinstance(result, Refused)  # The version is another one: it is not rebased.
+        assert len(world.record.sss) == 3
+
+    play(scenario())
+
+
+def test_what_is_asked_of_a_store_that_is_away_is_not_taken_for_refused() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        world.store.is_unreachable = True
+        with pytest.raises(StoreUnreachable):
+            await world.group.change(lambda _record, _sight: Refused("never asked"))
+
+    play(scenario())
+
+
+def test_a_transfer_is_asked_for_until_it_is_given_up() -> None:
+    async def scenario() -> None:
+        world, heard = World(), Heard()
+        await world.begin(record_of_three()._replace(transfer=ReplicaId(2)))
+        world.group.listeners.add(heard)
+        await world.group.reconcile()
+        assert heard.asked == [(3, 2)]
+        world.clock.advance(TRANSFER_GIVE_UP_MS + 1)
+        world.hear(0, 1, 2)
+        await world.group.reconcile()
+        assert world.record.transfer is None
+        assert world.record.epoch == 3
+        assert 'election_result="keep_current_master"} 1.0' in generate_latest_of(world.metrics)
+
+    play(scenario())
+
+
+def test_nobody_to_elect_is_an_alarm_that_ends() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        for replica in range(3):
+            world.group.died(member_of(replica))
+        await world.group.reconcile()
+        assert "replicas 0, 1 and 2 have all that is confirmed" in world.group.alarm
+        assert world.record.epoch == 3
+
+    play(scenario())
+
+
+def test_a_group_is_founded_by_its_first_replica() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin(GroupRecord(min_in_sync=1))
+        founder = Member(ReplicaId(0), "f" * 32)
+        one = record_of_three().replicas[0][1]._replace(incarnation=founder.incarnation)
+        await world.group.change(
+            lambda record, _: record.with_replica(ReplicaId(0), one)._replace(
+                version=record.version + 1
+            )
+        )
+        world.group.heard(founder, beat()._replace(epoch_seen=0, version_seen=0, log_epoch=0))
+        await world.group.reconcile()
+        assert (world.record.epoch, world.record.master) == (1, founder)
+
+    play(scenario())
+
+
+def test_how_long_sends_were_away_and_what_was_cut_is_added_to_the_history() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        world.clock.advance(400)
+        world.hear(1, 2)
+        world.group.died(member_of(0))
+        world.clock.advance(30)
+        await world.group.reconcile()
+        assert world.record.master == member_of(1)
+        world.clock.advance(50)
+        cut = CutTail(ReplicaId(2), epoch=4, offset=90, size_bytes=10, records=1)
+        leading = beat(is_master=True)._replace(epoch_seen=4, writable_epoch=4)
+        world.group.heard(member_of(1), leading)
+        world.group.heard(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
+        await world.group.reconcile()
+        assert world.record.history[-1].away_ms is None, "what is proposed comes first"
+        world.clock.advance(QUIET_MS)
+        world.group.heard(member_of(1), leading)
+        world.group.heard(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
+        await world.group.reconcile()
+        last = world.record.history[-1]
+        assert (last.detected_ms, last.away_ms, last.cuts) == (30, 80, (cut,))
+        assert from_text(to_text(world.record)) == world.record
+        version = world.record.version
+        world.clock.advance(QUIET_MS)
+        world.group.heard(member_of(1), leading)
+        await world.group.reconcile()
+        assert world.record.version == version, "it is said once"
+        exposed = generate_latest_of(world.metrics)
+        assert 'rocketmq_ha_failover_seconds_sum{broker_group="broker-0",reason="died"} 0.08' in (
+            exposed
+        )
+
+    play(scenario())
+
+
+def test_a_transfer_was_away_since_the_master_took_no_sends() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.begin()
+        world.clock.advance(100)
+
+        def hand_over(record: GroupRecord, sight: Sight) -> GroupRecord:
+            after = release(
+                record, epoch=3, master=member_of(0), target=ReplicaId(1),
+                live=live_of(record, sight, Timing()),
+            )  # fmt: skip
+            assert after is not None
+            last = after.history[-1]._replace(detected_ms=25)
+            return after._replace(history=(*after.history[:-1], last))
+
+        assert await world.group.change(hand_over) is None
+        world.clock.advance(40)
+        leading = beat(is_master=True)._replace(epoch_seen=4, writable_epoch=4)
+        world.group.heard(member_of(1), leading)
+        await world.group.reconcile()
+        world.clock.advance(QUIET_MS)
+        world.group.heard(member_of(1), leading)
+        await world.group.reconcile()
+        last = world.record.history[-1]
+        assert (last.reason, last.detected_ms, last.away_ms) == ("handed over", 25, 65)
+        assert 'election_result="new_master_elected"} 1.0' in generate_latest_of(world.metrics)
+        assert last.at_ms > 0
+
+    play(scenario())

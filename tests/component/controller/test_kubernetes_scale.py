@@ -1,0 +1,195 @@
+"""The pods of a broker group, against an API server in memory: more, fewer, and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tests.support.clocks import ManualClock
+from tests.support.memory_kubernetes import MemoryKubernetes
+from tests.support.replica_records import member_of, record_of_three
+from tidemill.common.replica_group import ReplicaId
+from tidemill.controller.election.record import GroupRecord
+from tidemill.controller.election.sessions import Health, Heartbeat, Timing
+from tidemill.controller.group import Group
+from tidemill.controller.groups import Groups
+from tidemill.controller.kubernetes_api import Access, KubernetesApi
+from tidemill.controller.kubernetes_scale import Scaling
+from tidemill.controller.kubernetes_store import KubernetesStore
+from tidemill.controller.metrics import ControllerMetrics
+
+ACCESS = Access("https://kubernetes.test", tls=False, namespace="messages")
+NAME = "broker-0"
+GROUP = "/apis/tidemill.io/v1/namespaces/messages/brokergroups/mill-broker-0"
+SET = "/apis/apps/v1/namespaces/messages/statefulsets/mill-broker-0"
+
+
+class World:
+    """A leading controller, and the StatefulSet of one group."""
+
+    def __init__(self, server: MemoryKubernetes, store: KubernetesStore) -> None:
+        self.server = server
+        self.store = store
+        self.clock = ManualClock()
+        make = functools.partial(
+            Group, store=store, clock=self.clock, timing=Timing(), rank=lambda: 0,
+            metrics=ControllerMetrics(),
+        )  # fmt: skip
+        self.groups = Groups(store, make, founds_with=None)
+        self.scaling = Scaling(store, self.groups, lambda: True)
+
+    @property
+    def spec(self) -> Any:
+        return self.server.objects[SET]["spec"]
+
+    @property
+    def partition(self) -> int:
+        return int(self.spec["updateStrategy"]["rollingUpdate"]["partition"])
+
+    def wants(self, replicas: int) -> None:
+        self.server.objects[GROUP]["spec"]["replicas"] = replicas
+
+    def status(self, **status: object) -> None:
+        """Let Kubernetes say what has become of the pods."""
+        found = self.server.objects[SET]
+        found["status"] = {**found["status"], **status}
+
+    async def found(self, record: GroupRecord) -> Group:
+        await self.store.create(NAME, record)
+        group = await self.groups.find(NAME)
+        self.hear(group, *(id_ for id_, _ in record.replicas))
+        return group
+
+    def hear(self, group: Group, *replicas: int) -> None:
+        for replica in replicas:
+            group.heard(member_of(replica), BEAT)
+
+
+BEAT = Heartbeat(
+    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
+    confirm=100, health=Health.OK, page_age_ms=0,
+)  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def world_of(*, there: int, wanted: int) -> AsyncIterator[World]:
+    server = MemoryKubernetes()
+    server.objects[SET] = {
+        "metadata": {"name": "mill-broker-0", "resourceVersion": "0", "generation": 1},
+        "spec": {"replicas": there, "updateStrategy": {"type": "RollingUpdate"}},
+        "status": {
+            "observedGeneration": 1, "readyReplicas": there, "updatedReplicas": there,
+            "currentRevision": "one", "updateRevision": "one",
+        },
+    }  # fmt: skip
+    server.objects[GROUP] = {
+        "metadata": {"name": "mill-broker-0", "resourceVersion": "0"},
+        "spec": {
+            "group": NAME, "replicas": wanted, "minInSync": 2, "statefulSet": "mill-broker-0",
+        },
+    }  # fmt: skip
+    async with KubernetesApi.open(ACCESS, server) as api:
+        yield World(server, KubernetesStore(api, "mill"))
+
+
+def test_a_new_group_gets_its_replicas_and_templates_wait_for_the_controller() -> None:
+    async def run() -> None:
+        async with world_of(there=1, wanted=3) as world:
+            await world.scaling.step()
+            assert (world.spec["replicas"], world.partition) == (3, 3)
+
+    asyncio.run(run())
+
+
+def test_a_group_loses_its_highest_replica_when_that_is_retired_and_then_it_is_forgotten() -> None:
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            group = await world.found(record_of_three())
+            await world.scaling.step()
+            world.wants(2)
+            await world.scaling.step()
+            assert world.spec["replicas"] == 3, "it is in the set still"
+            assert group.notice.startswith("replica 2 is not taken away")
+            await group.reconcile()  # retired, and out
+            await world.scaling.step()
+            assert (world.spec["replicas"], world.partition) == (2, 2)
+            assert group.stored is not None
+            assert group.stored.record.find(ReplicaId(2)) is not None, "its process is heard"
+            world.clock.advance(2_000)
+            world.hear(group, 0, 1)
+            await world.scaling.step()
+            assert group.stored.record.find(ReplicaId(2)) is None
+            assert group.stored.record.sss == {member_of(0), member_of(1)}
+            assert group.notice == ""
+
+    asyncio.run(run())
+
+
+def test_a_group_that_is_stopped_has_no_pods_and_forgets_none_of_its_replicas() -> None:
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            group = await world.found(record_of_three())
+            world.server.objects[GROUP]["spec"]["stopped"] = True
+            for _ in range(2):
+                await world.scaling.step()
+                assert world.spec["replicas"] == 0
+            assert group.notice == "its BrokerGroup is stopped"
+            world.clock.advance(60_000)
+            await world.scaling.step()
+            assert group.stored is not None
+            assert group.stored.record == record_of_three()
+            world.server.objects[GROUP]["spec"]["stopped"] = False
+            await world.scaling.step()
+            assert world.spec["replicas"] == 3
+
+    asyncio.run(run())
+
+
+def test_how_many_must_have_a_message_is_what_the_resource_says() -> None:
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            group = await world.found(record_of_three())
+            world.server.objects[GROUP]["spec"]["minInSync"] = 3
+            await world.scaling.step()
+            await group.reconcile()
+            assert group.stored is not None
+            assert group.stored.record.min_in_sync == 3
+
+    asyncio.run(run())
+
+
+def test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over() -> None:
+    async def run() -> None:
+        async with world_of(there=3, wanted=3) as world:
+            group = await world.found(record_of_three())
+            await world.scaling.step()
+            world.status(updateRevision="two", updatedReplicas=0)
+            await world.scaling.step()
+            assert world.partition == 2
+            await world.scaling.step()
+            assert group.notice == "pod 2 is being replaced"
+            world.status(updatedReplicas=1)
+            await world.scaling.step()
+            world.status(updatedReplicas=2)
+            await world.scaling.step()
+            assert world.partition == 1, "replica 0 is the master"
+            assert group.stored is not None
+            assert group.stored.record.transfer == 1
+            await world.scaling.step()
+            assert group.stored.record.version == 8, "it is asked once"
+
+    asyncio.run(run())
+
+
+def test_what_was_changed_since_it_was_read_is_not_written_over() -> None:
+    async def run() -> None:
+        async with world_of(there=1, wanted=3) as world:
+            stale = dict(world.server.objects[SET], metadata={"resourceVersion": "9"})
+            [wanted] = await world.store.wanted()
+            await world.scaling._patch(wanted, stale, replicas=3, partition=3)
+            assert world.spec["replicas"] == 1
+
+    asyncio.run(run())

@@ -1,0 +1,17 @@
+"""The store that tests use keeps to what every store does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from tests.support.memory_meta_store import Contents, MemoryStore
+from tests.support.meta_store_suite import MetaStoreSuite
+from tidemill.controller.meta_store import MetaStore
+
+
+class TestMemoryStore(MetaStoreSuite):
+    @contextlib.asynccontextmanager
+    async def stores(self) -> AsyncIterator[tuple[MetaStore, MetaStore]]:
+        contents = Contents()
+        yield MemoryStore(contents), MemoryStore(contents)

@@ -1,0 +1,553 @@
+"""Sessions and routes over real connections: what a supervisor and a proxy see of a controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+import pytest
+from google.protobuf.message import Message
+
+from tests.support.clocks import ManualClock
+from tests.support.memory_meta_store import Contents, MemoryStore
+from tests.support.proxy_world import eventually
+from tidemill.admin.controllers import Controllers
+from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
+from tidemill.common.replica_group import ReplicaId
+from tidemill.controller.election.sessions import Timing
+from tidemill.controller.group import Group
+from tidemill.controller.groups import Groups
+from tidemill.controller.metrics import ControllerMetrics
+from tidemill.controller.server.grpc_server import controller_server
+from tidemill.controller.server.service import SERVICE, ControllerService
+from tidemill.controller.settings import ControllerSettings
+from tidemill.proxy.link.master_routes import MasterRoutes
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
+from tidemill.transport.aio.channel import Channel, connected
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
+from tidemill.transport.replica_wire import from_member, from_view
+
+NAME = "broker-0"
+WAIT_S = 20.0
+CALL_S = 10.0
+M = TypeVar("M", bound=Message)
+
+
+class Talk:
+    """One stream: what was heard, in its order."""
+
+    def __init__(self, channel: Channel, path: str) -> None:
+        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self.stream = channel.open(f"/{SERVICE}/{path}", self.heard.put_nowait)
+        self._number = 0
+        self._kept: dict[str, list[wire.SessionDown]] = {}  # by kind, not asked for yet
+        # Most of the streams here last as long as their connection.
+        self.stream.outcome.add_done_callback(lambda outcome: outcome.exception())
+
+    def say(self, **message: Message) -> int:
+        self._number += 1
+        up = wire.SessionUp(number=self._number, **message)  # type: ignore[arg-type]  # By name.
+        self.stream.write(up.SerializeToString())
+        return self._number
+
+    async def next(self, kind: str) -> wire.SessionDown:
+        """Return the next message of a kind."""
+        kept = self._kept.setdefault(kind, [])
+        while not kept:
+            down = wire.SessionDown.FromString(await self.heard.get())
+            self._kept.setdefault(down.WhichOneof("message") or "", []).append(down)
+        return kept.pop(0)
+
+
+class World(NamedTuple):
+    address: str
+    clock: ManualClock
+    store: MemoryStore
+    groups: Groups
+    connect: Callable[[], contextlib.AbstractAsyncContextManager[Channel]]
+
+
+@contextlib.asynccontextmanager
+async def controller(*, min_in_sync: int | None = 2) -> AsyncIterator[World]:
+    clock, store, counted = ManualClock(), MemoryStore(Contents()), ControllerMetrics()
+
+    def make(name: str) -> Group:
+        return Group(
+            name, store, clock=clock, timing=Timing(), rank=lambda: 0, metrics=counted
+        )  # fmt: skip
+
+    groups = Groups(store, make, founds_with=min_in_sync)
+    service = ControllerService(
+        groups, clock=clock, timing=Timing(), metrics=counted, is_leading=lambda: True
+    )
+    settings = ControllerSettings(grpc_port=0, drain_timeout_ms=100)
+    watching = asyncio.ensure_future(groups.run())
+    async with controller_server(service, settings, None) as server:
+        yield World(
+            server.address,
+            clock,
+            store,
+            groups,
+            lambda: connected(
+                server.address, Limits(), message_bytes_max=1 << 20, timeout_s=CALL_S
+            ),
+        )
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+
+
+def play(scenario: Callable[[World], Awaitable[None]], *, min_in_sync: int | None = 2) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(WAIT_S), controller(min_in_sync=min_in_sync) as world:
+            await scenario(world)
+
+    asyncio.run(run())
+
+
+def member(replica: int, run: str = "a") -> replication.Member:
+    return replication.Member(replica_id=replica, incarnation=run * 32)
+
+
+def beat(of: replication.Member) -> wire.Heartbeat:
+    return wire.Heartbeat(member=of, health=wire.HEALTH_OK, log_end=100)
+
+
+async def join(channel: Channel, replica: int, run: str = "a", instead_of: str = "") -> Talk:
+    """Attach, register and send a heartbeat."""
+    talk, me = Talk(channel, "Session"), member(replica, run)
+    talk.say(attach=wire.Attach(group=NAME, member=me))
+    await talk.next("welcome")
+    number = talk.say(
+        register=wire.Register(
+            member=me, store_uuid=f"store-{replica}", address=f"10.0.0.{replica}:10911",
+            is_clean=True, instead_of=instead_of,
+        )
+    )  # fmt: skip
+    answer = (await talk.next("answer")).answer
+    assert (answer.number, answer.WhichOneof("result")) == (number, "done")
+    talk.say(heartbeat=beat(me))
+    await talk.next("beat")
+    return talk
+
+
+async def view_of_epoch(talk: Talk, epoch: int) -> replication.GroupView:
+    while True:
+        view = (await talk.next("view")).view
+        if view.epoch >= epoch:
+            return view
+
+
+def test_a_group_begins_with_its_first_replica_and_goes_on_with_another() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            founded = await view_of_epoch(first, 1)
+            assert (founded.master.replica_id, founded.min_in_sync) == (0, 2)
+            second = await join(other, 1)
+            seen = world.store.contents.records[NAME].record
+            first.say(
+                proposal=wire.Proposal(
+                    epoch=1, version=seen.version, master=member(0), sss=[member(0), member(1)]
+                )
+            )
+            assert (await first.next("answer")).answer.WhichOneof("result") == "done"
+            # Its supervisor says so, over another connection than its own.
+            second.say(death=wire.DeathCertificate(member=member(0), how="killed"))
+            after = await view_of_epoch(second, 2)
+            assert after.master == member(1)
+            assert list(after.sss) == [member(1)]
+
+    play(scenario)
+
+
+def test_a_run_that_was_replaced_is_fenced_by_its_next_heartbeat() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await join(other, 0, run="b", instead_of="a" * 32)
+            first.say(heartbeat=beat(member(0)))
+            answer = (await first.next("answer")).answer
+            assert answer.WhichOneof("result") == "fenced"
+
+    play(scenario)
+
+
+def test_a_request_waits_for_the_store_and_heartbeats_do_not() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            first = await join(one, 0)
+            world.store.is_unreachable = True
+            number = first.say(proposal=wire.Proposal(epoch=9, version=9, master=member(0)))
+            answer = (await first.next("answer")).answer
+            assert (answer.number, answer.WhichOneof("result")) == (number, "unavailable")
+            first.say(heartbeat=beat(member(0)))
+            await first.next("beat")
+
+    play(scenario)
+
+
+def test_a_group_that_nobody_made_is_not_found_where_none_may_be_made() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            talk = Talk(one, "Session")
+            talk.say(attach=wire.Attach(group=NAME, member=member(0)))
+            with pytest.raises(RpcError) as refused:
+                await talk.stream.ended()
+            assert refused.value.code is RpcCode.NOT_FOUND
+
+    play(scenario, min_in_sync=None)
+
+
+def test_routes_are_told_at_once_and_again_when_they_change() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            routes = Talk(other, "WatchRoutes")
+            routes.stream.write(wire.WatchRoutesRequest(proxy="proxy-0").SerializeToString())
+            first = wire.RouteUpdate.FromString(await routes.heard.get())
+            assert first.is_complete
+            assert not first.groups
+            await join(one, 0)
+            while True:
+                update = wire.RouteUpdate.FromString(await routes.heard.get())
+                if NAME in update.groups and update.groups[NAME].epoch == 1:
+                    break
+            assert update.groups[NAME].addresses[0] == "10.0.0.0:10911"
+
+    play(scenario)
+
+
+def test_the_admin_process_asks_whichever_controller_answers() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            controllers = Controllers(["127.0.0.1:1", world.address])
+            [group] = await controllers.groups()
+            assert group.view.epoch == 1
+            with pytest.raises(BrokerGroupNotFound):
+                await controllers.groups("nobody")
+            with pytest.raises(Conflict):
+                await controllers.transfer(NAME, 2)
+        with pytest.raises(BrokerGroupUnreachable, match="no controller answers"):
+            await Controllers(["127.0.0.1:1"]).groups()
+        with pytest.raises(BrokerGroupUnreachable, match="has no controllers"):
+            await Controllers([]).groups()
+
+    play(scenario)
+
+
+async def dead(world: World, number: int) -> None:
+    """Return when the controller has heard that a replica's process has ended."""
+    group = await world.groups.find(NAME)
+    run = from_member(member(number))
+    await eventually(lambda: group.sessions()[run].is_dead)
+
+
+def test_a_replica_that_lacks_something_is_made_master_only_by_force() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            await join(other, 1)
+            controllers = Controllers([world.address])
+            with pytest.raises(Conflict):
+                await controllers.transfer(NAME, 1)
+            with pytest.raises(Conflict, match="stop them first"):
+                await controllers.force(NAME, 1, "a slip")
+            first.say(death=wire.DeathCertificate(member=member(0), how="killed"))
+            await dead(world, 0)
+            forced = await controllers.force(NAME, 1, "the other disk is gone")
+            assert forced.view.master == member(1)
+            assert forced.view.unclean_since == forced.view.epoch == 2
+
+    play(scenario)
+
+
+def test_a_second_process_of_a_number_with_another_store_is_ended() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            slip, me = Talk(other, "Session"), member(0, "b")
+            slip.say(attach=wire.Attach(group=NAME, member=me))
+            await slip.next("welcome")
+            register = wire.Register(
+                member=me, store_uuid="empty", address="10.0.0.9:10911", is_clean=True,
+                instead_of="a" * 32,
+            )  # fmt: skip
+            slip.say(register=register)
+            answer = (await slip.next("answer")).answer
+            assert "is running at 10.0.0.0:10911 with another store" in answer.fenced
+            # When it is gone, it is waited for first.
+            first.say(death=wire.DeathCertificate(member=member(0), how="killed"))
+            first.say(heartbeat=beat(member(0)))
+            await first.next("beat")
+            slip.say(register=register)
+            assert "was there a moment ago" in (await slip.next("answer")).answer.refused
+            world.clock.advance(Timing().other_store_ms + 1)
+            slip.say(register=register)
+            assert (await slip.next("answer")).answer.WhichOneof("result") == "done"
+
+    play(scenario)
+
+
+def test_a_group_whose_record_was_lost_goes_on_above_what_its_replicas_have_seen() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            for channel, replica, log_end in ((one, 0, 100), (other, 1, 150)):
+                talk = await join(channel, replica)
+                said = beat(member(replica))
+                said.epoch_seen, said.version_seen, said.log_end = 7, 40 + replica, log_end
+                talk.say(heartbeat=said)
+                await talk.next("beat")
+            group = await world.groups.find(NAME)
+            group.alarm = ""
+            controllers = Controllers([world.address])
+            while not (found := (await controllers.groups(NAME))[0].alarm):  # noqa: ASYNC110
+                await asyncio.sleep(0)  # Until its task has looked.
+            assert "replicas have seen epoch 7 and the record has" in found
+            assert f"`tidemill cluster replace {NAME} --with 1" in found
+            forced = await controllers.force(NAME, 1, "the store of the controllers is lost")
+            assert (forced.view.epoch, forced.view.unclean_since) == (8, 8)
+            # Who runs on believes no version that is lower than what it has seen.
+            assert forced.view.version == 42
+
+    play(scenario)
+
+
+def test_a_name_that_is_misspelt_makes_a_group_only_by_its_first_replica() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            stray = Talk(one, "Session")
+            stray.say(attach=wire.Attach(group=NAME, member=member(1)))
+            with pytest.raises(RpcError, match="its replica 0 begins it"):
+                await stray.stream.ended()
+            assert not world.store.contents.records
+            await view_of_epoch(await join(other, 0), 1)
+            # One that has seen an epoch belongs to a group whose record is lost, and says so.
+            lost = Talk(other, "Session")
+            lost.say(attach=wire.Attach(group="lost", member=member(1), epoch_seen=7))
+            await lost.next("welcome")
+            assert "lost" in world.store.contents.records
+
+    play(scenario)
+
+
+def test_no_more_groups_are_stored_than_are_watched_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.controller.groups.GROUPS_MAX", 1)
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            await join(one, 0)
+            stray = Talk(other, "Session")
+            stray.say(attach=wire.Attach(group="another", member=member(0)))
+            with pytest.raises(RpcError, match="there are 1 broker groups already"):
+                await stray.stream.ended()
+            assert set(world.store.contents.records) == {NAME}
+
+    play(scenario)
+
+
+def test_a_session_that_never_attaches_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.controller.server.session.ATTACH_WITHIN_S", 0.0)
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            with pytest.raises(RpcError) as ended:
+                await Talk(one, "Session").stream.ended()
+            assert ended.value.code is RpcCode.DEADLINE_EXCEEDED
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("path", ["Session", "WatchRoutes"])
+def test_streams_of_replicas_and_of_proxies_have_one_limit(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.controller.server.service.STREAMS_MAX", 1)
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            watch = Talk(one, "WatchRoutes")
+            watch.stream.write(wire.WatchRoutesRequest(proxy="p").SerializeToString())
+            await watch.heard.get()
+            beyond = Talk(other, path)
+            beyond.stream.write(wire.WatchRoutesRequest(proxy="q").SerializeToString())
+            with pytest.raises(RpcError) as refused:
+                await beyond.stream.ended()
+            assert refused.value.code is RpcCode.RESOURCE_EXHAUSTED
+
+    play(scenario)
+
+
+def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            await view_of_epoch(await join(one, 0), 1)
+            controllers = Controllers([world.address])
+            with pytest.raises(Conflict, match="replica 0 is there"):
+                await controllers.forget(NAME)
+            world.clock.advance(Timing().session_timeout_ms + 1)
+            await controllers.forget(NAME)
+            assert not world.store.contents.records
+            while NAME in world.groups.by_name:  # noqa: ASYNC110  # Until the watch has seen it.
+                await asyncio.sleep(0)
+            with pytest.raises(BrokerGroupNotFound):
+                await controllers.groups(NAME)
+
+    play(scenario)
+
+
+def test_an_operator_says_how_many_must_have_a_message() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            controllers = Controllers([world.address])
+            # What nobody else has is on one disk: it is said, and then it goes on.
+            alone = await controllers.set_min_in_sync(NAME, 1)
+            assert alone.view.min_in_sync == 1
+            with pytest.raises(Conflict, match="it may be 1 to 1"):
+                await controllers.set_min_in_sync(NAME, 2)
+            await join(other, 1)
+            assert (await controllers.set_min_in_sync(NAME, 2)).view.min_in_sync == 2
+            world.clock.advance(Timing().session_timeout_ms + 1)
+            with pytest.raises(Conflict, match="no master that is heard"):
+                await controllers.set_min_in_sync(NAME, 1)
+            group = await world.groups.find(NAME)
+            group.wanted_min_in_sync = 2
+            with pytest.raises(Conflict, match="BrokerGroup resource"):
+                await controllers.set_min_in_sync(NAME, 1)
+
+    play(scenario)
+
+
+def test_operators_see_groups_and_their_history_and_ask_for_a_transfer() -> None:
+    async def call(channel: Channel, name: str, request: Message, kind: type[M]) -> M:
+        talk = Talk(channel, name)
+        talk.stream.write(request.SerializeToString())
+        await talk.stream.ended()
+        return kind.FromString(talk.heard.get_nowait())
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            found = await call(other, "GetGroups", wire.GetGroupsRequest(), wire.GroupList)
+            [group] = found.groups
+            assert group.view.master == member(0)
+            assert [each.reason for each in group.history] == ["founded"]
+            assert group.replicas[0].heartbeat.log_end == 100
+            with pytest.raises(RpcError) as refused:
+                await call(
+                    other, "TransferMaster", wire.TransferRequest(group=NAME, target=2), wire.Group
+                )
+            assert refused.value.code is RpcCode.FAILED_PRECONDITION
+            forced = await call(
+                other, "ForceMaster", wire.ForceRequest(group=NAME, target=0), wire.Group
+            )
+            # It was in sync, so nothing can have been lost.
+            assert (forced.view.epoch, forced.view.unclean_since) == (2, 0)
+            with pytest.raises(RpcError) as unknown:
+                await call(other, "GetGroups", wire.GetGroupsRequest(group="x"), wire.GroupList)
+            assert unknown.value.code is RpcCode.NOT_FOUND
+
+    play(scenario)
+
+
+def test_only_proxies_that_follow_routes_are_heard_of_masters_that_they_cannot_reach() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            report = wire.UnreachableReport(proxy="proxy-0", group=NAME, master="host-0:1")
+            stranger = Talk(other, "ReportUnreachable")
+            stranger.stream.write(report.SerializeToString())
+            with pytest.raises(RpcError, match="follows no routes here"):
+                await stranger.stream.ended()
+            routes = Talk(other, "WatchRoutes")
+            asked = wire.WatchRoutesRequest(proxy="proxy-0")
+            routes.stream.write(asked.SerializeToString())
+            await routes.heard.get()
+            known = Talk(other, "ReportUnreachable")
+            known.stream.write(report.SerializeToString())
+            await known.stream.ended()
+            wire.Done.FromString(known.heard.get_nowait())
+
+    play(scenario)
+
+
+def test_a_proxy_tells_for_how_long_a_master_was_away() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            view = from_view(await view_of_epoch(first, 1))
+            routes = MasterRoutes([], None, connect=connected, name="proxy-0", cluster="c")
+            routes.masters.learn(NAME, view)
+            master = view.address_of(ReplicaId(0))
+            routes.masters.dial(master)
+            assert routes._unreachable(now_s=5.0) == []
+            routes.masters.failed(master, master)
+            assert [each.unreachable_ms for each in routes._unreachable(now_s=10.0)] == [0]
+            [report] = routes._unreachable(now_s=13.5)
+            assert (report.group, report.master, report.unreachable_ms) == (NAME, master, 3_500)
+            following = Talk(other, "WatchRoutes")
+            asked = wire.WatchRoutesRequest(proxy="proxy-0")
+            following.stream.write(asked.SerializeToString())
+            await following.heard.get()
+            await routes._say(other, report)
+            routes.masters.served(master, master)
+            assert routes._unreachable(now_s=14.0) == []
+            routes.masters.failed(master, master)
+            assert [each.unreachable_ms for each in routes._unreachable(now_s=20.0)] == [0]
+
+    play(scenario)
+
+
+def test_who_registered_elsewhere_is_asked_to_hand_over_and_fenced_here_too() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            me = member(0)
+            # As on the stream to a second controller: it was there before the replica registered.
+            here = Talk(other, "Session")
+            here.say(attach=wire.Attach(group=NAME, member=me))
+            await here.next("welcome")
+            elsewhere = await join(one, 0)
+            view = await view_of_epoch(elsewhere, 1)
+            assert view.master == me
+            here.say(heartbeat=beat(me))
+            await here.next("beat")
+            group = await world.groups.find(NAME)
+            for listener in list(group.listeners):
+                listener.hand_over(epoch=1, target=ReplicaId(2))
+            asked = (await here.next("hand_over")).hand_over
+            assert (asked.epoch, asked.target) == (1, 2)
+            await join(one, 0, run="b", instead_of=me.incarnation)
+            here.say(heartbeat=beat(me))
+            assert "another run" in (await here.next("answer")).answer.fenced
+
+    play(scenario)
+
+
+def test_nobody_is_made_master_who_is_not_there() -> None:
+    """Whoever is named by a slip takes the rights of all who have what is confirmed."""
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as other:
+            first = await join(one, 0)
+            await view_of_epoch(first, 1)
+            second = await join(other, 1)
+            second.say(death=wire.DeathCertificate(member=member(1), how="killed"))
+            await dead(world, 1)
+            for number in (1, 2):
+                with pytest.raises(Conflict):
+                    await Controllers([world.address]).force(NAME, number, "a slip")
+            [group] = await Controllers([world.address]).groups()
+            assert (group.view.epoch, group.view.master) == (1, member(0))
+
+    play(scenario)

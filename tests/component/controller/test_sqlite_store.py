@@ -1,0 +1,80 @@
+"""The store in a file keeps to what every store does, and to what a file brings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.meta_store_suite import GROUP, MetaStoreSuite, done
+from tests.support.replica_records import record_of_three
+from tidemill.controller import sqlite_store
+from tidemill.controller.election.swap import bump
+from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable
+from tidemill.controller.sqlite_store import SqliteStore
+
+
+class TestSqliteStore(MetaStoreSuite):
+    @pytest.fixture(autouse=True)
+    def _in_a_folder(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "groups.sqlite"
+
+    @contextlib.asynccontextmanager
+    async def stores(self) -> AsyncIterator[tuple[MetaStore, MetaStore]]:
+        async with SqliteStore.open(self.path) as one, SqliteStore.open(self.path) as other:
+            yield one, other
+
+    def test_what_was_written_is_there_when_the_file_is_opened_again(self) -> None:
+        async def run() -> None:
+            async with SqliteStore.open(self.path) as store:
+                stored = done(await store.create(GROUP, record_of_three()))
+                stored = done(await store.swap(GROUP, bump(stored, "one")))
+            async with SqliteStore.open(self.path) as store:
+                assert await store.get(GROUP) == stored
+
+        asyncio.run(run())
+
+    def test_a_token_is_not_used_again_when_a_group_is_made_anew(self) -> None:
+        async def run() -> None:
+            async with SqliteStore.open(self.path) as store:
+                first = done(await store.create(GROUP, record_of_three()))
+                moved = done(await store.swap(GROUP, bump(first, "one")))
+                assert await store.remove(GROUP, first.token) is NotStored.CONFLICT
+                assert await store.remove(GROUP, moved.token) is None
+                done(await store.create(GROUP, record_of_three()))
+                assert await store.swap(GROUP, bump(first, "late")) is NotStored.CONFLICT
+
+        asyncio.run(run())
+
+    def test_a_file_that_another_process_holds_is_not_waited_for_without_end(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_MS", 1)
+
+        async def run() -> None:
+            async with SqliteStore.open(self.path) as store:
+                stored = done(await store.create(GROUP, record_of_three()))
+                with contextlib.closing(sqlite3.connect(self.path)) as holder:
+                    holder.execute("BEGIN EXCLUSIVE")
+                    with pytest.raises(StoreUnreachable):
+                        await store.swap(GROUP, bump(stored, "one"))
+                    # Reads go on beside a writer.
+                    assert await store.get(GROUP) == stored
+                    holder.rollback()
+                done(await store.swap(GROUP, bump(stored, "one")))
+
+        asyncio.run(run())
+
+    def test_a_file_that_is_no_store_is_said(self) -> None:
+        self.path.write_bytes(b"no database " * 100)
+
+        async def run() -> None:
+            async with SqliteStore.open(self.path):
+                pass
+
+        with pytest.raises(StoreUnreachable):
+            asyncio.run(run())

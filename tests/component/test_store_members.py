@@ -1,0 +1,55 @@
+"""`tidemill store` on a folder with several stores, one of which has lost its log."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine_world import SMALL, World
+from tidemill.broker.posix_disk import PosixDisk
+from tidemill.cli.app import run
+
+
+def tidemill(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run(["store", *map(str, arguments)])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def opened(store: Path) -> World:
+    return World(PosixDisk(store), config=SMALL)  # type: ignore[arg-type]  # No fault is made.
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Return the folder of a home and a member, with a backup beside it."""
+    folder = tmp_path / "data"
+    for store in (folder, folder / "broker-2"):
+        world = opened(store)
+        world.send(*[f"m{n}" for n in range(20)])
+        world.checkpoint()
+    assert tidemill("copy", folder, tmp_path / "backup") == 0
+    return folder
+
+
+def test_a_member_whose_log_is_gone_is_no_folder_to_pass_over(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(data / "broker-2" / "log")
+    assert tidemill("check", data) == 1
+    assert tidemill("copy", data, data.parent / "second") == 2
+    assert tidemill("repair", data, "--from", data.parent / "backup", "--dry-run") == 0
+    assert tidemill("repair", data, "--from", data.parent / "backup") == 0
+    assert "log/00000000000000000000.log taken from the backup" in capsys.readouterr().out
+    assert opened(data / "broker-2").drain() == [f"m{n}" for n in range(20)]
+
+
+def test_a_member_that_the_backup_has_and_that_is_gone_is_told_of(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(data / "broker-2")
+    assert tidemill("repair", data, "--from", data.parent / "backup") == 1
+    assert "it is not there" in capsys.readouterr().out

@@ -1,0 +1,176 @@
+"""The official Python client in every role at once: `loop.py '{"endpoint": ..., ...}'`.
+
+It sends, receives and acks until it is told otherwise: at a line on standard input it sends no
+more, at the end of standard input it exits. Every call becomes a line of JSON on standard output,
+with the microseconds at which it began and ended; what they should be is the test's to say. The
+same lines are told by the programs for Node.js, Go and Java.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from scenarios import (  # type: ignore[import-not-found]  # beside this script
+    ConsumeResult,
+    FilterExpression,
+    MessageListener,
+    Producer,
+    PushConsumer,
+    SimpleConsumer,
+    configuration,
+    message,
+    tell,
+)
+
+NORMAL, DELAYED, ORDERED = "normal", "delayed", "ordered"
+PAUSE_S = 0.15  # between two sends of a kind: all languages together make no more than a light load
+DELAY_S_MAX = 4  # whole seconds are what this client can say
+AWAIT_S = 5  # what a poll takes at least; the deadline is 3 s behind it
+INVISIBLE_S = 15  # what is not acked comes back while the test waits for it
+RECEIVE_MAX = 16
+MESSAGE_GROUPS = 2
+RECEIVERS = 2  # one may wait at a topic without messages while another has some
+# What is not acked, or fails, when it is first seen here: so many in a hundred, and in a thousand
+# where order lets others wait for it.
+REFUSED_OF, REFUSED_OF_ORDERED = 50, 250
+
+stopping = threading.Event()
+refused: set[tuple[str, str]] = set()
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """Call, and return what the application sees of an error."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  # Every error is a fact here.
+        return f"{type(error).__name__} {error}"
+    return ""
+
+
+def refuses(role: str, topic: str, key: str) -> bool:
+    """Whether a message is to come again: once, for some."""
+    of = REFUSED_OF_ORDERED if topic == ORDERED else REFUSED_OF
+    if int(key.rpartition("/")[2]) % of != of - 1 or (role, key) in refused:
+        return False
+    refused.add((role, key))
+    return True
+
+
+def produce(producer: Producer, name: str, topic: str) -> None:
+    number = 0
+    while not stopping.wait(PAUSE_S):
+        group = f"{name}-{number % MESSAGE_GROUPS}" if topic == ORDERED else ""
+        key = f"{name}/{topic}/{number}"
+        made = message(topic, key.encode(), group=group)
+        due_s = 0
+        if topic == DELAYED:
+            due_s = int(time.time()) + 1 + number % DELAY_S_MAX
+            made.delivery_timestamp = due_s
+        begun = now_us()
+        error = error_of(lambda made=made: producer.send(made))  # type: ignore[misc]
+        tell("send", key=key, topic=topic, group=group, due=due_s * 1000, begun=begun,
+             ended=now_us(), error=error)  # fmt: skip
+        number += 1
+
+
+def consume(consumer: SimpleConsumer, role: str) -> None:
+    while True:
+        begun = now_us()
+        found: list[Any] = []
+        error = error_of(lambda found=found: found.extend(  # type: ignore[misc]
+            consumer.receive(RECEIVE_MAX, INVISIBLE_S) or []
+        ))  # fmt: skip
+        if error:
+            tell("failed", role=role, during="receive", begun=begun, ended=now_us(), error=error)
+            time.sleep(PAUSE_S)
+        if found:
+            settle(consumer, role, found)
+
+
+def settle(consumer: SimpleConsumer, role: str, found: list[Any]) -> None:
+    """Ack what was received; behind one that is not acked nothing ordered is."""
+    topic = found[0].topic
+    keys = [each.body.decode() for each in found]
+    tell("received", role=role, topic=topic, keys=keys, at=now_us(),
+         attempts=[each.delivery_attempt for each in found])  # fmt: skip
+    for key, each in zip(keys, found, strict=True):
+        is_acked = not refuses(role, topic, key) and ack(consumer, role, key, each)
+        if not is_acked and topic == ORDERED:
+            return
+
+
+def ack(consumer: SimpleConsumer, role: str, key: str, received: Any) -> bool:
+    begun = now_us()
+    error = error_of(lambda: consumer.ack(received))
+    tell("ack", role=role, topic=received.topic, key=key, attempt=received.delivery_attempt,
+         begun=begun, ended=now_us(), error=error)  # fmt: skip
+    return not error
+
+
+class Listener(MessageListener):  # type: ignore[misc]  # of a library without types
+    """Tells what it gets. Whether its client could ack that nobody tells an application."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self.role = role
+
+    def consume(self, received: Any) -> ConsumeResult:
+        key, topic, at = received.body.decode(), received.topic, now_us()
+        attempt = received.delivery_attempt
+        tell("received", role=self.role, topic=topic, keys=[key], attempts=[attempt], at=at)
+        if refuses(self.role, topic, key):
+            return ConsumeResult.FAILURE
+        tell("ack", role=self.role, topic=topic, key=key, attempt=attempt, begun=now_us(),
+             ended=now_us(), error="")  # fmt: skip
+        return ConsumeResult.SUCCESS
+
+
+def start(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def main(endpoint: str, name: str) -> None:
+    producer = Producer(configuration(endpoint), [NORMAL, DELAYED, ORDERED])
+    producer.startup()
+    kept: list[PushConsumer] = []
+    for prefix, topics in (("", [NORMAL, DELAYED]), ("ordered-", [ORDERED])):
+        role = f"{prefix}simple"
+        consumer = SimpleConsumer(configuration(endpoint), role, await_duration=AWAIT_S)
+        consumer.startup()
+        for topic in topics:
+            consumer.subscribe(topic, FilterExpression("*"))
+        for _ in range(RECEIVERS):
+            start(consume, consumer, role)
+        role = f"{prefix}push"
+        pushed = PushConsumer(
+            configuration(endpoint), role, Listener(role),
+            {topic: FilterExpression("*") for topic in topics},
+        )  # fmt: skip
+        pushed.startup()
+        kept.append(pushed)
+    producing = [start(produce, producer, name, topic) for topic in (NORMAL, DELAYED, ORDERED)]
+    tell("ready")
+    sys.stdin.readline()
+    stopping.set()
+    for thread in producing:
+        thread.join()
+    tell("stopped")
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
+    # To shut consumers down would wait for whole long polls.
+    os._exit(0)

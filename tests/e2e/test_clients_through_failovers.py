@@ -1,0 +1,78 @@
+"""Clients of a proxy while masters are killed, stopped and moved: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tests.support.controlled_group import ControlledGroup, controlled_group, proxy_of
+from tests.support.history import Outcome
+from tests.support.load import Load
+
+LIMIT_S = 60.0
+SENDS_BETWEEN = 50  # that are acknowledged after a failover before the next one
+
+
+def play(folder: Path, faults: Callable[[ControlledGroup, Load], Awaitable[None]]) -> Load:
+    """Run producers and consumers while `faults` happen; return what they have seen."""
+
+    async def run(endpoint: str, group: ControlledGroup) -> Load:
+        load = Load(endpoint, "orders", "billing", random.Random(5))
+        stop = asyncio.Event()
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(load.run(producers=3, consumers=2, stop=stop))
+            await sends(load, SENDS_BETWEEN)
+            await faults(group, load)
+            stop.set()
+            await running
+        return load
+
+    with controlled_group(folder) as group:
+        group.await_in_sync()
+        with proxy_of(group) as proxy:
+            return asyncio.run(run(proxy.grpc, group))
+
+
+async def sends(load: Load, count: int) -> None:
+    """Wait until so many more sends are acknowledged; the test's limit ends it otherwise."""
+    wanted = load.sent_ok + count
+    while load.sent_ok < wanted:  # noqa: ASYNC110  # What is waited for has no event.
+        await asyncio.sleep(0.01)
+
+
+async def failed_over(group: ControlledGroup, epoch: int) -> int:
+    """Wait until an epoch has begun, and all three replicas are in sync; return the master."""
+    found = await asyncio.to_thread(
+        group.await_group, lambda one: one.view.epoch >= epoch and len(one.view.sss) == 3
+    )
+    return found.view.master.replica_id
+
+
+def test_masters_that_are_killed_under_load_take_nothing_with_them(tmp_path: Path) -> None:
+    async def kill_twice(group: ControlledGroup, load: Load) -> None:
+        master = 0
+        for epoch in (2, 3):
+            os.kill(group.replicas[master].broker_pid, signal.SIGKILL)
+            await sends(load, SENDS_BETWEEN)
+            master = await failed_over(group, epoch)
+
+    load = play(tmp_path, kill_twice)
+    verdict = load.history.judge()
+    assert verdict.is_clean, str(verdict)
+    assert load.sent_ok > 2 * SENDS_BETWEEN
+
+
+def test_a_planned_transfer_is_no_error_to_anybody(tmp_path: Path) -> None:
+    async def transfer(group: ControlledGroup, load: Load) -> None:
+        await asyncio.to_thread(group.transfer, 1)
+        await sends(load, SENDS_BETWEEN)
+        assert await failed_over(group, 2) == 1
+
+    load = play(tmp_path, transfer)
+    verdict = load.history.judge()
+    assert verdict.is_clean, str(verdict)
+    assert {send.outcome for send in load.history.sends.values()} == {Outcome.OK}

@@ -1,0 +1,207 @@
+"""What consumers have is told, and an operator takes it from them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from tests.support.api import METADATA, Api, api, message, receive_request
+from tests.support.killing import kill, until
+from tests.support.processes import Standalone, command, environment, standalone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+TOPIC, GROUP = "orders", "billing"
+HIDDEN_MS = 3_600_000
+CHUNK_BYTES = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("deliveries") / "data", "--groups=2") as started:
+        yield started
+
+
+def tidemill(running: Standalone, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def deliveries(running: Standalone, group: str, **query: object) -> list[dict[str, Any]]:
+    """Return what a group has in flight, in pages of two."""
+    found: list[dict[str, Any]] = []
+    token = ""
+    while True:
+        page = httpx.get(
+            f"{running.admin}/api/v1/groups/{group}/deliveries",
+            params={"pageSize": 2, **query, **({"pageToken": token} if token else {})},  # type: ignore[dict-item]
+        ).raise_for_status()
+        found += page.json()["deliveries"]
+        if not (token := page.json().get("nextPageToken", "")):
+            return found
+
+
+async def receive(client: Api, topic: str, group: str, client_id: str) -> list[v2.Message]:
+    """Receive as a push consumer does."""
+    request = receive_request(topic, group, poll_ms=5_000, batch_size=1)
+    request.ClearField("invisible_duration")
+    request.auto_renew = True
+    headers = (("x-mq-client-id", client_id), *METADATA[1:])
+    call = client.stub.ReceiveMessage(request, metadata=headers, timeout=20)
+    return [item.message async for item in call if item.HasField("message")]
+
+
+async def settled(client: Api, handle: str) -> int:
+    """Ack, again and again while the broker comes back; return how that ends."""
+    while True:
+        answer = await client.ack(TOPIC, GROUP, [handle])
+        code = answer.entries[0].status.code
+        if code != v2.PROXY_TIMEOUT:
+            return code
+
+
+def test_what_is_in_flight_is_told_and_released_also_over_a_crash(running: Standalone) -> None:
+    running.put(f"topics/{TOPIC}", messageType="NORMAL", queues=2)
+    running.put(f"groups/{GROUP}", maxAttempts=9)
+    assert "there is no consumer group" in tidemill(running, "delivery", "ls", "nobody").stderr
+
+    async def main() -> None:
+        async with api(running.grpc) as client:
+            for n in range(6):
+                await client.send(message(TOPIC, b"%d" % n))
+            plain: list[v2.Message] = []
+            while len(plain) < 4:
+                plain += await client.receive(
+                    TOPIC, GROUP, poll_ms=5_000, invisible_ms=HIDDEN_MS, batch_size=4 - len(plain)
+                )
+            pushed = [(await receive(client, TOPIC, GROUP, "pusher"))[0] for _ in range(2)]
+            await asyncio.to_thread(check_told, running, plain, pushed)
+            await asyncio.to_thread(check_release, running, plain, pushed)
+            for name in ("broker-0", "broker-1"):
+                await kill(running, name)
+            old = [one.system_properties.receipt_handle for one in (plain[0], pushed[0])]
+            for handle in old:
+                assert await settled(client, handle) == v2.INVALID_RECEIPT_HANDLE
+            again: list[v2.Message] = []
+            while len(again) < 6:
+                again += await client.receive(TOPIC, GROUP, poll_ms=5_000)
+            assert {one.body for one in again} == {b"%d" % n for n in range(6)}
+            assert {one.system_properties.delivery_attempt for one in again} == {2}
+
+    asyncio.run(main())
+    lines = [line for line in running.log.read_text().splitlines() if "deliveries released" in line]
+    told = list(map(json.loads, lines))
+    assert sum(line["messages"] for line in told) == 6
+    assert all(line["by"].endswith("127.0.0.1") and line["group"] == GROUP for line in told)
+
+
+def check_told(running: Standalone, plain: list[v2.Message], pushed: list[v2.Message]) -> None:
+    found = deliveries(running, GROUP)
+    ids = [one.system_properties.message_id for one in (*plain, *pushed)]
+    assert sorted(one["messageId"] for one in found) == sorted(ids)
+    assert [one["sinceMs"] for one in found] == sorted(one["sinceMs"] for one in found)
+    assert {one["untilMs"] - one["sinceMs"] for one in found if not one["renewed"]} == {HIDDEN_MS}
+    of_pusher = deliveries(running, GROUP, clientId="pusher", topic=TOPIC)
+    assert sorted(one["messageId"] for one in of_pusher) == sorted(ids[4:])
+    assert all(one["renewed"] and one["clientId"] == "pusher" for one in of_pusher)
+    assert deliveries(running, GROUP, messageId=ids[0])[0]["clientId"] == "tests"
+    shown = tidemill(running, "delivery", "ls", GROUP, "--client=pusher", "--limit=1")
+    assert shown.stdout.splitlines()[0].split("  ")[0] == "TOPIC"
+    assert "pusher" in shown.stdout
+    assert "there are more than these 1" in shown.stderr
+
+
+def check_release(running: Standalone, plain: list[v2.Message], pushed: list[v2.Message]) -> None:
+    release = ("delivery", "release", GROUP)
+    for wrong in ((), ("--all", f"--topic={TOPIC}"), ("--queue=1",)):
+        assert tidemill(running, *release, *wrong, "--yes").returncode == 2
+    assert "add --yes" in tidemill(running, *release, "--all").stderr
+    url = f"{running.admin}/api/v1/groups/{GROUP}/deliveries:release"
+    assert httpx.post(url, json={}).status_code == 400
+    dry = tidemill(running, *release, "--client=pusher", "--dry-run")
+    assert dry.stdout.strip() == f"2 messages of group {GROUP} would be released"
+    assert len(deliveries(running, GROUP)) == len(plain) + len(pushed)
+    done = tidemill(running, *release, "--client=pusher", "--yes")
+    assert done.stdout.strip() == f"2 messages of group {GROUP} are released"
+    assert deliveries(running, GROUP, clientId="pusher") == []
+    answer = httpx.post(url, json={"all": True}).raise_for_status().json()
+    assert (answer["messages"], answer["more"], answer["dryRun"]) == (4, False, False)
+    assert sum(one["messages"] for one in answer["brokers"]) == 4
+    assert deliveries(running, GROUP) == []
+
+
+class Lossy:
+    """A relay that may lose what comes back."""
+
+    def __init__(self, address: str) -> None:
+        self._host, _, self._port = address.rpartition(":")
+        self.is_losing = False
+        self.lost_bytes = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @contextlib.asynccontextmanager
+    async def relaying(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            self.close()
+
+    async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        far, forth = await asyncio.open_connection(self._host, int(self._port))
+        self._writers += [back, forth]
+        with contextlib.suppress(OSError):
+            await asyncio.gather(self._copy(near, forth), self._copy(far, back, is_back=True))
+
+    async def _copy(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_back: bool = False
+    ) -> None:
+        while data := await source.read(CHUNK_BYTES):
+            if is_back and self.is_losing:
+                self.lost_bytes += len(data)
+            else:
+                target.write(data)
+                await target.drain()
+
+    def close(self) -> None:
+        """End all connections."""
+        for writer in self._writers:
+            writer.close()
+
+
+def test_what_a_client_has_not_read_is_not_renewed(running: Standalone) -> None:
+    running.put("topics/lost", messageType="NORMAL", queues=1)
+    running.put("groups/losers", maxAttempts=9)
+
+    async def main() -> None:
+        lossy = Lossy(running.grpc)
+        async with api(running.grpc) as direct, lossy.relaying() as address, api(address) as client:
+            await direct.send(message("lost", b"read"))
+            assert [one.body for one in await receive(client, "lost", "losers", "reader")]
+            await until(
+                lambda: [one["onItsWay"] for one in deliveries(running, "losers")] == [False]
+            )
+            await direct.send(message("lost", b"unread"))
+            lossy.is_losing = True
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                receiving = asyncio.create_task(receive(client, "lost", "losers", "reader"))
+                await until(lambda: lossy.lost_bytes > 0)
+                lossy.close()
+                assert await receiving == []
+            # The client lives on.
+            await receive(direct, "lost", "losers", "reader")
+            found = deliveries(running, "losers")
+            assert [(one["onItsWay"], one["renewed"]) for one in found] == [
+                (False, True),
+                (True, True),
+            ], "and the second runs out after its first minute"
+
+    asyncio.run(main())

@@ -1,0 +1,62 @@
+"""Official clients measure what they do, and the proxies show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.client_process import (
+    JAVA_CLASSES,
+    JAVA_LIBRARIES,
+    needs,
+    run_java_client,
+    run_python_client,
+)
+from tests.support.processes import ADMIN_S, Standalone, standalone
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    folder = tmp_path_factory.mktemp("measured")
+    config = folder / "tidemill.yaml"
+    config.write_text("client_metrics: true\n")
+    with standalone(folder / "data", f"--config={config}", "--proxies=2") as started:
+        yield started
+
+
+def total(running: Standalone, sample_name: str, **labels: str) -> float:
+    """Return a sample summed over the proxies."""
+    found = 0.0
+    for name, process in running.processes.items():
+        if not name.startswith("proxy"):
+            continue
+        text = httpx.get(process.metrics, trust_env=False, timeout=ADMIN_S).text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == sample_name and labels.items() <= sample.labels.items():
+                    found += sample.value
+    return found
+
+
+def test_python_clients_tell_what_they_measured(tmp_path: Path, running: Standalone) -> None:
+    """They tell it every minute, and when they end."""
+    run_python_client(tmp_path, "push", running.grpc, topic="snake", group="snake", messages=5)
+    sent = {"topic": "snake", "invocation_status": "success"}
+    assert total(running, "rocketmq_send_cost_time_count", **sent) == 5
+    consumed = {"topic": "snake", "consumer_group": "snake"}
+    # One is consumed twice, and the process may end before that is told.
+    assert total(running, "rocketmq_process_time_count", **consumed) >= 5
+    assert total(running, "rocketmq_await_time_count", **consumed) >= 5
+    rejected = {"result": "rejected"}
+    assert total(running, "rocketmq_proxy_client_metric_points_total", **rejected) == 0
+
+
+@needs("java", JAVA_CLASSES, JAVA_LIBRARIES)
+def test_java_clients_tell_what_they_measured(tmp_path: Path, running: Standalone) -> None:
+    facts = run_java_client(tmp_path, "roundTrip", running.grpc, topic="bean", group="bean")
+    sent = {"topic": "bean", "invocation_status": "success"}
+    assert total(running, "rocketmq_send_cost_time_count", **sent) == len(facts.of("sent"))

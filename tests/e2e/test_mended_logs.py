@@ -1,0 +1,155 @@
+"""Broker processes of one group, of which the logs rot: what one has lost another gives it back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from tests.e2e.test_replicas import Client, Exchange, messages_of, run
+from tests.support.eventually import eventually
+from tests.support.replica_group import ReplicaGroup, replica_group
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+MESSAGES = 40
+HIDDEN_MS = 6_000  # by when the bits have flipped, on the slowest machine
+BACK_S = 30.0
+MENDED = "the log was damaged, and is mended from a replica"
+GIVEN_UP = "message damaged, what is left of it is dead-lettered"
+FIRST = "log/00000000000000000000.log"
+
+
+def flip(folder: Path, number: int, text: str) -> None:
+    """Flip a bit in the body of the message `text`, in the log of a replica."""
+    path = folder / str(number) / FIRST
+    data = path.read_bytes()
+    at = data.index(f"{text}.".encode())
+    with path.open("r+b") as file:
+        file.seek(at + len(text) + 20)
+        byte = file.read(1)
+        file.seek(at + len(text) + 20)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+async def sent(group: ReplicaGroup) -> Client:
+    client, stop = Client(group), asyncio.Event()
+    await client.found()
+    sending = asyncio.create_task(client.send_until(stop))
+    await client.acknowledged_more(MESSAGES)
+    stop.set()
+    await sending
+    return client
+
+
+async def received(client: Client, count: int) -> list[str]:
+    """Pop until so many have come: what is asked for comes when it is there."""
+    bodies: list[str] = []
+    async with asyncio.timeout(BACK_S):
+        while len(bodies) < count:
+            bodies += await client.receive_all()
+    return bodies
+
+
+def told(folder: Path, number: int) -> list[str]:
+    """Return what a replica has written into its log."""
+    lines = (folder / f"replica-{number}.log").read_text().splitlines()
+    return [json.loads(line)["event"] for line in lines]
+
+
+def was_mended(folder: Path, number: int) -> bool:
+    """Whether a replica has mended its log, and never cut any of it."""
+    text = (folder / f"replica-{number}.log").read_text()
+    cut = [fields.get("cut_bytes", 0) for fields in map(json.loads, text.splitlines())]
+    return MENDED in told(folder, number) and not any(cut)
+
+
+async def popped(client: Client, *, hidden_ms: int) -> list[str]:
+    bodies: list[str] = []
+
+    async def work(call: Exchange) -> None:
+        frame = pb.RequestFrame()
+        frame.pops.add(
+            request_id=1, group_id=client.group_id, topic_id=client.topic_id, max_messages=32,
+            invisible_duration_ms=hidden_ms,
+        )  # fmt: skip
+        for reply in await client.exchange(call, frame):
+            for one in reply.pops:
+                bodies.extend(messages_of(one))
+
+    await client.on_link(work)
+    return bodies
+
+
+def test_a_master_mends_what_rots_while_it_is_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with replica_group(tmp_path) as group:
+            client = await sent(group)
+            first = await popped(client, hidden_ms=HIDDEN_MS)
+            assert len(first) == 32
+            # When their time is up they are copied, and what is copied is checked.
+            flip(tmp_path, 0, "m7")
+            bodies = await received(client, len(client.acknowledged))
+            assert sorted(bodies) == sorted(client.acknowledged)
+            assert MENDED in told(tmp_path, 0)
+
+    run(scenario)
+
+
+def test_what_all_have_lost_is_given_up_and_nothing_else(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with replica_group(tmp_path) as group:
+            client = await sent(group)
+            await popped(client, hidden_ms=HIDDEN_MS)
+            for number in range(3):
+                flip(tmp_path, number, "m7")
+            bodies = await received(client, len(client.acknowledged) - 1)
+            assert sorted(bodies) == sorted(client.acknowledged - {"m7"})
+            await asyncio.to_thread(
+                eventually, lambda: GIVEN_UP in told(tmp_path, 0), within_ms=20_000
+            )
+            assert told(tmp_path, 0).count("a replica has not what is damaged here") == 2
+
+    run(scenario)
+
+
+def test_a_replica_whose_log_is_damaged_starts_with_what_others_have(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with replica_group(tmp_path) as group:
+            client = await sent(group)
+            await group.kill(2)
+            flip(tmp_path, 2, "m7")
+            flip(tmp_path, 2, "m9")
+            await group.start(2)
+            await group.in_sync(3)
+            await group.kill(0)
+            await group.elect(2, members=(1, 2))
+            bodies = await received(client, len(client.acknowledged))
+            assert sorted(bodies) == sorted(client.acknowledged)
+            master, mended = (tmp_path / str(n) / FIRST for n in (1, 2))
+            assert was_mended(tmp_path, 2)
+            data = mended.read_bytes()
+            at = data.index(b"m9.")
+            assert data[at : at + 200] == master.read_bytes()[at : at + 200]
+
+    run(scenario)
+
+
+def test_two_that_have_each_lost_another_message_help_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with replica_group(tmp_path) as group:
+            client = await sent(group)
+            await group.kill(1)
+            await group.kill(2)
+            flip(tmp_path, 1, "m7")
+            flip(tmp_path, 2, "m7")
+            flip(tmp_path, 2, "m9")
+            # Only the first one has it.
+            await asyncio.gather(group.start(1), group.start(2))
+            await group.in_sync(3)
+            assert was_mended(tmp_path, 1)
+            assert was_mended(tmp_path, 2)
+            await group.elect(2)
+            bodies = await received(client, len(client.acknowledged))
+            assert sorted(bodies) == sorted(client.acknowledged)
+
+    run(scenario)

@@ -1,0 +1,171 @@
+"""Replicas, controllers and clients between which nothing passes, or slowly, under load.
+
+Rows 12 to 19 of the fault matrix (`tests/support/fault_rows.py`). The history is judged: nothing
+acknowledged is lost, or taken back, whoever could not hear whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_clients_through_failovers import SENDS_BETWEEN, failed_over, sends
+from tests.support.controlled_group import ControlledGroup, controlled_group, proxy_of
+from tests.support.load import Load
+from tests.support.tcp_links import BACK, FORTH, tcp_links
+
+pytestmark = pytest.mark.heavy
+LIMIT_S = 120.0
+FAR_S = 0.1  # each way
+SLOW_BYTES_PER_S = 1 << 20
+
+Faults = Callable[[ControlledGroup, Load], Awaitable[None]]
+
+
+def play(folder: Path, faults: Faults, *, controllers: int = 1) -> Load:
+    """Run producers and consumers while `faults` happen; return what they have seen."""
+
+    async def run(endpoint: str, group: ControlledGroup) -> Load:
+        load = Load(endpoint, "orders", "billing", random.Random(5))
+        stop = asyncio.Event()
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(load.run(producers=3, consumers=2, stop=stop))
+            await sends(load, SENDS_BETWEEN)
+            await faults(group, load)
+            stop.set()
+            await running
+        return load
+
+    with tcp_links() as links, controlled_group(folder, links, controllers=controllers) as group:
+        group.await_in_sync()
+        with proxy_of(group) as proxy:
+            load = asyncio.run(run(proxy.grpc, group))
+    verdict = load.history.judge()
+    assert verdict.is_clean, str(verdict)
+    return load
+
+
+async def epoch_of(group: ControlledGroup) -> int:
+    found = await asyncio.to_thread(group.group)
+    return int(found.view.epoch)
+
+
+async def all_in_sync(group: ControlledGroup) -> None:
+    await asyncio.to_thread(group.await_in_sync)
+
+
+def test_a_master_that_no_replica_reaches_gives_way(tmp_path: Path) -> None:
+    async def faults(group: ControlledGroup, load: Load) -> None:
+        group.to_replica[0].cut()
+        # Its controllers hear it; so it says that it is blocked, and another one is elected.
+        await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
+        await sends(load, SENDS_BETWEEN)
+        group.to_replica[0].heal()
+        assert await failed_over(group, 2) in (1, 2)
+        await sends(load, SENDS_BETWEEN)
+
+    play(tmp_path, faults)
+
+
+def test_a_master_that_controllers_do_not_hear_goes_on(tmp_path: Path) -> None:
+    async def faults(group: ControlledGroup, load: Load) -> None:
+        for link in group.to_controllers[0]:
+            link.cut()
+        found = await asyncio.to_thread(
+            group.await_group, lambda one: one.replicas[0].silent_ms > 2_000
+        )
+        await sends(load, SENDS_BETWEEN)
+        assert (found.view.epoch, found.view.master.replica_id) == (1, 0)
+        assert await epoch_of(group) == 1, "its replicas hear it"
+        for link in group.to_controllers[0]:
+            link.heal()
+        await all_in_sync(group)
+
+    play(tmp_path, faults)
+
+
+def test_a_master_that_is_cut_off_from_all_is_replaced_and_cuts_its_tail(tmp_path: Path) -> None:
+    async def faults(group: ControlledGroup, load: Load) -> None:
+        for link in (group.to_replica[0], *group.to_controllers[0]):
+            link.cut()
+        await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
+        await sends(load, SENDS_BETWEEN)
+        for link in (group.to_replica[0], *group.to_controllers[0]):
+            link.heal()
+        assert await failed_over(group, 2) in (1, 2)
+
+    play(tmp_path, faults)
+
+
+def test_a_replica_that_controllers_do_not_hear_acks_and_is_not_elected(tmp_path: Path) -> None:
+    async def faults(group: ControlledGroup, load: Load) -> None:
+        for link in group.to_controllers[1]:
+            link.cut()
+        found = await asyncio.to_thread(
+            group.await_group, lambda one: one.replicas[1].silent_ms > 2_000
+        )
+        assert len(found.view.sss) == 3, "it acks"
+        await sends(load, SENDS_BETWEEN)
+        os.kill(group.replicas[0].broker_pid, signal.SIGKILL)
+        found = await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
+        assert found.view.master.replica_id != 1
+        for link in group.to_controllers[1]:
+            link.heal()
+        await sends(load, SENDS_BETWEEN)
+        await all_in_sync(group)
+
+    play(tmp_path, faults)
+
+
+@pytest.mark.parametrize("direction", [FORTH, BACK], ids=["to the master", "from the master"])
+def test_what_passes_one_way_only_is_as_good_as_nothing(tmp_path: Path, direction: int) -> None:
+    async def faults(group: ControlledGroup, load: Load) -> None:
+        group.to_replica[0].cut(direction)
+        await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
+        await sends(load, SENDS_BETWEEN)
+        group.to_replica[0].heal()
+        assert await failed_over(group, 2) in (1, 2)
+
+    play(tmp_path, faults)
+
+
+def test_a_slow_network_is_no_reason_for_an_election(tmp_path: Path) -> None:
+    async def faults(group: ControlledGroup, load: Load) -> None:
+        links = [*group.to_replica.values(), *chain(*group.to_controllers.values())]
+        for link in links:
+            link.slow(delay_s=FAR_S, bytes_per_s=SLOW_BYTES_PER_S)
+        for _ in range(3):
+            await sends(load, SENDS_BETWEEN)
+            group.to_replica[0].reset()
+        await sends(load, SENDS_BETWEEN)
+        assert await epoch_of(group) == 1
+        for link in links:
+            link.heal()
+        await all_in_sync(group)
+
+    play(tmp_path, faults)
+
+
+def test_a_leading_controller_that_stands_still_is_followed_by_another(tmp_path: Path) -> None:
+    async def faults(group: ControlledGroup, load: Load) -> None:
+        first = group.controllers[0]
+        os.kill(first.pid, signal.SIGSTOP)
+        group.controllers.reverse()
+        try:
+            os.kill(group.replicas[0].broker_pid, signal.SIGKILL)
+            await sends(load, SENDS_BETWEEN)
+            await asyncio.to_thread(group.await_group, lambda one: one.view.epoch >= 2)
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        await all_in_sync(group)
+        found = await asyncio.to_thread(group.group)
+        assert found.view.epoch == 2, "what it had decided is over"
+
+    play(tmp_path, faults, controllers=2)

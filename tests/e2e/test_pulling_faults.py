@@ -1,0 +1,191 @@
+"""Pulls while brokers are killed, replaced by another replica, and retire what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import grpc
+import httpx
+
+from tests.support.eventually import eventually
+from tests.support.killing import child_pid
+from tests.support.processes import Standalone, standalone
+from tests.support.pulling import PullClient, Pulled
+from tests.support.replicated_standalone import FLAGS, Replicated, send_signal
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
+
+TOPIC, GROUP = "kept", "keepers"
+PATIENCE_S = 60.0  # for what was killed to be back
+STARTS_S = 60.0
+MESSAGES = 60  # between two faults
+
+
+@contextlib.contextmanager
+def connected(running: Standalone) -> Iterator[PullClient]:
+    with grpc.insecure_channel(running.grpc) as channel:
+        yield PullClient(channel)
+
+
+class Sender:
+    """Sends one message after the other, and remembers which were stored, and where."""
+
+    def __init__(self, running: Standalone) -> None:
+        self.stored: dict[int, bytes] = {}  # by offset
+        self._running = running
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over.set()
+        self._thread.join(PATIENCE_S)
+
+    def _run(self) -> None:
+        with connected(self._running) as client:
+            number = 0
+            while not self._is_over.is_set():
+                number += 1
+                with contextlib.suppress(grpc.RpcError, AssertionError):
+                    body = b"m%d" % number
+                    self.stored[client.send(TOPIC, body).offset] = body
+
+
+class Reader:
+    """Pulls a queue again and again, and checks that it only grows."""
+
+    def __init__(self, client: PullClient) -> None:
+        self._client = client
+        self.found: dict[int, bytes] = {}
+        self.offset = 0
+
+    def pull(self) -> Pulled | None:
+        try:
+            pulled = self._client.pull(TOPIC, self.offset, batch_size=16)
+        except grpc.RpcError:
+            return None
+        if pulled.code not in {v2.OK, v2.MESSAGE_NOT_FOUND}:
+            return None  # The broker is away, or another one is about to take over.
+        for offset, body in zip(pulled.offsets, pulled.bodies, strict=True):
+            assert offset not in self.found, "an offset is told once"
+            self.found[offset] = body
+        assert pulled.next_offset >= self.offset
+        self.offset = pulled.next_offset
+        return pulled
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline_s, "no progress"
+            if self.pull() is None:
+                time.sleep(0.05)  # Not in a loop while the broker starts.
+
+    def read_on(self, count: int = MESSAGES) -> None:
+        goal = len(self.found) + count
+        self.until(lambda: len(self.found) >= goal)
+
+
+def mark(client: PullClient, offset: int) -> None:
+    """Say how far the group is, as soon as somebody hears it."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while client.update_offset(GROUP, TOPIC, offset).status.code != v2.OK:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def check_faults(running: Standalone, fault: Callable[[], None], *, times: int) -> None:
+    """Pull beside a sender, with a fault in between; then compare."""
+    running.put(f"topics/{TOPIC}", queues=1)
+    running.put(f"groups/{GROUP}")
+    with connected(running) as client:
+        reader, told = Reader(client), 0
+        with Sender(running) as sender:
+            for _ in range(times):
+                reader.read_on()
+                told = reader.offset
+                mark(client, told)
+                fault()
+                reader.read_on()
+                assert client.get_offset(GROUP, TOPIC).offset == told
+        reader.until(lambda: reader.offset > max(sender.stored))
+        assert {offset: reader.found[offset] for offset in sender.stored} == sender.stored
+        assert sorted(reader.found) == list(range(len(reader.found))), "no offset is left out"
+
+
+def test_pulls_go_on_where_they_were_when_a_broker_was_killed(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running:
+        check_faults(
+            running,
+            lambda: send_signal([child_pid(running, "broker-0")], signal.SIGKILL),
+            times=2,
+        )
+
+
+def test_pulls_go_on_with_another_replica(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data", *FLAGS, start_s=STARTS_S) as running:
+        group = Replicated(running)
+        asyncio.run(group.in_sync())
+
+        def kill_master() -> None:
+            asyncio.run(group.in_sync())
+            send_signal(group.pids(group.master()), signal.SIGKILL)
+
+        check_faults(running, kill_master, times=2)
+
+
+def test_what_retention_took_is_told_with_where_the_queue_begins(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("segment_bytes: 16777216\nretention_bytes: 33554432\n")
+    with (
+        standalone(tmp_path / "data", f"--config={config}") as running,
+        grpc.insecure_channel(
+            running.grpc, options=[("grpc.max_receive_message_length", 16 << 20)]
+        ) as channel,
+    ):
+        running.put(f"topics/{TOPIC}", queues=1)
+        client, source = PullClient(channel), pipeline_pb2_grpc.PipelineSourceStub(channel)
+        number, body, gone = 0, bytes(1 << 20), Pulled()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while gone.code != v2.OFFSET_NOT_FOUND:
+            assert time.monotonic() < deadline_s, "nothing is retired"
+            for _ in range(16):
+                client.send(TOPIC, body, message_id=f"id-{number}")
+                number += 1
+            gone = client.pull(TOPIC, 0, batch_size=1)
+        first = gone.next_offset
+        assert f"begins at {first}" in gone.text
+        assert client.pull(TOPIC, first).offsets[0] == first
+        assert client.query(TOPIC, v2.BEGINNING).offset >= first
+        replies = list(source.ReadMessages(pb.ReadMessagesRequest(topic=TOPIC, broker="broker-0")))
+        assert (replies[0].is_gone, replies[0].gone_from) == (True, 0)
+        read = [m.system_properties.queue_offset for reply in replies for m in reply.messages]
+        assert read == list(range(replies[0].min_offset, number))
+
+
+def test_a_pull_that_waits_is_answered_when_everything_stops(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data") as running, connected(running) as client:
+        running.put(f"topics/{TOPIC}", queues=1)
+        answers: list[Pulled] = []
+        waiting = threading.Thread(
+            target=lambda: answers.append(client.pull(TOPIC, 0, wait_s=25)), daemon=True
+        )
+        waiting.start()
+        # It waits when the proxy has a stream for it.
+        metrics = running.processes["proxy-0"].metrics
+        shown = re.compile(r'rocketmq_proxy_streams\{[^}]*kind="pull"[^}]*\} 1')
+        eventually(lambda: shown.search(httpx.get(metrics, trust_env=False).text))
+        assert running.stop() == 0
+        waiting.join(PATIENCE_S)
+        assert [one.code for one in answers] == [v2.MESSAGE_NOT_FOUND]

@@ -1,0 +1,87 @@
+"""What the jobs of a Helm release run, against real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.processes import Standalone, command, environment, standalone
+
+COMMAND_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("release") / "data") as running:
+        yield running
+
+
+def release(running: Standalone, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("--admin", running.admin, "release", *arguments),
+        capture_output=True, text=True, check=False, timeout=COMMAND_S, env=environment(),
+    )  # fmt: skip
+
+
+def groups(running: Standalone) -> list[tuple[str, str]]:
+    with httpx.Client(trust_env=False) as client:
+        items = client.get(f"{running.admin}/api/v1/broker-groups").json()["items"]
+    return [(item["name"], item["address"]) for item in items]
+
+
+def test_a_trial_sends_delays_pops_and_acks(running: Standalone) -> None:
+    done = release(running, "trial", f"--endpoint={running.grpc}")
+    assert done.returncode == 0, done.stderr
+    assert "all of it works" in done.stdout
+
+
+def test_a_trial_of_nobody_says_so(running: Standalone) -> None:
+    done = release(running, "trial", "--endpoint=127.0.0.1:1", "--patience-s=5")
+    assert done.returncode == 3
+    assert "127.0.0.1:1 does not answer as a proxy does" in done.stderr
+
+
+def test_what_values_name_is_there_afterwards_and_may_be_said_again(
+    running: Standalone, tmp_path: Path
+) -> None:
+    [(name, address)] = groups(running)
+    wanted = tmp_path / "wanted.json"
+    wanted.write_text(
+        json.dumps(
+            {
+                "brokerGroups": [{"name": name, "address": address}],
+                "topics": [{"name": "orders", "messageType": "FIFO", "queues": 2}],
+                "groups": [{"name": "billing", "deliveryOrder": "FIFO", "maxAttempts": 3}],
+            }
+        )
+    )
+    for _ in range(2):
+        done = release(running, "provision", f"--file={wanted}")
+        assert done.returncode == 0, done.stderr
+    with httpx.Client(trust_env=False) as client:
+        topic = client.get(f"{running.admin}/api/v1/topics/orders").json()
+    assert (topic["messageType"], topic["queues"]) == ("FIFO", 2)
+
+
+def test_an_upgrade_that_loses_a_group_is_refused(running: Standalone) -> None:
+    [(name, _)] = groups(running)
+    assert release(running, "check", f"--kept={name},other").returncode == 0
+    done = release(running, "check", "--kept=other")
+    assert done.returncode == 1
+    assert f"{name} is the home" in done.stderr
+
+
+def test_messages_are_received_and_acked(running: Standalone) -> None:
+    running.put("topics/hello", queues=1)
+    running.put("groups/readers")
+    with httpx.Client(trust_env=False) as client:
+        url = f"{running.admin}/api/v1/topics/hello/messages"
+        client.post(url, json={"body": "good morning"}).raise_for_status()
+    receive = ["receive", "hello", "--group=readers", f"--endpoint={running.grpc}"]
+    assert release(running, *receive).stdout == "good morning\n"
+    assert running.lag("readers") == 0

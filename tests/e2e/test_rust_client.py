@@ -1,0 +1,79 @@
+"""The official Rust client, unmodified, against a standalone with two proxies.
+
+It compiles 250 packages, so these tests are among the heavy ones. What it needs, and does not say:
+
+- the feature `local-offset` of the library `time`, which it calls and does not ask for;
+- a long-polling time of six seconds at least: it is the deadline of the call too, and a long poll
+  takes five;
+- an application that sends again: it makes one attempt of each send, whatever settings say;
+- nobody who relies on an ack: it takes one for done whose handle is void.
+
+It has no push consumer, changes no invisible duration and recalls nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.client_process import RUST_PROGRAM, needs, run_rust_client
+from tests.support.processes import Standalone, standalone
+
+LATE_MS_MAX = 10_000  # of a delayed message: it comes with the poll under way or the next one
+
+pytestmark = [pytest.mark.large, needs("cargo", RUST_PROGRAM)]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    data_dir = tmp_path_factory.mktemp("rust") / "data"
+    with standalone(data_dir, "--proxies=2") as started:
+        yield started
+
+
+def test_messages_of_every_kind_and_size_come_as_they_were_sent(
+    tmp_path: Path, running: Standalone
+) -> None:
+    facts = run_rust_client(tmp_path, "roundTrip", running.grpc, topic="round", group="round")
+    received = {fact["id"]: fact for fact in facts.of("received")}
+    assert len(facts.of("received")) == 5
+    assert received.keys() == {fact["id"] for fact in facts.of("sent")}
+    assert {fact["attempt"] for fact in received.values()} == {1}
+    by_body = {fact["body"]: fact for fact in received.values()}
+    assert by_body["tagged"]["tag"] == "tag"
+    assert by_body["keyed"]["keys"] == ["key-1", "key-2"]
+    assert by_body["with properties"]["properties"] == {"name": "wert", "grün": "🌊"}
+    assert max(fact["size"] for fact in received.values()) == 1 << 20
+    assert facts.the("left")["count"] == 0
+    assert running.lag("round") == 0
+
+
+def test_a_message_that_is_not_acked_comes_back(tmp_path: Path, running: Standalone) -> None:
+    facts = run_rust_client(tmp_path, "redelivery", running.grpc, topic="again", group="again")
+    assert [fact["attempt"] for fact in facts.of("received")] == [1, 2]
+    assert {fact["id"] for fact in facts.of("received")} == {facts.the("sent")["id"]}
+    assert running.lag("again") == 0
+
+
+def test_a_delayed_message_comes_when_it_is_due(tmp_path: Path, running: Standalone) -> None:
+    running.put("topics/later", messageType="DELAY", queues=2)
+    facts = run_rust_client(tmp_path, "delayed", running.grpc, topic="later", group="later")
+    due_ms = facts.the("due")["ms"]
+    assert due_ms <= facts.the("received")["atMs"] < due_ms + LATE_MS_MAX
+    assert facts.the("received")["due"] == due_ms // 1000
+
+
+def test_message_groups_come_in_their_order(tmp_path: Path, running: Standalone) -> None:
+    running.put("topics/ordered", messageType="FIFO", queues=2)
+    running.put("groups/ordered", deliveryOrder="FIFO")
+    facts = run_rust_client(tmp_path, "fifo", running.grpc, topic="ordered", group="ordered")
+    numbers = defaultdict(list)
+    for received in facts.of("received"):
+        group, number = received["body"].split()
+        assert received["group"] == group
+        numbers[group].append(int(number))
+    assert numbers == {f"group-{n}": list(range(n, 12, 3)) for n in range(3)}
+    assert running.lag("ordered") == 0

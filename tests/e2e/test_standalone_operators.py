@@ -1,0 +1,246 @@
+"""`tidemill standalone --replicas 3`: clients and operators go on when a master goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.api import api, message
+from tests.support.controlled_group import parent_of
+from tests.support.eventually import eventually
+from tests.support.processes import (
+    ADMIN_S,
+    STOP_S,
+    Standalone,
+    command,
+    environment,
+    standalone,
+)
+
+WITHIN_MS = 30_000
+START_MS = 120_000  # of all processes of a standalone, beside other tests
+COPY_S = 60.0  # of a command that starts, and reads whole segments
+
+
+def get(running: Standalone, path: str) -> Any:
+    with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+        return client.get(f"{running.admin}/api/v1/{path}").raise_for_status().json()
+
+
+def post(running: Standalone, path: str, **body: object) -> None:
+    with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+        client.post(f"{running.admin}/api/v1/{path}", json=body).raise_for_status()
+
+
+def has_put(running: Standalone, path: str) -> bool:
+    """Whether a topic could be put, and was."""
+    with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+        answer = client.put(f"{running.admin}/api/v1/{path}", json={"queues": 4})
+    # For a moment nobody is there, which is said so and is no failure of the process.
+    if answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
+        raise RuntimeError(answer.text)
+    return answer.is_success
+
+
+def drained(running: Standalone, replica: str, *flags: str) -> str:
+    """Let the command line drain a replica; return what it says, of a refusal too."""
+    return cluster(running, "drain", replica, *flags)
+
+
+def cluster(running: Standalone, *arguments: str) -> str:
+    done = subprocess.run(
+        [*command("cluster", *arguments), f"--admin={running.admin}"],
+        env=environment(), capture_output=True, text=True, timeout=ADMIN_S, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def role_of(running: Standalone, replica: int) -> str:
+    return str(group_of(running)["replicas"][replica]["role"])
+
+
+def group_of(running: Standalone) -> Any:
+    [group] = get(running, "replicas")["items"]
+    return group
+
+
+def test_replicas_on_a_laptop_outlive_their_master(tmp_path: Path) -> None:
+    async def send(endpoint: str, body: bytes) -> None:
+        async with api(endpoint) as client:
+            answer = await client.send(message("orders", body))
+            assert answer.status.code == 20000, answer.status
+
+    with standalone(tmp_path / "data", "--replicas=3") as running:
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        running.put("topics/orders", queues=4)
+        asyncio.run(send(running.grpc, b"one"))
+        post(running, "replicas/broker-0:transfer", target=1)
+        eventually(lambda: group_of(running)["master"] == 1, within_ms=WITHIN_MS)
+        asyncio.run(send(running.grpc, b"two"))
+        # The REST API has found the master as well, or waits until it has.
+        post(running, "topics/orders/messages", body="by an operator")
+        assert has_put(running, "topics/second")
+        os.kill(running.processes["broker-0-1"].pid, signal.SIGKILL)
+        asyncio.run(send(running.grpc, b"three"))
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        last = group_of(running)["history"][0]
+        assert (last["source"], last["reason"]) == (1, "its process has ended")
+        # A second later the history says for how long nobody took sends.
+        eventually(lambda: "awayMs" in group_of(running)["history"][0], within_ms=WITHIN_MS)
+        assert group_of(running)["history"][0]["awayMs"] < WITHIN_MS
+        names = {topic["name"] for topic in get(running, "topics")["topics"]}
+        assert {"orders", "second"} <= names
+        assert running.stop() == 0
+
+
+def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data", "--replicas=3") as running:
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        master = group_of(running)["master"]
+        assert "hands over" in drained(running, f"broker-0-{master}")
+        eventually(lambda: role_of(running, master) == "retired", within_ms=WITHIN_MS)
+        moved = group_of(running)
+        assert moved["master"] != master
+        assert moved["history"][0]["reason"] == "handed over"
+        # Two are left, and two must have a message.
+        refused = drained(running, f"broker-0-{moved['master']}")
+        assert "1 would be left" in refused
+        assert "counts again" in drained(running, f"broker-0-{master}", "--undo")
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        assert role_of(running, master) == "in-sync"
+        assert "is no replica" in drained(running, "broker")
+
+
+def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data", "--replicas=3") as running:
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        running.put("topics/orders", queues=1)
+        master = group_of(running)["master"]
+        target = next(n for n in range(3) if n != master)
+        said = cluster(running, "transfer", "broker-0", f"--to={target}", "--wait")
+        assert f"replica {target} is master" in said
+        assert f"replica {target} is master" in cluster(
+            running, "transfer", "broker-0", f"--to={target}"
+        )
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        still = [n for n in range(3) if n != target]
+        stopped = [running.processes[f"broker-0-{n}"].pid for n in still]
+        stopped += [parent_of(pid) for pid in stopped]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: "alarm" in group_of(running), within_ms=WITHIN_MS)
+            alarm = group_of(running)["alarm"]
+            assert f"replicas {still[0]} and {still[1]} are not heard of" in alarm
+            assert "`tidemill cluster min-in-sync broker-0 1`" in alarm
+            assert alarm in cluster(running, "status", "-o", "json")
+            assert "add --yes" in cluster(running, "min-in-sync", "broker-0", "1")
+            said = cluster(running, "min-in-sync", "broker-0", "1", "--yes")
+            assert "1 of its replicas must have a message" in said
+            post(running, "topics/orders/messages", body="on one disk")
+            eventually(lambda: "alarm" not in group_of(running), within_ms=WITHIN_MS)
+            assert "is there: stop it first" in cluster(running, "forget", "broker-0", "--yes")
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        cluster(running, "min-in-sync", "broker-0", "2")
+        assert group_of(running)["minInSync"] == 2
+
+
+def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: Path) -> None:
+    data, aside = tmp_path / "data", tmp_path / "aside"
+    with standalone(data, "--replicas=3") as running:
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        running.put("topics/orders", queues=1)
+        post(running, "topics/orders/messages", body="kept")
+        assert running.stop() == 0
+    aside.mkdir()
+    stores = [each for each in data.iterdir() if each.name != "controller-0"]
+    for each in stores:
+        each.rename(aside / each.name)
+    log = (tmp_path / "empty.log").open("w")
+    with log:
+        once = subprocess.Popen(
+            command(
+                "standalone", f"--data-dir={data}", "--replicas=3", "--grpc-port=0",
+                "--admin-port=0", "--metrics-port=0",
+            ),
+            env=environment(), stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            eventually(
+                lambda: "came with another store" in (tmp_path / "empty.log").read_text(),
+                within_ms=START_MS,
+            )
+        finally:
+            once.terminate()
+            once.wait(STOP_S)
+    for each in data.iterdir():
+        if each.name != "controller-0":
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for each in stores:
+        (aside / each.name).rename(each)
+    with standalone(data, "--replicas=3") as running:
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        assert "uncleanSince" not in group_of(running)
+        assert len(get(running, "topics/orders/queues/0/messages")["messages"]) == 1
+        post(running, "topics/orders/messages", body="more")
+        assert running.stop() == 0
+
+
+def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with standalone(data, "--replicas=3", start_s=START_MS / 1000) as running:
+        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        running.put("topics/orders", queues=1)
+        post(running, "topics/orders/messages", body="kept")
+        copied = subprocess.run(
+            command("store", "copy", str(data), str(backup)), env=environment(),
+            capture_output=True, text=True, timeout=COPY_S, check=False,
+        )  # fmt: skip
+        assert copied.returncode == 0, copied.stderr
+        post(running, "topics/orders/messages", body="later")
+        assert running.stop() == 0
+    # The records of the controllers stay; replica 0 has the copy, and the others nothing.
+    for each in [each for each in data.iterdir() if each.name != "controller-0"]:
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for each in [each for each in backup.iterdir() if not each.name.startswith("broker-0-")]:
+        each.rename(data / each.name)
+    log_file = tmp_path / "restored.log"
+    with log_file.open("w") as log:
+        restored = subprocess.Popen(
+            command(
+                "standalone", f"--data-dir={data}", "--replicas=3", "--grpc-port=0",
+                "--admin-port=0", "--metrics-port=0",
+            ),
+            env=environment(), stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            eventually(
+                lambda: "came with another store" in log_file.read_text(), within_ms=WITHIN_MS
+            )
+            serves = next(
+                line for line in log_file.read_text().splitlines() if "admin serves" in line
+            )
+            at = Standalone.__new__(Standalone)
+            at.admin = json.loads(serves)["admin"]
+            said = cluster(at, "replace", "broker-0", "--with=0", "--reason=restored", "--yes")
+            assert "replica 0 is master" in said
+            eventually(lambda: group_of(at)["inSync"] == 3, within_ms=WITHIN_MS)
+            eventually(lambda: count_of(at) == 1, within_ms=WITHIN_MS)
+        finally:
+            restored.terminate()
+            restored.wait(STOP_S)
+
+
+def count_of(running: Standalone) -> int:
+    return len(get(running, "topics/orders/queues/0/messages")["messages"])

@@ -1,0 +1,299 @@
+"""`standalone --replicas 3` while parts of it die, stop and move: no promise is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from tests.support.api import POLL_MS_MIN, Api, api, message
+from tests.support.killing import RECOVERY_S, Stuck, until
+from tests.support.load import Load
+from tests.support.processes import ADMIN_S, Standalone, standalone
+from tests.support.replicated_standalone import FLAGS, Replicated, send_signal
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+SENDS_BETWEEN = 50  # of each load, which are stored after a fault before the next
+DRAIN_S = 120.0
+DELAY_MS = 2_000
+IN_FLIGHT_MS = 300_000  # longer than the test
+DUE_IN_MS = 6_000  # a failover lies between the send and this
+NS_PER_MS = 1_000_000
+STARTS_S = 60.0  # for eleven processes
+
+Fault = Callable[[Replicated, list[Load]], Awaitable[None]]
+
+
+async def stored(loads: list[Load], count: int = SENDS_BETWEEN) -> None:
+    """Wait until each load has stored so many more."""
+    goals = [(load, load.sent_ok + count) for load in loads]
+    await until(lambda: all(load.sent_ok >= goal for load, goal in goals))
+
+
+async def kill_master(group: Replicated, loads: list[Load], *, with_supervisor: bool) -> None:
+    """Kill the master twice; each time another one takes over and the killed one comes back."""
+    for _ in range(2):
+        epoch = group.status()["epoch"]
+        pids = group.pids(group.master())
+        send_signal(pids if with_supervisor else pids[1:2], signal.SIGKILL)
+        await stored(loads)
+        await group.in_sync(after_epoch=epoch)
+
+
+async def freeze_master(group: Replicated, loads: list[Load], *, with_supervisor: bool) -> None:
+    """Let the master stand still until others have gone on without it."""
+    epoch = group.status()["epoch"]
+    pids = group.pids(group.master())
+    frozen = pids if with_supervisor else pids[1:]
+    send_signal(frozen, signal.SIGSTOP)
+    try:
+        await stored(loads)
+    finally:
+        send_signal(frozen, signal.SIGCONT)
+    await group.in_sync(after_epoch=epoch)
+
+
+async def kill_controller(group: Replicated, loads: list[Load]) -> None:
+    """Kill the controller; while it is away, and afterwards, everything goes on."""
+    send_signal(group.pids("controller-0"), signal.SIGKILL)
+    await stored(loads)
+    await group.in_sync()
+
+
+async def kill_replica(group: Replicated, loads: list[Load]) -> None:
+    """Kill a replica that is no master."""
+    send_signal(group.pids(group.follower()), signal.SIGKILL)
+    await stored(loads)
+    await group.in_sync()
+
+
+async def transfer(group: Replicated, loads: list[Load]) -> None:
+    """Move the master by plan."""
+    epoch = group.status()["epoch"]
+    group.transfer()
+    await stored(loads)
+    await group.in_sync(after_epoch=epoch)
+
+
+async def drain_master(group: Replicated, loads: list[Load]) -> None:
+    """Empty the master of its duties, and let it count again."""
+    epoch, master = group.status()["epoch"], group.status()["master"]
+    group.drain(master)
+    await stored(loads)
+    await until(lambda: group.status()["replicas"][master]["role"] == "retired")
+    await stored(loads)
+    group.drain(master, undo=True)
+    await group.in_sync(after_epoch=epoch)
+
+
+FAULTS: dict[str, Fault] = {
+    "broker of the master killed": partial(kill_master, with_supervisor=False),
+    "master killed": partial(kill_master, with_supervisor=True),
+    "broker of the master frozen": partial(freeze_master, with_supervisor=False),
+    "master frozen": partial(freeze_master, with_supervisor=True),
+    "controller killed": kill_controller,
+    "replica killed": kill_replica,
+    "master moved": transfer,
+    "master drained": drain_master,
+}
+
+
+def loads_of(running: Standalone, seed: int) -> list[Load]:
+    rng = random.Random(seed)
+    running.put("topics/plain", messageType="NORMAL", queues=2)
+    running.put("topics/ordered", messageType="FIFO", queues=2)
+    running.put("topics/delayed", messageType="DELAY", queues=2)
+    running.put("groups/ordered", deliveryOrder="FIFO", maxAttempts=1000)
+    for name in ("plain", "delayed"):
+        running.put(f"groups/{name}", maxAttempts=1000)
+    return [
+        Load(running.grpc, "plain", "plain", rng),
+        Load(running.grpc, "ordered", "ordered", rng, message_groups=2),
+        Load(running.grpc, "delayed", "delayed", rng, delay_ms=DELAY_MS),
+    ]
+
+
+async def under_load(group: Replicated, loads: list[Load], fault: Fault) -> None:
+    stop = asyncio.Event()
+    await group.in_sync()
+    async with asyncio.TaskGroup() as tasks:
+        runs = [tasks.create_task(load.run(producers=2, consumers=2, stop=stop)) for load in loads]
+        await stored(loads)
+        await fault(group, loads)
+        await stored(loads)
+        stop.set()
+        _, undrained = await asyncio.wait(runs, timeout=DRAIN_S)
+        for run in undrained:
+            run.cancel()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", FAULTS)
+def test_no_promise_is_broken_by_a_fault_of_replicas(tmp_path: Path, name: str) -> None:
+    with standalone(tmp_path / "data", *FLAGS) as running:
+        loads = loads_of(running, seed=1)
+        group = Replicated(running)
+        try:
+            asyncio.run(under_load(group, loads, FAULTS[name]))
+        except* Stuck:
+            told = "\n".join(load.status for load in loads)
+            log = running.log.read_text()[-5000:]
+            pytest.fail(
+                f"no progress in {RECOVERY_S:.0f} s\n{told}\n{group.status()}\n{log}",
+            )
+        log = running.log.read_text()
+        assert running.stop() == 0
+    for load in loads:
+        verdict = load.history.judge()
+        assert verdict.is_clean, f"{load.topic}\n{verdict}"
+    assert "Traceback" not in log
+
+
+def test_replicas_are_shown_with_their_broker_group(tmp_path: Path) -> None:
+    with standalone(tmp_path / "data", *FLAGS) as running:
+        asyncio.run(Replicated(running).in_sync())
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            [group] = client.get(f"{running.admin}/api/v1/broker-groups").json()["items"]
+    assert (group["master"], group["epoch"]) == ("broker-0-0", 1)
+    assert [(one["name"], one["role"], one["inSync"]) for one in group["replicas"]] == [
+        ("broker-0-0", "master", True),
+        ("broker-0-1", "replica", True),
+        ("broker-0-2", "replica", True),
+    ]
+
+
+async def receive_all(client: Api, topic: str, count: int) -> list[v2.Message]:
+    """Receive until there are so many; they are in flight for long."""
+    found: list[v2.Message] = []
+    async with asyncio.timeout(RECOVERY_S):
+        while len(found) < count:
+            with contextlib.suppress(grpc.aio.AioRpcError, AssertionError):
+                found += await client.receive(
+                    topic, "billing", poll_ms=POLL_MS_MIN, invisible_ms=IN_FLIGHT_MS
+                )
+    return found
+
+
+async def send_all(client: Api, topic: str, bodies: Sequence[str], *, due_at_ms: int = 0) -> None:
+    """Send one after the other, each until it is stored."""
+    for body in bodies:
+        answer = await client.send(message(topic, body.encode(), due_at_ms=due_at_ms))
+        assert answer.status.code == v2.OK, answer.status
+
+
+def test_what_is_in_flight_when_a_master_dies_is_not_delivered_again_and_is_acked(
+    tmp_path: Path,
+) -> None:
+    async def play(group: Replicated) -> None:
+        bodies = [str(number) for number in range(100)]
+        async with api(group.running.grpc) as client:
+            await send_all(client, "plain", bodies)
+            found = await receive_all(client, "plain", len(bodies))
+            assert sorted(each.body.decode() for each in found) == sorted(bodies)
+            await group.in_sync()
+            send_signal(group.pids(group.master()), signal.SIGKILL)
+            await send_all(client, "plain", ["later"])
+            # The receive after them is empty: they are in flight at the new master, too.
+            [later] = await receive_all(client, "plain", 1)
+            assert later.body == b"later"
+            again = await client.receive("plain", "billing", poll_ms=POLL_MS_MIN)
+            assert again == []
+            for each in found:
+                handle = each.system_properties.receipt_handle
+                answer = await client.ack("plain", "billing", [handle])
+                assert answer.entries[0].status.code == v2.OK, answer
+        assert group.running.lag("billing") == 1  # what came later, which is not acked
+
+    with standalone(tmp_path / "data", *FLAGS) as running:
+        running.put("topics/plain", messageType="NORMAL", queues=2)
+        asyncio.run(play(Replicated(running)))
+
+
+def test_timers_of_a_dead_master_come_once_and_not_early(tmp_path: Path) -> None:
+    async def play(group: Replicated) -> None:
+        bodies = [str(number) for number in range(100)]
+        due_at_ms = time.time_ns() // NS_PER_MS + DUE_IN_MS
+        async with api(group.running.grpc) as client:
+            await send_all(client, "delayed", bodies, due_at_ms=due_at_ms)
+            await group.in_sync()
+            send_signal(group.pids(group.master()), signal.SIGKILL)
+            found = await receive_all(client, "delayed", len(bodies))
+            assert time.time_ns() // NS_PER_MS >= due_at_ms
+            for each in found:
+                assert each.system_properties.delivery_attempt == 1
+            assert sorted(each.body.decode() for each in found) == sorted(bodies)
+
+    with standalone(tmp_path / "data", *FLAGS) as running:
+        running.put("topics/delayed", messageType="DELAY", queues=2)
+        asyncio.run(play(Replicated(running)))
+
+
+def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(
+    tmp_path: Path,
+) -> None:
+    async def send(running: Standalone, *bodies: str) -> None:
+        async with api(running.grpc) as client:
+            await send_all(client, "plain", bodies)
+
+    async def receive(running: Standalone, count: int) -> list[str]:
+        async with api(running.grpc) as client:
+            return sorted(each.body.decode() for each in await receive_all(client, "plain", count))
+
+    data = tmp_path / "data"
+    with standalone(data) as running:
+        running.put("topics/plain", messageType="NORMAL", queues=2)
+        asyncio.run(send(running, "a"))
+    with standalone(data) as running:  # Its second epoch: a group does not begin at the first.
+        asyncio.run(send(running, "b"))
+    with standalone(data, *FLAGS) as running:
+        asyncio.run(Replicated(running).in_sync())
+        asyncio.run(send(running, "c"))
+    with standalone(data, *FLAGS) as running:
+        asyncio.run(Replicated(running).in_sync())
+        send_signal(running.pids(), signal.SIGKILL)
+    with standalone(data, *FLAGS) as running:
+        group = Replicated(running)
+        asyncio.run(group.in_sync())
+        # Others have all of it, what one had alone included.
+        send_signal(group.pids(group.master()), signal.SIGKILL)
+        assert asyncio.run(receive(running, 3)) == ["a", "b", "c"]
+
+
+def test_several_groups_with_replicas_go_on_behind_several_proxies(tmp_path: Path) -> None:
+    async def play(groups: list[Replicated], load: Load) -> None:
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            run = tasks.create_task(load.run(producers=4, consumers=4, stop=stop))
+            await stored([load])
+            for group in groups:  # The home of the others first.
+                await group.in_sync()
+                epoch = group.status()["epoch"]
+                send_signal(group.pids(group.master()), signal.SIGKILL)
+                await stored([load])
+                await group.in_sync(after_epoch=epoch)
+            # What the home decides reaches the others wherever their masters are now.
+            await asyncio.to_thread(groups[0].running.put, "topics/more", queues=4)
+            async with api(load.endpoint) as client:
+                await send_all(client, "more", [str(number) for number in range(20)])
+            stop.set()
+            await run
+
+    flags = *FLAGS, "--groups=2", "--proxies=2"
+    with standalone(tmp_path / "data", *flags, start_s=STARTS_S) as running:
+        running.put("topics/plain", messageType="NORMAL", queues=2)
+        running.put("groups/plain", maxAttempts=1000)
+        load = Load(running.grpc, "plain", "plain", random.Random(1))
+        asyncio.run(play([Replicated(running), Replicated(running, "broker-1")], load))
+        assert running.stop() == 0
+    verdict = load.history.judge()
+    assert verdict.is_clean, str(verdict)
+    assert load.places == {"broker-0", "broker-1"}

@@ -1,0 +1,136 @@
+"""A server knows of an answer that it was read when the client has answered a ping behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support import http2_peer as peer
+from tests.support.eventually import eventually
+from tests.support.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
+from tidemill.transport.aio import read_answers, server
+from tidemill.transport.aio.call import RpcCall, server_streaming
+from tidemill.transport.http2 import frames
+
+
+@contextmanager
+def serving() -> Iterator[tuple[Running, list[bytes]]]:
+    """Serve a method whose answers are to be read; also return of which that is known."""
+    read: list[bytes] = []
+
+    def noting(request: bytes) -> Callable[[], None]:
+        return lambda: read.append(request)
+
+    async def answer(call: RpcCall, request: bytes) -> None:
+        await call.send_all([request] * 3)
+        call.when_read(noting(request))
+
+    with rpc_server(more_methods={f"/{SERVICE}/Read": server_streaming(answer)}) as running:
+        yield running, read
+
+
+def is_ping(frame: peer.Frame) -> bool:
+    return frame.kind == frames.PING and not frame.flags & frames.ACK
+
+
+def test_an_answer_is_read_when_the_ping_behind_its_end_is_answered() -> None:
+    with serving() as (running, read), RawClient(running.port) as client:
+        client.send(peer.request(1, b"one", request_to("Read")))
+        ping = client.until(is_ping)
+        kinds = [frame.kind for frame in client.frames]
+        last = client.until_last(1)
+        assert client.frames.index(last) < kinds.index(frames.PING), "behind the trailers"
+        client.pong()
+        assert read == []
+        client.send(peer.ping(ping.payload, is_ack=True))
+        client.pong()
+        assert read == [b"one"]
+
+
+def test_many_answers_are_asked_for_together() -> None:
+    with serving() as (running, read), RawClient(running.port) as client:
+        client.send(peer.request(1, b"0", request_to("Read")))
+        ping = client.until(is_ping)
+        for n in range(1, 100):
+            client.send(peer.request(2 * n + 1, b"%d" % n, request_to("Read")))
+        client.until_last(199)
+        assert len([one for one in client.frames if is_ping(one)]) == 1
+        client.send(peer.ping(ping.payload, is_ack=True))
+        client.pong()
+        assert read == [b"0"]
+        client.frames.clear()
+        client.until(is_ping)
+        client.send(peer.ping(ping.payload, is_ack=True))
+        client.pong()
+        assert read == [b"%d" % n for n in range(100)]
+
+
+@pytest.mark.parametrize("how", ["lost", "reset", "drain"])
+def test_of_an_answer_whose_ping_is_not_answered_nothing_is_told(how: str) -> None:
+    with serving() as (running, read):
+        with RawClient(running.port) as client:
+            client.send(peer.request(1, b"one", request_to("Read")))
+            client.until(is_ping)
+            if how == "reset":
+                client.send(peer.rst_stream(1))
+                client.pong()
+            elif how == "drain":
+                running.drain()
+        eventually(lambda: not running.server.connections)
+        assert read == []
+
+
+def test_a_server_that_stops_waits_for_the_last_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANSWER_READ_S", 20.0)  # A busy machine takes long.
+    with serving() as (running, read), RawClient(running.port) as client:
+        client.send(peer.request(1, b"one", request_to("Read")))
+        ping = client.until(is_ping)
+        draining = running.start_drain()
+        for _ in range(20):  # Turns of its loop, more than a stop takes that waits for nothing.
+            client.pong()
+        assert not draining.done()
+        client.send(peer.ping(ping.payload, is_ack=True))
+        draining.result(20)
+        assert read == [b"one"]
+
+
+def test_of_every_answer_it_is_told_however_many_are_read_while_a_ping_is_out() -> None:
+    count = 1_500
+    with serving() as (running, read), RawClient(running.port) as client:
+        client.send(peer.request(1, b"0", request_to("Read")))
+        ping = client.until(is_ping)
+        # One round trip, as behind a balancer that answers late: the client reads all the while.
+        for first in range(1, count, 50):
+            last = min(first + 50, count)
+            for n in range(first, last):
+                client.send(peer.request(2 * n + 1, b"%d" % n, request_to("Read")))
+            client.until_last(2 * last - 1)
+        client.frames.clear()
+        client.send(peer.ping(ping.payload, is_ack=True))
+        client.until(is_ping)
+        client.send(peer.ping(ping.payload, is_ack=True))
+        client.pong()
+        assert read == [b"%d" % n for n in range(count)]
+        assert running.server.notices.unheard_answers == 0
+
+
+def test_what_nobody_hears_of_is_counted_and_the_older_ones_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(read_answers, "UNREAD_ANSWERS_MAX", 4)
+    with serving() as (running, read), RawClient(running.port) as client:
+        client.send(peer.request(1, b"0", request_to("Read")))
+        ping = client.until(is_ping)
+        for n in range(1, 6):
+            client.send(peer.request(2 * n + 1, b"%d" % n, request_to("Read")))
+            client.until_last(2 * n + 1)
+        assert running.server.notices.unheard_answers == 2
+        for _ in range(2):
+            client.frames.clear()
+            client.send(peer.ping(ping.payload, is_ack=True))
+            if len(read) < 1:
+                client.until(is_ping)
+        client.pong()
+        assert read == [b"0", b"1", b"2", b"3"]

@@ -1,0 +1,208 @@
+"""J1 in random batches with random crashes: manifest = archive = broker.
+
+Without Spark: the job's tasks run here, one after the other, over a store that dies at a chosen
+operation. Whatever a killed job had written, the next run goes on where the manifest ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.archive.manifest import Entry
+from tidemill.pipeline.archive.reading import read_range
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.tasks import Task, run_task
+from tidemill.pipeline.errors import AnotherWriter, DataLoss
+from tidemill.pipeline.jobs.archive import ArchiveJob, _made
+from tidemill.pipeline.options import SourceOptions, parse_source
+
+HOUR_MS = 3_600_000
+
+
+class Killed(BaseException):
+    """The process died."""
+
+
+class DyingStore(ArchiveStore):
+    """A store whose process dies at one operation, before or after it was done."""
+
+    def __init__(self, path: str, dies_at: int) -> None:
+        super().__init__(path)
+        self._left = dies_at
+
+    def _step(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+
+    @contextlib.contextmanager
+    def writing(self, path: str) -> Iterator[Any]:
+        self._step()
+        with super().writing(path) as file:
+            yield file
+        self._step()
+
+    def commit(self, entry: Entry) -> None:
+        self._step()
+        super().commit(entry)
+        self._step()
+
+
+def a_job(cluster: FakeCluster, path: str, *, dies_at: int = 0, batch_rows: int = 50) -> ArchiveJob:
+    options = parse_source(
+        {"endpoints": cluster.endpoint, "topicPattern": ".*", "archivePath": path,
+         "readMode": "broker", "pullBatchSize": "7"},
+        is_stream=False,
+    )  # fmt: skip
+    store = DyingStore(path, dies_at)
+    clock = itertools.count(1_800_000_000_000)
+
+    def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        return [run_task(options, task, store) for task in tasks]
+
+    return ArchiveJob(
+        options, run_here, now_ms=lambda: next(clock), store=store, batch_rows=batch_rows,
+        task_rows=20,
+    )  # fmt: skip
+
+
+def archived_rows(path: str) -> list[tuple[str, str, int, int, str]]:
+    """Return what a reader of the archive sees, by the manifest alone."""
+    store = ArchiveStore(path)
+    archive = store.archive()
+    rows = []
+    for key, queue in archive.queues.items():
+        for batch in read_range(
+            store, archive.holding(key, queue.start, queue.end), key,
+            start=queue.start, end=queue.end, columns=["queue_offset", "body"],
+        ):  # fmt: skip
+            rows += [
+                (key.topic, key.broker, key.queue_id, row["queue_offset"], row["body"].decode())
+                for row in batch.to_pylist()
+            ]
+        assert sum(each.rows for each in queue.ranges) == sum(
+            span.rows for file in archive.files.values() for span in file.spans if span.key == key
+        ), "the rows of the manifest are those of its files"
+    return rows
+
+
+def stored_rows(cluster: FakeCluster) -> list[tuple[str, str, int, int, str]]:
+    return [
+        (topic, broker, queue_id, i, message.body.decode())
+        for broker, of in cluster.brokers.items()
+        for (topic, queue_id), queue in of.queues.items()
+        for i, message in enumerate(queue.messages)
+        if message is not None
+    ]
+
+
+Sends = st.tuples(
+    st.sampled_from(["orders", "payments"]), st.sampled_from(["a", "b"]), st.integers(0, 1),
+    st.integers(1, 60),
+)  # fmt: skip
+Rounds = st.lists(
+    st.tuples(
+        st.lists(Sends, max_size=3), st.integers(1, 14),
+        st.sampled_from(["append", "compact", "verify"]),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
+@given(Rounds)
+def test_manifest_archive_and_broker_agree_after_any_crashes(
+    rounds: list[tuple[list[tuple[str, str, int, int]], int, str]],
+) -> None:
+    with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
+        for sends, dies_at, verb in rounds:
+            for topic, broker, queue_id, count in sends:
+                cluster.add(
+                    topic, broker, queue_id, count,
+                    # Some cross an hour.
+                    step_ms=HOUR_MS // 40,
+                )  # fmt: skip
+            with contextlib.suppress(Killed):
+                getattr(a_job(cluster, path, dies_at=dies_at), verb)()
+        a_job(cluster, path).append()
+        assert sorted(archived_rows(path)) == sorted(stored_rows(cluster))
+        assert a_job(cluster, path).verify() == []
+        a_job(cluster, path).compact()
+        assert sorted(archived_rows(path)) == sorted(stored_rows(cluster))
+        archive = ArchiveStore(path).archive()
+        assert all(queue.sealed == queue.end for queue in archive.queues.values())
+
+
+def test_a_second_archiver_is_refused_and_doubles_nothing() -> None:
+    with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
+        cluster.add("orders", "a", 0, 30)
+        first, second = a_job(cluster, path), a_job(cluster, path)
+        looked = second.look()
+        tasks, lost = second.plan(
+            ArchiveStore(path).archive(), looked,
+            {name: queue.max_offset for name, queue in looked.queues.items()},
+        )  # fmt: skip
+        assert tasks
+        assert not lost
+        first.append()
+        answers = [run_task(second._options, task) for task in tasks]
+        ranges, files = _made(answers)
+        with pytest.raises(AnotherWriter, match="one archiver at a time"):
+            second.commit("append", ranges=ranges, files=files)
+        assert len(archived_rows(path)) == 30
+
+
+def test_damage_is_named_by_a_verification_and_not_sealed() -> None:
+    with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
+        cluster.add("orders", "a", 0, 30)
+        a_job(cluster, path).append()
+        # The broker has another body than was archived.
+        message = cluster.brokers["a"].queues["orders", 0].messages[4]
+        assert message is not None
+        message.body = b"another"
+        wrong = a_job(cluster, path).verify()
+        assert len(wrong) == 1
+        assert "with other bodies" in wrong[0]
+        queue = next(iter(ArchiveStore(path).archive().queues.values()))
+        assert queue.sealed == 0
+
+
+def test_what_retention_took_fails_or_is_written_down() -> None:
+    with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
+        cluster.add("orders", "a", 0, 30)
+        a_job(cluster, path).append()
+        cluster.add("orders", "a", 0, 30)
+        cluster.expire("orders", "a", 0, 40)
+        with pytest.raises(DataLoss, match="from 30 to 40 were gone"):
+            a_job(cluster, path).append()
+        job = a_job(cluster, path)
+        job._options = parse_source(
+            {"endpoints": cluster.endpoint, "topic": "orders", "archivePath": path,
+             "readMode": "broker", "failOnDataLoss": "false"},
+            is_stream=False,
+        )  # fmt: skip
+        assert job.append().rows == 20
+        queue = next(iter(ArchiveStore(path).archive().queues.values()))
+        assert [each.lost for each in queue.ranges if each.lost] == [10]
+
+
+def test_expired_ranges_are_read_no_more_and_their_files_deleted() -> None:
+    with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
+        cluster.add("orders", "a", 0, 30, stored_at_ms=1_600_000_000_000)
+        a_job(cluster, path).append()
+        cluster.add("orders", "a", 0, 10, stored_at_ms=1_700_000_000_000)
+        a_job(cluster, path).append()
+        # 30 rows are two tasks, so two files.
+        assert a_job(cluster, path).expire(before_ms=1_650_000_000_000) == 2
+        assert [row[3] for row in archived_rows(path)] == list(range(30, 40))
+        assert a_job(cluster, path).vacuum(age_ms=-(2**60)) == 2
+        assert [row[3] for row in archived_rows(path)] == list(range(30, 40))

@@ -1,0 +1,192 @@
+"""J2 on golden sets: a known number of lost, doubled, early and late messages, named exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemill.pipeline.jobs.audit import AuditSettings, judge
+from tidemill.pipeline.jobs.delay_accuracy import worse_than
+from tidemill.pipeline.schema import EVENTS
+from tidemill.pipeline.transforms.audit import Rules, audit, lag, lateness
+from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+START_MS = 1_700_000_000_000
+
+
+class Story:
+    """Events in the order of one log, told in short."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def tell(self, event: str, offset: int, at_ms: int, **more: Any) -> int:
+        """Add an event; returns its position, which identifies a delivery."""
+        position = (len(self.rows) + 1) * 100
+        due = more.pop("due_ms", None)
+        self.rows.append(
+            {
+                "event_id": f"a:{position}:0", "event": event, "broker": "a", "topic": "orders",
+                "queue_id": 0, "queue_offset": offset, "message_id": f"m{offset}",
+                "log_position": position, "event_index": 0, "event_ts": _at(at_ms),
+                "due_timestamp": None if due is None else _at(due), **more,
+            }
+        )  # fmt: skip
+        return position
+
+    def delivered(self, offset: int, at_ms: int, *, attempt: int = 1, group: str = "g",
+                  **more: Any) -> str:  # fmt: skip
+        position = self.tell(
+            "delivered", offset, at_ms, consumer_group=group, attempt=attempt, **more
+        )
+        self.rows[-1]["delivery"] = f"a:{position}:0"
+        return f"a:{position}:0"
+
+    def acked(self, offset: int, at_ms: int, delivery: str, *, group: str = "g") -> None:
+        self.tell("acked", offset, at_ms, consumer_group=group, delivery=delivery)
+
+    def consumed(self, offset: int, at_ms: int, *, group: str = "g") -> None:
+        self.acked(offset, at_ms + 1, self.delivered(offset, at_ms, group=group), group=group)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        names = [column.name for column in EVENTS]
+        schema = ", ".join(f"{column.name} {column.type}" for column in EVENTS)
+        return spark.createDataFrame(
+            [tuple(row.get(n) for n in names) for row in self.rows], schema
+        )
+
+
+def _at(at_ms: int) -> datetime:
+    return datetime.fromtimestamp((START_MS + at_ms) / 1000, UTC)
+
+
+def a_day() -> Story:
+    """100 messages to two groups, and ten things that went wrong."""
+    story = Story()
+    for i in range(100):
+        story.tell("stored", i, i)
+    for i in range(100):
+        if i != 7:  # Group g is never given 7.
+            delivery = story.delivered(i, 1000 + i)
+            if i == 20:  # Given again without an ack: through the retry topic.
+                story.tell("revived", i, 1030, consumer_group="g")
+                again = story.delivered(
+                    3, 1040, attempt=2, origin_topic="orders", origin_queue_id=0,
+                    origin_queue_offset=20, topic="%RETRY%g", message_id="m20",
+                )  # fmt: skip
+                story.tell("acked", 3, 1041, consumer_group="g", delivery=again,
+                           origin_topic="orders", origin_queue_id=0, origin_queue_offset=20,
+                           topic="%RETRY%g", message_id="m20")  # fmt: skip
+            elif i == 90:
+                story.tell("dead-lettered", i, 1095, consumer_group="g", reason="attempts",
+                           topic="%DLQ%g", origin_topic="orders", origin_queue_id=0,
+                           origin_queue_offset=90)  # fmt: skip
+            elif i not in {98, 99}:  # In flight.
+                story.acked(i, 1001 + i, delivery)
+    story.delivered(30, 1200, attempt=2)  # After its ack, twice.
+    story.delivered(30, 1201, attempt=3)
+    story.acked(31, 1300, "a:77777:0")  # Of a delivery that never was.
+    for i in range(50, 60):  # Group h began in the middle and is not through.
+        story.consumed(i, 1400 + i, group="h")
+    for timer, (due, at) in enumerate([(5000, 5002), (5000, 4990), (5000, 9000), (6000, 0)], 1):
+        story.tell("scheduled", timer, 100, due_ms=due, timer_id=timer, message_id=f"t{timer}")
+        if at:
+            story.tell("fired", 99 + timer, at, due_ms=due, timer_id=timer, message_id=f"t{timer}")
+    story.tell("scheduled", 5, 100, due_ms=6000, timer_id=5, message_id="t5")
+    story.tell("recalled", 5, 200, timer_id=5, message_id="t5")
+    return story
+
+
+def test_every_finding_is_named_and_no_other(spark: SparkSession) -> None:
+    events = a_day().frame(spark)
+    sends = spark.createDataFrame(
+        [("m5", "orders"), ("t1", "orders"), ("lost", "orders")], "message_id string, topic string"
+    )
+    made = audit(events, Rules(), sends=sends)
+    found = made.findings.collect()
+    assert {(r.kind, r.consumer_group, r.message_id) for r in found} == {
+        ("missing", "g", "m7"),
+        ("missing", None, "t4"),
+        ("missing", None, "lost"),
+        ("redelivered", "g", "m20"),
+        ("duplicate", "g", "m30"),
+        ("orphan-ack", "g", "m31"),
+        ("early", None, "t2"),
+        ("late", None, "t3"),
+    }
+    assert len(found) == 8
+    of = {r.message_id: r for r in found}
+    assert of["t2"].detail == "fired 10 ms before it was due"
+    assert of["m30"].detail == "delivered 2 times after its ack"
+    journey = of["m20"].journey
+    assert [word for word in ("stored", "delivered", "revived", "acked") if word in journey]
+    assert journey.index("stored") < journey.index("revived") < journey.index("%RETRY%g")
+    total: Counter[str] = Counter()
+    for row in made.summary.collect():
+        total.update({name: n for name, n in row.asDict().items() if isinstance(n, int)})
+    assert total["produced"] == 103
+    assert total["delivered"] == 99 + 10
+    assert total["acked"] == 96 + 10
+    assert total["dead_lettered"] == 1
+    assert total["in_flight"] == 2
+    assert (total["scheduled"], total["fired"], total["recalled"]) == (5, 3, 1)
+    assert (total["missing"], total["early"], total["duplicate"]) == (2, 1, 1)
+
+
+def test_expired_ranges_filters_and_open_windows_are_no_losses(spark: SparkSession) -> None:
+    story = Story()
+    for i in range(10):
+        story.tell("stored", i, i)
+    story.consumed(0, 100)
+    story.consumed(9, 100)
+    story.tell("expired", 1, 200, consumer_group="g", end_offset=6, message_id=None)
+    events = story.frame(spark)
+    lost = audit(events, Rules()).findings.collect()
+    assert sorted(r.queue_offset for r in lost) == [6, 7, 8]
+    assert audit(events, Rules(filtered_groups=["g"])).findings.count() == 0
+    assert audit(events, Rules(closed_at_ms=START_MS + 6)).findings.count() == 0
+
+
+def test_curves_and_accuracy(spark: SparkSession) -> None:
+    events = a_day().frame(spark)
+    late = lateness(events, "1 hour").collect()
+    assert [(r.p50, r.max) for r in late] == [(2, 4000)]
+    waits = {r.consumer_group: r.p50 for r in lag(events, "1 hour").collect()}
+    assert waits == {"g": 1000, "h": 1400}
+    bands = by_band(fired(events)).collect()
+    assert [(r.band, r["count"], r.early, r["max"]) for r in bands] == [("< 1 min", 3, 1, 4000)]
+    assert sum(r["count"] for r in by_minute(fired(events)).collect()) == 3
+
+
+def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    settings = AuditSettings(to=str(tmp_path), given={}, grace_s=0)
+    verdict = judge(spark, a_day().frame(spark), settings, now_ms=START_MS + 10_000_000)
+    assert verdict.is_broken
+    assert verdict.counts == {
+        "missing": 2, "duplicate": 1, "redelivered": 1, "early": 1, "late": 1, "orphan-ack": 1,
+    }  # fmt: skip
+    text = (tmp_path / "audit" / "index.html").read_text()
+    assert "Something was lost or early." in text
+    assert "fired 10 ms before it was due" in text
+    assert text.count("<svg") == 2
+    assert "<script" not in text
+    clean = Story()
+    clean.tell("stored", 0, 0)
+    clean.consumed(0, 10)
+    again = judge(spark, clean.frame(spark), settings, now_ms=START_MS + 10_000_000)
+    assert not again.is_broken
+    assert sum(again.counts.values()) == 0
+
+
+def test_a_worse_release_is_named() -> None:
+    band = {"topic": "orders", "band": "< 1 h", "p99": 31}
+    assert worse_than({("orders", "< 1 h"): 20}, [band]) == []
+    assert len(worse_than({("orders", "< 1 h"): 10}, [band])) == 1
+    assert worse_than({}, [band]) == []

@@ -1,0 +1,134 @@
+"""J2 over a run with kills comes to what the clients' own history comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+from tests.support.api import POLL_MS_MIN
+from tests.support.history import Outcome
+from tests.support.killing import kill, until
+from tests.support.load import Load
+from tests.support.processes import Standalone, standalone
+from tests.support.second_opinion import Compared, Delivery, Failed, Witness, compare
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.heavy
+
+SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
+VICTIMS = ["broker-0"] * 3 + ["proxy-0", "proxy-1"]
+PROGRESS = (5, 200)  # messages stored between two kills, at least and at most
+DRAIN_S = 120.0
+DELAY_MS = 2_000
+# Before a kill, at most, until what was popped had been answered. A broker that is killed between
+# the two fails no receive: the proxy's poll goes on without it.
+ANSWERING_MS = 2_000
+PHANTOM = "plain/nobody/0"  # said to be stored, and never sent: both must name it
+
+
+def test_an_audit_after_kills_agrees_with_the_clients(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(SEED)
+    with standalone(tmp_path / "data", "--proxies=2") as running:
+        running.put("topics/ordered", messageType="FIFO", queues=4)
+        running.put("topics/delayed", messageType="DELAY", queues=4)
+        running.put("groups/ordered", deliveryOrder="FIFO", maxAttempts=1000)
+        for group in ("plain", "delayed"):
+            running.put(f"groups/{group}", maxAttempts=1000)
+        loads = [
+            Load(running.grpc, "plain", "plain", rng),
+            Load(running.grpc, "ordered", "ordered", rng, message_groups=3),
+            Load(running.grpc, "delayed", "delayed", rng, delay_ms=DELAY_MS),
+        ]
+        kills = asyncio.run(kill_under_load(running, loads, rng))
+        for load in loads:
+            verdict = load.history.judge()
+            assert verdict.is_clean, f"seed {SEED}, {load.topic}\n{verdict}"
+        loads[0].history.send(PHANTOM).ended(Outcome.OK)
+        settings = AuditSettings(
+            to=str(tmp_path), given={"endpoints": running.grpc}, grace_s=0,
+            sends=str(acknowledged(tmp_path / "sends.jsonl", loads)),
+        )  # fmt: skip
+        events = read_events(spark, settings.given)
+        judge(spark, events, settings, now_ms=SystemClock().wall_ms())
+    opinions = {load.topic: second_opinion(spark, tmp_path, events, load, kills) for load in loads}
+    with capsys.disabled():
+        sys.stderr.write(f"\nkilled at {', '.join(str(each.ended_ms) for each in kills)}")
+        for load in loads:
+            lost = opinions[load.topic].lost_answers
+            sys.stderr.write(f"\n{load.status}, {len(lost)} answers lost: {'; '.join(lost)}")
+    differences = [line for opinion in opinions.values() for line in opinion.differences]
+    assert not differences, "\n".join([f"seed {SEED}", *map(str, kills), *differences])
+    missing = spark.read.parquet(f"{tmp_path}/audit/findings").where("kind = 'missing'").collect()
+    assert [row.message_id for row in missing] == [PHANTOM]
+    assert all(load.received > load.sent_ok for load in loads)  # Some came twice.
+
+
+async def kill_under_load(
+    running: Standalone, loads: list[Load], rng: random.Random
+) -> list[Failed]:
+    """Kill while the loads are at work, let them drain, and return when kills lost answers."""
+    kills = []
+    victims = rng.sample(VICTIMS, len(VICTIMS))
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        runs = [tasks.create_task(load.run(producers=3, consumers=2, stop=stop)) for load in loads]
+        for name in [*victims, ""]:
+            more = rng.randint(*PROGRESS)
+            goals = [(load, load.sent_ok + more, load.received + 1) for load in loads]
+            await until(
+                lambda goals=goals: all(  # type: ignore[misc]
+                    load.sent_ok >= sent and load.received >= got for load, sent, got in goals
+                )
+            )
+            if name:
+                await kill(running, name)
+                now_ms = SystemClock().wall_ms()
+                kills.append(Failed(now_ms - ANSWERING_MS, now_ms))
+        stop.set()
+        _, undrained = await asyncio.wait(runs, timeout=DRAIN_S)
+        for run in undrained:
+            run.cancel()
+    return kills
+
+
+def acknowledged(path: Path, loads: list[Load]) -> Path:
+    """Write the list of acknowledged sends as producers keep it."""
+    with path.open("w") as file:
+        for load in loads:
+            for key, send in load.history.sends.items():
+                if send.outcome is Outcome.OK:
+                    file.write(json.dumps({"message_id": key, "topic": load.topic}) + "\n")
+    return path
+
+
+def second_opinion(
+    spark: SparkSession, to: Path, events: DataFrame, load: Load, kills: list[Failed]
+) -> Compared:
+    """Compare an audit's tables with what a load noted."""
+    found = spark.read.parquet(f"{to}/audit/findings").collect()
+    delivered = events.where(
+        (F.col("event") == "delivered") & (F.col("consumer_group") == load.group)
+    )
+    rows = delivered.select(
+        "message_id", "attempt", F.unix_millis("event_ts").alias("at")
+    ).collect()
+    seen = Witness(
+        topic=load.topic, group=load.group, history=load.history, early=frozenset(load.early),
+        failed=[*load.failed, *kills],
+    )  # fmt: skip
+    told = [Delivery(row.message_id, row.attempt, row.at) for row in rows]
+    return compare(seen, [row.asDict() for row in found], told, slack_ms=POLL_MS_MIN)

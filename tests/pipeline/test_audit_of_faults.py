@@ -1,0 +1,75 @@
+"""The audit of what clients told of a fault, on facts of a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.chaos.audit import audited
+from tests.support.api import api, message
+from tests.support.processes import Standalone, standalone
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROLES = ("simple", "push")
+SENT = 20
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+async def facts_of(running: Standalone) -> list[dict[str, Any]]:
+    """Send, receive and ack as the clients of a fault do, and return what they would tell."""
+    facts: list[dict[str, Any]] = []
+    async with api(running.grpc) as client:
+        for n in range(SENT):
+            key, begun = f"fault/normal/{n}", now_us()
+            answer = await client.send(message("normal", key.encode(), message_id=f"id-{n}"))
+            assert answer.status.code == v2.OK
+            facts.append({"fact": "send", "key": key, "topic": "normal", "group": "", "due": 0,
+                          "begun": begun, "ended": now_us(), "error": ""})  # fmt: skip
+        for role in ROLES:
+            left = SENT
+            while left:
+                got = await client.receive("normal", role, poll_ms=5_000)
+                keys = [each.body.decode() for each in got]
+                attempts = [each.system_properties.delivery_attempt for each in got]
+                facts.append({"fact": "received", "role": role, "topic": "normal", "keys": keys,
+                              "attempts": attempts, "at": now_us()})  # fmt: skip
+                begun = now_us()
+                await client.ack(
+                    "normal", role, [each.system_properties.receipt_handle for each in got]
+                )
+                facts += [
+                    {"fact": "ack", "role": role, "topic": "normal", "key": key, "attempt": attempt,
+                     "begun": begun, "ended": now_us(), "error": ""}
+                    for key, attempt in zip(keys, attempts, strict=True)
+                ]  # fmt: skip
+                left -= len(got)
+    return facts
+
+
+def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with standalone(tmp_path / "data") as running:
+        for topic, kind in (("normal", "NORMAL"), ("delayed", "DELAY"), ("ordered", "FIFO")):
+            running.put(f"topics/{topic}", messageType=kind, queues=2)
+        facts = asyncio.run(facts_of(running))
+        # Acknowledged, as its client says, and never stored: both name it.
+        phantom = facts[0] | {"key": "fault/normal/phantom", "ended": now_us()}
+        whole = audited(
+            spark, [*facts, phantom], to=str(tmp_path / "whole"), endpoints=running.grpc
+        )
+        assert whole == ([], [])
+        # A client that keeps silent about a delivery: its answer counts as lost.
+        silent = next(fact for fact in facts if fact["fact"] == "received")
+        told = [fact for fact in facts if fact is not silent]
+        differences, lost = audited(spark, told, to=str(tmp_path / "lie"), endpoints=running.grpc)
+    assert differences == []
+    assert len(lost) == len(silent["keys"])

@@ -1,0 +1,138 @@
+"""The sink and the replay: content, order, repeats, delays, bad rows, and the way round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.pipeline_load import send_some
+from tests.support.processes import standalone
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.archive.spark_tasks import SparkRunner
+from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.options import parse_source
+from tidemill.pipeline.transforms.replay import ORIGINAL_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.fake_cluster import FakeCluster
+
+
+def write(frame: DataFrame, cluster: FakeCluster, **options: object) -> None:
+    given = {"endpoints": cluster.endpoint, "maxRetries": 2, "retryBackoffMs": 5, **options}
+    writer = frame.write.format("rocketmq").mode("append")
+    for name, value in given.items():
+        writer = writer.option(name, str(value))
+    writer.save()
+
+
+def rows(spark: SparkSession, count: int) -> DataFrame:
+    return spark.range(count).selectExpr(
+        "concat('body-', id) as body", "concat('t', id % 2) as tag",
+        "array('k', string(id)) as keys",
+        "map('n', string(id)) as properties",
+    )  # fmt: skip
+
+
+def test_every_row_is_a_message_also_when_sends_fail(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    cluster.failing = {"SendMessage": 2}
+    write(rows(spark, 500), cluster, topic="orders")
+    assert {each.body for each in cluster.sent} == {f"body-{i}".encode() for i in range(500)}
+    one = next(each for each in cluster.sent if each.body == b"body-7")
+    assert (one.topic.name, one.system_properties.tag) == ("orders", "t1")
+    assert list(one.system_properties.keys) == ["k", "7"]
+    assert dict(one.user_properties) == {"n": "7"}
+
+
+def test_groups_keep_their_order_and_delays_their_times(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    fifo = spark.range(60).selectExpr("string(id) as body", "concat('g', id % 3) as message_group")
+    write(fifo.coalesce(1), cluster, topic="orders", batchSize=4)
+    for group in ("g0", "g1", "g2"):
+        bodies = [
+            int(each.body) for each in cluster.sent
+            if each.system_properties.message_group == group
+        ]  # fmt: skip
+        assert bodies == sorted(bodies)
+        assert len(bodies) == 20
+    cluster.sent.clear()
+    delayed = spark.sql(
+        "select 'a' as body, 'later' as topic, timestamp_millis(1900000000123) as due_timestamp"
+    )
+    write(delayed, cluster)
+    due = cluster.sent[0].system_properties.delivery_timestamp.ToMilliseconds()
+    assert (due, cluster.sent[0].topic.name) == (1_900_000_000_123, "later")
+
+
+def test_bad_rows_fail_or_go_to_a_table(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    frame = spark.sql("select explode(array('one', 'refuse me', null, 'two')) as body")
+    with pytest.raises(Exception, match="a row cannot be sent"):
+        write(frame, cluster, topic="orders")
+    cluster.sent.clear()
+    table = str(tmp_path / "bad")
+    write(frame, cluster, topic="orders", onError="dead-letter", deadLetterPath=table)
+    assert {each.body for each in cluster.sent} == {b"one", b"refuse me", b"two"}
+    bad = {(row.row, row.why) for row in spark.read.parquet(table).collect()}
+    assert bad == {(1, "MESSAGE_BODY_TOO_LARGE: too large"), (2, "it has no body")}
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ("1 as body", "column body is binary or string, not int"),
+        ("'a' as bodi", "column bodi cannot be sent"),
+        ("'a' as topic", "a column body is needed"),
+        ("'a' as body", "where to"),
+    ],
+)
+def test_frames_that_cannot_be_sent_are_refused(
+    spark: SparkSession, cluster: FakeCluster, columns: str, sentence: str
+) -> None:
+    with pytest.raises(Exception, match=sentence):
+        write(spark.sql(f"select {columns}"), cluster)
+    assert cluster.sent == []
+
+
+def test_an_archive_that_was_replayed_and_archived_is_the_same(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with standalone(tmp_path / "data") as broker:
+        send_some(broker.grpc, "orders", 300)
+
+        def archived(topic: str) -> list[Any]:
+            to = str(tmp_path / f"archive-{topic}")
+            given = {
+                "endpoints": broker.grpc, "topic": topic, "archivePath": to, "readMode": "broker",
+            }  # fmt: skip
+            options = parse_source(given, is_stream=False)
+            job = ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms)
+            job.append()
+            reader = spark.read.format("rocketmq").option("readMode", "archive")
+            frame = reader.option("archivePath", to).option("topic", topic).load()
+            return list(frame.collect())
+
+        first = archived("orders")
+        settings = replay.ReplaySettings(
+            archive=str(tmp_path / "archive-orders"), given={"topics": "orders"},
+            sink={"endpoints": broker.grpc, "topic": "again"}, state=str(tmp_path / "state"),
+        )  # fmt: skip
+        now_ms = SystemClock().wall_ms()
+        assert replay.plan(spark, settings).rows == 300
+        replay.send(spark, settings, now_ms=now_ms)
+        # It is through; once more sends nothing.
+        replay.send(spark, settings, now_ms=now_ms)
+        second = archived("again")
+    assert {(r.message_id, bytes(r.body), r.tag, tuple(r.keys)) for r in first} == {
+        (r.properties[ORIGINAL_ID], bytes(r.body), r.tag, tuple(r.keys)) for r in second
+    }
+    assert len(second) == 300
+    assert {r.message_id for r in first}.isdisjoint(r.message_id for r in second)

@@ -1,0 +1,135 @@
+"""The source in batch, against a cluster in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.conftest import reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.support.fake_cluster import FakeCluster
+
+
+def test_a_topic_is_read_whole_with_every_column(spark: SparkSession, cluster: FakeCluster) -> None:
+    cluster.add("orders", "broker-a", 0, 700)
+    cluster.add("orders", "broker-b", 1, 300)
+    frame = reading(spark, cluster, topic="orders").load()
+    rows = frame.collect()
+    assert len(rows) == 1000
+    assert {(r.broker, r.queue_id, r.queue_offset) for r in rows} == {
+        *(("broker-a", 0, i) for i in range(700)),
+        *(("broker-b", 1, i) for i in range(300)),
+    }
+    first = next(r for r in rows if r.broker == "broker-b" and r.queue_offset == 7)
+    assert bytes(first.body) == b"orders/broker-b/1/7"
+    assert first.message_id == "orders-broker-b-1-7"
+    assert first.store_timestamp.timestamp() == 1_700_000_000.007
+
+
+def test_times_offsets_tags_holes_and_subschemas(spark: SparkSession, cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 100, tag="even")
+    cluster.add("orders", "a", 0, 100, tag="odd")
+    cluster.brokers["a"].queues["orders", 0].messages[50:60] = [None] * 10
+    between = reading(
+        spark, cluster, topic="orders",
+        startingTimestamp=1_700_000_000_040, endingTimestamp=1_700_000_000_070,
+    ).load()  # fmt: skip
+    assert [r.queue_offset for r in between.orderBy("queue_offset").collect()] == [
+        *range(40, 50), *range(60, 70),
+    ]  # fmt: skip
+    tail = reading(
+        spark, cluster, topic="orders", startingOffsets='{"orders": {"a": {"0": 190}}}',
+        filter="odd || other", minPartitions=3,
+    ).schema("queue_offset bigint, topic string").load()  # fmt: skip
+    assert tail.columns == ["queue_offset", "topic"]
+    assert tail.rdd.getNumPartitions() == 3
+    assert {tuple(r) for r in tail.collect()} == {(i, "orders") for i in range(190, 200)}
+
+
+def test_what_is_asked_wrongly_is_said(spark: SparkSession, cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 1)
+    with pytest.raises(Exception, match="did you mean startingOffsets"):
+        reading(spark, cluster, topic="orders", startingOffset="latest").load()
+    with pytest.raises(Exception, match="has no column bodi"):
+        reading(spark, cluster, topic="orders").schema("bodi binary").load().collect()
+    with pytest.raises(Exception, match="is not there"):
+        reading(
+            spark, cluster, topic="orders", startingOffsets='{"orders": {"a": {"9": 0}}}'
+        ).load().collect()
+    with pytest.raises(Exception, match="no queue has a message"):
+        reading(
+            spark, cluster, topic="orders", startingTimestamp="2030-01-01T00:00:00Z"
+        ).load().collect()
+
+
+def test_predicates_reach_the_source_where_they_may(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    for queue_id in range(3):
+        cluster.add("orders", "a", queue_id, 50)
+    frame = reading(spark, cluster, topic="orders", pushdown="true").load()
+    kept = frame.where("queue_id = 1 and queue_offset >= 40 and tag is null").collect()
+    assert [r.queue_offset for r in kept] == list(range(40, 50))
+    assert {(queue, offset) for _, queue, offset in cluster.pulls} == {(1, 40)}
+
+
+def test_every_kind_of_body_and_property_comes_through(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    import gzip
+
+    from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+    packed = gzip.compress(b"hello " * 100)
+    for body, encoding in ((b"", v2.IDENTITY), (b"\xff\x00", v2.IDENTITY), (packed, v2.GZIP)):
+        message = v2.Message(topic=v2.Resource(name="orders"), body=body)
+        message.system_properties.body_encoding = encoding
+        message.user_properties.update({f"p{i}": str(i) for i in range(128)})
+        cluster.put(message)
+    cluster.put(v2.Message(topic=v2.Resource(name="orders"), body=bytes(4 << 20)))
+    rows = reading(spark, cluster, topic="orders").load().orderBy("queue_offset").collect()
+    assert [bytes(r.body) for r in rows[:3]] == [b"", b"\xff\x00", b"hello " * 100]
+    assert rows[2].body_size == len(packed)
+    assert len(rows[3].body) == 4 << 20
+    assert rows[0].properties == {f"p{i}": str(i) for i in range(128)}
+    assert rows[0].tag is None
+    raw = reading(spark, cluster, topic="orders", bodyEncoding="raw").load()
+    assert bytes(raw.orderBy("queue_offset").collect()[2].body) == packed
+    none = reading(spark, cluster, topic="orders", includeBody="false").load()
+    assert "body" not in none.columns
+
+
+def test_batches_have_the_columns_that_spark_expects(spark: SparkSession) -> None:
+    from pyspark.sql.types import StructType
+
+    from tidemill.pipeline import schema
+
+    for dataset in schema.COLUMNS:
+        struct = StructType.fromDDL(schema.ddl(dataset))
+        assert schema.arrow_schema(struct) == schema.of_dataset(dataset)
+
+
+def test_what_waits_is_out_and_how_far(spark: SparkSession, cluster: FakeCluster) -> None:
+    from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+    cluster.add("orders", "a", 0, 3)
+    broker = cluster.brokers["a"]
+    broker.pending = [pb.Pending(topic="orders", timer_id=i, due_at_ms=1000 + i) for i in range(5)]
+    broker.in_flight = [pb.InFlight(consumer_group="g", topic="orders", attempt=2, delivery_id=9)]
+    broker.progress = [
+        pb.Progress(
+            consumer_group="g", topic="orders", max_offset=3, commit_offset=1, pull_offset=-1
+        )
+    ]
+    pending = reading(spark, cluster, dataset="pending", topic="orders").load().collect()
+    assert sorted(r.timer_id for r in pending) == [0, 1, 2, 3, 4]
+    out = reading(spark, cluster, dataset="inflight", groups="g").load().collect()
+    assert [(r.attempt, r.delivery) for r in out] == [(2, "a:9:0")]
+    far = reading(spark, cluster, dataset="groups").load().collect()
+    assert [(r.lag, r.pull_offset, r.oldest_unacked_ts) for r in far] == [(2, None, None)]
+    begun = reading(spark, cluster, topic="orders", startingOffsets="group:g").load().collect()
+    assert sorted(r.queue_offset for r in begun) == [1, 2]

@@ -1,0 +1,125 @@
+"""The source as a stream, against a cluster in memory: offsets, admission, new queues, gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.conftest import streaming
+from tests.support.eventually import eventually
+from tidemill.pipeline.client import connect
+from tidemill.pipeline.listener import watch
+from tidemill.pipeline.metrics import PipelineMetrics
+from tidemill.pipeline.options import Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.support.fake_cluster import FakeCluster
+
+Places = set[tuple[str, int, int]]
+
+
+def run_available(
+    frame: Any, folder: Path, seen: Callable[[int, list[Any]], None] = lambda _batch, _rows: None
+) -> list[tuple[int, Places]]:
+    """Run a stream until it has nothing more; return its batches."""
+    batches: list[tuple[int, Places]] = []
+
+    def keep(batch: Any, number: int) -> None:
+        rows = batch.select("broker", "queue_id", "queue_offset").collect()
+        batches.append((number, {tuple(row) for row in rows}))
+        seen(number, rows)
+
+    query = (
+        frame.load()
+        .writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return batches
+
+
+def test_batches_are_bounded_end_at_the_frozen_target_and_go_on_after_a_restart(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    for queue_id in range(4):
+        cluster.add("orders", "a", queue_id, 250)
+    options = {"topic": "orders", "startingOffsets": "earliest", "maxRowsPerTrigger": 400}
+
+    def keeps_writing(number: int, rows: list[Any]) -> None:
+        cluster.add("orders", "a", 0, 5)
+
+    batches = run_available(streaming(spark, cluster, **options), tmp_path, keeps_writing)
+    assert [len(rows) for _, rows in batches] == [400, 400, 200]
+    first = set().union(*(rows for _, rows in batches))
+    assert first == {("a", queue, i) for queue in range(4) for i in range(250)}
+    # A broker group and a queue that were not there before; and what came meanwhile.
+    cluster.add("orders", "b", 0, 30)
+    again = run_available(streaming(spark, cluster, **options), tmp_path)
+    second = set().union(*(rows for _, rows in again))
+    assert second == {
+        *(("a", 0, i) for i in range(250, 265)),
+        *(("b", 0, i) for i in range(30)),
+    }
+
+
+def test_a_gap_fails_a_stream_or_is_passed_over(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 20)
+    options = {"topic": "orders", "startingOffsets": "earliest"}
+    run_available(streaming(spark, cluster, **options), tmp_path)
+    cluster.add("orders", "a", 0, 20)
+    cluster.expire("orders", "a", 0, 30)
+    with pytest.raises(Exception, match="offsets from 20 to 30 are gone"):
+        run_available(streaming(spark, cluster, **options), tmp_path)
+    batches = run_available(streaming(spark, cluster, **options, failOnDataLoss="false"), tmp_path)
+    assert set().union(*(rows for _, rows in batches)) == {("a", 0, i) for i in range(30, 40)}
+
+
+def test_calls_that_break_off_are_made_again_and_secrets_are_nowhere(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 50)
+    cluster.failing = {"ReadMessages": 1, "GetQueues": 1}
+    cluster.breaks_after = 3
+    secret = tmp_path / "secret"
+    secret.write_text("very-secret-text\n")
+    options = {
+        "topic": "orders", "startingOffsets": "earliest", "auth.accessKey": "me",
+        "auth.secretKeyFile": secret,
+    }  # fmt: skip
+    reader = streaming(spark, cluster, **options)
+    batches = run_available(reader, tmp_path)
+    assert sum(len(rows) for _, rows in batches) == 50
+    assert any("Credential=me" in each.get("authorization", "") for each in cluster.headers)
+    kept = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert kept
+    assert all(b"very-secret-text" not in path.read_bytes() for path in kept)
+    plan = reader.load()._jdf.queryExecution().toString()
+    assert "very-secret-text" not in plan
+
+
+def test_a_watched_query_counts_and_publishes_its_progress(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 40)
+    metrics = PipelineMetrics("copy")
+    client = connect(Connection(endpoints=(cluster.endpoint,)))
+    watching = watch(spark, metrics, client=client, group="copies")
+    try:
+        run_available(
+            streaming(spark, cluster, topic="orders", startingOffsets="earliest"), tmp_path
+        )
+        eventually(lambda: metrics.rows["orders"] == 40, within_ms=20_000)
+    finally:
+        spark.streams.removeListener(watching)
+        client.close()
+    assert metrics.waiting["orders"] == 0
+    assert cluster.pull_offsets["copies", "a", 0] == 40

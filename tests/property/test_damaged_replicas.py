@@ -1,0 +1,115 @@
+"""One bit of one replica goes bad, everybody starts again, and nothing that was answered is lost.
+
+A replica whose log is damaged below what it had acknowledged does not open, or says when it
+registers that it may lack something. It must never take what is behind the damage for a torn tail,
+be elected, and let the others cut what it has lost (F-4, F-26; rows 24 and 25 of the faults).
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from tests.support.engine_group import MARK_MS, Group, Node
+from tidemill.broker.engine.store.segment import CorruptStore
+from tidemill.common.replica_group import ReplicaId
+from tidemill.controller.election.decide import Write, decide
+from tidemill.controller.election.record import GroupRecord, Registered, Transition, view_of
+from tidemill.controller.election.registration import Registration, register
+from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+
+SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "24"))
+STORE = "s"
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("how", ["killed", "power cut"])
+def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
+    random, is_power_cut = Random(seed), how == "power cut"
+    group = Group()
+    group.elect(0)
+    group.set_members(0, 1, 2)
+    answered: list[str] = []
+    for number in range(random.randint(4, 12)):
+        texts = [f"{number}-{n}" for n in range(random.randint(1, 9))]
+        group.send(*texts, size=random.choice((0, 300)))
+        group.settle(random.choice((50, 200, 1_200)))
+        master = group.nodes[0]
+        if master.log.confirm_offset == master.log.log_end:
+            answered += texts
+    if random.random() < 0.5:
+        group.settle(2 * MARK_MS)  # It has been quiet for a while.
+    victim = random.choice(group.nodes)
+    # After a power cut nobody can tell damage from a torn tail in what was written within the last
+    # moment, of which the replica has noted nothing.
+    end = victim.log.known_end.noted if is_power_cut else victim.log.durable_offset
+    if not end:
+        return
+    for node in group.nodes:
+        group.kill(node.number, power_cut=is_power_cut)
+    name = max(one for one in victim.disk.all_names() if one.startswith("log/0"))
+    start = int(name.removeprefix("log/").partition(".")[0])
+    if start >= end:
+        return
+    victim.disk.damage(name, random.randrange(end - start), bits=1 << random.randrange(8))
+    restart(group, random.sample(group.nodes, 3))
+    up = [node for node in group.nodes if node.is_up]
+    assert len(up) >= 2, "the others go on"
+    group.set_members(*(node.number for node in up))
+    group.settle(2_000)
+    for node in up:
+        found = set(node.bodies())
+        lost = [text for text in answered if text not in found]
+        assert not lost, f"replica {node.number} lacks {lost}; {victim.number} was damaged"
+        assert not node.diverged
+
+
+def restart(group: Group, nodes: list[Node]) -> None:
+    """Start replicas one after the other, as the controller's own functions say."""
+    members = {node.me.replica_id: node.me for node in group.nodes}
+    record = GroupRecord(
+        min_in_sync=2, epoch=group.view.epoch, version=group.view.version, master=group.view.master,
+        sss=group.view.sss,
+        replicas=tuple(
+            (id_, Registered(STORE, one.incarnation, f"h{id_}:1", is_unclean=False))
+            for id_, one in sorted(members.items())
+        ),
+        history=(Transition(1, None, ReplicaId(0), "founded", 0, 0),),
+    )  # fmt: skip
+    timing, sessions, now_ms = Timing(), Sessions(Timing()), 0
+    sessions.look(record, now_ms)
+    for node in nodes:
+        before = members[node.me.replica_id].incarnation
+        try:
+            node.start()
+        except CorruptStore:
+            node.is_up = False
+            continue
+        asked = Registration(
+            node.me, before, STORE, f"h{node.number}:1",
+            is_clean=not node.log.known_end.is_doubtful,
+        )  # fmt: skip
+        after = register(record, asked)
+        assert isinstance(after, GroupRecord)
+        record = after
+        now_ms += timing.session_timeout_ms + 1
+        for one in group.nodes:
+            if one.is_up:
+                sessions.heard(one.me, beat_of(one), now_ms)
+        intent = decide(record, sessions.sight(rank=0, now_ms=now_ms), timing)
+        if isinstance(intent, Write):
+            record = intent.record
+        group.view = view_of(record)
+        group.tell()
+        group.settle(200)
+
+
+def beat_of(node: Node) -> Heartbeat:
+    log = node.log
+    epoch = max((entry.epoch for entry in log.journal if entry.start < log.log_end), default=0)
+    return Heartbeat(
+        False, log.epoch_seen, 1, epoch, log.log_end, log.durable_offset, log.confirm_offset,
+        Health.OK, 0,
+    )  # fmt: skip

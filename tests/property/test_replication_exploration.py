@@ -1,0 +1,102 @@
+"""The decisions of replication, in every order of steps of a small scope, and in long walks.
+
+`tests/support/replica_world.py` is what is explored. The exploration itself is tested, too: each
+rule of `replica_mutants.py` is relaxed in turn, and must then be found to be needed.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.exploration import explore, walk
+from tests.support.replica_mutants import MUTANTS, mutated
+from tests.support.replica_world import Scope, beginning
+
+WALKS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "40"))
+STEPS = 300
+MEMORY = Scope(is_synced=False, epochs=9, appends=6, crashes=8, power_cuts=6, proposals=30)
+FSYNC = Scope(is_synced=True, epochs=9, appends=6, crashes=8, proposals=30)
+
+
+def small(*, is_synced: bool = False, **limits: int) -> Scope:
+    """Return a scope without what only multiplies states: views that are late, news of commits."""
+    return Scope(is_synced=is_synced, stale_views=False, tells_confirm=False, **limits)
+
+
+# An old run's ack must come when its replica has lost what it acks, and is a member again: few
+# walks do that, and every state of a scope that has just enough for it is soon seen.
+LATE_ACK = small(epochs=1, appends=1, crashes=1, power_cuts=1, proposals=1)
+# The scope and the first seed whose walk finds it. When steps are added, search anew.
+FOUND_BY = {
+    "the minimum is counted on the union": (FSYNC, 5),
+    "no union while a proposal is under way": (FSYNC, 1),
+    "eligible is not cleared": (MEMORY, 0),
+    "an unclean start stays a member": (MEMORY, 0),
+    "unclean is not sticky": (MEMORY, 0),
+    "acks before the sync": (FSYNC, 8),
+    "no minimum": (MEMORY, 0),
+    "a proposal ends with the next one": (FSYNC, 1),
+    "an unclean start is eligible": (MEMORY, 1),
+    "a proposal against an older version": (MEMORY, 7),
+    "a proposal of an older epoch": (FSYNC, 4),
+    "another run joins": (MEMORY, 0),
+    "who is alive goes along": (MEMORY, 0),
+    "anybody is elected": (MEMORY, 0),
+    "the unclean are elected": (MEMORY, 0),
+    "logs agree where both go on": (FSYNC, 0),
+    "the journal keeps what was cut": (FSYNC, 4),
+    "an epoch begins where another did": (FSYNC, 1),
+    "an older view is news": (FSYNC, 1),
+    "an older epoch begins again": (FSYNC, 0),
+    "another run is master": (MEMORY, 1),
+    "a deposed master serves, and is followed": (FSYNC, 11),
+    "an ack of another epoch": (FSYNC, 13),
+}
+
+
+def test_nothing_breaks_in_the_smallest_scope() -> None:
+    scope = small(is_synced=True, epochs=2, appends=1, crashes=0, proposals=0)
+    found = explore(beginning(scope), scope, states_max=1_000_000)
+    assert not found.broken
+    assert found.is_complete, f"{found.states} states, and more to come"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("scope", "members"),
+    [
+        # A crash, a power cut and a proposal, with a learner: 570,000 states.
+        (small(epochs=2, appends=0, crashes=1, power_cuts=1, proposals=1), (0, 1)),
+        # A message, a proposal, and an election: 110,000 states.
+        (small(epochs=2, appends=1, crashes=0, proposals=1), (0, 1, 2)),
+        # Three epochs.
+        (small(epochs=3, appends=0, crashes=0, proposals=1), (0, 1, 2)),
+    ],
+)
+def test_nothing_breaks_in_a_small_scope(scope: Scope, members: tuple[int, ...]) -> None:
+    found = explore(beginning(scope, members=members), scope, states_max=5_000_000)
+    assert not found.broken
+    assert found.is_complete, f"{found.states} states, and more to come"
+
+
+@pytest.mark.parametrize("scope", [MEMORY, FSYNC], ids=["memory", "fsync"])
+def test_nothing_breaks_in_long_walks(scope: Scope) -> None:
+    for seed in range(WALKS):
+        found = walk(beginning(scope), scope, seed=seed, length=STEPS)
+        assert not found.broken, f"seed {seed}: {found.broken}"
+
+
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name != "acks count for any run"])
+def test_a_relaxed_rule_is_found(name: str) -> None:
+    scope, seed = FOUND_BY[name]
+    with mutated(name):
+        found = walk(beginning(scope), scope, seed=seed, length=STEPS)
+    assert found.broken, "the exploration does not look where this rule would be needed"
+
+
+def test_acks_of_another_run_are_found() -> None:
+    with mutated("acks count for any run"):
+        found = explore(beginning(LATE_ACK, members=(0, 1)), LATE_ACK, states_max=100_000)
+    assert "F-4" in found.broken

@@ -1,0 +1,345 @@
+"""Simulated controllers, over a store that is slow, forgets to answer, and answers of late.
+
+What a controller does is in `tidemill.controller.election`; here is only the loop around it: read,
+decide, swap, find out what became of it, tell everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from tidemill.broker.engine.replication.actions import Release
+from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.controller.election.decide import (
+    AskForTransfer,
+    MetaRollback,
+    Unavailable,
+    Write,
+    decide,
+    live_of,
+    release,
+)
+from tidemill.controller.election.failure import find_failure
+from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
+from tidemill.controller.election.membership import Refused, change_sync_state_set
+from tidemill.controller.election.record import GroupRecord, Retirement, view_of
+from tidemill.controller.election.registration import (
+    Fenced,
+    Registration,
+    presence_of,
+    register,
+)
+from tidemill.controller.election.retirement import forget, retire, stay
+from tidemill.controller.election.sessions import Heartbeat, Sessions, Timing
+from tidemill.controller.election.swap import (
+    Attempt,
+    Resolution,
+    Stored,
+    attempt,
+    bump,
+    resolve,
+)
+from tidemill.controller.meta_store import NotStored, StoreUnreachable
+
+if TYPE_CHECKING:
+    from tests.simulation.replica_group import World
+    from tests.simulation.replica_process import ReplicaProcess
+
+LOOK_S = 0.1
+CALL_TIMEOUT_S = 1.0
+TELL_AGAIN_S = 0.3
+LOST_PART = 0.04  # of swaps: half of them were done
+LATE_PART = 0.03  # of swaps that arrive when nobody waits any more
+LATE_S_MAX = 3.0
+
+
+class Drain(NamedTuple):
+    """An operator empties a replica, or takes that back."""
+
+    replica_id: ReplicaId
+    undo: bool
+
+
+class Forget(NamedTuple):
+    """The pod of a replica that was retired is gone."""
+
+    replica_id: ReplicaId
+
+
+Request = Registration | Proposal | Release | Drain | Forget
+
+
+@final
+class ModelStore:
+    """A linearizable store of one record and one lease, as seen through a bad network."""
+
+    def __init__(self, record: GroupRecord, random: Random) -> None:
+        self.stored = Stored(record, "0")
+        self.lease: LeaseSeen | None = None
+        self.is_away = False
+        self.writes = 0
+        self._random = random
+
+    async def _call(self) -> None:
+        slow = self._random.random() < 0.03
+        await asyncio.sleep(self._random.uniform(0.001, 0.9 if slow else 0.01))
+        if self.is_away:
+            await asyncio.sleep(CALL_TIMEOUT_S)
+            raise StoreUnreachable("it does not answer")
+
+    async def get(self) -> Stored:
+        await self._call()
+        return self.stored
+
+    async def swap(self, made: Attempt) -> Stored | NotStored:
+        await self._call()
+        chance = self._random.random()
+        if chance < LATE_PART:
+            asyncio.get_running_loop().call_later(
+                self._random.uniform(0, LATE_S_MAX), self._write, made
+            )
+            return NotStored.UNKNOWN
+        if chance < LATE_PART + LOST_PART:
+            if self._random.random() < 0.5:
+                self._write(made)
+            return NotStored.UNKNOWN
+        if not self._write(made):
+            return NotStored.CONFLICT
+        return self.stored
+
+    def _write(self, made: Attempt) -> bool:
+        if made.base.token != self.stored.token:
+            return False
+        self.writes += 1
+        self.stored = Stored(made.record, str(self.writes))
+        return True
+
+    async def write_lease(self, seen: LeaseSeen | None, holder: str) -> LeaseSeen | NotStored:
+        await self._call()
+        if seen != self.lease:
+            return NotStored.CONFLICT
+        self.lease = LeaseSeen(holder, 0 if seen is None else seen.renewals + 1)
+        return self.lease
+
+
+@final
+class Controller:
+    """One controller process."""
+
+    def __init__(self, world: World, number: int, timing: Timing) -> None:
+        self.name = f"controller-{number}"
+        self.is_alive = False
+        self.is_paused = False
+        self._rank = number
+        self._world = world
+        self._timing = timing
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin without any memory."""
+        self.is_alive, self.is_paused = True, False
+        self._sessions = Sessions(self._timing)
+        self._leadership = Leadership(self.name, LeaseTiming())
+        self._requests: list[Request] = []
+        self._known: Stored | None = None
+        self._has_work = asyncio.Event()
+        self._told: dict[Member, tuple[int, float]] = {}
+        self._seen: dict[Member, int] = {}  # versions, of heartbeats
+        self._tasks = [asyncio.ensure_future(work()) for work in (self._work, self._lead)]
+
+    def stop(self) -> None:
+        """Kill it."""
+        self.is_alive = False
+        for task in self._tasks:
+            task.cancel()
+
+    def check(self) -> None:
+        """Raise what has ended one of its tasks."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    # ------------------------------------------------------------ what comes
+
+    def heard(self, member: Member, beat: Heartbeat) -> None:
+        """Take a heartbeat."""
+        if self.is_alive:
+            self._sessions.heard(member, beat, self._world.now_ms())
+            self._seen[member] = beat.version_seen
+
+    def died(self, member: Member) -> None:
+        """Take a death certificate."""
+        if self.is_alive:
+            self._sessions.died(member, self._world.now_ms())
+            self._has_work.set()
+
+    def ask(self, request: Request) -> None:
+        """Take a request that changes the record."""
+        if self.is_alive and len(self._requests) < 100:
+            self._requests.append(request)
+            self._has_work.set()
+
+    async def registered_of(self, replica: ReplicaProcess) -> str | None:
+        """Say which run of a replica is registered, as far as is known; None: no answer."""
+        network = self._world.network
+        await asyncio.sleep(network.delay_s())
+        ways = {(replica.name, self.name), (self.name, replica.name)}
+        if not self.is_alive or self._known is None or ways & network.blocked:
+            return None
+        found = self._known.record.find(replica.id)
+        return "" if found is None else found.incarnation
+
+    # ------------------------------------------------------------ the loop
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._has_work.wait()
+            except TimeoutError:
+                pass
+            self._has_work.clear()
+            await self._awake()
+            try:
+                await self._look()
+                requests, self._requests = self._requests, []
+                for request in requests:
+                    await self._serve(request)
+            except StoreUnreachable:
+                self._world.counts["store away"] += 1
+
+    async def _awake(self) -> None:
+        while self.is_paused:  # noqa: ASYNC110 - time is virtual
+            await asyncio.sleep(0.05)
+
+    async def _read(self) -> Stored:
+        stored = await self._world.store.get()
+        self._learn(stored)
+        return stored
+
+    def _learn(self, stored: Stored) -> None:
+        if self._known is None or stored.record.version > self._known.record.version:
+            self._known = stored
+        view = view_of(self._known.record)
+        now_s = self._world.loop.time()
+        for replica in self._world.replicas:
+            # Heartbeats say what was heard: what is not is told again.
+            told_version, told_at_s = self._told.get(replica.member, (-1, 0.0))
+            is_due = view.version > told_version or now_s - told_at_s > TELL_AGAIN_S
+            if self._seen.get(replica.member, -1) < view.version and is_due:
+                self._world.tell(self, replica, view)
+                self._told[replica.member] = (view.version, now_s)
+
+    async def _look(self) -> None:
+        stored = await self._read()
+        record, now_ms = stored.record, self._world.now_ms()
+        self._sessions.look(record, now_ms)
+        rank = 0 if self._leadership.is_leading(now_ms) else self._rank + 1
+        sight = self._sessions.sight(rank=rank, now_ms=now_ms)
+        has_failed = find_failure(record, sight, self._timing) is not None
+        self._sessions.note_failure(record.master, has_failed=has_failed, now_ms=now_ms)
+        sight = self._sessions.sight(
+            rank=rank, now_ms=now_ms, wanted_replicas=self._world.wanted_replicas
+        )
+        intent = decide(record, sight, self._timing)
+        if isinstance(intent, Write):
+            self._world.note(f"{self.name} {intent.reason}: {_text(intent.record)}")
+            await self._swap(stored, intent.record)
+        elif isinstance(intent, AskForTransfer):
+            self._world.ask_to_hand_over(self, record, intent.target)
+        elif isinstance(intent, Unavailable):
+            self._world.counts["unavailable"] += 1
+        elif isinstance(intent, MetaRollback):
+            self._world.counts["newer than what was read"] += 1
+
+    async def _serve(self, request: Request) -> None:
+        await self._awake()
+        stored = await self._read()
+        after = self._answer(stored.record, request)
+        if after is not None:
+            await self._swap(stored, after)
+
+    def _answer(self, record: GroupRecord, request: Request) -> GroupRecord | None:
+        sight = self._sessions.sight(rank=0, now_ms=self._world.now_ms())
+        live = live_of(record, sight, self._timing)
+        if isinstance(request, Registration):
+            before = presence_of(record, request.member.replica_id, sight, self._timing)
+            registered = register(record, request, before)
+            if isinstance(registered, Refused):
+                return None  # It asks again.
+            if isinstance(registered, Fenced):
+                self._world.counts["fenced"] += 1
+                return None
+            return None if registered is record else registered
+        if isinstance(request, Proposal):
+            changed = change_sync_state_set(record, request, {one.member for one in live})
+            if isinstance(changed, Refused):
+                self._world.tell_refused(self, request)
+                return None
+            return changed
+        if isinstance(request, Drain | Forget):
+            after = _retired(record, request)
+            if isinstance(after, Refused):
+                self._world.counts["not retired"] += 1
+                return None
+            return None if after is record else after
+        return release(
+            record, epoch=request.epoch, master=request.master, target=request.target, live=live
+        )
+
+    async def _swap(self, base: Stored, record: GroupRecord) -> None:
+        made = attempt(base, record, self._world.new_id())
+        result = await self._world.store.swap(made)
+        tries = 0
+        while result is NotStored.UNKNOWN:
+            found = await self._read()
+            if resolve(made, found) is not Resolution.PENDING:
+                return
+            tries += 1
+            if tries > 1:
+                # It may arrive for as long as nothing else is written.
+                result = await self._world.store.swap(bump(found, self._world.new_id()))
+        if isinstance(result, Stored):
+            self._learn(result)
+
+    async def _lead(self) -> None:
+        store, leadership, world = self._world.store, self._leadership, self._world
+        while True:
+            await self._awake()
+            try:
+                await store._call()
+                seen = store.lease
+                if seen is not None:
+                    leadership.saw(seen, world.now_ms())
+                if leadership.may_take(world.now_ms()):
+                    sent_at_ms = world.now_ms()
+                    written = await store.write_lease(seen, self.name)
+                    if isinstance(written, LeaseSeen):
+                        leadership.renewed(written, sent_at_ms)
+                    else:
+                        leadership.lost()
+            except StoreUnreachable:
+                world.counts["lease away"] += 1
+            now_ms = world.now_ms()
+            await asyncio.sleep((leadership.next_try_ms(now_ms) - now_ms) / 1000)
+
+
+def _retired(record: GroupRecord, request: Drain | Forget) -> GroupRecord | Refused:
+    if isinstance(request, Forget):
+        return forget(record, request.replica_id)
+    if request.undo:
+        return stay(record, request.replica_id, Retirement.DRAINED)
+    return retire(record, request.replica_id, Retirement.DRAINED)
+
+
+def _text(record: GroupRecord) -> str:
+    return f"epoch {record.epoch} v{record.version} {view_text(view_of(record))}"
+
+
+def view_text(view: GroupView) -> str:
+    """Return a view in a few words, for a trace."""
+    names = ",".join(sorted(member.incarnation for member in view.sss))
+    master = "nobody" if view.master is None else view.master.incarnation
+    return f"master {master} sss {names} eligible {sorted(view.eligible)}"

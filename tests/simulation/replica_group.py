@@ -1,0 +1,513 @@
+"""One broker group of three to five replicas, two controllers and their store, under faults.
+
+    python -m tests.simulation.replica_group --seeds 200 --first 0
+
+Production code decides everything: `broker.engine.replication` and `controller.election`. Network,
+disks, store and time are the simulation's. A client sends, and notes what was answered. At each
+confirmation, and when all has healed, the history is judged (failover.md Part VI).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import final
+
+from tests.simulation.loop import simulate
+from tests.simulation.replica_controller import Controller, Drain, Forget, ModelStore, view_text
+from tests.simulation.replica_network import ReplicaNetwork
+from tests.simulation.replica_process import RECORD, ReplicaProcess, Volume
+from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
+from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.controller.election.record import GroupRecord, view_of
+from tidemill.controller.election.retirement import is_out
+from tidemill.controller.election.sessions import Timing
+
+TROUBLE_S = 40.0  # of virtual time, for which things happen
+WRITABLE_S_MAX = 8.0  # after all has healed
+IN_SYNC_S_MAX = 60.0
+SEND_EVERY_S = 0.02
+REPLICAS = 3  # at the beginning and at the end; in between there may be
+REPLICAS_MAX = 5
+PODS_EVERY_S = 0.5  # who makes and removes pods looks so often
+NOTES_MAX = 400
+
+
+@dataclass
+class Run:
+    """What came of one seed."""
+
+    seed: int
+    findings: list[str] = field(default_factory=list)
+    sent: int = 0
+    answered: int = 0
+    epochs: int = 0
+    longest_gap_s: float = 0.0
+    writable_after_s: float = 0.0
+    trace: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        verdict = "; ".join(self.findings) or "ok"
+        return (
+            f"seed {self.seed}: sent {self.sent}, answered {self.answered}, epochs {self.epochs}, "
+            f"longest gap {self.longest_gap_s:.2f} s, healed in {self.writable_after_s:.2f} s: "
+            f"{verdict}"
+        )
+
+
+@final
+class World:
+    """All processes, what lies between them, and what was promised."""
+
+    def __init__(self, run: Run, random: Random) -> None:
+        self.run = run
+        self.random = random
+        self.loop = asyncio.get_running_loop()
+        self.network = ReplicaNetwork(random)
+        # Half of the seeds: acks that a power cut of everybody would break.
+        mode = AckMode.SYNC_FSYNC if random.random() < 0.5 else AckMode.SYNC_MEMORY
+        self.mode = mode
+        self.store = ModelStore(GroupRecord(min_in_sync=2), random)
+        config = ReplicationConfig(ack_mode=mode)
+        self.replicas = [ReplicaProcess(self, n, config) for n in range(REPLICAS_MAX)]
+        self.wanted_replicas = REPLICAS
+        self._pods = 0  # the replicas below this number run, or start again by themselves
+        self.controllers = [Controller(self, n, Timing()) for n in range(2)]
+        self.findings = run.findings
+        self.counts: Counter[str] = run.faults
+        self.latest: dict[str, GroupView] = {}
+        self.has_stalls = True  # disks do, now and then: for longer than a member may lag
+        self._ids = 0
+        self._confirmed = bytearray()  # what was ever confirmed by a master
+        self._masters: dict[int, Member] = {}
+        self._promised: dict[int, int] = {}  # value: log offset
+        self._paused_at_s: dict[str, float] = {}
+        self._answered_at_s = self.loop.time()
+        self._values = 0
+
+    # ------------------------------------------------------------ small things
+
+    def now_ms(self) -> int:
+        """Return monotonic time."""
+        return round(self.loop.time() * 1000)
+
+    def new_id(self) -> str:
+        """Return an id that nobody has."""
+        self._ids += 1
+        return f"write {self._ids}"
+
+    def note(self, what: str) -> None:
+        """Keep a line for whoever reads a trace."""
+        self.run.notes.append(f"{self.loop.time() - 1000:8.3f} {what}")
+        del self.run.notes[:-NOTES_MAX]
+
+    def paused_for_s(self, replica: ReplicaProcess) -> float:
+        """Return since when a process stands still."""
+        return self.loop.time() - self._paused_at_s.get(replica.name, self.loop.time())
+
+    def tell(self, controller: Controller, replica: ReplicaProcess, view: GroupView) -> None:
+        """Push a view."""
+        run = replica.lives
+
+        def arrive() -> None:
+            if not replica.is_alive or replica.lives != run:
+                return
+            registered = self.store.stored.record.find_member(replica.id)
+            if registered == replica.member:
+                replica.is_registered = True
+            if replica.is_paused:
+                replica.asleep.append(lambda: replica.learn(view))
+            else:
+                replica.learn(view)
+
+        self.network.send(controller.name, replica.name, arrive)
+
+    def tell_refused(self, controller: Controller, proposal: Proposal) -> None:
+        """Answer a proposal that does not hold."""
+        replica = self.replicas[proposal.master.replica_id]
+        self.network.send(controller.name, replica.name, lambda: replica.refused(proposal.version))
+
+    def ask_to_hand_over(
+        self, controller: Controller, record: GroupRecord, target: ReplicaId
+    ) -> None:
+        """Ask the master for a transfer."""
+        if record.master is not None:
+            replica = self.replicas[record.master.replica_id]
+            self.network.send(controller.name, replica.name, lambda: replica.hand_over(target))
+
+    # ------------------------------------------------------------ what must hold
+
+    def promoted(self, replica: ReplicaProcess, view: GroupView) -> None:
+        """Check C11 and F-1: an epoch has one master."""
+        self.note(f"{replica.name} leads epoch {view.epoch}: {view_text(view)}")
+        other = self._masters.setdefault(view.epoch, replica.member)
+        if other != replica.member:
+            self.findings.append(f"C11: {other} and {replica.member} lead epoch {view.epoch}")
+
+    def check_confirmed(self, replica: ReplicaProcess, offset: int) -> None:
+        """Check F-5 and F-7: what one master confirms, no other one contradicts."""
+        written = replica.volume.written
+        common = min(offset, len(self._confirmed))
+        if written[:common] != self._confirmed[:common]:
+            self.findings.append(f"F-5: {replica.name} confirms {offset} of another log")
+        if offset > common:
+            self._confirmed += written[common:offset]
+
+    def uncut_end(self, replica: ReplicaProcess, end: int) -> int:
+        """Return how far a sync that began at `end` has reached: no further than the log."""
+        return min(end, len(replica.volume.written))
+
+    def answered(self, value: int, offset: int) -> None:
+        """Note that a client was told OK."""
+        now_s = self.loop.time()
+        self.run.longest_gap_s = max(self.run.longest_gap_s, now_s - self._answered_at_s)
+        self._answered_at_s = now_s
+        self._promised[value] = offset
+        self.run.answered += 1
+
+    # ------------------------------------------------------------ the run
+
+    async def go(self, trouble_s: float) -> None:
+        """Run faults, heal, and judge."""
+        for controller in self.controllers:
+            controller.start()
+        pods = asyncio.ensure_future(self._keep_pods())
+        clients = asyncio.ensure_future(self._send())
+        await self._until_writable(20.0)
+        self._answered_at_s = self.loop.time()
+        end_s = self.loop.time() + trouble_s
+        faults = [asyncio.ensure_future(self._disturb(end_s)) for _ in range(2)]
+        await asyncio.gather(*faults)
+        self._heal()
+        self.note("healed")
+        healed_s = self.loop.time()
+        undrain = asyncio.ensure_future(self._undrain_all())
+        if not await self._until_writable(WRITABLE_S_MAX):
+            self.findings.append(f"C12: not writable {WRITABLE_S_MAX} s after all has healed")
+        self.run.writable_after_s = self.loop.time() - healed_s
+        if not await self._until(self._is_in_sync, IN_SYNC_S_MAX):
+            self.findings.append(f"C12: {view_text_of(self.store)} after {IN_SYNC_S_MAX} s")
+        clients.cancel()
+        undrain.cancel()
+        pods.cancel()
+        if pods.done() and not pods.cancelled():
+            pods.result()
+        await asyncio.sleep(2.0)
+        self._judge()
+        for replica in self.replicas:
+            replica.stop()
+        for controller in self.controllers:
+            controller.stop()
+        await asyncio.sleep(0.1)
+
+    async def _send(self) -> None:
+        while True:
+            await asyncio.sleep(self.random.uniform(0, 2 * SEND_EVERY_S))
+            takers = [one for one in self.replicas if one.is_alive and one.takes_sends]
+            if takers:
+                self._values += 1
+                self.run.sent += 1
+                # Also to one that is deposed and does not know it yet.
+                self.random.choice(takers).send(self._values)
+
+    async def _keep_pods(self) -> None:
+        """Do what a StatefulSet does for a leading controller: one more, or one less."""
+        while True:
+            record = self.store.stored.record
+            if self._pods < self.wanted_replicas:
+                self._pods += 1
+                self.replicas[self._pods - 1].start()
+                continue
+            last = self.replicas[self._pods - 1]
+            if self._pods > self.wanted_replicas and is_out(record, last.id):
+                self._pods -= 1
+                self.note(f"the pod of {last.name} is removed")
+                last.stop()
+                if self.random.random() < 0.5:
+                    last.volume = Volume(f"store {last.id}.{last.lives}")
+            for id_, _ in record.replicas:
+                if id_ >= self._pods:
+                    self.random.choice(self.controllers).ask(Forget(id_))
+            await asyncio.sleep(PODS_EVERY_S)
+
+    def _start_again(self, replica: ReplicaProcess) -> None:
+        """Start a process anew, unless its pod is gone, or has been made anew."""
+        if replica.id < self._pods and not replica.is_alive:
+            replica.start()
+
+    async def _until(self, holds: object, seconds: float) -> bool:
+        assert callable(holds)
+        end_s = self.loop.time() + seconds
+        while not holds():
+            if self.loop.time() > end_s:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def _until_writable(self, seconds: float) -> bool:
+        before = self.run.answered
+        return await self._until(lambda: self.run.answered > before, seconds)
+
+    def _is_in_sync(self) -> bool:
+        record = self.store.stored.record
+        live = {one.member for one in self.replicas if one.is_alive}
+        return record.sss == live and len(live) == self._pods == self.wanted_replicas
+
+    # ------------------------------------------------------------ faults
+
+    async def _disturb(self, end_s: float) -> None:
+        faults = [
+            self._kill, self._kill, self._cut_power, self._pause, self._partition, self._one_way,
+            self._isolate, self._store_away, self._transfer, self._kill_controller, self._wipe,
+            self._drain, self._resize,
+        ]  # fmt: skip
+        while self.loop.time() < end_s:
+            await asyncio.sleep(self.random.expovariate(1 / 1.5))
+            fault = self.random.choice(faults)
+            self.counts[fault.__name__] += 1
+            await fault()
+
+    def _any_alive(self) -> ReplicaProcess | None:
+        alive = [one for one in self.replicas if one.is_alive and not one.is_paused]
+        return self.random.choice(alive) if alive else None
+
+    def _all_are_well(self) -> bool:
+        """Whether one volume may be lost: all others hold what is confirmed."""
+        return self._is_in_sync() and not any(one.is_paused for one in self.replicas)
+
+    async def _down_and_up(self, replica: ReplicaProcess) -> None:
+        member = replica.member
+        replica.stop()
+        if self.random.random() < 0.7:
+            # Its supervisor lives, and says so.
+            for controller in self.controllers:
+                self.network.send(replica.name, controller.name, partial(controller.died, member))
+        await asyncio.sleep(self.random.uniform(0.1, 4.0))
+        self._start_again(replica)
+
+    async def _kill(self) -> None:
+        replica = self._any_alive()
+        if replica is not None:
+            self.note(f"kill {replica.name}")
+            await self._down_and_up(replica)
+
+    async def _cut_power(self) -> None:
+        """End a machine; of all of them only where disks have what was acked."""
+        replica = self._any_alive()
+        if replica is None or (self.mode is AckMode.SYNC_MEMORY and not self._all_are_well()):
+            return
+        every = self.mode is AckMode.SYNC_FSYNC and self.random.random() < 0.3
+        victims = [one for one in self.replicas if one.is_alive] if every else [replica]
+        self.note(f"power cut of {[one.name for one in victims]}")
+        for victim in victims:
+            victim.stop()
+            victim.boot += 1
+            victim.volume.cut_power(self.random)
+        await asyncio.sleep(self.random.uniform(0.1, 2.0))
+        for victim in victims:
+            self._start_again(victim)
+
+    async def _wipe(self) -> None:
+        """Replace a volume by an empty one."""
+        replica = self._any_alive()
+        if replica is None or not self._all_are_well() or self.random.random() < 0.5:
+            return
+        self.note(f"wipe {replica.name}")
+        replica.stop()
+        replica.volume = Volume(f"store {replica.id}.{replica.lives}")
+        await asyncio.sleep(self.random.uniform(0.1, 2.0))
+        self._start_again(replica)
+        # Another one may be lost when this one has caught up.
+        await self._until(self._is_in_sync, 5.0)
+
+    async def _pause(self) -> None:
+        """Let a broker stand still; its supervisor may, or may not."""
+        replica = self._any_alive()
+        if replica is None:
+            return
+        self.note(f"pause {replica.name}")
+        run, name = replica.lives, replica.name
+        replica.is_paused = True
+        self._paused_at_s[name] = self.loop.time()
+        is_whole_pod = self.random.random() < 0.5
+        ways = {(name, one.name) for one in self.controllers} if is_whole_pod else set()
+        self.network.blocked |= ways
+        await asyncio.sleep(self.random.uniform(0.3, 5.0))
+        self.network.blocked -= ways
+        if replica.lives == run and replica.is_alive:
+            self.note(f"go on {replica.name}")
+            replica.is_paused = False
+            asleep, replica.asleep = replica.asleep, []
+            for act in asleep:
+                if replica.is_alive and replica.lives == run:
+                    act()
+
+    def _names(self) -> list[str]:
+        return [one.name for one in self.replicas] + [one.name for one in self.controllers]
+
+    async def _block(self, ways: set[tuple[str, str]], what: str) -> None:
+        self.note(what)
+        self.network.blocked |= ways
+        await asyncio.sleep(self.random.uniform(0.2, 6.0))
+        self.network.blocked -= ways
+
+    async def _partition(self) -> None:
+        names = self._names()
+        self.random.shuffle(names)
+        one, other = names[: len(names) // 2], names[len(names) // 2 :]
+        ways = {(a, b) for a in one for b in other} | {(b, a) for a in one for b in other}
+        await self._block(ways, f"partition {sorted(one)} from {sorted(other)}")
+
+    async def _one_way(self) -> None:
+        a, b = self.random.sample(self._names(), 2)
+        await self._block({(a, b)}, f"nothing of {a} gets to {b}")
+
+    async def _isolate(self) -> None:
+        name = self.random.choice([one.name for one in self.replicas])
+        others = [one for one in self._names() if one != name]
+        only_peers = self.random.random() < 0.5
+        if only_peers:
+            others = [one for one in others if one.startswith("replica")]
+        ways = {(name, one) for one in others} | {(one, name) for one in others}
+        await self._block(ways, f"isolate {name} from {others}")
+
+    async def _store_away(self) -> None:
+        self.note("the store is away")
+        self.store.is_away = True
+        await asyncio.sleep(self.random.uniform(0.2, 5.0))
+        self.store.is_away = False
+
+    async def _transfer(self) -> None:
+        for replica in self.replicas:
+            if replica.is_alive and not replica.is_paused and replica.takes_sends:
+                self.note(f"{replica.name} is to hand over")
+                replica.hand_over(None)
+
+    async def _drain(self) -> None:
+        """Empty a replica of its duties, and take that back after a while."""
+        replica = self._any_alive()
+        if replica is None:
+            return
+        self.note(f"{replica.name} is drained")
+        self.random.choice(self.controllers).ask(Drain(replica.id, undo=False))
+        await asyncio.sleep(self.random.uniform(0.5, 8.0))
+        self.note(f"{replica.name} is to count again")
+        self.random.choice(self.controllers).ask(Drain(replica.id, undo=True))
+
+    async def _undrain_all(self) -> None:
+        """Let all replicas count again; what was asked before may be carried out of late."""
+        while True:
+            for id_ in view_of(self.store.stored.record).retired:
+                self.random.choice(self.controllers).ask(Drain(id_, undo=True))
+            await asyncio.sleep(PODS_EVERY_S)
+
+    async def _resize(self) -> None:
+        """Let the group have more replicas, and as many as before."""
+        if self.wanted_replicas != REPLICAS:
+            return
+        self.wanted_replicas = self.random.randint(REPLICAS + 1, REPLICAS_MAX)
+        self.note(f"{self.wanted_replicas} replicas are wanted")
+        await asyncio.sleep(self.random.uniform(0.5, 8.0))
+        self.wanted_replicas = REPLICAS
+        self.note(f"{REPLICAS} replicas are wanted")
+
+    async def _kill_controller(self) -> None:
+        controller = self.random.choice(self.controllers)
+        if controller.is_alive:
+            self.note(f"kill {controller.name}")
+            controller.stop()
+            await asyncio.sleep(self.random.uniform(0.1, 4.0))
+            controller.start()
+
+    def _heal(self) -> None:
+        self.network.blocked.clear()
+        self.store.is_away = False
+        self.has_stalls = False
+
+    # ------------------------------------------------------------ the verdict
+
+    def _judge(self) -> None:
+        run = self.run
+        run.epochs = self.store.stored.record.epoch
+        there = self.replicas[: self._pods]
+        logs = [bytes(one.volume.written) for one in there]
+        confirmed = bytes(self._confirmed)
+        for replica, log in zip(there, logs, strict=True):
+            if log[: len(confirmed)] != confirmed:
+                run.findings.append(f"C2: {replica.name} lacks what is confirmed")
+        if len(set(logs)) > 1:
+            run.findings.append(f"F-24: logs of {[len(log) for log in logs]} bytes differ")
+        epochs = []
+        for at in range(0, len(confirmed), RECORD.size):
+            epoch, value, _ = RECORD.unpack_from(confirmed, at)
+            epochs.append(epoch)
+            if value == 0 and at and epoch <= epochs[-2]:
+                run.findings.append(f"F-15: epoch {epoch} begins behind {epochs[-2]}")
+        if epochs != sorted(epochs):
+            run.findings.append("C2: epochs do not grow along the log")
+        lost = [
+            value
+            for value, offset in self._promised.items()
+            if offset + RECORD.size > len(confirmed)
+            or RECORD.unpack_from(confirmed, offset)[1] != value
+        ]
+        if lost:
+            run.findings.append(f"C1: {len(lost)} messages that were answered are lost: {lost[:5]}")
+
+
+def view_text_of(store: ModelStore) -> str:
+    """Return what is recorded, in a few words."""
+    record = store.stored.record
+    names = ",".join(sorted(member.incarnation for member in record.sss))
+    return f"epoch {record.epoch}, sss {names}, master {record.master}"
+
+
+def run_seed(seed: int, *, trouble_s: float = TROUBLE_S) -> Run:
+    """Run one seed, with faults for so long."""
+    run, random = Run(seed), Random(seed)
+
+    async def main() -> None:
+        world = World(run, random)
+        try:
+            await world.go(trouble_s)
+        finally:
+            # A task that has failed says so here, and ends the run.
+            for replica in world.replicas:
+                replica.check()
+            for controller in world.controllers:
+                controller.check()
+
+    try:
+        _, loop = simulate(main(), random)
+        run.trace = loop.trace
+    except AssertionError as error:
+        run.findings.append(f"{type(error).__name__}: {error}")
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--trace", action="store_true", help="what happened, too")
+    arguments = parser.parse_args()
+    failed = 0
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
+        run = run_seed(seed)
+        if arguments.trace:
+            sys.stdout.write("\n".join(run.notes) + "\n")
+        sys.stdout.write(f"{run}\n")
+        sys.stdout.flush()
+        failed += bool(run.findings)
+    sys.exit(f"{failed} of {arguments.seeds} seeds failed" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Three replicas of a broker group and a controller, all of them real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+
+from tests.support.eventually import eventually
+from tests.support.processes import START_S, STOP_S, command, descendants, environment
+from tests.support.tcp_links import Link, Links
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2_grpc
+
+GROUP = "broker-0"
+WITHIN_MS = 60_000  # for what must come on the slowest machine, and when controllers look again
+CALL_S = 5.0
+
+
+class Announced:
+    """A process that has said where it serves."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+        self.name = name
+        ours, theirs = socket.socketpair()
+        with ours, log.open("a") as stderr:
+            with theirs:
+                self.process = subprocess.Popen(
+                    command(*arguments, f"--supervisor-fd={theirs.fileno()}"),
+                    env=environment(), stderr=stderr, pass_fds=[theirs.fileno()],
+                )  # fmt: skip
+            ours.settimeout(START_S)
+            line = ours.recv(4096)
+            self._fd = ours.detach()  # Its end would be taken for the supervisor's.
+        assert line, f"{name} did not start:\n{log.read_text()}"
+        ready = json.loads(line)
+        self.grpc: str = ready["grpc"]
+        self.metrics: str = ready["metrics"]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def broker_pid(self) -> int:
+        """Return the process that a supervisor has started."""
+        [child] = [pid for pid in descendants(self.pid)[1:] if parent_of(pid) == self.pid]
+        return child
+
+    def stop(self) -> int:
+        """Stop it in order; return its exit status."""
+        self.process.terminate()
+        return self.process.wait(STOP_S)
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        for pid in descendants(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(STOP_S)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0: it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+class ControlledGroup:
+    """The processes, and what their controller says of them."""
+
+    def __init__(self, folder: Path, links: Links | None = None, *, controllers: int = 1) -> None:
+        """Start all of them; with `links` what they say to each other goes through these."""
+        self.folder = folder
+        self.links = links
+        self.controllers = [self.start_controller() for _ in range(controllers)]
+        self.to_controllers: dict[int, list[Link]] = {}  # of each replica
+        self.to_replica: dict[int, Link] = {}  # of the others, and of proxies
+        self.replicas: dict[int, Announced] = {}
+        for replica in range(3):
+            self.start_replica(replica)
+
+    @property
+    def controller(self) -> Announced:
+        """Return the controller that is asked."""
+        return self.controllers[0]
+
+    @controller.setter
+    def controller(self, controller: Announced) -> None:
+        self.controllers[0] = controller
+
+    def start_controller(self, port: str = "0") -> Announced:
+        arguments = [
+            "controller", f"--grpc-port={port}", "--metrics-port=0",
+            f"--group-store={self.folder / 'groups.sqlite'}", "--min-in-sync=2",
+        ]  # fmt: skip
+        return Announced("controller", arguments, self.folder / "controller.log")
+
+    def start_replica(self, replica: int) -> None:
+        controllers = [one.grpc for one in self.controllers]
+        arguments = [
+            "broker", f"--name={GROUP}", f"--replica-id={replica}",
+            f"--data-dir={self.folder / str(replica)}",
+            "--auto-create", "--grpc-port=0", "--metrics-port=0",
+        ]  # fmt: skip
+        if self.links is not None and replica not in self.to_replica:
+            self.to_replica[replica] = self.links.make()
+            self.to_controllers[replica] = [self.links.make(one) for one in controllers]
+        if self.links is not None:
+            controllers = [one.address for one in self.to_controllers[replica]]
+            arguments.append(f"--replica-address={self.to_replica[replica].address}")
+        arguments.append(f"--controllers={','.join(controllers)}")
+        log = self.folder / f"replica-{replica}.log"
+        started = self.replicas[replica] = Announced(f"replica {replica}", arguments, log)
+        if self.links is not None:
+            self.to_replica[replica].target = started.grpc
+
+    def address_of(self, replica: int) -> str:
+        """Return where others reach a replica: a proxy that is given another one knows no route."""
+        link = self.to_replica.get(replica)
+        return self.replicas[replica].grpc if link is None else link.address
+
+    def group(self) -> wire.Group:
+        """Return what the controller says."""
+        with grpc.insecure_channel(self.controller.grpc) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            found: wire.GroupList = stub.GetGroups(
+                wire.GetGroupsRequest(group=GROUP), timeout=CALL_S, wait_for_ready=True
+            )
+        return found.groups[0]
+
+    def transfer(self, target: int) -> None:
+        with grpc.insecure_channel(self.controller.grpc) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            stub.TransferMaster(wire.TransferRequest(group=GROUP, target=target), timeout=CALL_S)
+
+    def force(self, target: int) -> None:
+        with grpc.insecure_channel(self.controller.grpc) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            stub.ForceMaster(wire.ForceRequest(group=GROUP, target=target), timeout=CALL_S)
+
+    def await_group(self, is_so: Callable[[wire.Group], bool]) -> wire.Group:
+        """Wait until what the controller says is so."""
+        found: list[wire.Group] = []
+
+        def look() -> bool:
+            try:
+                found[:] = [self.group()]
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                return False  # A controller that has just begun knows no group yet.
+            return is_so(found[0])
+
+        eventually(look, within_ms=WITHIN_MS)
+        return found[0]
+
+    def await_in_sync(self, count: int = 3) -> wire.Group:
+        return self.await_group(lambda group: len(group.view.sss) == count)
+
+    def end(self) -> None:
+        for each in (*self.replicas.values(), *self.controllers):
+            each.end()
+
+
+@contextlib.contextmanager
+def controlled_group(
+    folder: Path, links: Links | None = None, *, controllers: int = 1
+) -> Iterator[ControlledGroup]:
+    """Run the group for the block; afterwards none of its processes is left."""
+    running: list[ControlledGroup] = []
+    try:
+        running.append(ControlledGroup(folder, links, controllers=controllers))
+        yield running[0]
+    finally:
+        for each in running:
+            each.end()
+
+
+@contextlib.contextmanager
+def proxy_of(group: ControlledGroup, *flags: str) -> Iterator[Announced]:
+    """Run a proxy of the group for the block."""
+    arguments = [
+        "proxy", f"--brokers={group.address_of(0)}",
+        f"--controllers={','.join(one.grpc for one in group.controllers)}",
+        f"--routes-file={group.folder / 'routes.json'}", "--grpc-port=0", "--metrics-port=0",
+        "--drain-delay-ms=0", *flags,
+    ]  # fmt: skip
+    started: list[Announced] = []
+    try:
+        started.append(Announced("proxy", arguments, group.folder / "proxy.log"))
+        yield started[0]
+    finally:
+        for each in started:
+            each.end()

@@ -1,0 +1,33 @@
+"""Exports of metrics by OTLP as nobody's library writes them."""
+
+from __future__ import annotations
+
+from tidemill.message.outline import LENGTH_DELIMITED
+
+_METRIC = 1, 2, 2  # the numbers of the fields in which a metric is in an export
+_EMPTY_POINT = b"\x0a\x00"
+
+
+def nested(*field_numbers: int, content: bytes) -> bytes:
+    """Return a message of messages, each in the field of its number, the outermost first."""
+    for number in reversed(field_numbers):
+        content = bytes([number << 3 | LENGTH_DELIMITED]) + _varint(len(content)) + content
+    return content
+
+
+def a_metric(content: bytes) -> bytes:
+    """Return an export of one metric."""
+    return nested(*_METRIC, content=content)
+
+
+def empty_points(kind: int, name: str, *, count: int = 65_000) -> bytes:
+    """Return an export of one metric whose points, of the kind of that field, are empty."""
+    return a_metric(nested(1, content=name.encode()) + nested(kind, content=_EMPTY_POINT * count))
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])

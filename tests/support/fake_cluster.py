@@ -1,0 +1,366 @@
+"""A cluster for the pipeline's tests: queues and events in memory, over real gRPC, with faults.
+
+It serves what `PipelineSource` and the pulls of the public service serve, in threads of its own, so
+that a test says what is there and what goes wrong. What it says of a real cluster is checked by the
+tests that run against both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
+
+FIRST_STORED_AT_MS = 1_700_000_000_000
+EVENT_BYTES = 100  # of the log, one event
+PAGE_ROWS = 16  # messages of an answer
+
+
+@dataclass
+class FakeQueue:
+    """One queue: messages from `first` on; None is a hole."""
+
+    messages: list[v2.Message | None] = field(default_factory=list)
+    first: int = 0  # of what retention left
+
+    @property
+    def end(self) -> int:
+        return len(self.messages)
+
+
+@dataclass
+class FakeBroker:
+    """One broker group."""
+
+    log_id: str
+    queues: dict[tuple[str, int], FakeQueue] = field(default_factory=dict)
+    topic_ids: dict[str, int] = field(default_factory=dict)
+    events: list[pb.Event] = field(default_factory=list)
+    pending: list[pb.Pending] = field(default_factory=list)
+    in_flight: list[pb.InFlight] = field(default_factory=list)
+    progress: list[pb.Progress] = field(default_factory=list)
+    log_min: int = 0
+    error: str = ""
+
+    @property
+    def log_end(self) -> int:
+        return (self.events[-1].position + EVENT_BYTES) if self.events else self.log_min
+
+
+class FakeCluster:
+    """What is there, and what goes wrong."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.brokers: dict[str, FakeBroker] = {}
+        self.sent: list[v2.Message] = []
+        self.pulls: list[tuple[str, int, int]] = []  # broker, queue, offset
+        self.calls: list[str] = []
+        self.pull_offsets: dict[tuple[str, str, int], int] = {}  # by group, broker and queue
+        self.headers: list[dict[str, str]] = []
+        # Faults: how many calls of a method fail from now on, and after how many answers.
+        self.failing: dict[str, int] = {}
+        self.breaks_after: int | None = None
+        self.endpoint = ""
+
+    # ------------------------------------------------------------ what a test does
+
+    def add(
+        self, topic: str, broker: str = "broker-a", queue_id: int = 0, count: int = 1, *,
+        body_size: int = 10, tag: str = "", stored_at_ms: int = FIRST_STORED_AT_MS,
+        step_ms: int = 1,
+    ) -> None:  # fmt: skip
+        """Store messages with bodies and ids that their places make."""
+        with self.lock:
+            queue = self._queue(topic, broker, queue_id)
+            for _ in range(count):
+                at = queue.end
+                message = v2.Message(
+                    topic=v2.Resource(name=topic),
+                    body=f"{topic}/{broker}/{queue_id}/{at}".encode().ljust(body_size, b"."),
+                )
+                system = message.system_properties
+                system.message_id = f"{topic}-{broker}-{queue_id}-{at}"
+                system.message_type = v2.NORMAL
+                if tag:
+                    system.tag = tag
+                system.born_timestamp.FromMilliseconds(stored_at_ms + at * step_ms - 5)
+                system.store_timestamp.FromMilliseconds(stored_at_ms + at * step_ms)
+                self._put(queue, queue_id, message)
+
+    def put(self, message: v2.Message, broker: str = "broker-a", queue_id: int = 0) -> None:
+        """Store a message as it is."""
+        with self.lock:
+            self._put(self._queue(message.topic.name, broker, queue_id), queue_id, message)
+
+    def add_events(self, broker: str, *events: pb.Event) -> None:
+        """Write events, each a record of its own."""
+        with self.lock:
+            of = self._broker(broker)
+            for event in events:
+                written = pb.Event()
+                written.CopyFrom(event)
+                written.position = max(of.log_end, of.log_min)
+                of.events.append(written)
+
+    def expire(self, topic: str, broker: str, queue_id: int, first: int) -> None:
+        """Let retention take what lies before an offset."""
+        with self.lock:
+            self.brokers[broker].queues[topic, queue_id].first = first
+
+    def delete_and_make_anew(self, topic: str) -> None:
+        """Delete a topic and make another of its name, without messages."""
+        with self.lock:
+            for broker in self.brokers.values():
+                if topic in broker.topic_ids:
+                    broker.topic_ids[topic] += 100
+                    for key in [key for key in broker.queues if key[0] == topic]:
+                        broker.queues[key] = FakeQueue()
+
+    def _broker(self, name: str) -> FakeBroker:
+        return self.brokers.setdefault(name, FakeBroker(log_id=f"log-of-{name}"))
+
+    def _queue(self, topic: str, broker: str, queue_id: int) -> FakeQueue:
+        of = self._broker(broker)
+        of.topic_ids.setdefault(topic, len(of.topic_ids) + 1)
+        return of.queues.setdefault((topic, queue_id), FakeQueue())
+
+    def _put(self, queue: FakeQueue, queue_id: int, message: v2.Message) -> None:
+        message.system_properties.queue_id = queue_id
+        message.system_properties.queue_offset = queue.end
+        queue.messages.append(message)
+
+    # ------------------------------------------------------------ what is served
+
+    def note(self, method: str, context: Any) -> None:
+        """Remember a call, and fail it where it is to fail."""
+        with self.lock:
+            self.calls.append(method)
+            self.headers.append(dict(context.invocation_metadata()))
+            if self.failing.get(method, 0) > 0:
+                self.failing[method] -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the test says so")
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[FakeCluster]:
+        """Serve for the block."""
+        server = grpc.server(
+            futures.ThreadPoolExecutor(max_workers=16), options=[("grpc.so_reuseport", 0)]
+        )
+        service_pb2_grpc.add_MessagingServiceServicer_to_server(_public(self), server)
+        pipeline_pb2_grpc.add_PipelineSourceServicer_to_server(_Source(self), server)
+        self.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            yield self
+        finally:
+            server.stop(None).wait()
+
+
+def _public(cluster: FakeCluster) -> Any:
+    # What is not served here answers so by itself.
+    served: Any = _Public
+    return served(cluster)
+
+
+class _Public(service_pb2_grpc.MessagingServiceServicer):
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def QueryOffset(
+        self, request: service.QueryOffsetRequest, context: Any
+    ) -> service.QueryOffsetResponse:
+        self.cluster.note("QueryOffset", context)
+        asked = request.message_queue
+        queue = self.cluster.brokers[asked.broker.name].queues[asked.topic.name, asked.id]
+        at_ms = request.timestamp.ToMilliseconds()
+        offset = next(
+            (
+                i
+                for i in range(queue.first, queue.end)
+                if (message := queue.messages[i]) is not None
+                and message.system_properties.store_timestamp.ToMilliseconds() >= at_ms
+            ),
+            queue.end,
+        )
+        return service.QueryOffsetResponse(status=v2.Status(code=v2.OK), offset=offset)
+
+    def UpdateOffset(
+        self, request: service.UpdateOffsetRequest, context: Any
+    ) -> service.UpdateOffsetResponse:
+        self.cluster.note("UpdateOffset", context)
+        asked = request.message_queue
+        key = (request.group.name, asked.broker.name, asked.id)
+        self.cluster.pull_offsets[key] = request.offset
+        return service.UpdateOffsetResponse(status=v2.Status(code=v2.OK))
+
+    def SendMessage(
+        self, request: service.SendMessageRequest, context: Any
+    ) -> service.SendMessageResponse:
+        self.cluster.note("SendMessage", context)
+        answer = service.SendMessageResponse(status=v2.Status(code=v2.OK))
+        with self.cluster.lock:
+            self.cluster.sent.extend(request.messages)
+        for message in request.messages:
+            refused = message.body == b"refuse me"
+            answer.entries.append(
+                service.SendResultEntry(
+                    status=v2.Status(
+                        code=v2.MESSAGE_BODY_TOO_LARGE if refused else v2.OK,
+                        message="too large" if refused else "",
+                    ),
+                    message_id=message.system_properties.message_id,
+                )
+            )
+        return answer
+
+
+class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def GetQueues(self, request: pb.GetQueuesRequest, context: Any) -> Iterator[pb.GetQueuesReply]:
+        self.cluster.note("GetQueues", context)
+        with self.cluster.lock:
+            yield pb.GetQueuesReply(
+                groups=[
+                    pb.BrokerGroupQueues(broker=name, error=broker.error)
+                    if broker.error
+                    else pb.BrokerGroupQueues(
+                        broker=name, log_min=broker.log_min, log_end=broker.log_end,
+                        log_id=broker.log_id, queues=list(_queues(request, broker)),
+                    )
+                    for name, broker in sorted(self.cluster.brokers.items())
+                ]
+            )  # fmt: skip
+
+    def ReadMessages(
+        self, request: pb.ReadMessagesRequest, context: Any
+    ) -> Iterator[pb.ReadMessagesReply]:
+        self.cluster.note("ReadMessages", context)
+        with self.cluster.lock:
+            self.cluster.pulls.append((request.broker, request.queue_id, request.from_offset))
+            queue = self.cluster.brokers[request.broker].queues[request.topic, request.queue_id]
+            messages, first, end = list(queue.messages), queue.first, queue.end
+            breaks_after, self.cluster.breaks_after = self.cluster.breaks_after, None
+        at = max(request.from_offset, first)
+        is_gone = at > request.from_offset
+        until = min(end, request.until_offset or end)
+        tags = {tag.strip() for tag in request.filter.split("||")}
+        pages = 0
+        while at < until or is_gone:
+            last = min(until, at + PAGE_ROWS)
+            if breaks_after is not None and pages >= breaks_after:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
+            yield pb.ReadMessagesReply(
+                messages=[
+                    message
+                    for message in messages[at:last]
+                    if message is not None
+                    and (tags & {"*", ""} or message.system_properties.tag in tags)
+                ],
+                next_offset=max(at, last), min_offset=first, end_offset=end,
+                gone_from=request.from_offset if is_gone else 0, is_gone=is_gone,
+            )  # fmt: skip
+            at, is_gone, pages = max(at, last), False, pages + 1
+
+    def ReadEvents(
+        self, request: pb.ReadEventsRequest, context: Any
+    ) -> Iterator[pb.ReadEventsReply]:
+        self.cluster.note("ReadEvents", context)
+        with self.cluster.lock:
+            broker = self.cluster.brokers[request.broker]
+            events, end = list(broker.events), broker.log_end
+        begin = max(request.from_position, broker.log_min)
+        until = min(end, request.until_position or end)
+        last = min(until, begin + (request.log_bytes_max or 64 << 20))
+        at = begin
+        chunk: list[pb.Event] = []
+        for event in events:
+            if event.position < begin or event.position >= last:
+                continue
+            at = event.position + EVENT_BYTES
+            if request.kinds and event.kind not in request.kinds:
+                continue
+            if request.topics and (event.origin_topic or event.topic) not in request.topics:
+                continue
+            chunk.append(event)
+            if len(chunk) == 100:
+                yield self._events(broker, chunk, at, begin, request)
+                chunk = []
+        yield self._events(broker, chunk, max(at, min(until, at)), begin, request)
+
+    def _events(
+        self, broker: FakeBroker, events: list[pb.Event], at: int, begin: int,
+        request: pb.ReadEventsRequest,
+    ) -> pb.ReadEventsReply:  # fmt: skip
+        gone = request.from_position if 0 < request.from_position < begin else 0
+        return pb.ReadEventsReply(
+            events=events, next_position=at, log_id=broker.log_id, log_min=broker.log_min,
+            log_end=broker.log_end, gone_from=gone,
+        )  # fmt: skip
+
+    def ListPending(
+        self, request: pb.ListPendingRequest, context: Any
+    ) -> Iterator[pb.ListPendingReply]:
+        self.cluster.note("ListPending", context)
+        items = [
+            each
+            for each in self.cluster.brokers[request.broker].pending
+            if not request.topics or each.topic in request.topics
+        ]
+        # Two pages, so that cursors are followed.
+        half = len(items) // 2
+        if request.cursor:
+            yield pb.ListPendingReply(items=items[half:])
+        else:
+            yield pb.ListPendingReply(items=items[:half], cursor="more")
+
+    def ListInFlight(
+        self, request: pb.ListInFlightRequest, context: Any
+    ) -> Iterator[pb.ListInFlightReply]:
+        self.cluster.note("ListInFlight", context)
+        yield pb.ListInFlightReply(
+            items=[
+                each
+                for each in self.cluster.brokers[request.broker].in_flight
+                if not request.groups or each.consumer_group in request.groups
+            ]
+        )
+
+    def ListProgress(
+        self, request: pb.ListProgressRequest, context: Any
+    ) -> Iterator[pb.ListProgressReply]:
+        self.cluster.note("ListProgress", context)
+        yield pb.ListProgressReply(
+            items=[
+                each
+                for each in self.cluster.brokers[request.broker].progress
+                if not request.groups or each.consumer_group in request.groups
+            ]
+        )
+
+
+def _queues(request: pb.GetQueuesRequest, broker: FakeBroker) -> Iterator[pb.Queue]:
+    for (topic, queue_id), queue in sorted(broker.queues.items()):
+        is_wanted = topic in request.topics or (
+            request.topic_pattern and fnmatch.fnmatchcase(topic, request.topic_pattern)
+        )
+        if is_wanted:
+            yield pb.Queue(
+                topic=topic, topic_id=broker.topic_ids[topic], queue_id=queue_id,
+                min_offset=queue.first, max_offset=queue.end,
+                bytes=sum(len(each.body) + 200 for each in queue.messages if each is not None),
+            )  # fmt: skip

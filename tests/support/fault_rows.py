@@ -1,0 +1,288 @@
+"""The fault matrix of replication, Part V of failover.md: which tests are each of its rows.
+
+A test is named by its module and its name, with the parameter that is the row where it has several;
+one on a cluster by the name of its fault in `tests/chaos/faults.py`. Rows for which a means is
+missing say so in MISSING.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Row(NamedTuple):
+    """One row: the fault, and the tests that are it."""
+
+    fault: str
+    tests: tuple[str, ...]
+    on_cluster: tuple[str, ...] = ()
+
+
+_CLIENTS = "tests/e2e/test_clients_through_failovers.py::"
+_CONTROLLERS = "tests/e2e/test_failover_by_controllers.py::"
+_STANDALONE = (
+    "tests/e2e/test_standalone_replicas.py::test_no_promise_is_broken_by_a_fault_of_replicas"
+)
+_PARTITIONS = "tests/e2e/test_partitions.py::"
+_KILLED = "tests/e2e/test_killed_replicas.py::"
+_REPLICAS = "tests/e2e/test_replicas.py::"
+_ON_DISK = "tests/unit/engine/test_group_log_on_disk.py::"
+_LOG = "tests/unit/engine/test_group_log.py::"
+_CLAIMS = "tests/unit/engine/test_claims.py::"
+_ELECTION = "tests/unit/controller/test_election.py::"
+_MACHINES = "tests/unit/engine/replication/test_machines.py::"
+_GROUP = "tests/component/controller/test_group.py::"
+_SIMULATION = "tests/property/test_replica_simulation.py::test_no_answer_is_taken_back"
+
+ROWS: Final[dict[int, Row]] = {
+    1: Row(
+        "the master's pod is deleted",
+        (
+            _CONTROLLERS + "test_a_master_that_is_stopped_hands_over_first",
+            _CLIENTS + "test_a_planned_transfer_is_no_error_to_anybody",
+            _STANDALONE + "[master moved]",
+        ),
+        ("master-deleted",),
+    ),
+    2: Row(
+        "the master's broker is killed",
+        (
+            _CLIENTS + "test_masters_that_are_killed_under_load_take_nothing_with_them",
+            _STANDALONE + "[broker of the master killed]",
+        ),
+        ("broker-killed",),
+    ),
+    3: Row("the master's pod is killed", (_STANDALONE + "[master killed]",), ("broker-killed",)),
+    4: Row("a replica is killed", (_STANDALONE + "[replica killed]",)),
+    5: Row(
+        "two of three are killed",
+        (_KILLED + "test_one_of_three_confirms_nothing_and_goes_on_when_another_is_back",),
+    ),
+    6: Row(
+        "all are killed",
+        (
+            _KILLED + "test_all_that_were_killed_elect_one_of_them_without_an_operator",
+            _SIMULATION,
+        ),
+    ),
+    7: Row("power loss of all, sync-fsync", (_SIMULATION,)),
+    8: Row(
+        "power loss of all, sync-memory",
+        (
+            _ELECTION + "test_when_all_have_lost_memory_the_longest_goes_on_once_all_are_there",
+            _SIMULATION,
+        ),
+    ),
+    9: Row(
+        "power loss of one in sync-memory, then the master dies",
+        (
+            _ELECTION + "test_a_run_that_may_have_lost_something_leaves_both_sets",
+            _SIMULATION,
+        ),
+    ),
+    10: Row(
+        "the master stands still, and goes on",
+        (
+            _STANDALONE + "[broker of the master frozen]",
+            _STANDALONE + "[master frozen]",
+            _REPLICAS + "test_a_master_that_was_frozen_steps_down_and_follows",
+        ),
+        ("broker-frozen",),
+    ),
+    11: Row(
+        "a replica stands still",
+        (_KILLED + "test_a_replica_that_stands_still_leaves_the_set_and_comes_back",),
+    ),
+    12: Row(
+        "the leading controller stands still",
+        (_PARTITIONS + "test_a_leading_controller_that_stands_still_is_followed_by_another",),
+    ),
+    13: Row(
+        "no replica reaches the master, and controllers hear all",
+        (_PARTITIONS + "test_a_master_that_no_replica_reaches_gives_way", _SIMULATION),
+    ),
+    14: Row(
+        "controllers do not hear the master",
+        (_PARTITIONS + "test_a_master_that_controllers_do_not_hear_goes_on",),
+    ),
+    15: Row(
+        "the master is cut off from all",
+        (_PARTITIONS + "test_a_master_that_is_cut_off_from_all_is_replaced_and_cuts_its_tail",),
+        ("node-cut",),
+    ),
+    16: Row(
+        "controllers do not hear a replica",
+        (_PARTITIONS + "test_a_replica_that_controllers_do_not_hear_acks_and_is_not_elected",),
+    ),
+    17: Row(
+        "a proxy does not reach the master",
+        (
+            ("tests/unit/controller/test_reports.py::"
+             "test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over"),
+            ("tests/unit/proxy/test_masters.py::"
+             "test_a_master_that_cannot_be_reached_is_told_of_with_who_has_answered"),
+        ),
+    ),
+    18: Row(
+        "nothing passes in one direction",
+        (_PARTITIONS + "test_what_passes_one_way_only_is_as_good_as_nothing", _SIMULATION),
+    ),
+    19: Row(
+        "a slow network, and connections that are reset",
+        (_PARTITIONS + "test_a_slow_network_is_no_reason_for_an_election",),
+    ),
+    20: Row(
+        "a slow disk at the master",
+        (
+            ("tests/unit/broker/test_sync_pace.py::"
+             "test_a_disk_is_slow_when_no_sync_was_quick_for_five_seconds"),
+            _ELECTION + "test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not",
+        ),
+    ),
+    21: Row("a slow disk at a replica", (_SIMULATION,)),
+    22: Row(
+        "a full disk",
+        (
+            "tests/property/test_full_disk.py",
+            _LOG + "test_a_replica_without_room_gives_up_what_its_master_has_given_up",
+        ),
+        ("volume-full",),
+    ),
+    23: Row(
+        "a write or a sync fails",
+        ("tests/property/test_crash_upon_crash.py", _CONTROLLERS
+         + "test_a_master_that_is_killed_is_replaced_and_comes_back_as_a_replica"),
+    ),
+    24: Row(
+        "a torn tail",
+        (
+            _ON_DISK + "test_a_torn_tail_of_another_ones_records_is_cut_and_no_damage",
+            _CLAIMS
+            + "test_the_last_record_may_be_torn_by_a_kill_or_damaged_which_is_doubtful",
+        ),
+    ),
+    25: Row(
+        "a bit flips in what is confirmed",
+        ("tests/unit/engine/test_mending.py", "tests/e2e/test_mended_logs.py"),
+    ),
+    26: Row(
+        "a segment, or what a replica must not forget, is gone or damaged",
+        (
+            _ON_DISK + "test_a_replica_whose_log_is_gone_does_not_start_as_a_new_one",
+            _ON_DISK + "test_a_store_that_has_forgotten_what_it_acked_does_not_open",
+        ),
+    ),
+    27: Row(
+        "an empty volume in the place of one",
+        (_REPLICAS + "test_a_replica_whose_volume_is_empty_is_copied", _SIMULATION),
+        ("claim-deleted",),
+    ),
+    28: Row(
+        "two processes with one identity",
+        (
+            ("tests/unit/broker/test_data_dir.py::"
+            "test_a_folder_of_another_broker_is_refused_at_once"),
+            ("tests/component/controller/test_sessions.py::"
+            "test_a_run_that_was_replaced_is_fenced_by_its_next_heartbeat"),
+        ),
+    ),
+    29: Row("clocks jump", ("tests/unit/engine/test_clocks.py",)),
+    32: Row(
+        "the API server is slow, or refuses",
+        (
+            ("tests/component/controller/test_kubernetes_store.py::"
+            "test_what_an_error_says_of_a_write"),
+            _GROUP + "test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made",
+            _SIMULATION,
+        ),
+        ("api-server-away",),
+    ),
+    33: Row(
+        "a write whose answer is lost",
+        (_GROUP + "test_an_election_whose_answer_is_lost_is_found_by_its_id", _SIMULATION),
+    ),
+    34: Row(
+        "a record restored from a backup",
+        (
+            _ELECTION
+            + "test_a_record_that_is_older_than_what_replicas_have_seen_is_not_acted_upon",
+            _MACHINES + "test_a_view_below_the_epoch_that_was_seen_is_refused",
+        ),
+    ),
+    35: Row(
+        "two controllers elect at once",
+        (
+            _GROUP
+            + "test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees",
+            ("tests/property/test_replication_exploration.py::"
+            "test_nothing_breaks_in_the_smallest_scope"),
+        ),
+    ),
+    36: Row(
+        "an old word arrives late",
+        (
+            "tests/unit/proxy/test_masters.py::test_a_route_of_a_lower_version_does_not_count",
+            _MACHINES + "test_a_welcome_of_an_epoch_that_is_over_is_not_followed",
+        ),
+    ),
+    37: Row(
+        "failovers upon failovers",
+        (
+            ("tests/property/test_replicated_engines.py::"
+            "test_nothing_is_lost_or_delivered_again_when_masters_die"),
+            "tests/property/test_replication_exploration.py::test_nothing_breaks_in_long_walks",
+            _SIMULATION,
+        ),
+    ),
+    38: Row(
+        "epochs without a record",
+        (("tests/unit/engine/replication/test_epoch_journal.py::"
+         "test_an_epoch_without_a_record_is_replaced_by_the_next"),),
+    ),
+    39: Row(
+        "a crash at each step of a cut",
+        (_ON_DISK + "test_a_cut_is_whole_or_has_not_begun",),
+    ),
+    40: Row(
+        "an upgrade under load",
+        (("tests/component/controller/test_kubernetes_scale.py::"
+         "test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over"),),
+        ("broker-rolled",),
+    ),
+    41: Row(
+        "more replicas, and fewer",
+        ("tests/unit/controller/test_pods.py::test_a_group_gets_more_and_fewer_replicas",
+         _SIMULATION),
+    ),
+    42: Row("a node is drained", (), ("node-drained", "master-drained")),
+    43: Row(
+        "all proxies, and controllers, start again",
+        (_CONTROLLERS + "test_replicas_go_on_without_controllers_and_are_known_to_the_next_one",
+         _STANDALONE + "[controller killed]"),
+        ("proxies-rolled",),
+    ),
+    44: Row(
+        "the master's event loop stands still",
+        (_CONTROLLERS
+         + "test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard",
+         _STANDALONE + "[broker of the master frozen]"),
+    ),
+    45: Row(
+        "retention has left a replica behind",
+        (("tests/e2e/test_seeded_replicas.py::"
+         "test_what_retention_took_meanwhile_is_no_obstacle"),),
+    ),
+}  # fmt: skip
+
+# Of rows that have a test the means of the matrix that are not there; 30 and 31 have none.
+MISSING: Final[dict[int, str]] = {
+    17: "no real proxy behind a relay that the others do not have",
+    20: "no process with a disk that takes seconds: what it says, and the decision",
+    21: "no process with a disk that takes seconds: the simulation's stall for up to two",
+    22: "no three processes on disks that fill up",
+    23: "no process whose disk answers EIO: what it does then is to end",
+    29: "no process whose clock jumps: replicas and controllers read the monotonic one alone",
+    30: "a clock that runs faster changes nothing in sync modes, and there is no other mode",
+    31: "on a cluster alone (api-server-away)",
+    42: "on a cluster alone",
+}

@@ -1,0 +1,124 @@
+"""A store of group records in memory, whose answers can be lost; several may share one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from enum import Enum, auto
+
+from tidemill.controller.election.leadership import LeaseSeen
+from tidemill.controller.election.record import GroupRecord
+from tidemill.controller.election.swap import Attempt, Stored
+from tidemill.controller.meta_store import Changed, NotStored, StoreUnreachable
+
+
+class Fault(Enum):
+    """What becomes of a swap."""
+
+    LOST_ANSWER = auto()  # it is done, and its writer does not hear of it
+    LATE = auto()  # it comes when `deliver_late` is called, if its version is still there then
+    UNREACHABLE = auto()
+
+
+class Contents:
+    """What is stored."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Stored] = {}
+        self.leases: dict[str, LeaseSeen] = {}
+        self.changed = asyncio.Condition()
+        self.token = 0
+
+
+class MemoryStore:
+    """One controller's way to the contents."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.contents = contents
+        self.faults: list[Fault] = []  # of the swaps that come next, in their order
+        self.is_unreachable = False
+        self.late: list[tuple[str, Attempt]] = []
+
+    async def get(self, group: str) -> Stored | None:
+        self._reach()
+        return self.contents.records.get(group)
+
+    async def create(self, group: str, record: GroupRecord) -> Stored | NotStored:
+        self._reach()
+        if group in self.contents.records:
+            return NotStored.CONFLICT
+        return await self._put(group, record)
+
+    async def swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
+        self._reach()
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is Fault.UNREACHABLE:
+            raise StoreUnreachable("as the test wants it")
+        if fault is Fault.LATE:
+            self.late.append((group, attempt))
+            return NotStored.UNKNOWN
+        result = await self._swap(group, attempt)
+        return NotStored.UNKNOWN if fault is Fault.LOST_ANSWER else result
+
+    async def deliver_late(self) -> list[Stored | NotStored]:
+        """Do what was late."""
+        late, self.late = self.late, []
+        return [await self._swap(*each) for each in late]
+
+    async def _swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
+        found = self.contents.records.get(group)
+        if found is None or found.token != attempt.base.token:
+            return NotStored.CONFLICT
+        return await self._put(group, attempt.record)
+
+    async def _put(self, group: str, record: GroupRecord) -> Stored:
+        self.contents.token += 1
+        stored = self.contents.records[group] = Stored(record, str(self.contents.token))
+        async with self.contents.changed:
+            self.contents.changed.notify_all()
+        return stored
+
+    async def remove(self, group: str, token: str) -> NotStored | None:
+        self._reach()
+        found = self.contents.records.get(group)
+        if found is None or found.token != token:
+            return NotStored.CONFLICT
+        del self.contents.records[group]
+        async with self.contents.changed:
+            self.contents.changed.notify_all()
+        return None
+
+    async def groups(self) -> list[str]:
+        self._reach()
+        return sorted(self.contents.records)
+
+    async def watch(self) -> AsyncGenerator[Changed, None]:
+        told: dict[str, Stored] = {}
+        while True:
+            for group in [name for name in told if name not in self.contents.records]:
+                del told[group]
+                yield Changed(group, None)
+            for group, stored in list(self.contents.records.items()):
+                if told.get(group) != stored:
+                    told[group] = stored
+                    yield Changed(group, stored)
+            async with self.contents.changed:
+                await self.contents.changed.wait_for(lambda: told != self.contents.records)
+
+    async def read_lease(self, name: str) -> LeaseSeen | None:
+        self._reach()
+        return self.contents.leases.get(name)
+
+    async def write_lease(
+        self, name: str, seen: LeaseSeen | None, holder: str
+    ) -> LeaseSeen | NotStored:
+        self._reach()
+        if self.contents.leases.get(name) != seen:
+            return NotStored.CONFLICT
+        written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
+        self.contents.leases[name] = written
+        return written
+
+    def _reach(self) -> None:
+        if self.is_unreachable:
+            raise StoreUnreachable("as the test wants it")

@@ -1,0 +1,17 @@
+"""What a job of the pipeline says on `/metrics`, with each of its metrics once; no job is run."""
+
+from __future__ import annotations
+
+import prometheus_client
+
+from tidemill.pipeline.metrics import PipelineMetrics
+
+
+def exercised() -> str:
+    """Return the text of a scrape."""
+    metrics = PipelineMetrics("archive", behind_ms=0, succeeded_at_ms=1)
+    metrics.rows["orders"] = 1
+    metrics.waiting["orders"] = 0
+    metrics.batches_ms.observe("archive", 1)
+    metrics.findings = {("orders", "missing"): 0}
+    return prometheus_client.generate_latest(metrics.registry()).decode()

@@ -1,0 +1,188 @@
+"""TCP connections that a test can hold up: a relay in front of an address, in a thread of its own.
+
+cut          nothing passes any more, in both directions or in one; connections stay, as behind
+             a firewall that drops, and what was said before the end of it arrives late
+slowed       everything arrives later, and so many bytes a second
+reset        all connections end at once, as if the machine between them had restarted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 16 << 10
+CHUNKS_MAX = 256  # on their way, of one connection and direction: 4 MiB
+START_S = 10.0
+FORTH, BACK = 0, 1  # from who has dialled, and to it
+
+
+class Link:
+    """One relay."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.target = ""  # where it leads; until that is known it leads nowhere
+        self.address = ""
+        self._loop = loop
+        self._open = asyncio.Event(), asyncio.Event()
+        self._delay_s = 0.0
+        self._bytes_per_s = 0.0  # 0: as many as come
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        for gate in self._open:
+            gate.set()
+
+    # ------------------------------------------------------------ from any thread
+
+    def cut(self, *directions: int) -> None:
+        """Let nothing pass, in these directions, in both where none is named."""
+        for direction in directions or (FORTH, BACK):
+            self._loop.call_soon_threadsafe(self._open[direction].clear)
+
+    def slow(self, *, delay_s: float, bytes_per_s: float) -> None:
+        """Let everything arrive later, and slowly."""
+        self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
+
+    def heal(self) -> None:
+        """Let everything pass as it comes."""
+        self.slow(delay_s=0.0, bytes_per_s=0.0)
+        for gate in self._open:
+            self._loop.call_soon_threadsafe(gate.set)
+
+    def reset(self) -> None:
+        """End all connections."""
+
+        def abort() -> None:
+            for writer in self._writers:
+                writer.transport.abort()
+
+        self._loop.call_soon_threadsafe(abort)
+
+    # ------------------------------------------------------------ in its thread
+
+    async def serve(self) -> asyncio.Server:
+        """Listen."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK_BYTES)
+        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return server
+
+    async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._writers.add(back)
+        forth, pumps = None, list[asyncio.Task[None]]()
+        try:
+            host, _, port = self.target.rpartition(":")
+            far, forth = await asyncio.open_connection(host, int(port), limit=CHUNK_BYTES)
+            self._writers.add(forth)
+            pumps = [
+                asyncio.ensure_future(self._pump(near, forth, FORTH)),
+                asyncio.ensure_future(self._pump(far, back, BACK)),
+            ]
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        except (OSError, ValueError, asyncio.CancelledError):
+            pass  # Nobody is there, or not yet; or this is the end.
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            for writer in (back, forth):
+                if writer is not None:
+                    writer.transport.abort()
+                    self._writers.discard(writer)
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int
+    ) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_MAX)
+        writing = asyncio.ensure_future(self._write(queue, writer, direction))
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                await queue.put((self._loop.time() + self._delay_s, data))
+            await queue.put((0.0, b""))
+            await writing
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write(
+        self,
+        queue: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+        direction: int,
+    ) -> None:
+        while True:
+            at_s, data = await queue.get()
+            await asyncio.sleep(max(at_s - self._loop.time(), 0.0))
+            if self._bytes_per_s:
+                await asyncio.sleep(len(data) / self._bytes_per_s)
+            await self._open[direction].wait()
+            if not data:
+                return
+            writer.write(data)
+            await writer.drain()
+
+    async def close(self) -> None:
+        """End everything."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Links:
+    """Relays in a thread of their own, so that they go on while a test waits."""
+
+    def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any], loop: Any) -> None:
+        self._run = run
+        self._loop = loop
+        self._links: list[tuple[Link, asyncio.Server]] = []
+
+    def make(self, target: str = "") -> Link:
+        """Begin a relay."""
+        link = Link(self._loop)
+        link.target = target
+        self._links.append((link, self._run(link.serve())))
+        return link
+
+    def close(self) -> None:
+        """End all of them."""
+        for link, server in self._links:
+            self._loop.call_soon_threadsafe(server.close)
+            self._run(link.close())
+
+
+@contextlib.contextmanager
+def tcp_links() -> Iterator[Links]:
+    """Run relays for the block."""
+    began: Future[asyncio.AbstractEventLoop] = Future()
+
+    def work() -> None:
+        loop = asyncio.new_event_loop()
+        loop.call_soon(began.set_result, loop)
+        loop.run_forever()
+        loop.close()
+
+    thread = threading.Thread(target=work, name="links", daemon=True)
+    thread.start()
+    loop = began.result(START_S)
+
+    def run(coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(START_S)
+
+    links = Links(run, loop)
+    try:
+        yield links
+    finally:
+        links.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(START_S)

@@ -1,0 +1,287 @@
+"""What brokers say becomes one number, and none where a part is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+from tests.support.clocks import ManualClock
+from tidemill.admin.brokers import Answer, Answers, Brokers
+from tidemill.admin.scaling.demand import Demand, TopicDemand, is_active, replicas_of, value_of
+from tidemill.admin.scaling.demands import QUESTION_IDLE_S, QUESTIONS_MAX, Demands
+from tidemill.admin.scaling.shared import ANSWER_AGE_S_MAX
+from tidemill.admin.scaling.trigger import Question, Trigger
+from tidemill.common.errors import (
+    BrokerGroupUnreachable,
+    BrokerUnreachable,
+    Conflict,
+    GroupNotFound,
+    Overloaded,
+    ServiceError,
+    TopicNotFound,
+)
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+BILLING = Question("billing", "orders", 60)
+ALL = Question("billing", "", 60)
+
+
+class FakeBroker:
+    """A broker group: what the group has there, what topics hold, and what is due when."""
+
+    def __init__(
+        self,
+        *progress: pb.QueueProgress,
+        stored: dict[str, int] | None = None,
+        due_in_s: dict[str, Sequence[int]] | None = None,
+        knows_group: bool = True,
+        from_latest: bool = False,
+    ) -> None:
+        self.progress = progress
+        self.stored = stored or {}
+        self.due_in_s = due_in_s or {}
+        self.knows_group = knows_group
+        self.from_latest = from_latest
+        self.is_away = False
+        self.asked: list[str] = []
+        self.is_asked = asyncio.Event()
+        self.gate: asyncio.Event | None = None  # answers wait for it
+
+    async def group_progress(self, name: str) -> pb.GroupProgress:
+        await self._ask("progress")
+        if not self.knows_group:
+            raise GroupNotFound("there is no such group")
+        group = pb.GroupConfig(name=name, start_from_latest=self.from_latest)
+        return pb.GroupProgress(group=group, queues=self.progress)
+
+    async def count_timers(self, within_ms: Sequence[int]) -> pb.CountTimersReply:
+        await self._ask("timers")
+        return pb.CountTimersReply(
+            topics=[
+                pb.TimerCount(
+                    topic=topic,
+                    counts=[sum(s * 1000 <= within for s in due_in_s) for within in within_ms],
+                )
+                for topic, due_in_s in self.due_in_s.items()
+            ]
+        )
+
+    async def topic_status(self, name: str) -> pb.TopicStatus:
+        await self._ask("topic")
+        if name not in self.stored:
+            raise TopicNotFound("there is no such topic")
+        return pb.TopicStatus(
+            queues=[pb.QueueStatus(min_offset=7, max_offset=self.stored[name] + 7)]
+        )
+
+    async def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        self.is_asked.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.is_away:
+            raise BrokerUnreachable("it is away")
+
+
+class FakeMember(NamedTuple):
+    """A broker group by its name."""
+
+    name: str
+    client: FakeBroker
+
+
+class FakeBrokers:
+    """All broker groups."""
+
+    def __init__(self, *brokers: FakeBroker) -> None:
+        self._members = [FakeMember(f"broker-{n}", each) for n, each in enumerate(brokers)]
+
+    async def members(self) -> Sequence[FakeMember]:
+        return self._members
+
+    async def ask_all(self, ask: Callable[[FakeMember], Awaitable[Any]]) -> Answers[Any]:
+        answers, unreachable, refusal = [], [], None
+        for member in self._members:
+            try:
+                answers.append(Answer(member.name, await ask(member)))
+            except BrokerUnreachable:
+                unreachable.append(member.name)
+            except ServiceError as error:
+                refusal = error
+        if not answers:
+            raise refusal or BrokerGroupUnreachable("nobody can be reached")
+        return Answers(answers, unreachable)
+
+
+def queue(
+    topic: str, ready: int, in_flight: int = 0, *, is_retry: bool = False
+) -> pb.QueueProgress:
+    return pb.QueueProgress(
+        topic=topic, ready_count=ready, in_flight_count=in_flight, is_retry=is_retry
+    )
+
+
+def with_demands(
+    scenario: Callable[[Demands, ManualClock], Awaitable[None]], *brokers: FakeBroker
+) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        demands = Demands(
+            cast(Brokers, FakeBrokers(*brokers)), now_s=lambda: clock.monotonic_ms() / 1000
+        )
+        async with asyncio.timeout(20), demands.running():
+            await scenario(demands, clock)
+
+    asyncio.run(main())
+
+
+def asked(question: Question, *brokers: FakeBroker) -> Demand:
+    """Ask once."""
+    found: list[Demand] = []
+
+    async def scenario(demands: Demands, _clock: ManualClock) -> None:
+        found.append(await demands.of(question))
+
+    with_demands(scenario, *brokers)
+    return found[0]
+
+
+def test_ready_in_flight_and_scheduled_of_all_brokers_are_added() -> None:
+    demand = asked(
+        BILLING,
+        FakeBroker(
+            queue("orders", 3, 1), queue("orders", 4), queue("orders", 5, 2, is_retry=True),
+            queue("others", 100, 100), due_in_s={"orders": [10, 60, 61], "others": [1]},
+        ),
+        FakeBroker(queue("orders", 20, 10), due_in_s={"orders": [0, 3600]}),
+    )  # fmt: skip
+    assert demand.topics == [TopicDemand("orders", 32, 13, 3)]
+
+
+def test_without_a_topic_all_that_the_group_reads_counts() -> None:
+    demand = asked(
+        ALL,
+        FakeBroker(queue("orders", 3), due_in_s={"orders": [1], "unrelated": [1]}),
+        FakeBroker(queue("others", 4), stored={"orders": 10}, due_in_s={"others": [1, 2]}),
+    )
+    assert demand.topics == [TopicDemand("orders", 13, 0, 1), TopicDemand("others", 4, 0, 2)]
+
+
+def test_what_lies_where_the_group_has_not_begun_is_to_do() -> None:
+    unread = FakeBroker(stored={"orders": 10}, due_in_s={"orders": [1]})
+    assert asked(BILLING, unread).topics == [TopicDemand("orders", 10, 0, 1)]
+    stranger = FakeBroker(stored={"orders": 5}, knows_group=False)
+    assert asked(BILLING, FakeBroker(queue("orders", 3)), stranger).ready == 8
+
+
+def test_what_was_there_before_is_nothing_to_a_group_that_begins_at_the_latest() -> None:
+    unread = FakeBroker(stored={"orders": 10}, due_in_s={"orders": [1]}, from_latest=True)
+    assert asked(BILLING, unread).topics == [TopicDemand("orders", 0, 0, 1)]
+
+
+def test_a_number_lacks_no_part() -> None:
+    there, away = FakeBroker(queue("orders", 3)), FakeBroker(queue("orders", 4))
+    away.is_away = True
+    with pytest.raises(ExceptionGroup) as failed:
+        asked(BILLING, there, away)
+    assert failed.group_contains(BrokerGroupUnreachable, match="broker-1")
+
+
+@pytest.mark.parametrize(
+    ("question", "broker", "error"),
+    [
+        (BILLING, FakeBroker(), TopicNotFound),
+        (BILLING, FakeBroker(stored={"orders": 1}, knows_group=False), GroupNotFound),
+        (ALL, FakeBroker(stored={"orders": 1}), Conflict),
+    ],
+)
+def test_what_would_be_none_for_ever_is_an_error(
+    question: Question, broker: FakeBroker, error: type[ServiceError]
+) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        asked(question, broker)
+    assert failed.group_contains(error)
+
+
+def test_all_who_ask_at_once_are_one_question() -> None:
+    broker = FakeBroker(queue("orders", 3))
+
+    async def scenario(demands: Demands, clock: ManualClock) -> None:
+        broker.gate = asyncio.Event()
+        waiting = [asyncio.create_task(demands.of(BILLING)) for _ in range(10)]
+        await broker.is_asked.wait()
+        waiting.pop(0).cancel()  # Who leaves takes nobody's answer along.
+        broker.gate.set()
+        assert {(await each).ready for each in waiting} == {3}
+        await demands.of(BILLING)
+        assert broker.asked == ["timers", "progress"]
+        clock.advance(int(ANSWER_AGE_S_MAX * 1000) + 1)
+        await demands.of(BILLING)
+        assert broker.asked == ["timers", "progress"] * 2
+
+    with_demands(scenario, broker)
+
+
+def test_different_questions_share_one_count_of_timers() -> None:
+    broker = FakeBroker(queue("orders", 3), due_in_s={"orders": [10, 100]})
+
+    async def scenario(demands: Demands, _clock: ManualClock) -> None:
+        questions = [Question("billing", "orders", horizon_s) for horizon_s in (5, 60, 3600)]
+        found = await asyncio.gather(*map(demands.of, questions))
+        assert [demand.scheduled for demand in found] == [0, 1, 2]
+        assert broker.asked.count("timers") == 1
+        # A horizon that nobody had asked for: one more count, of all.
+        assert (await demands.of(BILLING._replace(horizon_s=10))).scheduled == 1
+        assert broker.asked.count("timers") == 2
+
+    with_demands(scenario, broker)
+
+
+def test_an_error_is_not_kept() -> None:
+    broker = FakeBroker(queue("orders", 3))
+
+    async def scenario(demands: Demands, _clock: ManualClock) -> None:
+        broker.is_away = True
+        with pytest.raises(BrokerGroupUnreachable):
+            await demands.of(BILLING)
+        broker.is_away = False
+        assert (await demands.of(BILLING)).ready == 3
+
+    with_demands(scenario, broker)
+
+
+def test_questions_are_few_and_old_ones_give_way() -> None:
+    async def scenario(demands: Demands, clock: ManualClock) -> None:
+        for n in range(QUESTIONS_MAX):
+            await demands.of(BILLING._replace(group=f"group{n}"))
+        with pytest.raises(Overloaded):
+            await demands.of(BILLING)
+        clock.advance(int(QUESTION_IDLE_S * 1000) + 1)
+        await demands.of(BILLING)
+
+    with_demands(scenario, FakeBroker(queue("orders", 3)))
+
+
+@pytest.mark.parametrize(
+    ("counts_in_flight", "activation", "value", "active"),
+    [(True, 0, 35, True), (True, 35, 35, False), (False, 0, 25, True), (False, 24, 25, True)],
+)
+def test_a_trigger_says_what_counts(
+    *, counts_in_flight: bool, activation: int, value: int, active: bool
+) -> None:
+    demand = Demand([TopicDemand("a", 1, 10, 4), TopicDemand("b", 20, 0, 0)])
+    trigger = Trigger(
+        question=BILLING,
+        messages_per_replica=10,
+        activation_messages=activation,
+        counts_in_flight=counts_in_flight,
+    )
+    assert (value_of(demand, trigger), is_active(demand, trigger)) == (value, active)
+
+
+@pytest.mark.parametrize(("value", "replicas"), [(0, 0), (1, 1), (10, 1), (11, 2)])
+def test_what_is_left_over_needs_one_more(value: int, replicas: int) -> None:
+    assert replicas_of(value, 10) == replicas

@@ -1,0 +1,119 @@
+"""What is looked at before a broker group is added or moved."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+from tidemill.admin.broker_group_schemas import BrokerGroupChange, NewMember
+from tidemill.admin.routes.broker_groups import add_broker_group, drain_broker_group
+from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, BrokerTimeout, Conflict
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+class Client:
+    """A broker, or at last nobody, behind an address."""
+
+    def __init__(self, name: str = "", home: Any = None) -> None:
+        self._name = name
+        self._home = home
+
+    async def broker_status(self) -> pb.BrokerStatus:
+        if not self._name:
+            raise BrokerTimeout("nobody answers")
+        return pb.BrokerStatus(name=self._name)
+
+    async def add_broker_group(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
+        self._home.places.setdefault(request.name, request.address)
+        if not self._home.is_stubborn:
+            self._home.places[request.name] = request.address
+        address = self._home.places[request.name]
+        return pb.BrokerGroup(member=pb.Member(name=request.name, address=address))
+
+    async def list_broker_groups(self, *, with_left: bool) -> pb.BrokerGroupList:
+        assert with_left
+        return pb.BrokerGroupList()
+
+
+class Member(NamedTuple):
+    name: str
+    address: str
+    is_home: bool
+    is_draining: bool
+    client: Client
+
+
+class Cluster:
+    """A home and broker-1, which are up, and broker-2, which is no member yet."""
+
+    def __init__(self) -> None:
+        self.places = {"broker-0": "h0:1", "broker-1": "h1:1"}
+        self.is_up = True
+        self.is_stubborn = False
+        self._at = {f"h{n}:1": f"broker-{n}" for n in range(3)}
+
+    async def client_at(self, address: str) -> Client:
+        return Client(self._at.get(address, ""), self)
+
+    async def look(self) -> None:
+        if not self.is_up:
+            raise BrokerTimeout("it does not answer")
+
+    async def home(self) -> Client:
+        return await self.client_at("h0:1")
+
+    async def members(self) -> list[Member]:
+        return [
+            Member(name, at, name == "broker-0", False, await self.client_at(at))
+            for name, at in self.places.items()
+        ]
+
+
+def add(
+    cluster: Cluster, name: str, address: str, *, force: bool = False, dry_run: bool = False
+) -> BrokerGroupChange:
+    new = NewMember(address=address, force=force)
+    return asyncio.run(add_broker_group(name, new, cast("Any", cluster), "me", dry_run=dry_run))
+
+
+def test_who_answers_at_the_address_by_the_name_is_added() -> None:
+    cluster = Cluster()
+    assert add(cluster, "broker-2", "h2:1", dry_run=True).group.address == "h2:1"
+    assert "broker-2" not in cluster.places
+    assert add(cluster, "broker-2", "h2:1").group.address == "h2:1"
+
+
+def test_nobody_is_added_at_an_address_where_nobody_answers() -> None:
+    cluster = Cluster()
+    with pytest.raises(BrokerGroupUnreachable, match="no broker answers at h9:1"):
+        add(cluster, "broker-9", "h9:1")
+    with pytest.raises(Conflict, match="is called broker-2, not broker-9"):
+        add(cluster, "broker-9", "h2:1")
+    with pytest.raises(BadRequest, match="cannot be the name"):
+        add(cluster, "bro ker", "h2:1", force=True)
+    assert add(cluster, "broker-9", "h9:1", force=True).group.address == "h9:1"
+
+
+def test_a_member_that_is_up_is_not_moved_to_where_nobody_answers() -> None:
+    cluster = Cluster()
+    with pytest.raises(BrokerGroupUnreachable, match="broker-1 stays at h1:1"):
+        add(cluster, "broker-1", "h9:1")
+    assert cluster.places["broker-1"] == "h1:1"
+    # As it was: nobody is asked, so one that drains is taken back also while it is away.
+    assert add(cluster, "broker-1", "h1:1").group.address == "h1:1"
+
+
+def test_an_address_that_was_not_asked_for_is_no_success() -> None:
+    cluster = Cluster()
+    cluster.is_stubborn = True
+    with pytest.raises(Conflict, match="broker-1 stays at h1:1"):
+        add(cluster, "broker-1", "h9:1", force=True)
+
+
+def test_a_dry_run_fails_as_the_drain_would_while_the_home_is_away() -> None:
+    cluster = Cluster()
+    cluster.is_up = False
+    with pytest.raises(BrokerGroupUnreachable, match="the home is away"):
+        asyncio.run(drain_broker_group("broker-1", cast("Any", cluster), "me", dry_run=True))

@@ -1,0 +1,64 @@
+"""Pages of what several broker groups have in flight: everything once, in one order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.admin.brokers import Answer
+from tidemill.admin.delivery_pages import Place, after, merged, place_of
+from tidemill.admin.paging import encode_token
+from tidemill.common.errors import BadRequest
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+OF = {
+    "a": [(1, 5, 0), (1, 5, 1), (3, 1, 0), (3, 2, 31)],
+    "b": [(1, 4, 0), (2, 0, 0), (3, 1, 0)],
+    "c": [(3, 0, 0)],
+}
+
+
+def asked(broker: str, behind: pb.DeliveryPlace | None, count: int) -> pb.GetDeliveriesReply:
+    """Answer as a broker does that looks at `count` messages at most."""
+    start = (behind.since_ms, behind.slot, behind.index) if behind is not None else (-1, 0, 0)
+    left = [place for place in OF[broker] if place > start]
+    reply = pb.GetDeliveriesReply()
+    for since_ms, slot, index in left[:count]:
+        place = pb.DeliveryPlace(since_ms=since_ms, slot=slot, index=index)
+        reply.deliveries.append(pb.InFlight(topic=broker, place=place))
+        if len(left) > count:
+            reply.end.CopyFrom(place)
+    return reply
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 100])
+@pytest.mark.parametrize("looked_at", [1, 2, 100])
+def test_pages_have_everything_once_and_in_order(page_size: int, looked_at: int) -> None:
+    found: list[tuple[int, str, int, int]] = []
+    token: str | None = ""
+    while token is not None:
+        place = place_of(token) if token else None
+        count = min(page_size, looked_at)
+        answers = [
+            Answer(name, asked(name, None if place is None else after(place, name), count))
+            for name in OF
+        ]
+        page, token = merged(answers, page_size)
+        assert len(page) <= page_size
+        found += [
+            (one.place.since_ms, broker, one.place.slot, one.place.index) for broker, one in page
+        ]
+    assert found == sorted(
+        (since_ms, name, slot, index)
+        for name, places in OF.items()
+        for since_ms, slot, index in places
+    )
+
+
+@pytest.mark.parametrize("text", ["", "1", "1:a:2", "1:a:2:x", "1:a:2:3:4", "-1:a:2:3", "²:a:2:3"])
+def test_a_token_of_somebody_else_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest):
+        place_of(encode_token(text))
+
+
+def test_a_token_of_ours_is_its_place() -> None:
+    assert place_of(encode_token("7:broker-0:8:9")) == Place(7, "broker-0", 8, 9)

@@ -1,0 +1,90 @@
+"""Where the REST API stores a message of no group: with any broker group that is up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+from tidemill.admin.brokers import Brokers
+from tidemill.admin.placing import store
+from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, TopicNotFound
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+TOPIC = pb.TopicConfig(name="jobs", id=7, home_id=7, created_at_ms=1_000)
+OLD = pb.TopicConfig(name="jobs", id=3, home_id=3, created_at_ms=500)
+REQUEST = pb.StoreMessageRequest(topic="jobs", blob=b"m")
+
+
+class Client:
+    """A broker: whether it answers, the topic that it has, and what becomes of a message."""
+
+    def __init__(
+        self, topic: pb.TopicConfig | None = TOPIC, *, up: bool = True,
+        refusal: Exception | None = None,
+    ) -> None:  # fmt: skip
+        self._topic, self._up, self._refusal = topic, up, refusal
+
+    async def is_serving(self) -> bool:
+        return self._up
+
+    async def topic_status(self, name: str) -> pb.TopicStatus:
+        assert self._up, "one that is not up is not asked"
+        if self._topic is None:
+            raise TopicNotFound(name)
+        return pb.TopicStatus(topic=self._topic)
+
+    async def store_message(self, _request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
+        if not self._up:
+            raise BrokerUnreachable("it is away")
+        if self._refusal is not None:
+            raise self._refusal
+        return pb.StoreMessageReply()
+
+
+class Member(NamedTuple):
+    name: str
+    is_home: bool
+    is_draining: bool
+    client: Client
+
+
+class Cluster:
+    def __init__(self, *clients: Client, draining: str = "") -> None:
+        names = [f"broker-{n}" for n in range(len(clients))]
+        self._members = [
+            Member(name, name == "broker-0", name == draining, client)
+            for name, client in zip(names, clients, strict=True)
+        ]
+
+    async def members(self) -> list[Member]:
+        return self._members
+
+
+def stored_at(cluster: Any, times: int = 6) -> set[str]:
+    async def all_stored() -> set[str]:
+        return {(await store(cast("Brokers", cluster), REQUEST, "")).broker for _ in range(times)}
+
+    return asyncio.run(all_stored())
+
+
+def test_messages_go_round_who_is_up() -> None:
+    everybody = Cluster(Client(), Client(), Client())
+    assert stored_at(everybody) == {"broker-0", "broker-1", "broker-2"}
+    assert stored_at(Cluster(Client(up=False), Client(), Client())) == {"broker-1", "broker-2"}
+    assert stored_at(Cluster(Client(), Client(), draining="broker-1")) == {"broker-0"}
+
+
+def test_nobody_takes_a_message_for_a_topic_that_was_deleted() -> None:
+    assert stored_at(Cluster(Client(), Client(OLD), Client(None))) == {"broker-0"}
+    assert stored_at(Cluster(Client(None), Client(OLD))) == {"broker-0"}
+    away = Cluster(Client(up=False), Client(OLD), Client(TOPIC))
+    assert stored_at(away) == {"broker-2"}
+
+
+def test_one_that_went_away_meanwhile_is_passed_over_and_at_last_named() -> None:
+    lost = Client(refusal=BrokerTimeout("no answer"))
+    assert stored_at(Cluster(lost, Client())) == {"broker-1"}
+    with pytest.raises(BrokerTimeout, match=r"broker-\d: no answer; the message may be stored"):
+        stored_at(Cluster(lost, lost))

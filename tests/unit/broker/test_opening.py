@@ -1,0 +1,65 @@
+"""A broker that reads its log says that it lives."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tidemill.broker.opening import told_to_be_starting
+from tidemill.common.lifecycle import StartRefused
+from tidemill.common.metrics import Registry
+
+ANSWER_S = 30.0  # of a loaded machine; it takes a millisecond
+
+
+def registry() -> Registry:
+    return Registry(cluster="c", node_type="broker", node_id="b")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=ANSWER_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_probes_are_answered_while_this_thread_is_busy() -> None:
+    port = free_port()
+    with told_to_be_starting(registry(), "127.0.0.1", port):
+        assert get(port, "/livez") == (200, "ok\n")
+        assert get(port, "/readyz") == (503, "not ready: starting\n")
+        assert "rocketmq_ready" in get(port, "/metrics")[1]
+    # The server of the life that follows takes the port at once.
+    with told_to_be_starting(registry(), "127.0.0.1", port):
+        assert get(port, "/livez") == (200, "ok\n")
+
+
+def test_a_port_that_is_taken_is_told_before_the_store_is_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(StartRefused, match=str(port)),
+            told_to_be_starting(registry(), "127.0.0.1", port),
+        ):
+            pytest.fail("it began")
+
+
+def test_it_ends_when_the_store_cannot_be_opened() -> None:
+    port = free_port()
+    with (
+        pytest.raises(ValueError, match="damaged"),
+        told_to_be_starting(registry(), "127.0.0.1", port),
+    ):
+        raise ValueError("damaged")
+    with pytest.raises(urllib.error.URLError):
+        get(port, "/livez")

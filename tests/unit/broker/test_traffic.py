@@ -1,0 +1,44 @@
+"""What a broker counts of what passes: how long messages waited, in the buckets of a scrape."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.broker.engine.layout.numbers import GroupId, TopicId
+from tidemill.broker.metrics import Traffic
+from tidemill.common.histogram import Histogram
+from tidemill.message.stored_message import MESSAGE_TYPE_AT
+
+TOPIC, GROUP = TopicId(1), GroupId(2)
+DELAY = 3  # as a stored message says it
+
+
+def blob(kind: int) -> bytes:
+    stored = bytearray(MESSAGE_TYPE_AT + 1)
+    stored[MESSAGE_TYPE_AT] = kind
+    return bytes(stored)
+
+
+@pytest.mark.parametrize("waits_ms", [[7], [9, 8, 7], [700, 60, 8], [90_000, 0]])
+def test_a_batch_is_counted_as_its_messages_would_be(waits_ms: list[int]) -> None:
+    traffic = Traffic()
+    traffic.handed_over(TOPIC, GROUP, waits_ms, [blob(DELAY)] * len(waits_ms))
+    one_by_one: Histogram[int] = Histogram(traffic.waits.bounds)
+    for wait_ms in waits_ms:
+        one_by_one.observe(0, wait_ms)
+    assert traffic.waits.buckets((TOPIC, GROUP, DELAY)) == one_by_one.buckets(0)
+
+
+def test_a_type_that_is_none_is_counted_as_normal() -> None:
+    traffic = Traffic()
+    traffic.handed_over(TOPIC, GROUP, [1], [blob(200)])
+    assert traffic.waits.labels == [(TOPIC, GROUP, 0)]
+
+
+def test_what_is_known_is_shown_before_its_first_observation() -> None:
+    histogram: Histogram[str] = Histogram((1, 2))
+    histogram.know("orders")
+    assert histogram.buckets("orders") == ([0, 0, 0], 0)
+    histogram.observe("orders", 2)
+    histogram.know("orders")
+    assert histogram.buckets("orders") == ([0, 1, 0], 2)

@@ -1,0 +1,87 @@
+"""Options that the README promises of what changes something, and the words for lists."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from tidemill.cli.app import app
+
+TIMER = {
+    "timerId": 17, "state": "PENDING", "topic": "orders", "queueId": 0, "messageId": "01AC",
+    "dueAtMs": 1_800_000_000_000, "keys": [], "broker": "broker-0",
+}  # fmt: skip
+LOCK = {
+    "topic": "orders", "broker": "broker-0", "queue": 3, "messages": 2, "offset": 5,
+    "clientId": "c", "waiting": 9,
+}  # fmt: skip
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Let the REST API answer these, by the end of a path, to GET; all else fails the test."""
+    given: dict[str, Any] = {}
+
+    def request(method: str, url: str, **_: Any) -> httpx.Response:
+        assert method == "GET", f"{method} {url} changes something"
+        answer = next(value for path, value in given.items() if url.endswith(path))
+        return httpx.Response(200, json=answer, request=httpx.Request(method, url))
+
+    monkeypatch.setattr(httpx, "request", request)
+    return given
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_timer_is_looked_at_before_it_is_fired_or_moved(answers: dict[str, Any]) -> None:
+    answers["/timers/17"] = TIMER
+    assert "would be fired: message 01AC" in run("timer", "fire", "17", "--dry-run").output
+    dry = run("timer", "reschedule", "17", "--delay", "10m", "--dry-run")
+    assert "would be due 10m from now: message 01AC" in dry.output
+    assert "--yes" in run("timer", "reschedule", "17", "--delay", "10m").output
+    answers["/timers/17"] = TIMER | {"state": "CANCELLED"}
+    gone = run("timer", "fire", "17", "--dry-run")
+    assert (gone.exit_code, "does not wait any more" in gone.output) == (1, True)
+
+
+def test_a_lock_is_looked_at_before_it_is_released(answers: dict[str, Any]) -> None:
+    answers["/groups/g/progress"] = {"locks": [LOCK]}
+    release = "group", "release", "g", "--topic", "orders", "--dry-run", "--queue"
+    assert "would be released: 2 messages from offset 5, held by c" in run(*release, "3").output
+    assert run(*release, "4").exit_code == 1
+
+
+@pytest.mark.parametrize("word", ["ls", "list"])
+@pytest.mark.parametrize("noun", ["topic", "group", "timer", "client", "broker-group", "delivery"])
+def test_each_noun_has_both_words_for_its_list(noun: str, word: str) -> None:
+    assert run(noun, word, "--help").exit_code == 0
+
+
+def test_whose_a_message_is_stays_shown_while_another_broker_group_is_away(
+    answers: dict[str, Any],
+) -> None:
+    message = {
+        "messageId": "01AC", "storedAtMs": 0, "storedTopic": "orders", "queueId": 0,
+        "queueOffset": 0, "deliveryAttempt": 1, "bodyText": "b", "broker": "broker-1",
+    }  # fmt: skip
+    answers["/topics/orders/messages"] = {"messages": [message], "unreachable": ["broker-0"]}
+    assert "broker-1" in run("message", "find", "orders", "--key", "k").output
+    answers["/topics/orders/messages"] = {"messages": [message]}
+    assert "broker-1" not in run("message", "find", "orders", "--key", "k").output
+
+
+def test_a_list_as_json_is_what_the_api_answers(answers: dict[str, Any]) -> None:
+    answers["/broker-groups"] = {"items": []}
+    assert json.loads(run("-o", "json", "broker-group", "ls").output) == {"items": []}
+
+
+def test_all_and_a_part_of_it_are_not_asked_for_together() -> None:
+    refused = run("delivery", "release", "g", "--all", "--client", "c", "-y")
+    assert refused.exit_code == 2
+    assert "not both" in refused.output

@@ -1,0 +1,419 @@
+"""What controllers decide, case by case; all orders of steps are in another test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.common.replica_group import Member, Proposal, ReplicaId
+from tidemill.controller.election.decide import (
+    AskForTransfer,
+    Intent,
+    MetaRollback,
+    NotFounded,
+    Rest,
+    TooFew,
+    Unavailable,
+    Write,
+    decide,
+    live_of,
+    release,
+)
+from tidemill.controller.election.elect import with_master, with_survivor
+from tidemill.controller.election.failure import Failure, find_failure
+from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
+from tidemill.controller.election.membership import Refused, change_sync_state_set
+from tidemill.controller.election.record import HISTORY_MAX, GroupRecord, Registered, view_of
+from tidemill.controller.election.registration import Fenced, Registration, register
+from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+from tidemill.controller.election.swap import Resolution, Stored, attempt, bump, resolve
+from tidemill.controller.record_json import from_text, to_text
+
+TIMING = Timing()
+NOW_MS = 1_000_000
+BEAT = Heartbeat(
+    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
+    confirm=100, health=Health.OK, page_age_ms=20,
+)  # fmt: skip
+
+
+def run(replica_id: int, number: int = 0) -> Member:
+    return Member(ReplicaId(replica_id), f"{replica_id}.{number}")
+
+
+def record(*, sss: tuple[int, ...] = (0, 1, 2), eligible: tuple[int, ...] = ()) -> GroupRecord:
+    replicas = tuple(
+        (ReplicaId(n), Registered(f"store {n}", f"{n}.0", f"host-{n}", is_unclean=False))
+        for n in range(3)
+    )
+    return GroupRecord(
+        min_in_sync=2, epoch=3, version=7, master=run(0), sss=frozenset(map(run, sss)),
+        eligible=frozenset(map(ReplicaId, eligible)), replicas=replicas,
+    )  # fmt: skip
+
+
+def sessions(group: GroupRecord, beats: dict[int, Heartbeat], at_ms: int = NOW_MS) -> Sessions:
+    found = Sessions(TIMING)
+    found.look(group, at_ms - 60_000)
+    for replica_id, beat in beats.items():
+        member = group.find_member(ReplicaId(replica_id))
+        assert member is not None
+        found.heard(member, beat, at_ms)
+    return found
+
+
+def decided(
+    group: GroupRecord, known: Sessions, *, rank: int = 0, now_ms: int = NOW_MS + 10
+) -> Intent:
+    known.look(group, now_ms)
+    sight = known.sight(rank=rank, now_ms=now_ms)
+    has_failed = find_failure(group, sight, TIMING) is not None
+    known.note_failure(group.master, has_failed=has_failed, now_ms=now_ms)
+    return decide(group, known.sight(rank=rank, now_ms=now_ms), TIMING)
+
+
+def written(intent: Intent) -> GroupRecord:
+    assert isinstance(intent, Write), intent
+    return intent.record
+
+
+# ------------------------------------------------------------ elections
+
+
+def test_a_healthy_group_is_left_alone() -> None:
+    group = record()
+    assert decided(group, sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})) == Rest()
+
+
+def test_a_dead_master_is_replaced_by_the_longest_log_and_the_living_go_along() -> None:
+    group = record()
+    known = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT._replace(log_end=150)})
+    known.died(run(0), NOW_MS)
+    after = written(decided(group, known))
+    assert (after.epoch, after.version, after.master) == (4, 8, run(2))
+    assert after.sss == {run(1), run(2)}
+    assert not after.eligible
+    assert after.history[-1].reason == Failure.DIED.value
+
+
+def test_whoever_does_not_go_along_stays_eligible_while_the_set_is_too_small() -> None:
+    after = with_master(record(), run(1), frozenset())
+    assert after.sss == {run(1)}
+    assert after.eligible == {0, 2}
+
+
+def test_a_silent_master_whose_frames_arrive_is_not_replaced() -> None:
+    group = record()
+    heard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 100),))
+    assert decided(group, sessions(group, {1: heard, 2: BEAT})) == Rest()
+    unheard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 700),))
+    assert written(decided(group, sessions(group, {1: unheard, 2: BEAT}))).master == run(1)
+
+
+def test_a_stalled_master_is_replaced() -> None:
+    group = record()
+    stalled = BEAT._replace(page_age_ms=1_600)
+    after = written(decided(group, sessions(group, {0: stalled, 1: BEAT, 2: BEAT})))
+    assert after.master == run(1)
+    assert run(0) not in after.sss
+
+
+def test_a_restarted_master_never_goes_on_but_may_be_elected() -> None:
+    group = record(sss=(0,))
+    asked = Registration(run(0, 1), "0.0", "store 0", "host-0", is_clean=True)
+    registered = register(group, asked)
+    assert isinstance(registered, GroupRecord)
+    assert registered.master == run(0)
+    after = written(decided(registered, sessions(registered, {0: BEAT})))
+    assert (after.epoch, after.master) == (4, run(0, 1))
+
+
+def test_a_deputy_waits_for_its_turn() -> None:
+    group = record()
+    known = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})
+    known.died(run(0), NOW_MS)
+    first = decided(group, known, rank=1)
+    assert first == Rest(NOW_MS + 10 + TIMING.deputy_step_ms)
+    for replica_id in (1, 2):
+        known.heard(run(replica_id), BEAT, NOW_MS + 1_000)
+    assert isinstance(decided(group, known, rank=1, now_ms=NOW_MS + 1_011), Write)
+
+
+def test_nobody_who_may_lack_something_is_elected() -> None:
+    group = record(sss=(0, 1))
+    known = sessions(group, {2: BEAT})
+    known.died(run(0), NOW_MS)
+    assert isinstance(decided(group, known), Unavailable)
+
+
+def test_an_eligible_replica_is_elected_when_no_member_lives() -> None:
+    group = record(sss=(0,), eligible=(1, 2))
+    known = sessions(group, {1: BEAT, 2: BEAT._replace(log_epoch=2, log_end=900)})
+    known.died(run(0), NOW_MS)
+    after = written(decided(group, known))
+    assert after.master == run(1)
+    assert after.eligible == {0, 2}
+
+
+def test_a_blocked_master_gives_way_to_one_that_reaches_another() -> None:
+    group = record(sss=(0,), eligible=(1, 2))
+    blocked = BEAT._replace(is_master=True, blocked_ms=1_200)
+    reaches = BEAT._replace(peer_silence_ms=((ReplicaId(2), 50),))
+    known = sessions(group, {0: blocked, 1: reaches, 2: BEAT})
+    assert written(decided(group, known)).master == run(1)
+    alone = sessions(group, {0: blocked, 1: BEAT, 2: BEAT})
+    assert decided(group, alone) == Rest()
+
+
+def test_a_master_that_was_just_elected_and_is_blocked_gives_way_too() -> None:
+    """It confirms nothing: what guards against masters that come and go is not for that."""
+    group = record(sss=(0,), eligible=(1, 2))
+    known = Sessions(TIMING)
+    known.look(group._replace(epoch=group.epoch - 1, version=group.version - 1), NOW_MS - 1_300)
+    known.look(group, NOW_MS - 1_250)
+    known.heard(run(0), BEAT._replace(is_master=True, blocked_ms=1_200), NOW_MS)
+    known.heard(run(1), BEAT._replace(peer_silence_ms=((ReplicaId(2), 50),)), NOW_MS)
+    known.heard(run(2), BEAT, NOW_MS)
+    assert written(decided(group, known)).master == run(1)
+
+
+def test_a_group_without_anybody_who_ever_held_it_says_so() -> None:
+    group = record(sss=(), eligible=())
+    known = sessions(group, {1: BEAT, 2: BEAT})
+    known.died(run(0), NOW_MS)
+    intent = decided(group, known)
+    assert isinstance(intent, Unavailable)
+    assert intent.reason == "no replica has all that was confirmed"
+
+
+def test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not() -> None:
+    group = record()
+    slow = BEAT._replace(health=Health.SLOW)
+    assert decided(group, sessions(group, {0: slow, 1: slow, 2: BEAT})) == AskForTransfer(
+        ReplicaId(2)
+    )
+
+
+def test_a_release_elects_its_target_and_waits_for_the_old_master_where_it_must() -> None:
+    group = record()
+    sight = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT}).sight(rank=0, now_ms=NOW_MS)
+    live = live_of(group, sight, TIMING)
+    after = release(group, epoch=3, master=run(0), target=ReplicaId(2), live=live)
+    assert after is not None
+    assert (after.master, after.sss) == (run(2), frozenset({run(1), run(2)}))
+    two = record(sss=(0, 2))
+    after = release(two, epoch=3, master=run(0), target=ReplicaId(2), live=live)
+    assert after is not None
+    assert (after.master, after.sss) == (run(2), two.sss)
+    assert release(group, epoch=2, master=run(0), target=ReplicaId(2), live=live) is None
+    outside = record(sss=(0, 1))
+    assert release(outside, epoch=3, master=run(0), target=ReplicaId(2), live=live) is None
+
+
+def test_replica_0_founds_a_group_above_the_epochs_of_its_log() -> None:
+    group = record()._replace(epoch=0, version=3, master=None, sss=frozenset())
+    others = {1: BEAT._replace(epoch_seen=0), 2: BEAT._replace(epoch_seen=0)}
+    assert isinstance(decided(group, sessions(group, others)), NotFounded)
+    founder = BEAT._replace(epoch_seen=0, log_epoch=17)
+    after = written(decided(group, sessions(group, {**others, 0: founder})))
+    assert (after.epoch, after.master) == (18, run(0))
+    assert after.sss == {run(0)}
+
+
+def test_a_record_that_is_older_than_what_replicas_have_seen_is_not_acted_upon() -> None:
+    group = record()
+    known = sessions(group, {1: BEAT._replace(epoch_seen=9), 2: BEAT})
+    known.died(run(0), NOW_MS)
+    rollback = decided(group, known)
+    assert isinstance(rollback, MetaRollback)
+    assert (rollback.epoch_seen, rollback.survivor) == (9, 1)
+
+
+def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
+    group = record(sss=(0,), eligible=(1,))
+    blocked = BEAT._replace(is_master=True, blocked_ms=TIMING.too_few_ms + 1)
+    for rank in (0, 1):  # Operators ask any controller.
+        alarm = decided(group, sessions(group, {0: blocked, 2: BEAT}), rank=rank)
+        assert isinstance(alarm, TooFew)
+        assert "1 of the 2 replicas that must have a message are in sync" in alarm.reason
+        assert "replica 2 is catching up" in alarm.reason
+        assert "replica 1 is not heard of: start it, or an empty one in place" in alarm.reason
+    # Not for the moment that a failover takes.
+    short = blocked._replace(blocked_ms=TIMING.too_few_ms)
+    assert isinstance(decided(group, sessions(group, {0: short, 2: BEAT})), Rest)
+    # Who has never come is missing too.
+    alone = group._replace(replicas=group.replicas[:1], eligible=frozenset())
+    alarm = decided(alone, sessions(alone, {0: blocked}))
+    assert isinstance(alarm, TooFew)
+    assert "replica 1 is not heard of" in alarm.reason
+
+
+def test_offsets_beyond_32_bits_are_compared_whole() -> None:
+    group = record()
+    far = 1 << 40
+    known = sessions(group, {1: BEAT._replace(log_end=far), 2: BEAT._replace(log_end=far + 1)})
+    known.died(run(0), NOW_MS)
+    assert written(decided(group, known)).master == run(2)
+
+
+def test_when_all_have_lost_memory_the_longest_goes_on_once_all_are_there() -> None:
+    group: GroupRecord = record()
+    for n in range(3):
+        asked = Registration(run(n, 1), f"{n}.0", f"store {n}", "", is_clean=False)
+        registered = register(group, asked)
+        assert isinstance(registered, GroupRecord)
+        group = registered
+    assert not group.sss
+    assert not group.eligible
+    assert group.suspects == {1, 2}
+    some = sessions(group, {1: BEAT})
+    assert isinstance(decided(group, some), Unavailable)
+    known = sessions(group, {1: BEAT, 2: BEAT._replace(log_end=101)})
+    after = written(decided(group, known))
+    assert (after.master, after.unclean_since) == (run(2, 1), 4)
+    assert after.sss == {run(2, 1)}
+
+
+def test_the_history_is_bounded() -> None:
+    group = record()
+    for _ in range(40):
+        assert group.master is not None
+        group = with_master(group, run((group.master.replica_id + 1) % 3), group.sss)
+    assert [one.epoch for one in group.history] == list(range(28, 28 + HISTORY_MAX))
+
+
+# ------------------------------------------------------------ the sync state set
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 6},
+        {"epoch": 2},
+        {"master": run(1)},
+        {"sss": frozenset({run(1)})},
+        {"sss": frozenset({run(0), run(2, 1)})},
+    ],
+    ids=["an older version", "another epoch", "another master", "without itself", "another run"],
+)
+def test_a_proposal_that_does_not_hold_is_refused(change: dict[str, Any]) -> None:
+    group = record(sss=(0, 1))
+    proposal = Proposal(3, 7, run(0), frozenset({run(0), run(1), run(2)}))
+    live = {run(n) for n in range(3)}
+    assert isinstance(change_sync_state_set(group, proposal, live), GroupRecord)
+    changed = proposal._replace(**change)
+    assert isinstance(change_sync_state_set(group, changed, live), Refused)
+
+
+def test_whoever_is_not_heard_of_may_stay_and_may_not_join() -> None:
+    group = record(sss=(0, 1))
+    stay = Proposal(3, 7, run(0), frozenset({run(0), run(1)}))
+    assert isinstance(change_sync_state_set(group, stay, {run(0)}), GroupRecord)
+    join = stay._replace(sss=stay.sss | {run(2)})
+    assert isinstance(change_sync_state_set(group, join, {run(0), run(1)}), Refused)
+
+
+def test_who_leaves_a_set_that_becomes_too_small_is_eligible_until_it_is_full_again() -> None:
+    group = record(sss=(0, 1))
+    alone = change_sync_state_set(group, Proposal(3, 7, run(0), frozenset({run(0)})), set())
+    assert isinstance(alone, GroupRecord)
+    assert alone.eligible == {1}
+    both = frozenset({run(0), run(2)})
+    full = change_sync_state_set(alone, Proposal(3, 8, run(0), both), set(both))
+    assert isinstance(full, GroupRecord)
+    assert not full.eligible
+
+
+# ------------------------------------------------------------ registrations
+
+
+def test_a_clean_run_takes_its_old_ones_place() -> None:
+    asked = Registration(run(1, 1), "1.0", "store 1", "elsewhere", is_clean=True)
+    after = register(record(), asked)
+    assert isinstance(after, GroupRecord)
+    assert after.sss == {run(0), run(1, 1), run(2)}
+    assert (after.version, after.master) == (8, run(0))
+    assert register(after, asked) is after
+    assert view_of(after).address_of(ReplicaId(1)) == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    "change", [{"is_clean": False}, {"store_uuid": "another"}], ids=["unclean", "another store"]
+)
+def test_a_run_that_may_have_lost_something_leaves_both_sets(change: dict[str, Any]) -> None:
+    asked = Registration(run(1, 1), "1.0", "store 1", "", is_clean=True)._replace(**change)
+    for group in (record(), record(sss=(0,), eligible=(1, 2))):
+        after = register(group, asked)
+        assert isinstance(after, GroupRecord)
+        assert 1 not in after.eligible | {member.replica_id for member in after.sss}
+        found = after.find(ReplicaId(1))
+        assert found is not None
+        assert found.is_unclean
+
+
+def test_a_registration_that_comes_late_or_twice_is_fenced() -> None:
+    asked = Registration(run(1, 1), "1.0", "store 1", "", is_clean=True)
+    later = Registration(run(1, 2), "1.1", "store 1", "", is_clean=True)
+    first = register(record(), asked)
+    assert isinstance(first, GroupRecord)
+    second = register(first, later)
+    assert isinstance(second, GroupRecord)
+    assert isinstance(register(second, asked), Fenced)
+
+
+def test_who_was_unclean_is_clean_when_its_master_has_seen_it_catch_up() -> None:
+    asked = Registration(run(1, 1), "1.0", "store 1", "", is_clean=False)
+    group = register(record(), asked)
+    assert isinstance(group, GroupRecord)
+    both = frozenset({run(0), run(1, 1), run(2)})
+    after = change_sync_state_set(group, Proposal(3, 8, run(0), both), set(both))
+    assert isinstance(after, GroupRecord)
+    found = after.find(ReplicaId(1))
+    assert found is not None
+    assert not found.is_unclean
+
+
+# ------------------------------------------------------------ the store
+
+
+def test_what_became_of_an_attempt() -> None:
+    base = Stored(record(), "token 1")
+    made = attempt(base, with_master(base.record, run(1), frozenset()), "mine")
+    assert resolve(made, base) is Resolution.PENDING
+    assert resolve(made, Stored(made.record, "token 2")) is Resolution.APPLIED
+    other = bump(base, "another's")
+    assert resolve(made, Stored(other.record, "token 2")) is Resolution.OVERTAKEN
+    # Another write came behind ours: an election is found in the history.
+    behind = bump(Stored(made.record, "token 2"), "another's")
+    assert resolve(made, Stored(behind.record, "token 3")) is Resolution.APPLIED
+
+
+def test_a_record_is_the_same_after_json() -> None:
+    survivor = with_survivor(record(), run(2), reason="an operator")
+    for group in (record(eligible=(1,)), survivor, record()._replace(master=None)):
+        assert from_text(to_text(group)) == group
+
+
+def test_a_lease_is_free_when_it_has_not_changed_for_as_long_as_it_lasts() -> None:
+    timing = LeaseTiming()
+    other = Leadership("controller-1", timing)
+    other.saw(LeaseSeen("controller-0", 5), 1_000)
+    other.saw(LeaseSeen("controller-0", 5), 4_900)
+    assert not other.may_take(4_999)
+    assert other.may_take(5_000)
+    other.saw(LeaseSeen("controller-0", 6), 5_000)
+    assert not other.may_take(8_999)
+    other.saw(LeaseSeen("", 7), 9_000)
+    assert other.may_take(9_000)
+
+
+def test_a_leader_stops_before_anybody_may_take_its_lease() -> None:
+    timing = LeaseTiming()
+    mine, other = Leadership("controller-0", timing), Leadership("controller-1", timing)
+    lease = LeaseSeen("controller-0", 5)
+    mine.renewed(lease, 1_000)
+    other.saw(lease, 1_000)
+    ends_ms = next(at for at in range(1_000, 9_000) if not mine.is_leading(at))
+    free_ms = next(at for at in range(1_000, 9_000) if other.may_take(at))
+    assert ends_ms < free_ms

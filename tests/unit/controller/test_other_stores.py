@@ -1,0 +1,164 @@
+"""A replica comes with another store than before: a slip, or a volume that is gone."""
+
+from __future__ import annotations
+
+from tests.support.replica_records import member_of, record_of_three
+from tidemill.common.replica_group import ReplicaId
+from tidemill.controller.election.decide import Intent, Unavailable, Write, decide
+from tidemill.controller.election.elect import with_survivor
+from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.record import GroupRecord, KeptStore
+from tidemill.controller.election.registration import (
+    Fenced,
+    Presence,
+    Registration,
+    presence_of,
+    register,
+)
+from tidemill.controller.election.retirement import is_out
+from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+from tidemill.controller.record_json import from_text, to_text
+
+TIMING = Timing()
+BEAT = Heartbeat(
+    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
+    confirm=100, health=Health.OK, page_age_ms=20,
+)  # fmt: skip
+
+
+def coming(record: GroupRecord, replica: int, run: int, store: str) -> Registration:
+    known = record.find(ReplicaId(replica))
+    assert known is not None
+    return Registration(
+        member_of(replica, run), known.incarnation, store, f"10.0.0.{replica}:10911", is_clean=True
+    )
+
+
+def come(record: GroupRecord, replica: int, run: int, store: str) -> GroupRecord:
+    after = register(record, coming(record, replica, run, store))
+    assert isinstance(after, GroupRecord)
+    return after
+
+
+def decided(record: GroupRecord) -> Intent:
+    """Return what is decided while all that are registered are heard."""
+    sessions = Sessions(TIMING)
+    sessions.look(record, 0)
+    for id_, _ in record.replicas:
+        member = record.find_member(id_)
+        assert member is not None
+        sessions.heard(member, BEAT, 100_000)
+    return decide(record, sessions.sight(rank=0, now_ms=100_000), TIMING)
+
+
+def all_in_the_wrong_folder() -> GroupRecord:
+    record = record_of_three()
+    for replica in range(3):
+        record = come(record, replica, 1, f"empty-{replica}")
+    return record
+
+
+def test_another_store_does_not_take_the_place_of_a_run_that_is_heard() -> None:
+    record = record_of_three()
+    for replica in (0, 1):
+        asked = coming(record, replica, 1, "another")
+        refusal = register(record, asked, Presence.HEARD)
+        assert isinstance(refusal, Fenced)
+        assert f"replica {replica} is running at 10.0.0.{replica}:10911" in refusal.why
+        # It may be on its way back.
+        assert isinstance(register(record, asked, Presence.WAS_HEARD), Refused)
+        assert isinstance(register(record, asked, Presence.GONE), GroupRecord)
+    same = coming(record, 1, 1, "store-1")
+    assert isinstance(register(record, same, Presence.HEARD), GroupRecord)
+
+
+def test_who_is_there_is_known_by_what_was_heard_last() -> None:
+    record, sessions = record_of_three(), Sessions(TIMING)
+    zero = ReplicaId(0)
+
+    def presence(now_ms: int) -> Presence:
+        return presence_of(record, zero, sessions.sight(rank=0, now_ms=now_ms), TIMING)
+
+    # A controller that has just begun to listen knows nothing yet.
+    sessions.look(record, 1_000)
+    assert presence(1_000) is Presence.WAS_HEARD
+    assert presence(1_000 + TIMING.other_store_ms + 1) is Presence.GONE
+    sessions.heard(member_of(0), BEAT, 10_000)
+    assert presence(10_000) is Presence.HEARD
+    assert presence(10_001 + TIMING.session_timeout_ms) is Presence.WAS_HEARD
+    sessions.heard(member_of(0), BEAT, 20_000)
+    sessions.died(member_of(0), 20_100)
+    assert presence(20_100) is Presence.WAS_HEARD
+    assert presence(20_101 + TIMING.other_store_ms) is Presence.GONE
+
+
+def test_a_store_that_is_not_needed_is_not_kept() -> None:
+    after = come(record_of_three(), 1, 1, "empty")
+    assert after.sss == {member_of(0), member_of(2)}
+    assert not after.kept_stores
+    # Nor is that of a replica which had yet to catch up.
+    again = come(come(after, 0, 1, "empty-0"), 1, 2, "empty-again")
+    assert again.kept_stores == (KeptStore(ReplicaId(0), "store-0", is_unclean=False),)
+
+
+def test_all_that_were_started_once_upon_other_folders_go_on_when_they_come_back() -> None:
+    record = all_in_the_wrong_folder()
+    assert not record.sss
+    assert not record.eligible
+    assert [one.store_uuid for one in record.kept_stores] == ["store-1", "store-2"]
+    alarm = decided(record)
+    assert isinstance(alarm, Unavailable)
+    assert "replicas 1 and 2 came with another store" in alarm.reason
+    assert not is_out(record, ReplicaId(1))
+    record = come(record, 0, 2, "store-0")
+    assert isinstance(decided(record), Unavailable)
+    # The run with the empty store is still heard: who has what is needed comes in its place.
+    back = register(record, coming(record, 1, 2, "store-1"), Presence.HEARD)
+    assert isinstance(back, GroupRecord)
+    assert back.eligible == {1}
+    intent = decided(back)
+    assert isinstance(intent, Write)
+    assert intent.record.master == member_of(1, 2)
+    assert not intent.record.unclean_since
+    # The other one keeps what it has until there are enough.
+    assert [one.replica_id for one in intent.record.kept_stores] == [2]
+    assert from_text(to_text(intent.record)) == intent.record
+
+
+def test_a_store_that_comes_back_and_may_have_lost_something_is_a_suspect() -> None:
+    record = all_in_the_wrong_folder()
+    unclean = coming(record, 2, 2, "store-2")._replace(is_clean=False)
+    after = register(record, unclean)
+    assert isinstance(after, GroupRecord)
+    assert after.suspects == {2}
+    assert not after.eligible
+    # And what a suspect's store has is needed when all are compared.
+    lost = come(after, 2, 3, "empty-again")
+    assert KeptStore(ReplicaId(2), "store-2", is_unclean=True) in lost.kept_stores
+    back = come(lost, 2, 4, "store-2")
+    assert back.suspects == {2}
+    assert not back.eligible
+
+
+def test_suspects_are_not_compared_while_a_store_that_has_more_may_come_back() -> None:
+    record = record_of_three()
+    record = come(record, 0, 1, "empty-0")
+    unclean = register(record, coming(record, 1, 1, "store-1")._replace(is_clean=False))
+    assert isinstance(unclean, GroupRecord)
+    assert unclean.suspects == {1}
+    record = come(unclean, 2, 1, "empty-2")
+    assert isinstance(decided(record), Unavailable)
+
+
+def test_a_group_of_one_keeps_the_store_that_another_has_come_in_place_of() -> None:
+    record = record_of_three()._replace(min_in_sync=1, sss=frozenset({member_of(0)}))
+    slip = come(record, 0, 1, "empty")
+    assert slip.kept_stores == (KeptStore(ReplicaId(0), "store-0", is_unclean=False),)
+    back = come(slip, 0, 2, "store-0")
+    assert back.eligible == {0}
+    assert not back.kept_stores
+
+
+def test_an_operator_who_names_a_survivor_gives_the_others_up() -> None:
+    after = with_survivor(all_in_the_wrong_folder(), member_of(0, 1), reason="an operator")
+    assert not after.kept_stores

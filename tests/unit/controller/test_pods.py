@@ -1,0 +1,197 @@
+"""More pods, fewer, and others: step by step, beside what Kubernetes does of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.replica_records import member_of
+from tidemill.common.replica_group import ReplicaId
+from tidemill.controller.election.elect import with_master
+from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.record import GroupRecord, Registered, Retirement
+from tidemill.controller.election.retirement import (
+    find_leaver,
+    forget,
+    retire,
+    with_number,
+    without,
+)
+from tidemill.controller.pods import MoveMaster, Pods, Replace, Resize, Step, Wait, next_step
+
+STEPS_MAX = 100
+
+
+def record_of(count: int, *, master: int = 0, out: tuple[int, ...] = ()) -> GroupRecord:
+    members = [member_of(n) for n in range(count)]
+    return GroupRecord(
+        min_in_sync=2, epoch=3, version=7, master=members[master],
+        sss=frozenset(one for one in members if one.replica_id not in out),
+        replicas=tuple(
+            (one.replica_id, Registered(f"store {n}", one.incarnation, f"host-{n}", False))
+            for n, one in enumerate(members)
+        ),
+    )  # fmt: skip
+
+
+def pods(
+    replicas: int, partition: int | None = None, *, updated: int | None = None,
+    ready: int | None = None, is_seen: bool = True,
+) -> Pods:  # fmt: skip
+    """Return pods at rest, or with `updated` of them as a changed template says."""
+    return Pods(
+        replicas=replicas, partition=replicas if partition is None else partition,
+        ready=replicas if ready is None else ready, is_seen=is_seen,
+        updated=replicas if updated is None else updated, is_changing=updated is not None,
+    )  # fmt: skip
+
+
+class Kubernetes:
+    """A StatefulSet and its pods, with what the controllers do about the record beside it."""
+
+    def __init__(self, count: int, *, master: int = 0) -> None:
+        self.replicas = self.partition = count
+        self.revisions = [1] * count
+        self.template = 1
+        self.record = record_of(count, master=master)
+        self.transfers = 0
+        self.replaced: list[int] = []
+
+    @property
+    def pods(self) -> Pods:
+        updated = sum(one == self.template for one in self.revisions)
+        is_changing = any(one != self.template for one in self.revisions)
+        return Pods(
+            self.replicas, self.partition, len(self.revisions), updated, True, is_changing
+        )  # fmt: skip
+
+    def do(self, step: Step) -> None:
+        match step:
+            case Resize(replicas, partition):
+                assert abs(replicas - self.replicas) <= 1 or replicas > self.replicas
+                self.replicas, self.partition = replicas, partition
+            case Replace(partition):
+                assert partition == min(self.partition, self.replicas) - 1, "one at a time"
+                self.partition = partition
+            case MoveMaster(target):
+                self.transfers += 1
+                moved = member_of(target)
+                self.record = with_master(self.record, moved, self.record.sss, reason="moved")
+            case Wait():
+                pass
+        self._turn()
+
+    def _turn(self) -> None:
+        """Let Kubernetes and the replicas come to rest."""
+        assert len(self.record.sss) >= 2, "no window below the minimum"
+        for gone in range(self.replicas, len(self.revisions)):
+            assert self.record.master != member_of(gone), "a master's pod is not taken away"
+            assert member_of(gone) not in self.record.sss
+        self.revisions = self.revisions[: self.replicas]
+        while len(self.revisions) < self.replicas:
+            new = len(self.revisions)
+            self.revisions.append(self.template if new >= self.partition else 1)
+            self.record = self.record.with_replica(
+                ReplicaId(new), Registered(f"store {new}", member_of(new).incarnation, "", False)
+            )
+            self.record = self.record._replace(sss=self.record.sss | {member_of(new)})
+        for ordinal in reversed(range(self.partition, self.replicas)):
+            if self.revisions[ordinal] != self.template:
+                assert self.record.master != member_of(ordinal), "the master hands over first"
+                self.revisions[ordinal] = self.template
+                self.replaced.append(ordinal)
+
+    def controller(self, wanted: int) -> None:
+        leaver = find_leaver(self.record)
+        after = without(self.record, leaver) if leaver else with_number(self.record, wanted)
+        assert not isinstance(after, Refused)
+        self.record = after
+        retired = [id_ for id_, one in self.record.replicas if one.retired is not Retirement.NO]
+        if self.record.master is not None and self.record.master.replica_id in retired:
+            self.do(MoveMaster(ReplicaId(0)))
+        for id_ in retired:
+            if id_ >= self.replicas:
+                gone = forget(self.record, id_)
+                assert not isinstance(gone, Refused)
+                self.record = gone
+
+    def run(self, *, wanted: int) -> None:
+        for _ in range(STEPS_MAX):
+            self.controller(wanted)
+            step = next_step(self.pods, wanted=wanted, record=self.record)
+            if step == Wait() and self.replicas == wanted:
+                return
+            self.do(step)
+        raise AssertionError("it never rests")
+
+
+@pytest.mark.parametrize("master", range(3))
+def test_an_upgrade_replaces_one_after_the_other_and_the_master_after_a_transfer(
+    master: int,
+) -> None:
+    world = Kubernetes(3, master=master)
+    world.template = 2
+    world.run(wanted=3)
+    assert world.replaced == [2, 1, 0]
+    assert world.revisions == [2, 2, 2]
+    assert world.partition == 3  # so that the next template changes nothing by itself
+    # Whoever leads at the bottom hands over once; one at the top has nobody new to hand over to.
+    assert world.transfers == (2 if master == 2 else 1)
+
+
+@pytest.mark.parametrize("master", range(5))
+def test_a_group_gets_more_and_fewer_replicas(master: int) -> None:
+    world = Kubernetes(5, master=master)
+    world.run(wanted=3)
+    assert [id_ for id_, _ in world.record.replicas] == [0, 1, 2]
+    assert len(world.record.sss) == 3
+    world.run(wanted=5)
+    assert len(world.record.sss) == 5
+    assert world.partition == 5
+
+
+def test_no_pod_is_replaced_while_another_one_is_away_or_behind() -> None:
+    going = pods(3, 2, updated=1, ready=2)
+    assert next_step(going, wanted=3, record=record_of(3)) == Wait("2 of 3 pods are ready")
+    behind = record_of(3, out=(2,))
+    assert next_step(pods(3, 2, updated=1), wanted=3, record=behind) == Wait(
+        "replica 2 is not in sync"
+    )
+    under_way = pods(3, 2, updated=0)
+    assert next_step(under_way, wanted=3, record=record_of(3)) == Wait("pod 2 is being replaced")
+
+
+def test_one_that_is_not_in_sync_may_be_replaced_and_all_where_nothing_is_confirmed() -> None:
+    broken = pods(3, 3, updated=0, ready=2)
+    assert next_step(broken, wanted=3, record=record_of(3, out=(2,))) == Replace(2)
+    alone = record_of(3, out=(1, 2))
+    assert next_step(broken, wanted=3, record=alone) == Replace(2)
+    last = pods(3, 1, updated=2, ready=1)
+    assert next_step(last, wanted=3, record=alone) == Replace(0)
+
+
+def test_the_master_moves_to_one_that_is_replaced_already() -> None:
+    going = pods(3, 1, updated=2)
+    assert next_step(going, wanted=3, record=record_of(3, master=0)) == MoveMaster(ReplicaId(1))
+    drained = retire(record_of(3, master=0), ReplicaId(1), Retirement.DRAINED)
+    assert isinstance(drained, GroupRecord)
+    assert next_step(going, wanted=3, record=drained) == MoveMaster(ReplicaId(2))
+
+
+def test_who_is_needed_is_not_taken_away_and_people_are_told_why() -> None:
+    step = next_step(pods(3), wanted=2, record=record_of(3, out=(1,)))
+    assert isinstance(step, Wait)
+    assert "replica 2 is not taken away: only 1 of the others are in sync" in step.why
+    # A pod that never came to register is no loss.
+    assert next_step(pods(4), wanted=3, record=record_of(3)) == Resize(3, 3)
+
+
+def test_a_template_that_kubernetes_has_not_looked_at_yet_is_waited_for() -> None:
+    assert next_step(pods(3, is_seen=False), wanted=3, record=record_of(3)) == Wait()
+    new = pods(3, 3, updated=3, is_seen=False)
+    assert next_step(new, wanted=3, record=record_of(3)) == Wait()
+
+
+def test_a_new_group_gets_its_pods_before_anybody_has_founded_it() -> None:
+    assert next_step(pods(1, 0), wanted=3, record=None) == Resize(3, 3)
+    assert next_step(pods(3, 0), wanted=3, record=None) == Resize(3, 3)
+    assert next_step(pods(3), wanted=3, record=None) == Wait()

@@ -1,0 +1,191 @@
+"""How a replica stops to count: what must be true first, and what is written then."""
+
+from __future__ import annotations
+
+from tests.support.replica_records import member_of
+from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.controller.election.decide import AskForTransfer, Intent, Rest, Write, decide
+from tidemill.controller.election.elect import with_master
+from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.record import (
+    GroupRecord,
+    Registered,
+    Retirement,
+    view_of,
+)
+from tidemill.controller.election.retirement import (
+    forget,
+    is_out,
+    retire,
+    stay,
+    with_number,
+)
+from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+from tidemill.controller.record_json import from_text, to_text
+
+TIMING = Timing()
+NOW_MS = 1_000_000
+BEAT = Heartbeat(
+    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
+    confirm=100, health=Health.OK, page_age_ms=0,
+)  # fmt: skip
+
+
+def record_of(count: int, *, out: tuple[int, ...] = (), min_in_sync: int = 2) -> GroupRecord:
+    """Return a group whose master is replica 0, and whose set all belong to but `out`."""
+    members = [member_of(n) for n in range(count)]
+    return GroupRecord(
+        min_in_sync=min_in_sync, epoch=3, version=7, master=members[0],
+        sss=frozenset(one for one in members if one.replica_id not in out),
+        replicas=tuple(
+            (one.replica_id, Registered(f"store {n}", one.incarnation, f"host-{n}", False))
+            for n, one in enumerate(members)
+        ),
+    )  # fmt: skip
+
+
+def decided(
+    record: GroupRecord, *, wanted: int | None = None, dead: Member | None = None
+) -> Intent:
+    known = Sessions(TIMING)
+    known.look(record, NOW_MS - 60_000)
+    for replica_id, _ in record.replicas:
+        known.heard(member_of(replica_id), BEAT, NOW_MS)
+    if dead is not None:
+        known.died(dead, NOW_MS)
+    return decide(record, known.sight(rank=0, now_ms=NOW_MS + 10, wanted_replicas=wanted), TIMING)
+
+
+def done(found: GroupRecord | Refused) -> GroupRecord:
+    assert isinstance(found, GroupRecord), found
+    return found
+
+
+def why(found: GroupRecord | Refused) -> str:
+    assert isinstance(found, Refused), found
+    return found.why
+
+
+def run_to_rest(record: GroupRecord, *, wanted: int | None = None) -> tuple[GroupRecord, list[int]]:
+    """Carry out what is decided, and remove the pods of who is out; return who went, in turn."""
+    gone: list[int] = []
+    for _ in range(50):
+        assert len(record.sss) >= record.min_in_sync, "no window below the minimum"
+        intent = decided(record, wanted=wanted)
+        if isinstance(intent, Write):
+            assert intent.record.version == record.version + 1
+            record = intent.record
+        elif isinstance(intent, AskForTransfer):
+            record = with_master(record, member_of(intent.target), record.sss, reason="moved")
+        else:
+            assert intent == Rest()
+            last = max(id_ for id_, _ in record.replicas)
+            if wanted is None or last < wanted or not is_out(record, last):
+                return record, gone
+            record = done(forget(record, last))
+            gone.append(last)
+    raise AssertionError("it never rests")
+
+
+def test_a_replica_is_retired_in_one_write_that_takes_it_out_of_the_set() -> None:
+    after = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
+    assert after.version == 8
+    assert after.sss == {member_of(0), member_of(1)}
+    assert not after.eligible
+    assert view_of(after).retired == {2}
+    assert is_out(after, ReplicaId(2))
+    assert decided(after) == Rest()
+    assert done(retire(after, ReplicaId(2), Retirement.SURPLUS)) is after
+    assert from_text(to_text(after)) == after
+
+
+def test_a_master_that_is_retired_hands_over_and_leaves_then() -> None:
+    marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
+    assert marked.sss == {member_of(0), member_of(1), member_of(2)}
+    assert decided(marked) == AskForTransfer(ReplicaId(1))
+    after, _ = run_to_rest(marked)
+    assert after.master == member_of(1)
+    assert after.sss == {member_of(1), member_of(2)}
+    assert is_out(after, ReplicaId(0))
+
+
+def test_who_would_leave_too_few_is_not_retired() -> None:
+    alone = record_of(2)
+    assert "1 would be left" in why(retire(alone, ReplicaId(1), Retirement.DRAINED))
+    behind = record_of(3, out=(1,))
+    assert "only 1 of the others are in sync" in why(
+        retire(behind, ReplicaId(2), Retirement.DRAINED)
+    )
+    # The one that is not in sync itself is no loss.
+    assert done(retire(behind, ReplicaId(1), Retirement.DRAINED)).sss == behind.sss
+    one_left = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
+    assert "1 would be left" in why(retire(one_left, ReplicaId(1), Retirement.DRAINED))
+    assert "no replica 9" in why(retire(alone, ReplicaId(9), Retirement.DRAINED))
+
+
+def test_a_retired_replica_counts_again_when_that_is_taken_back() -> None:
+    retired = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
+    back = done(stay(retired, ReplicaId(2), Retirement.DRAINED))
+    assert back.version == retired.version + 1
+    assert not view_of(back).retired
+    assert done(stay(back, ReplicaId(2), Retirement.DRAINED)) is back
+
+
+def test_a_retired_replica_is_elected_only_where_nobody_else_is_left() -> None:
+    marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
+    handed = with_master(marked, member_of(2), marked.sss, reason="moved")
+    intent = decided(handed, dead=member_of(2))
+    assert isinstance(intent, Write)
+    assert intent.record.master == member_of(1)  # and not 0, whose log is as long
+    # With nobody else it is better than none: it has all that was acknowledged.
+    alone = marked._replace(sss=frozenset({member_of(0), member_of(2)}), master=member_of(2))
+    chosen = decided(alone, dead=member_of(2))
+    assert isinstance(chosen, Write)
+    assert chosen.record.master == member_of(0)
+
+
+def test_a_group_gets_fewer_replicas_the_highest_first_and_one_after_the_other() -> None:
+    after, gone = run_to_rest(record_of(5), wanted=3)
+    assert gone == [4, 3]
+    assert [id_ for id_, _ in after.replicas] == [0, 1, 2]
+    assert after.sss == {member_of(n) for n in range(3)}
+
+
+def test_a_master_among_those_that_go_hands_over_to_one_that_stays() -> None:
+    led_by_four = record_of(5)._replace(master=member_of(4))
+    after, gone = run_to_rest(led_by_four, wanted=3)
+    assert gone == [4, 3]
+    assert after.master is not None
+    assert after.master.replica_id < 3
+
+
+def test_fewer_waits_until_those_that_stay_have_caught_up() -> None:
+    behind = record_of(5, out=(1, 2))
+    first = decided(behind, wanted=3)
+    assert isinstance(first, Write)
+    assert first.record.sss == {member_of(0), member_of(3)}
+    forgotten = done(forget(first.record, ReplicaId(4)))
+    assert decided(forgotten, wanted=3) == Rest()
+    caught_up = forgotten._replace(sss=forgotten.sss | {member_of(1)})
+    assert isinstance(decided(caught_up, wanted=3), Write)
+
+
+def test_more_again_brings_back_what_was_to_go_but_not_what_an_operator_has_drained() -> None:
+    drained = done(retire(record_of(5), ReplicaId(1), Retirement.DRAINED))
+    going = done(with_number(drained, 4))
+    assert view_of(going).retired == {1, 4}
+    assert view_of(done(with_number(going, 5))).retired == {1}
+    assert done(with_number(drained, 5)) is drained
+    assert "not drained but surplus" in why(stay(going, ReplicaId(4), Retirement.DRAINED))
+
+
+def test_what_is_needed_is_not_forgotten() -> None:
+    assert "needed" in why(forget(record_of(3), ReplicaId(2)))
+    retired = done(retire(record_of(3), ReplicaId(2), Retirement.SURPLUS))
+    after = done(forget(retired, ReplicaId(2)))
+    assert [id_ for id_, _ in after.replicas] == [0, 1]
+    assert done(forget(after, ReplicaId(2))) is after
+
+
+def test_a_group_that_is_to_have_more_retires_nobody() -> None:
+    assert decided(record_of(1, min_in_sync=1), wanted=3) == Rest()

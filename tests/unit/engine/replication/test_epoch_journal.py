@@ -1,0 +1,136 @@
+"""Where two logs part, what a journal keeps, and what is confirmed: by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.broker.engine.replication.confirm import confirm_offset
+from tidemill.broker.engine.replication.epoch_journal import (
+    Agreement,
+    CopyAll,
+    Cut,
+    Diverged,
+    EpochEntry,
+    Journal,
+    LogExtent,
+    agree,
+    cut_at,
+    epoch_at,
+    last_epoch,
+    with_epoch,
+    without_before,
+)
+from tidemill.broker.engine.replication.truncation import may_truncate
+from tidemill.common.replica_group import Member, ReplicaId
+
+
+def journal(*entries: tuple[int, int]) -> Journal:
+    return tuple(EpochEntry(*entry) for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("master", "replica", "agreement"),
+    [
+        # The same epoch: up to where the shorter one ends.
+        (LogExtent(journal((1, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50), Cut(50)),
+        (LogExtent(journal((1, 0)), 0, 50), LogExtent(journal((1, 0)), 0, 90), Cut(50)),
+        # The master has begun an epoch where the replica had more of the one before.
+        (
+            LogExtent(journal((1, 0), (3, 60)), 0, 90),
+            LogExtent(journal((1, 0)), 0, 80),
+            Cut(60),
+        ),
+        # Two masters of later epochs, at the same offset and at different ones.
+        (
+            LogExtent(journal((1, 0), (3, 60)), 0, 90),
+            LogExtent(journal((1, 0), (2, 60)), 0, 80),
+            Cut(60),
+        ),
+        (
+            LogExtent(journal((1, 0), (3, 70)), 0, 90),
+            LogExtent(journal((1, 0), (2, 60)), 0, 95),
+            Cut(60),
+        ),
+        # Epochs that one of them has never heard of, between two that both have.
+        (
+            LogExtent(journal((1, 0), (2, 10), (4, 30), (5, 50)), 0, 90),
+            LogExtent(journal((1, 0), (2, 10), (3, 20)), 0, 99),
+            Cut(20),
+        ),
+        # Empty replicas: of a log from its beginning, and of one that retention has cut.
+        (LogExtent(journal((1, 0)), 0, 90), LogExtent((), 0, 0), Cut(0)),
+        (LogExtent(journal((2, 40)), 64, 90), LogExtent((), 0, 0), CopyAll(64)),
+        # One that was away for so long that retention has passed its end.
+        (LogExtent(journal((2, 40)), 64, 90), LogExtent(journal((1, 0)), 0, 30), CopyAll(64)),
+        # They part before the beginning of the master's.
+        (
+            LogExtent(journal((1, 0), (3, 50)), 64, 90),
+            LogExtent(journal((1, 0), (2, 40)), 0, 80),
+            CopyAll(64),
+        ),
+        (
+            LogExtent(journal((2, 40)), 64, 90),
+            LogExtent(journal((1, 0), (2, 40)), 0, 80),
+            Cut(80),
+        ),
+    ],
+)
+def test_where_two_logs_part(master: LogExtent, replica: LogExtent, agreement: Agreement) -> None:
+    assert agree(master, replica) == agreement
+
+
+def test_logs_that_overlap_and_have_no_epoch_in_common_have_diverged() -> None:
+    found = agree(LogExtent(journal((2, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50))
+    assert isinstance(found, Diverged)
+    assert "1 from 0" in found.why
+
+
+def test_an_epoch_without_a_record_is_replaced_by_the_next() -> None:
+    assert with_epoch(journal((1, 0), (2, 50)), 3, 50) == journal((1, 0), (3, 50))
+    with pytest.raises(AssertionError):
+        with_epoch(journal((3, 0)), 3, 50)
+
+
+def test_what_a_journal_says_of_an_offset() -> None:
+    entries = journal((1, 0), (4, 50))
+    assert [epoch_at(entries, offset) for offset in (0, 49, 50, 99)] == [1, 1, 4, 4]
+    assert cut_at(entries, 50) == journal((1, 0))
+    assert without_before(entries, 49) == entries
+    assert without_before(entries, 50) == journal((4, 50))
+    assert (last_epoch(entries), last_epoch(())) == (4, 0)
+
+
+def test_what_is_confirmed_goes_only_with_an_unclean_election_since() -> None:
+    entries = journal((1, 0), (4, 50))
+    assert may_truncate(entries, cut=60, confirm=60, unclean_since=0)
+    assert not may_truncate(entries, cut=59, confirm=60, unclean_since=4)
+    assert may_truncate(entries, cut=59, confirm=60, unclean_since=5)
+
+
+A, B, C = (Member(ReplicaId(n), f"{n}.0") for n in range(3))
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "proposed", "acked", "expected"),
+    [
+        ({A, B, C}, set(), {A: 90, B: 80, C: 70}, 70),
+        ({A, B, C}, set(), {A: 90, B: 80}, 10),
+        # A learner that is proposed must ack, and does not count before it is recorded.
+        ({A, B}, {A, B, C}, {A: 90, B: 80}, 10),
+        ({A, B}, {A, B, C}, {A: 90, B: 80, C: 60}, 60),
+        ({A}, {A, B}, {A: 90, B: 80}, 10),
+        # One that is proposed away must ack until it is gone.
+        ({A, B, C}, {A, B}, {A: 90, B: 80}, 10),
+        # Not before this epoch's first record, and never back.
+        ({A, B}, set(), {A: 90, B: 49}, 10),
+        ({A, B}, set(), {A: 90, B: 50}, 50),
+    ],
+)
+def test_what_is_confirmed(
+    confirmed: set[Member], proposed: set[Member], acked: dict[Member, int], expected: int
+) -> None:
+    found = confirm_offset(
+        confirmed=confirmed, proposed=proposed, min_in_sync=2, acked=acked, epoch_start_end=50,
+        before=10,
+    )  # fmt: skip
+    assert found == expected

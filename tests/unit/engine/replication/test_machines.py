@@ -1,0 +1,487 @@
+"""Master and replica, event by event, over logs in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from tidemill.broker.engine.replication.actions import (
+    Action,
+    Close,
+    Dial,
+    Diverging,
+    Promoted,
+    Propose,
+    Release,
+    Send,
+    StepDown,
+)
+from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
+from tidemill.broker.engine.replication.epoch_journal import Cut, EpochEntry, Journal, LogExtent
+from tidemill.broker.engine.replication.messages import (
+    Ack,
+    Beat,
+    Data,
+    Digest,
+    Hello,
+    News,
+    Refusal,
+    Welcome,
+)
+from tidemill.broker.engine.replication.replication import Replication
+from tidemill.common.replica_group import GroupView, Member, ReplicaId
+
+
+def run(replica_id: int, number: int = 0) -> Member:
+    return Member(ReplicaId(replica_id), f"{replica_id}.{number}")
+
+
+def view(
+    epoch: int = 1, version: int = 1, *, master: int = 0, sss: tuple[int, ...] = (0, 1, 2)
+) -> GroupView:
+    return GroupView(
+        epoch=epoch, version=version, master=run(master), sss=frozenset(map(run, sss)),
+        eligible=frozenset(), min_in_sync=2, addresses=((ReplicaId(0), "host-0:1"),),
+    )  # fmt: skip
+
+
+class Log:
+    """A log in memory, of which the test says what is durable; an epoch begins with a byte."""
+
+    def __init__(self, data: bytes = b"", journal: Journal = ()) -> None:
+        self.data = data
+        self.durable_offset = len(data)
+        self.confirm_offset = 0
+        self.epoch_seen = journal[-1].epoch if journal else 0
+        self.journal = journal
+        self.log_min = 0
+        self.capacity = 1 << 40
+        self.applied: int | None = None  # None: all
+
+    @property
+    def applied_offset(self) -> int:
+        return self.log_end if self.applied is None else self.applied
+
+    @property
+    def log_end(self) -> int:
+        return len(self.data)
+
+    def save_epoch_seen(self, epoch: int) -> None:
+        self.epoch_seen = epoch
+
+    def save_journal(self, journal: Journal) -> None:
+        self.journal = journal
+
+    def begin_epoch(self, epoch: int) -> int:
+        self.data += bytes([epoch])
+        return self.log_end
+
+    def frame_at(self, offset: int, size_max: int) -> Data | None:
+        data = self.data[offset : offset + size_max]
+        return Data(0, offset, data, crc32(data), 0, 0, 1 << 20) if data else None
+
+    def has_room_for(self, size: int) -> bool:
+        return len(self.data) + size <= self.capacity
+
+    def append(self, frame: Data) -> None:
+        self.data += frame.data
+
+    def digest(self, begin: int, end: int) -> Digest:
+        return Digest(begin, end, crc32(self.data[begin:end]))
+
+    def truncate(self, cut: int) -> None:
+        self.data = self.data[:cut]
+        self.durable_offset = min(self.durable_offset, cut)
+
+    def start_at(self, log_min: int) -> None:
+        self.data, self.log_min, self.durable_offset = b"", log_min, log_min
+
+    def confirm(self, offset: int) -> None:
+        self.confirm_offset = offset
+
+
+class Pair:
+    """A master, replica 0, and a replica that follows it, with one stream between them."""
+
+    def __init__(self, mode: AckMode = AckMode.SYNC_FSYNC, **logs: Log) -> None:
+        config = ReplicationConfig(ack_mode=mode)
+        self.logs = [logs.get("master", Log()), logs.get("replica", Log())]
+        self.master, self.replica = (
+            Replication(run(n), group="g", store_uuid=f"store {n}", log=self.logs[n], config=config)
+            for n in (0, 1)
+        )
+        self.now_ms = 1_000
+        self.left: list[Action] = []  # what neither of them hears
+
+    def go(self) -> None:
+        """Carry what both want, until there is nothing more."""
+        while actions := [
+            (source, action)
+            for source in (self.master, self.replica)
+            for action in source.take_actions()
+        ]:
+            for source, action in actions:
+                self._do(source, action)
+
+    def _do(self, source: Replication, action: Action) -> None:
+        now_ms = self.now_ms
+        match action:
+            case Dial():
+                self.replica.dialled(1, now_ms)
+            case Send(1, Hello() as hello):
+                self.master.hello(1, hello, now_ms)
+            case Send(1, Ack() as ack):
+                self.master.ack(1, ack, now_ms)
+            case Send(1, message) if source is self.master:
+                assert not isinstance(message, Hello | Ack)
+                self.replica.receive(1, message, now_ms)
+            case Close(1):
+                (self.replica if source is self.master else self.master).closed(1, now_ms)
+                self.left.append(action)
+            case _:
+                self.left.append(action)
+
+    def sync(self, which: int) -> None:
+        self.logs[which].durable_offset = self.logs[which].log_end
+        (self.master if which == 0 else self.replica).moved(self.now_ms)
+        self.go()
+
+    def learn(self, news: GroupView) -> None:
+        for one in (self.master, self.replica):
+            one.learn(news, self.now_ms)
+        self.go()
+
+
+def test_nothing_is_confirmed_before_every_member_has_it_on_its_disk() -> None:
+    pair = Pair()
+    pair.learn(view(sss=(0, 1)))
+    assert any(isinstance(action, Promoted) for action in pair.left)
+    pair.sync(0)
+    assert pair.logs[1].data == pair.logs[0].data == b"\x01"
+    assert pair.logs[0].confirm_offset == 0
+    pair.sync(1)
+    assert pair.logs[0].confirm_offset == 1
+
+
+def test_in_memory_mode_what_is_received_counts() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    assert pair.logs[0].confirm_offset == 1
+    assert pair.logs[1].durable_offset == 0
+
+
+def test_too_few_members_confirm_nothing() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0,)))
+    assert pair.logs[0].confirm_offset == 0
+    assert pair.master.master is not None
+    assert pair.master.master.sync_state.is_short
+
+
+def test_a_learner_is_proposed_when_it_has_caught_up_and_counts_from_then_on() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0,)))
+    pair.now_ms += 50
+    pair.master.tick(pair.now_ms)
+    pair.go()
+    (proposal,) = (one.proposal for one in pair.left if isinstance(one, Propose))
+    assert proposal.sss == {run(0), run(1)}
+    assert proposal.version == 1
+    assert pair.logs[0].confirm_offset == 0
+    pair.learn(view(version=2, sss=(0, 1)))
+    assert pair.logs[0].confirm_offset == 1
+
+
+def test_a_replica_that_is_retired_follows_and_is_not_proposed() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    retired = frozenset({ReplicaId(1)})
+    pair.learn(view(sss=(0,))._replace(retired=retired, min_in_sync=1))
+    pair.now_ms += 50
+    pair.master.tick(pair.now_ms)
+    pair.go()
+    assert pair.logs[1].data == pair.logs[0].data
+    assert not [one for one in pair.left if isinstance(one, Propose)]
+    pair.learn(view(version=2, sss=(0,))._replace(min_in_sync=1))
+    pair.now_ms += 50
+    pair.master.tick(pair.now_ms)
+    pair.go()
+    (proposal,) = (one.proposal for one in pair.left if isinstance(one, Propose))
+    assert proposal.sss == {run(0), run(1)}
+
+
+def test_a_member_with_a_slow_disk_is_done_without_where_enough_are_left() -> None:
+    def proposed(sss: tuple[int, ...], *, is_slow: bool) -> list[frozenset[Member]]:
+        pair = Pair(AckMode.SYNC_MEMORY)
+        pair.learn(view(sss=sss)._replace(min_in_sync=2))
+        pair.left.clear()
+        for stream, member in ((1, run(1)), (7, run(2))):
+            if stream == 7:
+                # Of replica 2 there is a stream alone: it acks what it is told to have.
+                hello = Hello("g", member, "store 2", 1, 1, LogExtent((), 0, 0), 0)
+                pair.master.hello(stream, hello, pair.now_ms)
+            end = pair.logs[0].log_end
+            slow = is_slow and stream == 1
+            pair.master.ack(stream, Ack(1, member, end, end, 0, slow), pair.now_ms)
+        pair.replica.is_slow = is_slow
+        pair.now_ms += 50
+        pair.replica.tick(pair.now_ms)
+        pair.master.tick(pair.now_ms)
+        pair.go()
+        return [one.proposal.sss for one in pair.left if isinstance(one, Propose)]
+
+    assert proposed((0, 1, 2), is_slow=True) == [frozenset({run(0), run(2)})]
+    assert proposed((0, 1, 2), is_slow=False) == []
+    # Without it nothing could be confirmed, so it stays until the third is there.
+    assert proposed((0, 1), is_slow=True) == [frozenset({run(0), run(2)})]
+    # One that is slow is not taken in, while there are enough.
+    assert proposed((0, 2), is_slow=True) == []
+
+
+def test_a_member_whose_stream_is_gone_is_proposed_away_and_a_refusal_ends_nothing() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    master = pair.master.master
+    assert master is not None
+    pair.master.closed(1, pair.now_ms)
+    pair.now_ms += 301
+    pair.master.tick(pair.now_ms)
+    (proposal,) = (a.proposal for a in pair.master.take_actions() if isinstance(a, Propose))
+    assert proposal.sss == {run(0)}
+    pair.logs[0].data += b"x"
+    pair.master.moved(pair.now_ms)
+    assert pair.logs[0].confirm_offset == 1
+    pair.master.refused(1, pair.now_ms)
+    assert master.sync_state.commitment.proposed == {run(0)}
+
+
+def test_runs_that_have_ended_are_forgotten() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    master = pair.master.master
+    assert master is not None
+    for number in range(50):
+        extent = LogExtent((), 0, 0)
+        hello = Hello("g", run(2, number), "s", 1, 1, extent, 0)
+        master.hello(100 + number, hello, pair.now_ms)
+        master.ack(100 + number, Ack(1, run(2, number), 1, 1, 0), pair.now_ms)
+    assert len(master.sync_state.peers) == 2
+    assert len(master.sync_state.commitment.acked) == 3
+
+
+def test_a_replica_cuts_what_its_master_does_not_have() -> None:
+    pair = _parted()
+    pair.learn(view(3, 5, sss=(0, 1)))
+    assert pair.logs[1].data == pair.logs[0].data == b"\x01aa\x03"
+    assert [entry.epoch for entry in pair.logs[1].journal] == [1, 3]
+
+
+def _parted() -> Pair:
+    first, second = EpochEntry(1, 0), EpochEntry(2, 5)
+    return Pair(master=Log(b"\x01aa", (first,)), replica=Log(b"\x01aabb\x02c", (first, second)))
+
+
+def test_what_is_confirmed_is_never_cut() -> None:
+    pair = _parted()
+    pair.logs[1].confirm_offset = 4
+    pair.learn(view(3, 5, sss=(0, 1)))
+    assert any(isinstance(action, Diverging) for action in pair.left)
+    assert pair.logs[1].data == b"\x01aabb\x02c"
+
+
+def test_after_an_unclean_election_it_is_cut_all_the_same() -> None:
+    pair = _parted()
+    pair.logs[1].confirm_offset = 4
+    pair.learn(view(3, 5, sss=(0, 1))._replace(unclean_since=3))
+    assert pair.logs[1].data == b"\x01aa\x03"
+
+
+def test_bytes_that_differ_before_the_cut_stop_a_member() -> None:
+    pair = _parted()
+    pair.logs[1].data = b"\x01xabb\x02c"
+    pair.learn(view(3, 5, sss=(0, 1)))
+    assert any(isinstance(action, Diverging) for action in pair.left)
+    learner = _parted()
+    learner.logs[1].data = b"\x01xabb\x02c"
+    learner.learn(view(3, 5, sss=(0,)))
+    assert learner.logs[1].data == b""
+
+
+def test_a_master_that_meets_a_later_epoch_steps_down_and_does_not_lead_again() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    hello = Hello("g", run(1), "s", 2, 4, LogExtent((), 0, 0), 0)
+    pair.master.hello(9, hello, pair.now_ms)
+    actions = pair.master.take_actions()
+    assert any(isinstance(action, StepDown) for action in actions)
+    assert any(isinstance(a, Send) and isinstance(a.message, Refusal) for a in actions)
+    again = Replication(
+        run(0), group="g", store_uuid="store 0", log=pair.logs[0], config=ReplicationConfig()
+    )
+    again.learn(view(version=2, sss=(0, 1)), pair.now_ms)
+    assert again.master is None
+    assert pair.logs[0].epoch_seen == 2
+
+
+def test_a_run_is_no_master_by_the_view_of_another_run_of_it() -> None:
+    other = Replication(run(0, 1), group="g", store_uuid="s", log=Log(), config=ReplicationConfig())
+    other.learn(view(), 1_000)
+    assert other.master is None
+    assert not other.take_actions()
+
+
+def test_a_view_below_the_epoch_that_was_seen_is_refused() -> None:
+    log = Log()
+    log.epoch_seen = 7
+    one = Replication(run(0), group="g", store_uuid="s", log=log, config=ReplicationConfig())
+    one.learn(view(6, 90), 1_000)
+    assert one.view is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epoch": 9}, {"received_end": 99, "durable_end": 99}, {"durable_end": 2}, {"member": run(2)}],
+    ids=["another epoch", "behind the end", "more durable than received", "another one"],
+)
+def test_an_impossible_ack_ends_its_stream(change: dict[str, int]) -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    ack = Ack(1, run(1), 1, 1, 0)._replace(**change)  # type: ignore[arg-type]
+    pair.master.ack(1, ack, pair.now_ms)
+    assert any(isinstance(action, Close) for action in pair.master.take_actions())
+
+
+def test_a_frame_that_does_not_fit_ends_the_stream() -> None:
+    changes: list[dict[str, Any]] = [{"epoch": 2}, {"offset": 5}, {"crc": 1}]
+    for change in changes:
+        pair = Pair(AckMode.SYNC_MEMORY)
+        pair.learn(view(sss=(0, 1)))
+        frame = Data(1, 1, b"x", crc32(b"x"), 0, 0, 1 << 20)._replace(**change)
+        pair.replica.receive(1, frame, pair.now_ms)
+        assert any(isinstance(action, Close) for action in pair.replica.take_actions())
+        assert pair.logs[1].data == b"\x01"
+
+
+def test_silence_ends_a_stream_on_both_sides_and_the_replica_dials_again_later() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    late_ms = pair.now_ms + 1_001
+    for one in (pair.master, pair.replica):
+        one.tick(late_ms)
+        assert any(isinstance(action, Close) for action in one.take_actions())
+    pair.replica.tick(late_ms + 49)
+    assert not pair.replica.take_actions()
+    pair.replica.tick(late_ms + 50)
+    assert any(isinstance(action, Dial) for action in pair.replica.take_actions())
+
+
+def test_an_idle_stream_carries_heartbeats_both_ways() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    for one, kind in ((pair.master, Beat), (pair.replica, Ack)):
+        one.tick(pair.now_ms + 200)
+        assert any(
+            isinstance(action, Send) and isinstance(action.message, kind)
+            for action in one.take_actions()
+        )
+
+
+def test_a_transfer_waits_for_its_target_and_tells_it_at_once() -> None:
+    pair = Pair()
+    pair.learn(view(sss=(0, 1)))
+    pair.sync(0)
+    assert pair.master.hand_over(None, pair.now_ms)
+    assert pair.master.master is not None
+    assert not pair.master.master.accepts_sends
+    pair.go()
+    assert not any(isinstance(action, Release) for action in pair.left)
+    pair.sync(1)
+    (release,) = (action for action in pair.left if isinstance(action, Release))
+    assert (release.epoch, release.master, release.target) == (1, run(0), 1)
+    pair.master.learn(view(2, 2, master=1, sss=(0, 1)), pair.now_ms)
+    news = [a for a in pair.master.take_actions() if isinstance(a, Send)]
+    assert [type(one.message) for one in news] == [News]
+    pair.replica.receive(1, News(view(2, 2, master=1, sss=(0, 1))), pair.now_ms)
+    assert pair.replica.master is not None
+    assert pair.logs[1].data == b"\x01\x02"
+
+
+def test_a_transfer_that_takes_too_long_is_given_up() -> None:
+    pair = Pair()
+    pair.learn(view(sss=(0, 1)))
+    pair.sync(0)
+    assert pair.master.hand_over(ReplicaId(1), pair.now_ms)
+    pair.master.tick(pair.now_ms + 2_000)
+    assert pair.master.master is not None
+    assert pair.master.master.accepts_sends
+    assert not pair.master.hand_over(ReplicaId(2), pair.now_ms)
+
+
+def test_what_waits_for_acks_is_bounded() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    pair.logs[0].data += bytes(40 << 20)
+    pair.master.moved(pair.now_ms)
+    sent = sum(
+        len(action.message.data)
+        for action in pair.master.take_actions()
+        if isinstance(action, Send) and isinstance(action.message, Data)
+    )
+    assert sent == 16 << 20
+
+
+def test_what_a_replica_has_not_applied_is_bounded() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.logs[1].applied = 0
+    pair.learn(view(sss=(0, 1)))
+    for _ in range(4):
+        pair.logs[0].data += bytes(10 << 20)
+        pair.master.moved(pair.now_ms)
+        pair.go()
+    assert pair.logs[1].log_end == pytest.approx(16 << 20, abs=1 << 20)
+    pair.logs[1].applied = 10 << 20
+    pair.replica.moved(pair.now_ms)
+    pair.go()
+    assert pair.logs[1].log_end == pytest.approx(26 << 20, abs=1 << 20)
+
+
+def elected_with_more_to_apply() -> tuple[Pair, GroupView]:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    pair.logs[0].data += bytes(4 << 20)
+    pair.master.moved(pair.now_ms)
+    pair.go()
+    log = pair.logs[1]
+    log.confirm_offset = log.durable_offset = log.log_end
+    log.applied = log.log_end - (2 << 20)
+    return pair, view(2, 2, master=1, sss=(0, 1))
+
+
+def test_who_is_elected_applies_first_what_is_confirmed() -> None:
+    pair, elected = elected_with_more_to_apply()
+    pair.replica.learn(elected, pair.now_ms)
+    assert pair.replica.master is None
+    assert pair.logs[1].epoch_seen == 1, "as if it had not heard of it"
+    pair.logs[1].applied = None
+    pair.replica.tick(pair.now_ms + 50)
+    assert pair.replica.master is not None
+
+
+def test_a_group_does_not_wait_for_long_until_who_is_elected_has_applied_all() -> None:
+    pair, elected = elected_with_more_to_apply()
+    for later_ms in (0, 50, 450):
+        pair.replica.learn(elected, pair.now_ms + later_ms)
+        assert pair.replica.master is None
+    pair.replica.tick(pair.now_ms + 500)
+    assert pair.replica.master is not None
+
+
+def test_a_welcome_of_an_epoch_that_is_over_is_not_followed() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(3, 3, sss=(0, 1)))
+    extent = LogExtent((), 0, 0)
+    old = Welcome(2, run(2), Cut(0), pair.logs[1].digest(0, 0), extent, 0)
+    pair.replica.receive(1, old, pair.now_ms)
+    assert any(isinstance(action, Close) for action in pair.replica.take_actions())
+    assert pair.logs[1].data == b"\x03"

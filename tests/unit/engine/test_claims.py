@@ -1,0 +1,104 @@
+"""What a start may claim of its log: a broken end is a torn tail only where power was lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engine_group import Group, Node
+from tests.support.engine_world import ENTROPY, SMALL
+from tidemill.broker.engine.group_log import GroupLog, Identity, open_group_log
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
+from tidemill.broker.engine.store.mending import proved
+from tidemill.broker.engine.store.segment import LogDamaged
+
+BOOT, OTHER_BOOT = b"\xab" * 16, b"\xcd" * 16
+
+
+def opened(node: Node, *, boot_id: bytes = BOOT, cuts_damage: bool = False) -> GroupLog:
+    """Open the store of a node that was killed, as a start does."""
+    node.disk = node.disk.after_kill()
+    log, _ = open_group_log(
+        node.disk, SMALL, now_ms=1_000_000, fresh=Identity(bytes(16), ENTROPY), boot_id=boot_id,
+        cuts_damage=cuts_damage,
+    )  # fmt: skip
+    return log
+
+
+def group_of() -> tuple[Group, Node]:
+    """Return a group, and a replica that has registered in it, of which nothing is saved since."""
+    group = Group(config=SMALL)
+    group.elect(0)
+    group.set_members(0, 1, 2)
+    node = group.nodes[1]
+    before, known_end = node.log.log_end, node.log.known_end
+    group.send("a", "b", "c", size=400)
+    group.settle()
+    known_end._boot_id = BOOT
+    known_end.cut(before)  # As if what came since were of the last second.
+    known_end.opened(before)
+    return group, node
+
+
+def damage(node: Node, number: int) -> int:
+    topic = node.engine.catalog.find_topic("orders")
+    assert topic is not None
+    log_offset, size, _ = node.engine.catalog.queue(topic.id, QueueId(0)).entry(number)
+    segment = node.engine.log.segment_of(LogOffset(log_offset))
+    node.disk.damage(segment.name, log_offset - segment.start + size - 1)
+    return log_offset
+
+
+def test_a_broken_record_before_intact_ones_is_damage_while_the_machine_runs() -> None:
+    _, node = group_of()
+    at = damage(node, 1)
+    with pytest.raises(LogDamaged) as raised:
+        opened(node)
+    assert raised.value.log_offset == at
+
+
+def test_and_after_a_power_cut_it_may_be_a_torn_tail() -> None:
+    _, node = group_of()
+    at = damage(node, 1)
+    log = opened(node, boot_id=OTHER_BOOT)
+    assert (log.log_end, log.known_end.is_doubtful) == (at, False), "what was acked was synced"
+
+
+def test_but_not_where_the_process_was_stopped_in_order() -> None:
+    _, node = group_of()
+    node.log.close()
+    at = damage(node, 2)
+    with pytest.raises(LogDamaged) as raised:
+        opened(node, boot_id=OTHER_BOOT)
+    assert raised.value.log_offset == at
+
+
+def test_the_last_record_may_be_torn_by_a_kill_or_damaged_which_is_doubtful() -> None:
+    _, node = group_of()
+    at = damage(node, 2)
+    log = opened(node)
+    assert (log.log_end, log.known_end.is_doubtful) == (at, True)
+
+
+def test_who_was_cut_at_damage_is_doubtful_until_it_is_a_member_again() -> None:
+    _, node = group_of()
+    at = damage(node, 1)
+    log = opened(node, cuts_damage=True)
+    assert (log.log_end, log.known_end.is_doubtful) == (at, True)
+    log = opened(node)
+    assert log.known_end.is_doubtful, "nobody has been told"
+    log.close()
+    log = opened(node)
+    assert log.known_end.is_doubtful, "an orderly end is no excuse"
+    log.known_end.trust()
+    assert not opened(node).known_end.is_doubtful
+
+
+def test_what_stands_behind_it_proves_what_stood_there() -> None:
+    group, node = group_of()
+    at = damage(node, 1)
+    log = node.engine.log
+    other = group.nodes[0].engine.log
+    data = bytes(other.bytes_at(LogOffset(at), other.log_end - at))
+    assert proved(log, at, data) == data
+    damage(node, 2)
+    assert proved(log, at, data) == b"", "nothing behind it is the same"

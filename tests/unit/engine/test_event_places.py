@@ -1,0 +1,89 @@
+"""Where a reader of events may begin: at a record, and never at what a body says is one."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from tests.support.engine_world import World, blob
+from tests.unit.engine.test_events import read, small
+from tidemill.broker.engine.events import places
+from tidemill.broker.engine.layout import message, record
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.store.segment import Record
+
+
+def place_of(world: World, position: int) -> int:
+    look = world.engine.find_place(position)
+    while look.step():
+        pass
+    return look.place
+
+
+def is_place(world: World, position: int) -> bool:
+    return place_of(world, position) == position
+
+
+def records(world: World) -> list[tuple[int, int]]:
+    """Return where each record begins and ends."""
+    log = world.engine.log
+    found = log.walk_between(log.min_offset, log.committed_offset)
+    heads = [one.header for one in found if isinstance(one, Record)]
+    return [(one.log_offset, one.log_offset + one.size) for one in heads]
+
+
+def forged(topic_id: int, at: int) -> bytes:
+    """Return bytes that are a record of the log, should they stand at `at`."""
+    inner, body = blob("x", message_id="FORGED"), message.PLACE.pack(topic_id, 0, 0, 0)
+    head_size = record.HEADER_SIZE + len(body)
+    covered = record.COVERED.pack(
+        head_size + len(inner), crc32(inner), 1, 2, 0, 1, 1, at, 0, head_size
+    )
+    prefix = record.PREFIX.pack(record.MAGIC, crc32(covered + body))
+    return prefix + covered + body + inner
+
+
+def test_every_record_is_a_place_and_nothing_inside_one_is() -> None:
+    world = small()
+    for n in range(4):
+        world.send(*[f"{n}-{m}" for m in range(40)], size=200)
+    assert len(world.engine.log.segments) > 1
+    for _ in range(2):
+        for start, end in records(world):
+            assert is_place(world, start)
+            assert place_of(world, start + 4) == end
+        assert is_place(world, world.engine.log.committed_offset)
+        for segment in world.engine.log.segments:
+            assert is_place(world, segment.start)
+        world.restart()
+
+
+def test_a_body_that_looks_like_a_record_is_none() -> None:
+    world = World()
+    topic_id = world.topic()
+    carried = forged(topic_id, 0)
+    around = len(blob("z" * len(carried), message_id="carrier")) - len(carried)
+    begin = int(world.engine.log_end)
+    at = begin + record.HEADER_SIZE + message.PLACE_SIZE + around
+    data = blob("z" * len(carried), message_id="carrier")[:around] + forged(topic_id, at)
+    world.engine.send(
+        topic_id, QueueId(0), data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
+    )
+    world.commit()
+    assert [one.message_id for one in read(world, begin=at)] == ["FORGED"], "it would be believed"
+    assert place_of(world, at) == world.engine.log.committed_offset
+    assert is_place(world, begin)
+
+
+def test_a_place_that_was_told_is_not_looked_for() -> None:
+    world = World()
+    world.send(*[str(n) for n in range(4 * places.RECORDS_A_STEP)])
+    last = records(world)[-1][0]
+    look = world.engine.find_place(last)
+    assert look.step(), "it takes more than a slice"
+    world.engine.note_place(last)
+    look = world.engine.find_place(last)
+    assert not look.step()
+    assert look.place == last
+    for n in range(places.KNOWN_MAX):
+        world.engine.note_place(n)
+    assert world.engine.find_place(last).step(), "as many are kept, and no more"

@@ -1,0 +1,355 @@
+"""Lifecycle events: what one record says, and what it says of others that are gone."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, World
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.following import Follower
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
+from tidemill.broker.engine.events.reader import RECORDS_A_STEP
+from tidemill.broker.engine.layout.ack import ENTRIES_MAX
+from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.pop.renewals import MINUTE_MS
+
+HOUR_MS = 3_600_000
+SEGMENT = 16_384
+NO_END = 1 << 40
+
+
+def read(world: World | Follower, query: EventQuery | None = None, begin: int = 0) -> list[Event]:
+    """Read all that is committed with nothing kept from reads before."""
+    world.engine.forget_event_lookups()
+    reader = world.engine.read_events(
+        query or EventQuery(), from_position=begin, log_bytes_max=NO_END, events_max=NO_END
+    )
+    while reader.step():
+        pass
+    return reader.take()
+
+
+def of_kinds(events: list[Event], *kinds: EventKind) -> list[Event]:
+    return [event for event in events if event.kind in kinds]
+
+
+def ids(events: list[Event]) -> list[str]:
+    return [event.message_id for event in events]
+
+
+def small() -> World:
+    return World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=2 * SEGMENT)
+
+
+def fill(world: World, count: int = 4) -> None:
+    """Let the log grow by segments, and what retention may take go."""
+    for n in range(count):
+        world.send(*[f"filler{world.now_ms}-{n}-{m}" for m in range(4)], topic="filler", size=3_000)
+        world.checkpoint()
+        world.background()
+
+
+def test_what_is_renewed_is_what_is_live() -> None:
+    world = World()
+    world.send("m0", "m1", "m2")
+    popped = world.pop(3, invisible_ms=MINUTE_MS, client_id="client-1", renews=True)
+    world.engine.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
+    world.ack(popped[1])
+    world.alive("client-1")
+    world.advance(MINUTE_MS)
+    renewed = of_kinds(read(world), EventKind.RENEWED)
+    assert ids(renewed) == ["id-m0", "id-m2"]
+    assert [event.delivery_index for event in renewed] == [0, 2]
+    assert {event.due_at_ms for event in renewed} == {world.now_ms + MINUTE_MS}
+    assert {event.client_id for event in renewed} == {"client-1"}
+    world.end("client-1")
+    nacked = of_kinds(read(world), EventKind.NACKED)
+    assert [(event.message_id, event.reason) for event in nacked] == [
+        ("id-m0", "client_ended"), ("id-m2", "client_ended"),
+    ]  # fmt: skip
+
+
+def test_what_its_client_gives_another_time_goes_on_as_another_delivery() -> None:
+    world = World()
+    world.send("m0")
+    (popped,) = world.pop(1, invisible_ms=30_000)
+    longer = world.change(popped, 60_000)
+    shorter = world.change(longer, 10_000)
+    world.give_back(shorter)
+    events = read(world)
+    kinds = EventKind.DELIVERED, EventKind.RENEWED, EventKind.NACKED
+    told = of_kinds(events, *kinds)
+    assert [(event.kind, event.reason) for event in told] == [
+        (EventKind.DELIVERED, ""), (EventKind.RENEWED, ""), (EventKind.NACKED, ""),
+        (EventKind.NACKED, "unread"),
+    ]  # fmt: skip
+    positions = [event.position for event in told]
+    assert [event.delivery_id for event in told] == [positions[0], *positions[:-1]]
+
+
+def test_an_ack_says_of_what_it_was_when_retention_has_taken_its_delivery() -> None:
+    world = small()
+    world.send("m0", "m1", "m2")
+    popped = world.pop(3, invisible_ms=HOUR_MS, client_id="client-1", renews=True)
+    world.engine.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
+    fill(world)
+    assert world.engine.log.min_offset > popped[0].delivery.delivery_id
+    world.ack(popped[1])
+    world.end("client-1")
+    (acked,) = of_kinds(read(world), EventKind.ACKED)
+    assert (acked.topic, acked.queue_offset, acked.consumer_group) == (TOPIC, 1, GROUP)
+    assert (acked.client_id, acked.message_id) == ("client-1", ""), "the message itself is gone"
+    assert (acked.delivery_id, acked.delivery_index) == (popped[1].delivery.delivery_id, 1)
+    given_back = of_kinds(read(world), EventKind.NACKED)
+    assert {(event.topic, event.queue_offset) for event in given_back} == {(TOPIC, 0), (TOPIC, 2)}
+
+
+def test_an_ack_of_before_is_told_by_its_delivery_alone() -> None:
+    world = small()
+    world.send("m0")
+    popped = world.pop(1, invisible_ms=HOUR_MS)
+    world.send("l0", "l1", topic="filler", size=12_000)
+    world.ack(*popped)
+    while not world.engine.log.min_offset:
+        fill(world, 1)
+    events = read(world)
+    (acked,) = of_kinds(events, EventKind.ACKED)
+    assert (acked.topic, acked.consumer_group) == ("", "")
+    assert acked.delivery_id == popped[0].delivery.delivery_id
+
+
+def test_what_its_client_still_had_expires_when_its_time_is_up() -> None:
+    world = small()
+    world.send("m0", "m1")
+    popped = world.pop(2, invisible_ms=HOUR_MS)
+    fill(world)
+    world.ack(popped[0])
+    world.advance(HOUR_MS)
+    events = of_kinds(read(world), EventKind.ACKED, EventKind.EXPIRED, EventKind.REVIVED)
+    of_topic = [event for event in events if event.topic == TOPIC]
+    assert [(e.kind, e.queue_offset, e.end_offset, e.reason) for e in of_topic] == [
+        (EventKind.ACKED, 0, 0, ""), (EventKind.EXPIRED, 1, 2, "in_flight"),
+    ]  # fmt: skip
+
+
+def test_a_group_is_told_once_of_the_range_that_it_never_got() -> None:
+    world = small()
+    world.send("m0", "m1", "m2", "m3")
+    world.ack(*world.pop(1))
+    world.pop(1, group="other")
+    world.group("idle")
+    fill(world)
+    expired = of_kinds(read(world), EventKind.EXPIRED)
+    assert [(e.consumer_group, e.queue_offset, e.end_offset, e.reason) for e in expired] == [
+        (GROUP, 1, 4, "retention"), ("other", 1, 4, "retention"),
+    ]  # fmt: skip
+    key = world.group(), world.topic()
+    assert world.engine.state.counts["expired", *key] == 3
+    assert world.bodies() == []
+
+
+def test_what_expired_stays_so_when_a_kill_comes_before_its_segment_goes() -> None:
+    world = small()
+    world.send("m0", "m1", "m2")
+    world.ack(*world.pop(1))
+    world.send("filler", topic="filler", size=15_000)
+    world.checkpoint()
+    for _ in world.engine.retention.retire_oldest(world.now_ms):
+        world.commit()
+        if of_kinds(read(world), EventKind.EXPIRED):
+            break
+    world.restart()
+    assert world.engine.log.min_offset == 0, "its segment is there"
+    assert world.bodies() == []
+    world.checkpoint()
+    world.retire()
+    assert len(of_kinds(read(world), EventKind.EXPIRED)) <= 1
+    assert world.engine.log.min_offset > 0
+
+
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_names_of_what_was_deleted_are_told_as_long_as_the_log_speaks_of_it(
+    with_snapshot: bool,
+) -> None:
+    world = small()
+    world.topic("gone")
+    world.group("went", max_attempts=9)
+    fill(world)  # The records that named them first are no more.
+    world.send("m0", topic="gone")
+    popped = world.pop(1, group="went", topic="gone", invisible_ms=1_000)
+    world.advance(1_000)
+    again = world.pop(1, group="went", topic="gone", invisible_ms=1_000)
+    assert popped
+    assert again
+    world.engine.administration.delete_group("went", world.now_ms)
+    world.engine.administration.delete_topic("gone", world.now_ms)
+    world.commit()
+    world.advance(10_000)
+    world.topic("gone")
+    begin = popped[0].delivery.delivery_id
+    fill(world, 1)
+    if with_snapshot:
+        world.restart()
+        assert world.report.snapshot
+    else:
+        disk = world.disk.after_kill()
+        for folder in ("queues", "index", "snapshots"):
+            for name in disk.names(folder):
+                disk.remove(name)
+        world.disk = disk
+        world.open()
+    assert world.engine.log.min_offset <= begin
+    delivered = of_kinds(read(world, begin=begin), EventKind.DELIVERED)
+    topics = ["gone", "%RETRY%went+gone"]
+    assert [(e.topic, e.consumer_group) for e in delivered[:2]] == [(t, "went") for t in topics]
+    new = world.engine.catalog.topic_ids["gone"]
+    assert delivered[0].topic_id != new
+    fill(world, 6)
+    assert not world.engine.catalog.gone, "the log has forgotten them"
+
+
+def test_an_ordered_group_gets_again_what_it_did_not_ack() -> None:
+    world = World()
+    world.group(is_ordered=True)
+    world.send("m0", "m1")
+    world.ack(world.pop(2, invisible_ms=1_000)[0])
+    world.advance(1_000)
+    world.pop(2, invisible_ms=1_000)
+    told = [(e.kind, e.message_id, e.attempt) for e in read(world)]
+    assert told[2:] == [
+        (EventKind.DELIVERED, "id-m0", 1), (EventKind.DELIVERED, "id-m1", 1),
+        (EventKind.ACKED, "id-m0", 1), (EventKind.DELIVERED, "id-m1", 2),
+    ]  # fmt: skip
+
+
+def test_a_reset_is_told_of_each_queue() -> None:
+    world = World()
+    world.topic(TOPIC, queues=2)
+    world.send("m0")
+    world.pop(1)
+    target = ResetTarget(earliest=True)
+    world.engine.administration.reset_offset(GROUP, TOPIC, target, world.now_ms)
+    world.commit()
+    reset = of_kinds(read(world), EventKind.RESET)
+    assert [(e.topic, e.queue_id, e.queue_offset, e.consumer_group) for e in reset] == [
+        (TOPIC, 0, 0, GROUP), (TOPIC, 1, 0, GROUP),
+    ]  # fmt: skip
+
+
+def test_a_slice_is_bounded_whatever_one_record_names() -> None:
+    """Nobody asks for any of it, and each delivery has messages that nothing is known of."""
+    world = World()
+    for n in range(0, 2_048, MESSAGES_MAX):
+        world.send(*[f"m{n + m}" for m in range(MESSAGES_MAX)])
+    popped = [one for _ in range(64) for one in world.pop(MESSAGES_MAX)]
+    world.ack(*popped)
+    engine = world.engine
+    engine.forget_event_lookups()
+    query = EventQuery(message_id="none", kinds=frozenset([EventKind.ACKED]))
+    begin = popped[0].delivery.delivery_id  # Behind the messages, which would be known.
+    reader = engine.read_events(query, from_position=begin, log_bytes_max=NO_END, events_max=NO_END)
+    has_more, most, steps = True, 0, 0
+    while has_more:
+        before = engine.tally.items
+        has_more = reader.step()
+        most, steps = max(most, engine.tally.items - before), steps + 1
+    assert reader.take() == []
+    assert steps > 10
+    assert most <= RECORDS_A_STEP + MESSAGES_MAX + 2
+    assert len(popped) == 2_048 <= ENTRIES_MAX
+
+
+def test_what_is_damaged_is_passed_over() -> None:
+    world = World()
+    for n in range(5):
+        world.send(f"m{n}")
+    events = read(world)
+    name = world.engine.log.segments[0].name
+    world.disk.damage(name, events[2].position + 12)
+    assert ids(read(world)) == [f"id-m{n}" for n in (0, 1, 3, 4)]
+    reader = world.engine.read_events(
+        EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
+    )
+    while reader.step():
+        pass
+    assert reader.damaged_bytes == events[3].position - events[2].position
+
+
+def test_a_reader_is_told_where_what_it_asked_for_is_gone() -> None:
+    world = small()
+    world.send("m0")
+    fill(world)
+    reader = world.engine.read_events(
+        EventQuery(), from_position=100, log_bytes_max=NO_END, events_max=1
+    )
+    assert (reader.gone_from, reader.next_position) == (100, world.engine.log.min_offset)
+    while reader.step():
+        pass
+    late = world.engine.read_events(
+        EventQuery(), from_position=reader.next_position, log_bytes_max=NO_END, events_max=1
+    )
+    assert late.gone_from == 0
+    fill(world)
+    while late.step():
+        pass
+    assert late.gone_from == reader.next_position, "retention was faster"
+    following = world.engine.read_events(
+        EventQuery(), from_position=reader.next_position, log_bytes_max=NO_END, events_max=1
+    )
+    assert following.gone_from == reader.next_position
+
+
+def test_nothing_is_told_that_is_not_committed() -> None:
+    world = World()
+    world.send("m0")
+    log = world.engine.log
+    log.has_replicas = True  # None of which has what is on this disk.
+    world.send("m1")
+    assert log.committed_offset < log.durable_offset
+    assert ids(read(world)) == ["id-m0"]
+    log.committed(log.durable_offset)
+    assert ids(read(world)) == ["id-m0", "id-m1"]
+
+
+def test_a_replica_tells_the_same() -> None:
+    world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, is_followed=True)
+    world.send(*[f"m{n}" for n in range(8)])
+    popped = world.pop(8, invisible_ms=1_000)
+    world.ack(*popped[:2])
+    world.change(popped[3], 5_000)
+    world.advance(60_000)
+    world.checkpoint()
+    events = read(world)
+    assert world.follower is not None
+    assert read(world.follower) == events
+    world.fail_over()
+    world.ack(*world.pop(1))
+    behind = read(world)
+    assert behind[: len(events)] == events
+    assert [e.kind for e in behind[len(events) :]] == [EventKind.DELIVERED, EventKind.ACKED]
+
+
+def test_a_damaged_tail_of_an_ack_takes_its_own_events_and_no_others() -> None:
+    world = World()
+    world.send("m0", "m1")
+    popped = world.pop(2)
+    world.ack(popped[0])
+    world.send("m2")
+    before = ids(of_kinds(read(world), EventKind.STORED))
+
+    def breaks(_record: object) -> None:
+        raise ValueError("a tail that is no tail")
+
+    reader = world.engine.read_events(
+        EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
+    )
+    reader._maker._makers[Kind.ACK] = breaks  # type: ignore[assignment]
+    while reader.step():
+        pass
+    found = reader.take()
+    assert ids(of_kinds(found, EventKind.STORED)) == before
+    assert not of_kinds(found, EventKind.ACKED)

@@ -1,0 +1,86 @@
+"""A replica whose disk is full while its master's is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from tests.support.engine_group import Group, Node
+from tests.support.engine_world import SMALL
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.group_log import FRAMES_LEFT_BYTES
+from tidemill.broker.engine.replication.replica import State
+from tidemill.broker.engine.store.cutting import erase
+
+SEGMENT_BYTES = 1 << 20
+SMALL_FILES_BYTES = 64 << 10  # of what a replica must not forget
+CONFIG = replace(SMALL, segment_bytes=SEGMENT_BYTES)
+
+
+def founded() -> tuple[Group, Node, Node]:
+    group = Group(config=CONFIG)
+    group.elect(0, 0, 1, 2)
+    group.send("first")
+    group.settle()
+    return group, group.nodes[0], group.nodes[2]
+
+
+def leave_room(node: Node, size: int) -> None:
+    """Let a disk have so much room from now on, as if somebody else had taken the rest."""
+    node.disk.capacity_bytes += size - node.disk.free_bytes()
+    node.engine.refresh()  # as the round loop does every second
+
+
+def test_a_full_replica_takes_no_more_and_stays_until_there_is_room() -> None:
+    group, master, replica = founded()
+    leave_room(replica, FRAMES_LEFT_BYTES + SEGMENT_BYTES)
+    group.send(*(f"m{n}" for n in range(40)), size=90_000)
+    group.settle(3_000)
+    assert replica.is_up
+    assert replica.disk.free_bytes() >= FRAMES_LEFT_BYTES - SEGMENT_BYTES
+    assert 0 < replica.log.log_end < master.log.log_end
+    assert replica.replication.replica is not None
+    assert replica.replication.replica.state is State.FOLLOWING, "it hears what it may give up"
+    assert master.replication.master is not None
+    assert replica.me not in master.replication.master.sync_state.wanted(group.now_ms)
+    leave_room(replica, 3 * FRAMES_LEFT_BYTES)
+    group.settle(1_000)
+    assert replica.log.log_end == master.log.log_end
+    assert replica.me in master.replication.master.sync_state.wanted(group.now_ms)
+
+
+def test_a_start_on_a_full_disk_cuts_a_torn_tail_without_more_room() -> None:
+    group, _, replica = founded()
+    group.send("second", size=90_000)
+    group.kill(2)
+    end = replica.log.log_end
+    leave_room(replica, SMALL_FILES_BYTES)
+    tail = replica.disk.open("log/00000000000000000000.log")
+    tail.write_at(end - 20, [b"torn"])
+    tail.close()
+    group.restart(2)
+    assert replica.report.cut_bytes > 0
+    assert replica.log.log_end < end
+
+
+def test_only_what_was_written_is_erased() -> None:
+    disk = FaultyDisk(Random(0), capacity_bytes=1 << 20)
+    file = disk.open("f", create=True)
+    file.resize(1 << 30)
+    file.write_at(5_000, [b"x" * 10_000])
+    file.write_at(300_000, [b"y"])
+    used = disk.free_bytes()
+    erase(file, 6_000, 1 << 20)
+    assert file.read_at(0, 1 << 19) == bytes(5_000) + b"x" * 1_000 + bytes((1 << 19) - 6_000)
+    assert disk.free_bytes() == used
+
+
+def test_what_a_master_has_given_up_is_given_up_by_who_is_always_a_little_behind() -> None:
+    group, master, replica = founded()
+    retention = replica.engine.retention
+    for n in range(3):
+        group.send(f"m{n}")
+        group.settle()
+        # It was told of what it has not applied yet, as by every busy master.
+        replica.log.follow_floor(100 * (n + 1), master.log.confirm_offset + 10)
+    assert retention.may_go_before == 100

@@ -1,0 +1,492 @@
+"""A replica's log on its disk: the bytes of its master's, and cuts that no power cut undoes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import SMALL
+from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tidemill.broker.engine.group_log import (
+    IDENTITY,
+    GroupLog,
+    Identity,
+    MustBeEmptied,
+    open_group_log,
+)
+from tidemill.broker.engine.layout import durable_mark, replica_state, truncate_intent
+from tidemill.broker.engine.layout.durable_mark import DurableMark
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.replica_state import ReplicaState
+from tidemill.broker.engine.replication.epoch_journal import EpochEntry
+from tidemill.broker.engine.replication.messages import Data
+from tidemill.broker.engine.replication.store_log import COPIES, INTENT, StoreLog
+from tidemill.broker.engine.store.segment import CorruptStore, Hole
+
+SEGMENT = 4096
+CONFIG = replace(SMALL, segment_bytes=SEGMENT)
+FRESH = Identity(bytes(range(16)), bytes(range(32)))
+
+
+def open_log(disk: FaultyDisk) -> GroupLog:
+    """Open a replica's store; nothing is confirmed in it, so that no record is applied."""
+    return open_group_log(disk, CONFIG, now_ms=0, fresh=FRESH)[0]
+
+
+def logs(count: int = 2) -> list[GroupLog]:
+    return [open_log(FaultyDisk(Random(number))) for number in range(count)]
+
+
+def disk_of(log: GroupLog) -> FaultyDisk:
+    disk = log.engine.disk
+    assert isinstance(disk, FaultyDisk)
+    return disk
+
+
+def sync(log: GroupLog) -> None:
+    log_offset, files = log.engine.begin_sync()
+    for file in files:
+        file.sync()
+    log.engine.synced(log_offset)
+
+
+def append(log: GroupLog, count: int, random: Random) -> list[bytes]:
+    """Let a master append and sync records of which no engine has to know more."""
+    bodies = [random.randbytes(random.randint(1, 900)) for _ in range(count)]
+    for body in bodies:
+        log.engine.log.append(Kind.STATE, body, 0)
+    log.engine.log.write()
+    sync(log)
+    return bodies
+
+
+def bodies_in(log: GroupLog) -> list[bytes]:
+    found = list(log.engine.log.walk_between(0, log.log_end))
+    assert not any(isinstance(one, Hole) for one in found)
+    return [bytes(one.body) for one in found if not isinstance(one, Hole)]
+
+
+def follow(source: GroupLog, target: GroupLog, size_max: int) -> None:
+    while (frame := source.frame_at(target.log_end, size_max)) is not None:
+        target.append(frame)
+
+
+def frames_of(log: GroupLog, size_max: int) -> Iterator[Data]:
+    at = 0
+    while (frame := log.frame_at(at, size_max)) is not None:
+        yield frame
+        at = frame.end
+
+
+@pytest.mark.parametrize("size_max", [1, 700, 5_000, 1 << 20])
+def test_a_log_that_follows_is_the_same_in_the_same_files(size_max: int) -> None:
+    random, (source, target) = Random(size_max), logs()
+    bodies: list[bytes] = []
+    for _ in range(30):
+        bodies += append(source, random.randint(1, 9), random)
+        follow(source, target, size_max)
+        assert 0 <= target.log_end - source.log_end < 8, "a rest without room for a pad is passed"
+    sync(target)
+    assert target.durable_offset == target.log_end
+    assert source.digest(5, source.log_end) == target.digest(5, source.log_end)
+    names = [segment.name for segment in source.engine.log.segments]
+    assert len(names) > 10
+    again = open_log(disk_of(target).after_power_cut())
+    assert bodies_in(again) == bodies
+    assert again.log_end == target.log_end
+    assert [segment.name for segment in again.engine.log.segments] == names
+
+
+def test_a_frame_ends_with_a_record_and_its_pad() -> None:
+    (log,) = logs(1)
+    append(log, 40, Random(1))
+    frames = list(frames_of(log, 1))
+    ends = {frame.end for frame in frames}
+    segment_ends = {segment.end for segment in log.engine.log.segments[:-1]}
+    assert segment_ends < ends
+    assert {frame.offset for frame in frames} >= segment_ends, "the next one begins with a segment"
+    for size_max in (500, 2_000):
+        frames = list(frames_of(log, size_max))
+        assert {frame.end for frame in frames} <= ends
+        largest = max(size_max, 1_000) + 1_000  # with the pad of a segment
+        assert max(len(frame.data) for frame in frames) <= largest
+
+
+def wherever_the_power_goes(
+    prepare: Callable[[FaultyDisk], Callable[[], object]], *, at_least: int, seed: int = 0
+) -> Iterator[tuple[GroupLog, bool]]:
+    """Do what was prepared, with a power cut at each of its operations in turn.
+
+    Yields the store that starts then, and whether all was done before.
+    """
+    operations, is_done = 0, False
+    while not is_done:
+        disk = FaultyDisk(Random(1_000 * seed + operations))
+        do = prepare(disk)
+        disk.cut_at = len(disk.operations) + operations
+        try:
+            do()
+            is_done = True
+        except PowerCut:
+            operations += 1
+        yield _opened_with_power_cuts(disk.after_power_cut()), is_done
+    assert operations > at_least
+
+
+def _opened_with_power_cuts(disk: FaultyDisk) -> GroupLog:
+    """Open a store after a power cut, which comes back at each operation of the start in turn."""
+    for operations in range(200):
+        disk.cut_at = len(disk.operations) + operations
+        try:
+            log = open_log(disk)
+        except PowerCut:
+            disk = disk.after_power_cut()
+            continue
+        disk.cut_at = None
+        return log
+    raise AssertionError("a start comes to its end")
+
+
+def test_a_cut_is_whole_or_has_not_begun() -> None:
+    kept, outcomes = 11, set[str]()
+    (log,) = logs(1)
+    before = append(log, 30, Random(7))
+    cut = list(frames_of(log, 1))[kept].offset
+    segment = log.engine.log.segment_of(LogOffset(cut))
+    assert segment.start < cut < segment.end - SEGMENT // 2, "more of it goes, and more files"
+
+    def prepare(disk: FaultyDisk) -> Callable[[], object]:
+        log = open_log(disk)
+        append(log, 30, Random(7))
+        return lambda: log.truncate(cut)
+
+    for again, is_done in wherever_the_power_goes(prepare, at_least=8):
+        found = bodies_in(again)
+        assert found in (before, before[:kept])
+        outcomes.add("kept" if found == before else "cut")
+        if is_done or found != before:
+            assert again.log_end == cut
+            assert disk_of(again).read(INTENT) is None
+            _check_that_nothing_comes_back(again, before[:kept], size=len(before[kept]))
+    assert outcomes == {"kept", "cut"}
+
+
+def _check_that_nothing_comes_back(log: GroupLog, kept: list[bytes], *, size: int) -> None:
+    """Write behind the cut what is as long as what stood there: the rest must not follow it."""
+    log.engine.log.append(Kind.STATE, b"n" * size, 0)
+    log.engine.log.write()
+    sync(log)
+    again = open_log(disk_of(log).after_power_cut())
+    assert bodies_in(again) == [*kept, b"n" * size]
+
+
+def test_a_torn_tail_of_several_segments_is_cut() -> None:
+    """What is left of it must have no hole, over which no start would go."""
+    random, (source, target) = Random(2), logs()
+    bodies = append(source, 40, random)
+    follow(source, target, 2_000)
+    sync(target)
+    torn = list(frames_of(source, 1))[3]
+    assert len(target.engine.log.segments) > 4
+    disk_of(target).damage(target.engine.log.segments[0].name, torn.offset + 50)
+    again = _opened_with_power_cuts(disk_of(target))
+    assert again.log_end == torn.offset
+    assert bodies_in(again) == bodies[:3]
+    follow(source, again, 2_000)
+    assert bodies_in(again) == bodies
+
+
+def test_what_was_cut_and_written_anew_is_what_the_master_has() -> None:
+    random, (source, target) = Random(3), logs()
+    append(source, 25, random)
+    follow(source, target, 2_000)
+    cut = source.log_end
+    append(target, 20, random)
+    append(source, 22, random)
+    before = target.log_end
+    target.truncate(cut)
+    assert target.log_end == target.durable_offset == cut
+    assert target.cut is not None
+    assert target.cut[1:] == (cut, before - cut, 20, 0), "none of it was confirmed"
+    follow(source, target, 2_000)
+    sync(target)
+    assert source.digest(0, source.log_end) == target.digest(0, source.log_end)
+
+
+def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_after_it() -> None:
+    random, (source, target) = Random(4), logs()
+    append(source, 6, random)
+    follow(source, target, 2_000)
+    log_offset, files = target.engine.begin_sync()
+    cut = list(frames_of(source, 1))[2].offset
+    target.truncate(cut)
+    follow(source, target, 2_000)
+    for file in files:
+        file.sync()
+    target.engine.synced(log_offset)
+    assert target.durable_offset == cut
+
+
+def test_an_oldest_segment_stays_when_all_that_is_in_it_is_cut() -> None:
+    def prepare(disk: FaultyDisk) -> Callable[[], object]:
+        target = open_log(disk)
+        target.start_at(SEGMENT)
+        target.append(Data(0, SEGMENT, b"no record" * 9, 0, 0, SEGMENT, SEGMENT))
+        sync(target)
+        return lambda: target.truncate(SEGMENT)
+
+    for again, _ in wherever_the_power_goes(prepare, at_least=4):
+        assert (again.log_min, again.log_end) == (SEGMENT, SEGMENT)
+
+
+def test_what_is_confirmed_ends_where_the_log_is_cut() -> None:
+    """After an unclean election only: what was confirmed, and not applied yet, goes."""
+    random, (source, target) = Random(5), logs()
+    append(source, 4, random)
+    follow(source, target, 2_000)
+    target.confirm(target.log_end)
+    cut = list(frames_of(source, 1))[2].offset
+    confirmed_bytes = target.log_end - cut
+    target.truncate(cut)
+    assert target.confirm_offset == cut
+    assert target.cut is not None
+    assert target.cut.confirmed_bytes == confirmed_bytes, "which are lost"
+
+
+def test_who_has_applied_what_is_to_be_cut_begins_from_nothing() -> None:
+    random, (source, target) = Random(5), logs()
+    append(source, 4, random)
+    follow(source, target, 2_000)
+    target.engine.log.applied_offset = LogOffset(target.log_end)
+    with pytest.raises(MustBeEmptied):
+        target.truncate(0)
+    assert disk_of(target).read(INTENT) is None
+    assert target.log_end == source.log_end
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_state_is_the_last_or_the_one_before(seed: int) -> None:
+    # All of several sectors changes, so that a write of it can be torn.
+    before, after = (
+        tuple(EpochEntry(epoch, start) for epoch in range(1, 90)) for start in (7, 1 << 40)
+    )
+
+    def prepare(disk: FaultyDisk) -> Callable[[], object]:
+        log = open_log(disk)
+        log.save_epoch_seen(90)
+        log.save_journal(before)
+        return lambda: log.save_journal(after)
+
+    for again, is_done in wherever_the_power_goes(prepare, at_least=2, seed=seed):
+        assert again.journal in ((after,) if is_done else (before, after))
+        assert again.epoch_seen == 90
+        assert again.store_uuid == FRESH.store_uuid
+        again.save_epoch_seen(91)
+        assert open_log(disk_of(again).after_power_cut()).epoch_seen == 91
+
+
+@pytest.mark.parametrize("syncs_first", [False, True])
+def test_a_state_that_is_saved_while_another_one_is_synced_leaves_one_of_them(
+    syncs_first: bool,
+) -> None:
+    # All of several sectors changes each time, so that a write of it can be torn.
+    journals = [
+        tuple(EpochEntry(epoch, start + epoch) for epoch in range(1, 90))
+        for start in (7, 1 << 40, 2 << 40)
+    ]
+
+    def prepare(disk: FaultyDisk) -> Callable[[], object]:
+        log = open_log(disk)
+        log.save_journal(journals[0])
+        stored = StoreLog(disk, log.engine.log, begin=lambda _: 0, confirmed=lambda _: None)
+
+        def save() -> None:
+            file = stored.write_confirm()
+            stored.save_journal(journals[1])
+            if syncs_first:
+                file.sync()
+                stored.synced()
+            stored.save_journal(journals[2])
+            stored.synced()
+
+        return save
+
+    found = set()
+    for seed in range(3):
+        for again, is_done in wherever_the_power_goes(prepare, at_least=4, seed=seed):
+            found.add(journals.index(again.journal))
+            assert not is_done or again.journal == journals[2]
+    assert found == {0, 1, 2}
+
+
+def test_a_store_that_has_forgotten_what_it_acked_does_not_open() -> None:
+    (log,) = logs(1)
+    for epoch in (4, 5):
+        log.save_epoch_seen(epoch)
+    for name in COPIES:
+        disk_of(log).damage(name, 30)
+    with pytest.raises(CorruptStore, match="which epochs"):
+        open_log(disk_of(log))
+
+
+def test_a_store_whose_state_is_gone_does_not_open() -> None:
+    (log,) = logs(1)
+    append(log, 1, Random(0))
+    for name in COPIES:
+        if disk_of(log).read(name) is not None:
+            disk_of(log).delete(name)
+    with pytest.raises(CorruptStore, match="which epochs"):
+        open_log(disk_of(log))
+
+
+def test_a_replica_whose_log_is_gone_does_not_start_as_a_new_one() -> None:
+    """It has acked what was in it, and would say so."""
+    (log,) = logs(1)
+    append(log, 1, Random(0))
+    for files in log.engine.checkpoints.write_file(LogOffset(0), min_offset=LogOffset(0)):
+        for file in files:
+            file.sync()
+    disk = disk_of(log).after_kill()
+    for name in disk.names("log"):
+        disk.delete(name)
+    with pytest.raises(CorruptStore, match="no segment"):
+        open_log(disk)
+
+
+def test_what_is_confirmed_is_never_said_to_be_more_than_is_durable() -> None:
+    random, (source, target) = Random(0), logs()
+    append(source, 3, random)
+    follow(source, target, 2_000)
+    stored = StoreLog(
+        disk_of(target), target.engine.log, begin=lambda _: 0, confirmed=lambda _: None
+    )
+    for is_durable in (False, True):
+        stored.confirm(target.log_end)
+        stored.save_confirm()
+        again = open_log(disk_of(target).after_kill())
+        assert again.confirm_offset == (target.log_end if is_durable else 0)
+        sync(target)
+
+
+def test_a_first_start_may_lose_power_anywhere() -> None:
+    def prepare(disk: FaultyDisk) -> Callable[[], object]:
+        return lambda: open_log(disk).save_epoch_seen(1)
+
+    for again, is_done in wherever_the_power_goes(prepare, at_least=5):
+        assert again.epoch_seen in ((1,) if is_done else (0, 1))
+        known = disk_of(again).read(IDENTITY)
+        assert disk_of(open_log(disk_of(again).after_power_cut())).read(IDENTITY) == known
+
+
+def test_a_torn_tail_of_another_ones_records_is_cut_and_no_damage() -> None:
+    """What the master had durable when it wrote them says nothing of this disk."""
+    random, (source, target) = Random(5), logs()
+    for _ in range(4):
+        append(source, 1, random)
+    follow(source, target, 1)
+    second = source.frame_at(0, 1)
+    assert second is not None
+    disk_of(target).damage(target.engine.log.segments[0].name, second.end + 60)
+    again = open_log(disk_of(target))
+    assert len(bodies_in(again)) == 1
+    assert again.log_end == second.end
+
+
+def test_both_formats_are_what_they_were() -> None:
+    state = ReplicaState(3, 7, 1_000, -1, bytes(range(16)), ((1, 0), (7, 900)))
+    data = replica_state.encode(state)
+    assert data.hex() == GOLDEN_STATE
+    assert replica_state.find(data) == state
+    assert replica_state.find(data[:-1]) is None
+    assert replica_state.find(data[:20] + b"\xff" + data[21:]) is None
+    assert truncate_intent.encode(4_096).hex() == GOLDEN_INTENT
+    assert truncate_intent.find(bytes.fromhex(GOLDEN_INTENT)) == 4_096
+    assert truncate_intent.find(bytes.fromhex(GOLDEN_INTENT)[:-1]) is None
+    assert len(COPIES) == 2
+    mark = DurableMark(3, 1_000, 7, bytes(range(16)), is_doubtful=True)
+    data = durable_mark.encode(mark)
+    assert data.hex() == GOLDEN_MARK
+    assert durable_mark.find(data) == mark
+    assert durable_mark.find(data[:-1]) is None
+    assert durable_mark.find(data[:20] + b"\xff" + data[21:]) is None
+
+
+def test_what_was_noted_as_durable_is_damaged_and_not_torn() -> None:
+    """After a power cut, and with nothing intact behind it."""
+    random, (source, target) = Random(5), logs()
+    append(source, 4, random)
+    follow(source, target, 1)
+    sync(target)
+    assert target.note_durable()
+    for file in target.files_beside():
+        file.sync()
+    disk = disk_of(target).after_power_cut()
+    disk.damage(target.engine.log.segments[0].name, target.log_end - 1)
+    with pytest.raises(CorruptStore, match="checksum mismatch"):
+        open_log(disk)
+
+
+def test_who_has_cut_what_no_power_cut_tore_says_so_until_it_is_trusted() -> None:
+    random, (source, target) = Random(5), logs()
+    append(source, 4, random)
+    boot_id = bytes([1] * 16)
+    disk = disk_of(target)
+    for is_doubtful in (False, True, True):
+        target = open_group_log(disk, CONFIG, now_ms=0, fresh=FRESH, boot_id=boot_id)[0]
+        assert target.known_end.is_doubtful is is_doubtful
+        if not is_doubtful:
+            follow(source, target, 1)
+        disk = disk_of(target).after_kill()
+        if not is_doubtful:
+            disk.damage(target.engine.log.segments[0].name, target.log_end - 1)
+    target.known_end.trust()
+    disk = disk_of(target).after_power_cut()
+    assert not open_log(disk).known_end.is_doubtful
+
+
+def test_a_log_that_is_gone_is_a_doubt() -> None:
+    """Also where no checkpoint speaks of it: somebody has deleted the files."""
+    random, (source, target) = Random(5), logs()
+    append(source, 1, random)
+    follow(source, target, 1_000)
+    sync(target)
+    target.close()
+    disk = disk_of(target).after_power_cut()
+    for name in disk.names("log"):
+        disk.remove(name)
+    assert open_log(disk).known_end.is_doubtful
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mark_is_lowered_before_anything_is_cut(seed: int) -> None:
+    random, source = Random(5), logs(1)[0]
+    append(source, 6, random)
+    cut = next(islice(frames_of(source, 1), 3, None)).offset
+
+    def prepare(disk: FaultyDisk) -> Callable[[], object]:
+        target = open_log(disk)
+        follow(source, target, 1)
+        sync(target)
+        target.close()
+        target.note_durable()
+        return lambda: target.truncate(cut)
+
+    for again, is_done in wherever_the_power_goes(prepare, at_least=4, seed=seed):
+        assert again.log_end in ((cut,) if is_done else (cut, source.log_end))
+        assert not again.known_end.is_doubtful
+
+
+GOLDEN_MARK = (
+    "544d444dd84972e60000000300000000000003e80000000000000007000102030405060708090a0b0c0d0e0f01"
+)
+GOLDEN_STATE = (
+    "544d5253814f6f3000000003000000000000000700000000000003e8ffffffffffffffff00010203"
+    "0405060708090a0b0c0d0e0f00000002000000000000000100000000000000000000000000000007"
+    "0000000000000384"
+)
+GOLDEN_INTENT = "544d54492fe0cd380000000000001000"

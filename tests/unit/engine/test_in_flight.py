@@ -1,0 +1,293 @@
+"""What a group has in flight: whose, in which order, in pages, and nothing that is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engine_world import GROUP, TOPIC, World
+from tidemill.broker.engine import in_flight
+from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.in_flight import InFlight, Place, Wanted
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.common.errors import InvalidReceiptHandle, Overloaded
+
+HIDDEN_MS = 3_600_000
+NEVER = 1 << 62
+
+
+def look(
+    world: World,
+    *,
+    after: Place | None = None,
+    count: int = 1_000,
+    before_id: int = NEVER,
+    topic: str = "",
+    queue_id: int | None = None,
+    client_id: str = "",
+    message_id: str = "",
+) -> tuple[list[InFlight], Place | None]:
+    wanted = Wanted(
+        world.group(), world.topic(topic) if topic else None,
+        None if queue_id is None else QueueId(queue_id), client_id, message_id,
+    )  # fmt: skip
+    one = world.engine.inspection.in_flight(
+        wanted, after=after, before_id=before_id, max_messages=count
+    )
+    found: list[InFlight] = []
+    while one.step(world.now_ms):
+        found += one.take()
+    return found + one.take(), one.end
+
+
+def ids(found: list[InFlight]) -> list[str]:
+    return [one.message_id.removeprefix("id-") for one in found]
+
+
+def release(world: World, *found: InFlight) -> None:
+    for one in found:
+        world.engine.release(one.delivery, world.now_ms)
+    world.commit()
+    world.run_due()
+
+
+def test_what_is_out_longest_comes_first_with_all_that_is_known_of_it() -> None:
+    world = World()
+    world.send("m0", "m1", "m2")
+    world.pop(2, invisible_ms=HIDDEN_MS, client_id="one")
+    world.advance(5_000)
+    world.pop(1, invisible_ms=60_000, client_id="two", renews=True)
+    found, end = look(world)
+    assert end is None
+    assert [
+        (
+            one.message_id, one.queue_offset, one.client_id, one.delivery_attempt,
+            one.popped_at_ms - world.now_ms, one.delivery.visible_at_ms - world.now_ms,
+            one.renews, one.is_retry,
+        )
+        for one in found
+    ] == [
+        ("id-m0", 0, "one", 1, -5_000, HIDDEN_MS - 5_000, False, False),
+        ("id-m1", 1, "one", 1, -5_000, HIDDEN_MS - 5_000, False, False),
+        ("id-m2", 2, "two", 1, 0, 60_000, True, False),
+    ]  # fmt: skip
+
+
+def test_what_is_settled_void_run_out_or_anothers_is_left_out() -> None:
+    world = World()
+    world.send("acked", "kept", "run out", topic="a")
+    world.send("void", topic="b")
+    world.send("gone", topic="c")
+    acked, _ = world.pop(2, topic="a", invisible_ms=HIDDEN_MS)
+    world.ack(acked)
+    world.pop(topic="a", invisible_ms=1_000)
+    world.pop(topic="a", invisible_ms=HIDDEN_MS, group="other")
+    world.pop(topic="b", invisible_ms=HIDDEN_MS)
+    world.pop(topic="c", invisible_ms=HIDDEN_MS)
+    assert ids(look(world)[0]) == ["kept", "run out", "void", "gone"]
+    world.now_ms += 1_000
+    assert ids(look(world)[0]) == ["kept", "void", "gone"]
+    world.advance(1)
+    world.engine.administration.delete_topic("c", world.now_ms)
+    assert ids(look(world)[0]) == ["kept", "void"]
+    world.engine.administration.reset_offset(GROUP, "b", ResetTarget(earliest=True), world.now_ms)
+    assert ids(look(world)[0]) == ["kept"]
+    before = world.engine.log_end
+    world.pop(topic="b", invisible_ms=HIDDEN_MS)
+    assert ids(look(world)[0]) == ["kept", "void"]
+    assert ids(look(world, before_id=before)[0]) == ["kept"]
+
+
+def test_what_was_released_from_a_locked_queue_is_not_in_flight() -> None:
+    world = World()
+    world.group(is_ordered=True)
+    world.send("m0", "m1")
+    world.pop(1, invisible_ms=HIDDEN_MS)
+    assert ids(look(world)[0]) == ["m0"]
+    world.release_lock()
+    assert look(world)[0] == []
+
+
+def test_filters_hold_together_and_a_topic_has_its_retries() -> None:
+    world = World()
+    world.topic("a", queues=2)
+    world.send("m0", topic="a")
+    world.pop(topic="a", invisible_ms=1_000, client_id="one")
+    world.advance(1_000)
+    world.pop(topic="a", invisible_ms=HIDDEN_MS, client_id="one")
+    world.send("m1", topic="b")
+    world.pop(topic="b", invisible_ms=HIDDEN_MS, client_id="two")
+    (retried,) = look(world, topic="a")[0]
+    assert (retried.is_retry, retried.delivery_attempt) == (True, 2)
+    assert retried.delivery.topic_id == world.topic("a")
+    assert ids(look(world, topic="a", queue_id=0)[0]) == []
+    assert ids(look(world, topic="b", queue_id=0)[0]) == ["m1"]
+    assert ids(look(world, client_id="two")[0]) == ["m1"]
+    assert ids(look(world, client_id="two", topic="a")[0]) == []
+    assert ids(look(world, client_id="nobody")[0]) == []
+    assert ids(look(world, message_id="id-m0")[0]) == ["m0"]
+    assert ids(look(world, message_id="id-m0", client_id="two")[0]) == []
+
+
+@pytest.mark.parametrize("deliveries_a_look", [1, 3, 1_024])
+@pytest.mark.parametrize("count", [1, 2, 5, 100])
+def test_pages_have_everything_once_and_in_order(
+    count: int, deliveries_a_look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "DELIVERIES_A_LOOK", deliveries_a_look)
+    monkeypatch.setattr(in_flight, "SEARCHED_A_LOOK", deliveries_a_look)
+    monkeypatch.setattr(in_flight, "SLOTS_A_STEP", 1_000)
+    monkeypatch.setattr(in_flight, "MESSAGES_A_STEP", 2)
+    world = World()
+    world.topic(TOPIC, queues=3)
+    for n in range(6):
+        world.send(*[f"{n}-{m}" for m in range(3)], topic=TOPIC)
+        world.pop(3, invisible_ms=HIDDEN_MS, client_id=f"client-{n % 2}")
+        world.advance(n % 2)
+    everything, _ = look(world)
+    found: list[InFlight] = []
+    after: Place | None = None
+    while True:
+        page, after = look(world, after=after, count=count)
+        assert len(page) <= count
+        found += page
+        if after is None:
+            break
+    places = [one.place for one in found]
+    assert places == sorted(set(places))
+    assert len(found) == 18
+    assert deliveries_a_look < 1_024 or ids(found) == ids(everything)
+    wanted: list[InFlight] = []
+    after = None
+    while not wanted:
+        wanted, after = look(world, after=after, message_id="id-4-1")
+    assert ids(wanted) == ["4-1"]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_what_is_released_comes_back_and_its_handles_are_refused(
+    is_ordered: bool, power_cut: bool
+) -> None:
+    world = World()
+    world.topic()
+    world.group(is_ordered=is_ordered)
+    world.send("m0", "m1")
+    m0, m1 = world.pop(2, invisible_ms=HIDDEN_MS, client_id="hangs")
+    found, _ = look(world, client_id="hangs")
+    release(world, *found)
+    counts = world.engine.state.counts
+    assert counts["given_back_released", world.group(), world.topic()] == 2
+    for _ in range(2):
+        assert look(world)[0] == []
+        assert [result.name for result in world.ack(m0, m1)] == ["GONE", "GONE"]
+        with pytest.raises(InvalidReceiptHandle):
+            world.change(m1, 5_000)
+        world.restart(power_cut=power_cut)
+    assert sorted((one.body, one.attempt) for one in world.pop()) == [("m0", 2), ("m1", 2)]
+
+
+def test_all_is_released_where_a_consumer_that_hangs_has_filled_the_table() -> None:
+    world = World(deliveries_max=40)
+    world.send(*[f"m{number}" for number in range(42)])
+    for _ in range(39):
+        world.pop(1, invisible_ms=60_000, client_id="hung", renews=True)
+    for _ in range(30):
+        world.alive("hung")
+        world.advance(10_000)
+    with pytest.raises(Overloaded):
+        world.pop(1)
+    found, _ = look(world, count=100)
+    assert len(found) == 39
+    release(world, *found)
+    assert len(world.drain(invisible_ms=1_000)) == 42
+
+
+def test_a_renewed_delivery_is_remembered_no_longer_than_its_handles_last() -> None:
+    world = World()
+    world.send("m", "n")
+    released, acked = world.pop(2, invisible_ms=60_000, client_id="one", renews=True)
+    for _ in range(30):
+        world.alive("one")
+        world.advance(10_000)
+    release(world, look(world)[0][0])
+    assert world.ack(released) == [AckResult.GONE]
+    assert world.ack(acked) == [AckResult.APPLIED]
+    world.run_due()
+    assert world.engine.state.table.used_count == 0
+    assert world.ack(released) == [AckResult.GONE]
+
+
+def test_a_handle_that_lasts_is_refused_after_a_release() -> None:
+    world = World()
+    world.send("m")
+    (popped,) = world.pop(1, invisible_ms=60_000, client_id="one", renews=True)
+    world.advance(50_000)
+    release(world, *look(world)[0])
+    assert world.ack(popped) == [AckResult.GONE]
+    world.advance(10_000)
+    assert world.engine.state.table.used_count == 0
+    assert world.ack(popped) == [AckResult.GONE]
+
+
+def test_a_release_beyond_the_reserve_is_refused() -> None:
+    world = World(deliveries_max=4)
+    world.send("m0", "m1", "m2", "m3", "m4", "m5")
+    world.pop(6, invisible_ms=60_000)
+    found, _ = look(world)
+    for one in found[:4]:
+        world.engine.release(one.delivery, world.now_ms)
+    with pytest.raises(Overloaded):
+        world.engine.release(found[4].delivery, world.now_ms)
+    world.commit()
+    world.run_due()
+    release(world, *found[4:])
+    assert len(world.drain(invisible_ms=1_000)) == 6
+
+
+def walk(world: World, *groups: str, count: int = 1_000) -> list[InFlight]:
+    """Return all that groups have in flight, in pages, as the table has it."""
+    group_ids = frozenset(map(world.group, groups)) if groups else None
+    found: list[InFlight] = []
+    slot: int | None = 0
+    while slot is not None:
+        page = world.engine.inspection.all_in_flight(group_ids, from_slot=slot, max_messages=count)
+        while page.step(world.now_ms):
+            pass
+        found += page.found
+        slot = page.next_slot
+    return found
+
+
+def test_all_that_is_out_is_told_once_in_pages_of_any_size() -> None:
+    world = World()
+    world.send(*[f"m{n}" for n in range(90)])
+    for number in range(12):
+        for group in (GROUP, "shipping"):
+            taken = world.pop(1 + number % 5, group=group, invisible_ms=HIDDEN_MS)
+            world.ack(*taken[::3])
+    out = {
+        group: {(one.delivery.delivery_id, one.delivery.message_index) for one in found}
+        for group in (GROUP, "shipping")
+        if (found := walk(world, group))
+    }
+    assert len(out[GROUP]) == len(look(world)[0])
+    for count in (1, 7, 1_000):
+        everything = walk(world, count=count)
+        places = [(one.delivery.delivery_id, one.delivery.message_index) for one in everything]
+        assert len(places) == len(set(places))
+        assert set(places) == out[GROUP] | out["shipping"]
+    world.advance(HIDDEN_MS + 1)
+    assert walk(world) == [], "what has run out is revive's"
+
+
+def test_a_page_of_what_is_out_leaves_out_what_has_ended_since_it_began() -> None:
+    world = World()
+    world.send(*[f"m{n}" for n in range(10)])
+    taken = [world.pop(1, invisible_ms=HIDDEN_MS)[0] for _ in range(10)]
+    page = world.engine.inspection.all_in_flight(None, from_slot=0, max_messages=100)
+    page.step(world.now_ms)
+    world.ack(*taken[:9])
+    while page.step(world.now_ms):
+        pass
+    assert ids(page.found) == ["m9"]

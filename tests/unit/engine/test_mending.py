@@ -1,0 +1,338 @@
+"""Damage in the log of one replica costs nobody a message: another replica has the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from zlib import crc32
+
+import pytest
+
+from tests.support.bodies import body_of
+from tests.support.engine_group import Group, Node
+from tests.support.engine_world import SMALL, blob
+from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.log_checker import check_log
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
+from tidemill.broker.engine.message_store import MessageDamaged
+from tidemill.broker.engine.store.damaged_places import GIVE_UP_MS, Answer
+from tidemill.broker.engine.store.mending import mend
+from tidemill.broker.engine.store.segment import Record
+from tidemill.broker.server.mending import served
+from tidemill.message import stored_message
+
+TEXTS = ["a", "b", "c", "d"]
+FIRST = "log/00000000000000000000.log"
+DEAD = "%DLQ%billing"
+HIDDEN_MS = 60_000
+HOUR_MS = 3_600_000
+
+
+def group_of(*, size: int = 400) -> Group:
+    group = Group(config=SMALL)
+    group.elect(0)
+    group.set_members(0, 1, 2)
+    group.send(*TEXTS, size=size)
+    group.settle()
+    return group
+
+
+def reborn(group: Group, name: str = "", *pages: int) -> Node:
+    """Return replica 1 as the master, to whom all messages are of an earlier life.
+
+    Pages of a file were spoiled before its start.
+    """
+    node = group.nodes[1]
+    for files in node.engine.checkpoints.write():
+        for file in files:
+            file.sync()
+    group.kill(1)
+    if name:
+        node.disk.spoil(name, *pages)
+    group.restart(1)
+    group.settle()
+    group.elect(1, 0, 1, 2)
+    group.settle()
+    assert node.log.is_master
+    assert node.engine.store.verified_from > 0
+    return node
+
+
+def place_of(node: Node, number: int) -> tuple[int, int]:
+    """Return where message `number` stands, and its size."""
+    topic = node.engine.catalog.find_topic("orders")
+    assert topic is not None
+    log_offset, size, _ = node.engine.catalog.queue(topic.id, QueueId(0)).entry(number)
+    return log_offset, size
+
+
+def damage(node: Node, number: int, position: int = -1) -> LogOffset:
+    """Flip a bit of message `number`; from its end, where `position` is negative."""
+    log_offset, size = place_of(node, number)
+    at = log_offset + (position if position >= 0 else size + position)
+    segment = node.engine.log.segment_of(LogOffset(log_offset))
+    node.disk.damage(segment.name, at - segment.start)
+    return LogOffset(log_offset)
+
+
+def ids(group: Group, node: Node) -> tuple[TopicId, GroupId]:
+    engine = node.engine
+    topic = engine.catalog.find_topic("orders")
+    found = engine.catalog.find_group("billing")
+    if found is None:
+        found = engine.administration.put_group("billing", now_ms=group.now_ms)
+        write(group, node)
+    assert topic is not None
+    return topic.id, found.id
+
+
+def write(group: Group, node: Node) -> None:
+    node.engine.write(group.now_ms)
+    node.replication.moved(group.now_ms)
+    group._carry(node)
+    group.settle()
+
+
+def pop(group: Group, node: Node, count: int = 32) -> list[str]:
+    """Do what a round does with a pop: what is damaged of it is left out."""
+    topic_id, group_id = ids(group, node)
+    engine = node.engine
+    batches = engine.pop(
+        group_id, topic_id, max_messages=count, invisible_duration_ms=HIDDEN_MS, tags=frozenset(),
+        attempt_id="", now_ms=group.now_ms,
+    )  # fmt: skip
+    write(group, node)
+    found = []
+    for batch in batches:
+        left = batch
+        try:
+            records = engine.read_batch(batch)
+        except MessageDamaged:
+            left = engine.left_of(batch)
+            records = engine.read_batch(left)
+        found += [body_of(bytes(one.blob)).decode().rstrip(".") for one in records]
+    return found
+
+
+def run_due(group: Group, node: Node) -> None:
+    for _ in node.engine.due_slices(group.now_ms, firing_ms=group.now_ms):
+        pass
+    write(group, node)
+
+
+def has_dead_letters(node: Node) -> bool:
+    return node.engine.catalog.find_topic(DEAD) is not None
+
+
+@pytest.mark.parametrize("position", [0, 8, 20, 40, 60, 100, -1])
+def test_a_damaged_message_is_fetched_and_delivered(position: int) -> None:
+    group = group_of()
+    node = reborn(group)
+    place = damage(node, 1, position)
+    assert pop(group, node) == ["a", "c", "d"], "the others do not wait"
+    run_due(group, node)
+    assert pop(group, node) == []
+    assert group.mend(1) == [Answer.MENDED]
+    node.engine.log.verify(place)
+    run_due(group, node)
+    run_due(group, node)
+    assert pop(group, node) == ["b"]
+    assert not has_dead_letters(node)
+    check_log(node.disk)
+
+
+def test_what_all_have_lost_is_a_dead_letter_as_before() -> None:
+    group = group_of()
+    node = reborn(group)
+    for one in group.nodes:
+        damage(one, 1)
+    assert pop(group, node) == ["a", "c", "d"]
+    run_due(group, node)
+    assert not has_dead_letters(node)
+    assert group.mend(1) == [Answer.NOTHING, Answer.NOTHING]
+    run_due(group, node)
+    assert has_dead_letters(node)
+
+
+def test_a_replica_that_is_away_is_waited_for() -> None:
+    group = group_of()
+    node = reborn(group)
+    damage(node, 1)
+    damage(group.nodes[0], 1)
+    group.cut_off = {2}
+    pop(group, node)
+    assert group.mend(1) == [Answer.NOTHING, Answer.SILENT]
+    run_due(group, node)
+    assert not has_dead_letters(node)
+    group.cut_off = set()
+    group.now_ms += 1_000
+    assert group.mend(1) == [Answer.MENDED]
+    run_due(group, node)
+    assert not has_dead_letters(node)
+
+
+def test_and_not_for_ever() -> None:
+    group = group_of()
+    node = reborn(group)
+    damage(node, 1)
+    damage(group.nodes[0], 1)
+    group.cut_off = {2}
+    group.set_members(0, 1)
+    pop(group, node)
+    group.mend(1)
+    group.now_ms += GIVE_UP_MS
+    assert group.mend(1) == []
+    run_due(group, node)
+    assert has_dead_letters(node)
+
+
+@pytest.mark.parametrize("position", [0, 60, -1])
+def test_what_runs_out_and_is_damaged_comes_again_when_it_is_mended(position: int) -> None:
+    group = group_of()
+    node = group.nodes[0]
+    assert pop(group, node) == TEXTS
+    damage(node, 1, position)
+    group.now_ms += HIDDEN_MS + 1
+    run_due(group, node)
+    assert sorted(pop(group, node)) == ["a", "c", "d"]
+    assert group.mend(0) == [Answer.MENDED]
+    run_due(group, node)
+    assert pop(group, node) == ["b"]
+    assert not has_dead_letters(node)
+
+
+def test_a_master_goes_on_sending_when_its_log_is_mended() -> None:
+    group = group_of()
+    node = reborn(group)
+    damage(node, 2)
+    group.kill(0)
+    group.nodes[0].disk = FaultyDisk(Random(0))
+    group.restart(0)
+    group.settle()
+    assert group.nodes[0].log.log_end < node.log.log_end
+    # It lags, so it does not hold up what is asked of the third one.
+    assert Answer.MENDED in group.mend(1)
+    group.settle()
+    assert group.nodes[0].log.log_end == node.log.log_end
+
+
+def run_until(group: Group, node: Node, holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        group.now_ms += 1_000
+        run_due(group, node)
+        if holds():
+            return
+    raise AssertionError("it does not come to that")
+
+
+def delayed(group: Group, node: Node, text: str) -> LogOffset:
+    """Let the master keep a message for an hour, and return where it stands."""
+    topic_id, _ = ids(group, node)
+    data = blob(text, size=400, kind=stored_message.TYPE_DELAY)
+    at = node.log.log_end
+    node.engine.send(
+        topic_id, QueueId(0), data, crc32(data), now_ms=group.now_ms, firing_ms=group.now_ms,
+        delay_ms=HOUR_MS,
+    )  # fmt: skip
+    write(group, node)
+    return next(
+        LogOffset(one.log_offset)
+        for one in node.engine.log.walk_between(at, node.log.log_end)
+        if isinstance(one, Record) and text.encode() in bytes(one.tail)
+    )
+
+
+def test_a_delayed_message_that_is_damaged_comes_when_it_is_mended() -> None:
+    group = group_of()
+    node = group.nodes[0]
+    assert pop(group, node) == TEXTS
+    place = delayed(group, node, "later")
+    found = node.engine.log.record_at(place)
+    segment = node.engine.log.segment_of(place)
+    node.disk.damage(segment.name, place - segment.start + found.header.size - 1)
+    group.now_ms += HOUR_MS
+    run_until(group, node, lambda: bool(node.engine.timers.quarantined))
+    assert group.mend(0) == [Answer.MENDED]
+    run_until(group, node, lambda: not node.engine.timers.index.pending_count)
+    assert not node.engine.timers.quarantined
+    assert "later" in pop(group, node)
+
+
+def test_only_what_is_confirmed_is_served_and_only_whole_records() -> None:
+    group = group_of()
+    node = group.nodes[1]
+    begin, size = place_of(node, 0)
+    confirm = node.log.confirm_offset
+    assert len(served(node.log, begin, begin + 1)) >= size
+    assert served(node.log, confirm, confirm + 1) == b""
+    assert served(node.log, begin + 1, begin + 2) == b"", "no record begins there"
+    assert served(node.log, begin, 1 << 40) == bytes(
+        node.engine.log.bytes_at(LogOffset(begin), confirm - begin)
+    )
+
+
+def test_another_record_is_not_written_over_what_stands_here() -> None:
+    group, other = group_of(), Group(config=SMALL)
+    other.now_ms += 7_000
+    other.elect(0)
+    other.set_members(0, 1, 2)
+    other.send(*TEXTS, size=400)
+    other.settle()
+    node = group.nodes[0]
+    begin, _ = place_of(node, 1)
+    before = bytes(node.engine.log.bytes_at(LogOffset(begin), 400))
+    damage(node, 1)
+    group.nodes[1] = other.nodes[1]
+    group.nodes[2] = other.nodes[2]
+    node.engine.log.damage.ask_for(begin)
+    assert group.mend(0) == [Answer.NOTHING, Answer.NOTHING]
+    assert bytes(node.engine.log.bytes_at(LogOffset(begin), 400)) == before
+
+
+def test_pages_that_cannot_be_read_are_written_whole() -> None:
+    group = group_of(size=10_000)
+    node = group.nodes[1]
+    begin, size = place_of(node, 1)
+    segment = node.engine.log.segment_of(LogOffset(begin))
+    expected = bytes(node.engine.log.bytes_at(LogOffset(begin), size))
+    first, last = (begin - segment.start) // 4096 + 1, (begin + size - 1 - segment.start) // 4096
+    node = reborn(group, segment.name, first, last)
+    log = node.engine.log
+    assert not log.is_readable(LogOffset(segment.start + first * 4096))
+    assert pop(group, node) == ["a", "d"], "the next one has a part of the last page"
+    assert Answer.MENDED in group.mend(1)
+    assert log.is_readable(LogOffset(segment.start + first * 4096))
+    assert bytes(log.bytes_at(LogOffset(begin), size)) == expected
+    run_due(group, node)
+    run_due(group, node)
+    assert sorted(pop(group, node)) == ["b", "c"]
+    assert not has_dead_letters(node)
+
+
+def test_a_power_cut_anywhere_in_mending_leaves_it_damaged_or_mended() -> None:
+    outcomes: list[str] = []
+    while "whole" not in outcomes:
+        group = group_of(size=100_000)
+        node = group.nodes[0]
+        before = node.disk.read(FIRST)
+        place = damage(node, 1)
+        node.engine.log.damage.ask_for(place)
+        found = served(group.nodes[1].log, place, place + 1)
+        node.disk.cut_at = len(node.disk.operations) + len(outcomes)
+        try:
+            for files in mend(node.engine.log, node.disk, place, found):
+                for file in files:
+                    file.sync()
+        except PowerCut:
+            outcomes.append("cut")
+        else:
+            outcomes.append("whole")
+        node.disk.cut_at = None
+        group.kill(0, power_cut=True)
+        after = node.disk.read(FIRST)
+        assert before is not None
+        assert after is not None
+        end = place + place_of(group.nodes[1], 1)[1]
+        assert (after[:place], after[end:]) == (before[:place], before[end:]), "nothing else"
+        assert after == before or outcomes[-1] == "cut"
+    assert outcomes.count("cut") >= 2

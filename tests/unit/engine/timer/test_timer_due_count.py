@@ -1,0 +1,79 @@
+"""How many timers are due soon, by topic, as who scales consumers asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.timer_world import DAY_MS, MINUTE_MS, SECOND_MS, TimerWorld
+from tidemill.broker.engine.timer.due_count import WITHIN_MAX
+from tidemill.broker.engine.timer.status import TimerState
+from tidemill.common.errors import BadRequest
+
+
+def count(world: TimerWorld, *within_ms: int) -> dict[str, list[int]]:
+    """Count what is due within each of the durations, by the name of its topic."""
+    counted = world.engine.timers.count_due(within_ms, firing_ms=world.now_ms)
+    while counted.step():
+        pass
+    topics = world.engine.catalog.topics
+    return {topics[topic_id].name: counts for topic_id, counts in counted.counts.items()}
+
+
+def test_what_is_due_within_a_horizon_is_counted_by_topic() -> None:
+    world = TimerWorld()
+    for n in range(3):
+        world.schedule(f"near{n}", topic="one", delay_ms=30 * SECOND_MS)
+    world.schedule("edge", topic="one", delay_ms=MINUTE_MS)
+    world.schedule("behind", topic="one", delay_ms=MINUTE_MS + 1)
+    world.schedule("other", topic="two", delay_ms=5 * SECOND_MS)
+    world.schedule("far", topic="three", delay_ms=DAY_MS)
+    assert count(world, 10 * SECOND_MS, MINUTE_MS) == {"one": [0, 4], "two": [1, 1]}
+    assert count(world, DAY_MS) == {"one": [5], "two": [1], "three": [1]}
+
+
+def test_what_was_cancelled_moved_or_delivered_is_not_counted() -> None:
+    world = TimerWorld()
+    cancelled = world.schedule("cancelled", delay_ms=20 * SECOND_MS)
+    moved = world.schedule("moved", delay_ms=20 * SECOND_MS)
+    world.schedule("delivered", delay_ms=5 * SECOND_MS)
+    assert sum(n for [n] in count(world, MINUTE_MS).values()) == 3
+    world.cancel(cancelled.queue_offset)
+    world.reschedule(moved.queue_offset, world.now_ms + DAY_MS)
+    world.advance(6 * SECOND_MS)
+    assert count(world, MINUTE_MS) == {}
+
+
+def test_a_timer_that_waits_for_a_repair_is_never_due() -> None:
+    world = TimerWorld()
+    broken = world.schedule("broken", delay_ms=20 * SECOND_MS).queue_offset
+    world.schedule("whole", delay_ms=20 * SECOND_MS)
+    world.engine.timers.quarantined[broken] = 0
+    assert [*count(world, MINUTE_MS).values()] == [[1]]
+
+
+def test_the_count_is_what_each_timer_says() -> None:
+    world = TimerWorld()
+    for n in range(2_000):
+        world.schedule(f"m{n}", topic=f"topic{n % 3}", delay_ms=1_000 + n * 40, commit=n % 200 == 0)
+    world.commit()
+    world.advance(10 * SECOND_MS)
+    within = (0, 5 * SECOND_MS, 33 * SECOND_MS)
+    statuses = [world.engine.timers.status(n) for n in range(2_000)]  # type: ignore[arg-type]  # Ids in a row.
+    expected: dict[str, list[int]] = {}
+    for status in statuses:
+        if status.state == TimerState.PENDING:
+            ahead_ms = status.due_at_ms - world.now_ms
+            if ahead_ms <= within[-1]:
+                counts = expected.setdefault(status.topic, [0] * len(within))
+                for place, horizon_ms in enumerate(within):
+                    counts[place] += ahead_ms <= horizon_ms
+    assert expected
+    assert count(world, *within) == expected
+
+
+@pytest.mark.parametrize("within", [(), (-1,), (2, 1), range(WITHIN_MAX + 1)])
+def test_horizons_are_few_and_ascend(within: Sequence[int]) -> None:
+    with pytest.raises(BadRequest, match="horizons"):
+        count(TimerWorld(), *within)

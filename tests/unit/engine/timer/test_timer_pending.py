@@ -1,0 +1,78 @@
+"""Delayed messages that wait, in the order of their ids, page by page and in bounded slices."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.support.bodies import body_of
+from tests.support.counted_work import Meter
+from tests.support.timer_world import TimerWorld
+from tidemill.broker.engine.tally import SLICE_BYTES
+from tidemill.broker.engine.timer.pending import BODIES_A_STEP, PendingQuery, PendingTimer
+
+HOUR_MS = 3_600_000
+SIZE = 100_000
+
+
+def page_of(world: TimerWorld, query: PendingQuery) -> tuple[list[PendingTimer], int | None]:
+    walk, meter = world.engine.timers.pending(query), Meter(world.engine)
+    while walk.step():
+        spent = meter.take()
+        assert spent.items <= BODIES_A_STEP
+        assert spent.size_bytes <= SLICE_BYTES + SIZE + 4096
+    return walk.found, walk.next_id
+
+
+def all_of(world: TimerWorld, query: PendingQuery) -> list[PendingTimer]:
+    found, next_id = page_of(world, query)
+    while next_id is not None:
+        more, next_id = page_of(world, query._replace(from_id=next_id))
+        found += more
+    return found
+
+
+def test_pages_have_what_waits_once_each_whatever_was_cancelled_moved_and_fired() -> None:
+    world, random = TimerWorld(), Random(1)
+    due: dict[int, int] = {}
+    for n in range(600):
+        due_at_ms = world.now_ms + HOUR_MS + random.randrange(HOUR_MS)
+        due[world.schedule(f"m{n}", due_at_ms=due_at_ms).queue_offset] = due_at_ms
+    for timer_id in random.sample(sorted(due), 200):
+        match random.randrange(3):
+            case 0:
+                world.cancel(timer_id)
+                del due[timer_id]
+            case 1:
+                world.fire(timer_id)
+                del due[timer_id]
+            case _:
+                due[timer_id] = world.now_ms + 3 * HOUR_MS
+                world.reschedule(timer_id, due[timer_id])
+    world.run_due()
+    for max_timers in (1_000, 77, 1):
+        found = all_of(world, PendingQuery(max_timers=max_timers))
+        assert [(one.timer_id, one.due_at_ms) for one in found] == sorted(due.items())
+    assert {one.message_id for one in found} == {f"id-m{timer_id}" for timer_id in due}
+    assert {one.blob for one in found} == {b""}
+    begin_ms, end_ms = world.now_ms + HOUR_MS + 1_000_000, world.now_ms + 3 * HOUR_MS
+    some = all_of(world, PendingQuery(due_from_ms=begin_ms, due_until_ms=end_ms))
+    assert 0 < len(some) < len(due)
+    assert {one.timer_id for one in some} == {
+        timer_id for timer_id, at_ms in due.items() if begin_ms <= at_ms < end_ms
+    }
+
+
+def test_pages_of_one_topic_with_messages_are_bounded_in_bytes() -> None:
+    world = TimerWorld()
+    for n in range(40):
+        world.schedule(f"m{n}", delay_ms=HOUR_MS, topic="a" if n % 2 else "b", size=SIZE)
+    query = PendingQuery(topic_ids=[world.topic("a")], with_messages=True, max_bytes=5 * SIZE)
+    page, next_id = page_of(world, query)
+    assert (len(page), next_id) == (5, 11)
+    found = all_of(world, query)
+    assert [body_of(one.blob).decode().rstrip(".") for one in found] == [
+        f"m{n}" for n in range(1, 40, 2)
+    ]
+    assert {one.scheduled_at_ms for one in found} == {world.now_ms}
+    world.restart()
+    assert all_of(world, query) == found

@@ -1,0 +1,90 @@
+"""Offsets of a read: what a trigger takes, and how it is split, for every backlog."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.pipeline.errors import PipelineError
+from tidemill.pipeline.offsets import (
+    Offsets,
+    QueueName,
+    QueueRange,
+    backlog,
+    split,
+    take_bytes,
+    take_rows,
+)
+
+QUEUES = [QueueName("orders", broker, i) for broker in ("a", "b") for i in range(3)]
+Backlogs = st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 1000))
+
+
+@given(Backlogs, st.integers(1, 500))
+def test_a_trigger_takes_exactly_as_many_rows_as_it_may(
+    waiting: dict[QueueName, int], rows_max: int
+) -> None:
+    start = dict.fromkeys(waiting, 7)
+    target = {name: 7 + rows for name, rows in waiting.items()}
+    taken = take_rows(start, target, rows_max)
+    share = backlog(start, taken)
+    filled = [name for name, rows in waiting.items() if rows]
+    assert set(share) == set(filled), "each queue that has something gets at least one"
+    assert all(share[name] <= waiting[name] for name in filled)
+    assert sum(share.values()) == min(sum(waiting.values()), max(rows_max, len(filled)))
+
+
+@given(Backlogs, st.integers(1, 100_000))
+def test_a_trigger_by_bytes_never_stands_still(
+    waiting: dict[QueueName, int], bytes_max: int
+) -> None:
+    start = dict.fromkeys(waiting, 0)
+    taken = take_bytes(start, waiting, dict.fromkeys(waiting, 100.0), bytes_max)
+    share = backlog(start, taken)
+    assert set(share) == {name for name, rows in waiting.items() if rows}
+    assert sum(share.values()) * 100 <= bytes_max + 100 * len(share)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3000)), max_size=6),
+    st.integers(1, 700),
+    st.integers(1, 20),
+)
+def test_tasks_cover_every_range_once(
+    sizes: list[tuple[int, int]], rows_per_partition: int, partitions_min: int
+) -> None:
+    ranges = [
+        QueueRange(name=QUEUES[i], start=start, end=start + rows)
+        for i, (start, rows) in enumerate(sizes)
+    ]
+    parts = split(ranges, rows_per_partition=rows_per_partition, partitions_min=partitions_min)
+    assert all(0 < part.rows <= rows_per_partition for part in parts)
+    for each in ranges:
+        mine = [part for part in parts if part.name == each.name]
+        at = each.start
+        for part in mine:
+            assert part.start == at
+            at = part.end
+        assert at == each.end
+    # About so many: rounding may leave half of them.
+    total = sum(each.rows for each in ranges)
+    assert 2 * len(parts) >= min(partitions_min, total)
+
+
+def test_equal_offsets_are_equal_texts() -> None:
+    at = {QUEUES[4]: 5, QUEUES[0]: 3, QUEUES[1]: 0}
+    one = Offsets(at=at, topic_ids={("orders", "b"): 7, ("orders", "a"): 1})
+    other = Offsets(
+        at=dict(reversed(at.items())), topic_ids={("orders", "a"): 1, ("orders", "b"): 7}
+    )
+    assert json.dumps(one.as_document()) == json.dumps(other.as_document())
+    assert one.as_document()["o"] == {"orders": {"a": {"0": 3, "1": 0}, "b": {"1": 5}}}
+    assert Offsets.from_document(one.as_document()) == one
+
+
+def test_a_document_of_another_version_is_refused() -> None:
+    with pytest.raises(PipelineError, match="new checkpoint"):
+        Offsets.from_document({"v": 2, "o": {}})

@@ -1,0 +1,85 @@
+"""The options of the source: every wrong one fails with a sentence that helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.options import EARLIEST, LATEST, Place, parse_sink, parse_source
+
+GIVEN = {"endpoints": "a:1,b:2", "topic": "orders"}
+
+
+def test_defaults_of_a_batch_and_of_a_stream() -> None:
+    batch = parse_source(GIVEN, is_stream=False)
+    stream = parse_source(GIVEN, is_stream=True)
+    assert batch.connection.endpoints == ("a:1", "b:2")
+    assert batch.topics.names == ("orders",)
+    assert (batch.start, batch.end) == (Place(everywhere=EARLIEST), Place(everywhere=LATEST))
+    assert stream.start == Place(everywhere=LATEST)
+    assert batch.fails_on_data_loss
+    assert batch.pull_batch == 16_384
+
+
+@pytest.mark.parametrize(
+    ("more", "is_stream", "sentence"),
+    [
+        ({"maxRowPerTrigger": "4"}, True, "did you mean maxRowsPerTrigger?"),
+        ({"startingoffset": "latest"}, False, "did you mean startingOffsets?"),
+        ({"maxRowsPerTrigger": "4"}, False, "is for streams only"),
+        ({"endingOffsets": "latest"}, True, "is for batch reads only"),
+        ({"maxRowsPerTrigger": "none"}, True, "a number from 1"),
+        ({"maxRowsPerTrigger": "4", "maxBytesPerTrigger": "4"}, True, "not by both"),
+        ({"topics": "a,b"}, False, "chosen by one option"),
+        ({"dataset": "message"}, False, "did you mean messages?"),
+        ({"dataset": "pending"}, True, "not as a stream"),
+        ({"startingOffsets": "first"}, False, "latest, earliest, group:NAME or JSON"),
+        ({"endingOffsets": "earliest"}, False, "it is latest or JSON"),
+        ({"endingOffsets": '{"orders": {"b": {"0": -2}}}'}, False, "-2 is no offset"),
+        ({"startingOffsets": '{"orders": 3}'}, False, "by topic, broker group and queue"),
+        ({"startingTimestamp": "yesterday"}, False, "ISO 8601"),
+        ({"readMode": "archive"}, False, "archivePath says where"),
+        ({"auth.accessKey": "k"}, False, "belong together"),
+        ({"endpoints": "nowhere"}, False, "nowhere is not host:port"),
+        ({"failOnDataLoss": "maybe"}, False, "true or false"),
+        ({"maxTriggerDelay": "soon"}, True, "a duration such as"),
+        ({"topic": "", "topicPattern": "("}, False, "no regular expression"),
+    ],
+)
+def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, sentence: str) -> None:
+    with pytest.raises(BadOption) as refused:
+        parse_source({**GIVEN, **more}, is_stream=is_stream)
+    assert sentence in str(refused.value)
+
+
+def test_offsets_by_queue_and_instants() -> None:
+    options = parse_source(
+        {**GIVEN, "STARTINGOFFSETS": '{"orders": {"broker-a": {"0": 23, "1": -2}}}'},
+        is_stream=False,
+    )
+    assert options.start.by_queue == {"orders": {"broker-a": {0: 23, 1: -2}}}
+    of_time = parse_source(
+        {**GIVEN, "startingTimestamp": "2026-11-22T00:00:00Z", "endingTimestamp": "1790000000123"},
+        is_stream=False,
+    )
+    assert of_time.start.at_ms == 1_795_305_600_000
+    assert of_time.end.at_ms == 1_790_000_000_123
+
+
+def test_an_archive_is_read_without_a_cluster() -> None:
+    given = {"topic": "orders", "readMode": "archive", "archivePath": "/a"}
+    assert parse_source(given, is_stream=False).connection.endpoints == ()
+
+
+def test_dead_letters_are_chosen_by_group() -> None:
+    some = parse_source({"endpoints": "a:1", "dataset": "dlq", "groups": "g, h"}, is_stream=True)
+    assert some.topics.names == ("%DLQ%g", "%DLQ%h")
+    every = parse_source({"endpoints": "a:1", "dataset": "dlq"}, is_stream=True)
+    assert every.topics.pattern == "%DLQ%.*"
+
+
+def test_a_sink_refuses_what_is_not_there_yet() -> None:
+    with pytest.raises(BadOption, match="not there yet"):
+        parse_sink({"endpoints": "a:1", "mode": "exactly-once"})
+    with pytest.raises(BadOption, match="belong together"):
+        parse_sink({"endpoints": "a:1", "onError": "dead-letter"})

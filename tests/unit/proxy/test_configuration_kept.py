@@ -1,0 +1,25 @@
+"""What the proxy keeps of a broker's configuration."""
+
+from __future__ import annotations
+
+from tidemill.proxy.link.configuration import Configuration
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+def test_nothing_is_kept_of_the_frame_that_brought_it() -> None:
+    """A part of a message keeps all of it, with the replies of megabytes beside it."""
+    frame = pb.ReplyFrame(
+        config=pb.ConfigUpdate(
+            topics=[pb.TopicConfig(name="topic", queues=8)],
+            groups=[pb.GroupConfig(name="group", id=1)],
+            membership=pb.Membership(cluster_id="one"),
+        )
+    )
+    configuration = Configuration()
+    configuration.apply(frame.config)
+    frame.config.topics[0].queues = 9
+    frame.config.groups[0].id = 2
+    frame.config.membership.cluster_id = "another"
+    assert configuration.topics["topic"].queues == 8
+    assert configuration.groups["group"].id == 1
+    assert configuration.membership.cluster_id == "one"

@@ -1,0 +1,197 @@
+"""Clients are asked over their newest stream, and answer by a nonce."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Hashable
+
+import pytest
+
+from tidemill.common.errors import ClientCannot, ClientMute, ClientTimeout, Overloaded
+from tidemill.proxy import telemetry_streams
+from tidemill.proxy.telemetry_streams import ASKED_MAX, ClientAnswer, TelemetryStreams
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.transport.aio.call import ClientGone
+
+LONG_MS = 10_000
+DONE = ClientAnswer(v2.OK, "", "all threads")
+
+
+class Outlet:
+    """The stream of one client."""
+
+    def __init__(self, *, has_room: bool = True, is_gone: bool = False, reads: bool = True) -> None:
+        self.sent: list[service.TelemetryCommand] = []
+        self.came = asyncio.Event()
+        self.held_bytes = 0
+        self.connection: Hashable = self
+        self.left_after: list[int] = []  # how many commands had been sent when it was told to leave
+        self._has_room = has_room
+        self._is_gone = is_gone
+        self._reads = reads
+
+    def hold(self, size_bytes: int) -> bool:
+        if self._has_room:
+            self.held_bytes += size_bytes
+        return self._has_room
+
+    def release(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+
+    def leave(self) -> None:
+        self.left_after.append(len(self.sent))
+
+    async def send(self, message: bytes) -> None:
+        if self._is_gone:
+            raise ClientGone
+        if not self._reads:
+            await asyncio.Event().wait()
+        self.sent.append(service.TelemetryCommand.FromString(message))
+        self.came.set()
+
+    async def nonce(self) -> str:
+        """Return the nonce of the first command, once it has come."""
+        await self.came.wait()
+        return self.sent[0].print_thread_stack_trace_command.nonce
+
+
+def stack_wanted() -> service.TelemetryCommand:
+    told = service.PrintThreadStackTraceCommand()
+    return service.TelemetryCommand(print_thread_stack_trace_command=told)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(main())
+
+
+def test_the_answer_with_the_nonce_is_the_one() -> None:
+    async def scenario() -> None:
+        streams, old, new = TelemetryStreams(), Outlet(), Outlet()
+        with streams.open("c", old), streams.open("c", new):
+            asking = asyncio.create_task(streams.ask("c", stack_wanted(), timeout_ms=LONG_MS))
+            nonce = await new.nonce()
+            assert not old.sent
+            assert streams.is_asked("c")
+            assert not streams.is_asked("other")
+            streams.answered("c", "another nonce", ClientAnswer(v2.OK, "", "wrong"))
+            streams.answered("other", nonce, ClientAnswer(v2.OK, "", "wrong"))
+            streams.answered("c", nonce, DONE)
+            streams.answered("c", nonce, ClientAnswer(v2.OK, "", "too late"))
+            assert await asking == DONE
+        assert new.held_bytes == 0
+        assert not streams.is_asked("c")
+
+    run(scenario)
+
+
+def test_who_has_no_stream_cannot_be_asked() -> None:
+    async def scenario() -> None:
+        streams = TelemetryStreams()
+        with streams.open("c", Outlet()):
+            assert "c" in streams
+        assert "c" not in streams
+        with pytest.raises(ClientMute):
+            await streams.ask("c", stack_wanted(), timeout_ms=LONG_MS)
+
+    run(scenario)
+
+
+def test_a_silent_client_one_that_leaves_and_one_without_room_are_told_apart() -> None:
+    async def scenario() -> None:
+        streams = TelemetryStreams()
+        with streams.open("c", Outlet()), pytest.raises(ClientTimeout, match="within 1 ms"):
+            await streams.ask("c", stack_wanted(), timeout_ms=1)
+        with streams.open("c", Outlet(is_gone=True)), pytest.raises(ClientTimeout, match="away"):
+            await streams.ask("c", stack_wanted(), timeout_ms=LONG_MS)
+        with streams.open("c", Outlet(has_room=False)), pytest.raises(Overloaded):
+            await streams.ask("c", stack_wanted(), timeout_ms=LONG_MS)
+        assert not streams.is_asked("c")
+
+    run(scenario)
+
+
+def test_questions_under_way_are_bounded_of_one_client_and_of_all() -> None:
+    async def scenario() -> None:
+        streams = TelemetryStreams()
+        with contextlib.ExitStack() as opened:
+            for n in range(ASKED_MAX):
+                opened.enter_context(streams.open(f"c{n}", Outlet()))
+            asking = [
+                asyncio.create_task(streams.ask(f"c{n // 2}", stack_wanted(), timeout_ms=LONG_MS))
+                for n in range(ASKED_MAX)
+            ]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="of client c0 "):
+                await streams.ask("c0", stack_wanted(), timeout_ms=LONG_MS)
+            with pytest.raises(Overloaded, match="of clients"):
+                await streams.ask(f"c{ASKED_MAX - 1}", stack_wanted(), timeout_ms=LONG_MS)
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+
+    run(scenario)
+
+
+def test_all_streams_are_asked_to_reconnect_whoever_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_streams, "SPREAD_S", 0.0)
+    monkeypatch.setattr(telemetry_streams, "SPREAD_PATIENCE_S", 0.1)
+
+    async def scenario() -> None:
+        streams = TelemetryStreams()
+        outlets = [Outlet(), Outlet(is_gone=True), Outlet(has_room=False), Outlet()]
+        with (
+            streams.open("a", outlets[0]), streams.open("b", outlets[1]),
+            streams.open("c", outlets[2]), streams.open("a", outlets[3]),
+            streams.open("d", Outlet(reads=False)),
+        ):  # fmt: skip
+            await streams.ask_to_reconnect()
+        for outlet in (outlets[0], outlets[3]):
+            [command] = outlet.sent
+            assert command.reconnect_endpoints_command.nonce
+        assert not any(outlet.held_bytes for outlet in outlets)
+
+    run(scenario)
+
+
+def test_transports_are_told_with_their_clients_each_connection_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telemetry_streams, "SPREAD_S", 0.0)
+    monkeypatch.setattr(telemetry_streams, "SPREAD_PATIENCE_S", 0.1)
+
+    async def scenario() -> None:
+        streams = TelemetryStreams()
+        first, second, alone, mute = Outlet(), Outlet(), Outlet(), Outlet(reads=False)
+        first.connection = second.connection = "shared"
+        with (
+            streams.open("a", first), streams.open("b", second), streams.open("c", alone),
+            streams.open("d", mute),
+        ):  # fmt: skip
+            await streams.ask_to_reconnect()
+        assert [len(one.sent) for one in (first, second, alone)] == [1, 1, 1]
+        # The transport of two streams is told once, when both know where to go.
+        assert (first.left_after, second.left_after, alone.left_after) == ([1], [], [1])
+        assert mute.left_after == [0], "who does not read is told by its transport"
+
+    run(scenario)
+
+
+def test_who_waits_for_an_answer_that_is_too_large_is_told() -> None:
+    async def scenario() -> None:
+        streams, outlet = TelemetryStreams(), Outlet()
+        with streams.open("c", outlet):
+            asking = asyncio.create_task(streams.ask("c", stack_wanted(), timeout_ms=LONG_MS))
+            await outlet.nonce()
+            streams.answered_too_much("d", 5)
+            assert not asking.done()
+            streams.answered_too_much("c", 3_000_000)
+            with pytest.raises(ClientCannot, match="3000000 bytes"):
+                await asking
+
+    run(scenario)

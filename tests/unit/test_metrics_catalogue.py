@@ -1,0 +1,57 @@
+"""What dashboards and operators need of metrics is there, or known to be absent and why.
+
+A test with real processes compares docs/metrics.md with what they export; here the page stands for
+them. A metric that is renamed, or loses a label, is told before a dashboard shows nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.exposed import Exposed, parse
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+CATALOGUE = Path(__file__).with_name("metrics_catalogue.tsv")
+ABSENT = "absent"
+
+
+class Wanted(NamedTuple):
+    """One line of the catalogue."""
+
+    name: str
+    type: str
+    labels: str  # or why it is absent
+    processes: str = ""
+
+
+def catalogue() -> list[Wanted]:
+    lines = CATALOGUE.read_text("utf-8").splitlines()
+    return [Wanted(*line.split("\t")) for line in lines if not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, Exposed]:
+    return parse(PAGE.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("wanted", catalogue(), ids=lambda wanted: wanted.name)
+def test_a_metric_of_the_catalogue_is_there_or_known_to_be_absent(
+    wanted: Wanted, exported: dict[str, Exposed]
+) -> None:
+    found = exported.get(wanted.name)
+    if wanted.type == ABSENT:
+        assert found is None, "it is there now: the catalogue says its labels"
+        assert wanted.labels, "an absence has a reason"
+        return
+    assert found is not None
+    assert found.type == wanted.type
+    assert set(wanted.labels.split()) <= found.labels
+    assert set(wanted.processes.split(", ")) == found.processes
+
+
+def test_the_catalogue_names_a_metric_once() -> None:
+    names = [wanted.name for wanted in catalogue()]
+    assert names == sorted(set(names))

@@ -1,0 +1,135 @@
+"""What pages name is there: pages and headings in links, and commands with their options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.core
+import typer.main
+import yaml
+
+from tidemill.cli.app import app
+from tidemill.cli.processes import PROCESSES
+from tidemill.common.settings import KNOWN_KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], key=lambda path: path.relative_to(ROOT)
+)
+PAGES_OF_OPERATORS = [
+    ROOT / "README.md",
+    *(page for page in PAGES if page.parent.name in ("kubernetes", "coming-from")),
+]
+LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^):\s]*))?\)")
+METRIC = re.compile(r"\brocketmq_[a-z0-9_]*[a-z0-9]\b(?!\*)")
+# A value of the chart in a sentence, such as `proxy.tls.mode: required`.
+VALUE = re.compile(
+    r"`((?:admin|broker|image|internalTls|jobs|monitoring|networkPolicy|priorityClass|proxy)"
+    r"(?:\.\w+)+)(?::? [^`]*)?`"
+)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+# A command begins a line of a shell, stands behind `--` of kubectl exec, or is quoted.
+SHELL = re.compile(r"^```(?:sh|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+QUOTED = re.compile(
+    r"`((?:tide)?mill [a-z][^`\n]*)`"
+)  # docs/kubernetes/troubleshooting.md has a short name
+CALLED = re.compile(r"(?:^|-- |\| |&& |; )(tidemill [a-z][^|&;>#\n]*)")
+# Options of the root may stand behind any command (`tidemill.cli.app.run`).
+SHARED = {"-o", "--output", "--admin", "--token", "--token-file", "--admin-ca-file", "--help"}
+
+
+def identity(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what the headings of a page are called in a link, as GitHub makes it of them."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(page.read_text("utf-8"))
+    }
+
+
+def commands_of(text: str) -> list[str]:
+    """Return the calls of the command line in a page, from its name on."""
+    lines = [
+        line.strip()
+        for block in SHELL.findall(text)
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    called = [call for line in lines for call in CALLED.findall(line)]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [*called, *QUOTED.findall(prose)]
+
+
+def refusal(call: str) -> str:
+    """Return what the command line does not know of a call; nothing where it knows all."""
+    words = shlex.split(call, comments=True)[1:]
+    if words[0] in PROCESSES:
+        return ""  # Its options are settings, and a test of docs/configuration.md has those.
+    command = typer.main.get_command(app)
+    while isinstance(command, typer.core.TyperGroup) and words and not words[0].startswith("-"):
+        if words[0] in ("...", "NOUN"):
+            return ""
+        names = words[0].split("|")  # `tidemill timer ls|show` stands for both.
+        missing = [name for name in names if name not in command.commands]
+        if missing or len(names) > 1:
+            return f"{command.name} has no {missing}" if missing else ""
+        command, words = command.commands[words[0]], words[1:]
+    known = {option for one in command.params for option in one.opts} | SHARED
+    options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    unknown = [option for option in options if option not in known]
+    return f"{command.name} has no {unknown}" if unknown else ""
+
+
+def is_value(name: str) -> bool:
+    """Whether the chart has such a value; what a `config` has is a setting of a process."""
+    value = yaml.safe_load((ROOT / "charts/tidemill/values.yaml").read_text("utf-8"))
+    words = name.split(".")
+    for n, word in enumerate(words):
+        if n and words[n - 1] == "config":
+            return word in KNOWN_KEYS
+        if not isinstance(value, dict) or word not in value:
+            return False
+        value = value[word]
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_a_page_links_to_what_there_is(page: Path) -> None:
+    missing = []
+    for name, anchor in LINK.findall(page.read_text("utf-8")):
+        target = (page.parent / name) if name else page
+        is_there = target.exists() and (not anchor or anchor in anchors(target))
+        if not is_there:
+            missing.append(f"{name}#{anchor}")
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identity)
+def test_a_page_calls_commands_and_options_that_there_are(page: Path) -> None:
+    calls = commands_of(page.read_text("utf-8"))
+    assert not [why for why in map(refusal, calls) if why]
+
+
+@pytest.mark.parametrize("page", PAGES_OF_OPERATORS, ids=identity)
+def test_a_page_names_metrics_that_there_are(page: Path) -> None:
+    known = set(METRIC.findall((ROOT / "docs" / "metrics.md").read_text("utf-8")))
+    assert set(METRIC.findall(page.read_text("utf-8"))) <= known
+
+
+@pytest.mark.parametrize("page", PAGES_OF_OPERATORS, ids=identity)
+def test_a_page_names_values_of_the_chart_that_there_are(page: Path) -> None:
+    named = set(VALUE.findall(page.read_text("utf-8")))
+    assert not [name for name in named if not is_value(name) and not name.endswith(".json")]
+
+
+def test_a_command_that_there_is_not_is_noticed() -> None:
+    assert "no_such" in refusal("tidemill no_such")
+    assert "--no-such" in refusal("tidemill topic create orders --no-such 4")
+    assert not refusal("tidemill group progress billing -o json")
+    page = "```sh\nkubectl exec x -- tidemill topic make a\n```\nand `tidemill timer stop`"
+    assert commands_of(page) == ["tidemill topic make a", "tidemill timer stop"]

@@ -1,0 +1,44 @@
+"""What the first process of a container does, tried by a process that adopts as that one does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+# Reaper of what its descendants leave behind, as process 1 is (prctl PR_SET_CHILD_SUBREAPER).
+_ADOPT = """
+import ctypes, os, signal, sys
+from tidemill.__main__ import live_as_init
+
+ctypes.CDLL(None).prctl(36, 1)
+live_as_init(has_children=False)
+"""
+_LEAVE_ORPHAN = """
+if os.fork() == 0:
+    os.fork()
+    os._exit(0)
+try:
+    sys.exit(f"somebody is left to be reaped: {os.wait()}")
+except ChildProcessError:
+    pass  # It has waited for all, and the kernel has reaped them.
+"""
+_END_BY_SIGTERM = """
+os.kill(os.getpid(), signal.SIGTERM)
+signal.pause()
+"""
+
+
+def _run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _ADOPT + script], capture_output=True, text=True, check=False
+    )
+
+
+def test_what_is_left_behind_is_reaped() -> None:
+    ended = _run(_LEAVE_ORPHAN)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_sigterm_ends_it_before_its_own_handler_is_there() -> None:
+    assert _run(_END_BY_SIGTERM).returncode == 128 + signal.SIGTERM
