@@ -34,9 +34,9 @@ CHARTS_OWN = frozenset(
         "advertised_address", "broker", "brokers", "cluster_tls_ca_file",
         "cluster_tls_certificate_file", "cluster_tls_key_file", "config", "controllers",
         "controllers_fd", "data_dir", "group_store", "grpc_host", "grpc_port", "grpc_reuse_port",
-        "host", "kubernetes_groups", "makes_groups", "metrics_host", "metrics_port", "min_in_sync",
-        "name", "node_id", "plain_links", "port", "replica_address", "replica_id", "replica_name",
-        "reuse_port", "routes_file", "supervisor_fd", "tls",
+        "host", "keeper_fd", "kubernetes_groups", "makes_groups", "metrics_host", "metrics_port",
+        "min_in_sync", "name", "node_id", "plain_links", "port", "replica_address", "replica_id",
+        "replica_name", "reuse_port", "routes_file", "supervisor_fd", "tls",
         "tls_certificate_file", "tls_client_ca_file", "tls_key_file",
     ]
 )  # fmt: skip

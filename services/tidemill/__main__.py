@@ -9,6 +9,7 @@ import signal
 import sys
 
 from tidemill.cli.processes import PROCESSES
+from tidemill.proxy.keeper import is_kept, keep
 
 _STDIN = 0  # the descriptor
 _INIT_PID = 1  # of the first process of a container
@@ -26,6 +27,8 @@ def main() -> None:
         # A signal that ends the process without an exception (SIGBUS: the disk cannot read a page
         # that is mapped) leaves on stderr where it was.
         faulthandler.enable()
+        if command == "proxy" and not is_kept(arguments):
+            sys.exit(keep(arguments))
         # Before anything imports structlog: see there.
         importlib.import_module("tidemill.common.log")
         # Not through the command line's library: the time until a process serves is promised.

@@ -23,6 +23,7 @@ CUT_S = 70.0  # a node becomes NotReady after 40 to 50 s; its pods are not evict
 FULL_S = 20.0  # of a volume without a byte to spare: some timers, retries and checkpoints
 FREED_S = 120.0  # to delete the file that fills it, whatever the broker does
 EVICTED_S = 120.0  # for a disruption budget to allow it: another one comes up first
+RESTARTED_S = 60.0  # a process, by the first one of its container
 POLICY_S = 20.0  # for a NetworkPolicy to be enforced
 # More than the volume of values-small-volume.yaml holds. Only what happens to that one is tried:
 # volumes of other storage classes may share a disk with much else.
@@ -168,6 +169,37 @@ def process_frozen(component: str) -> Act:
         cluster.settle()
 
     return act
+
+
+def proxy_killed(cluster: Cluster) -> None:
+    """Kill the process that serves: the first one of its container starts it again."""
+    pod = cluster.pods("proxy")[0]
+    former = kept_process(cluster, pod)
+    cluster.kubectl("exec", pod.name, "--", "sh", "-c", f"kill -KILL {former}")
+    eventually(
+        lambda: kept_process(cluster, pod) not in ("", former),
+        within_ms=int(RESTARTED_S * 1000),
+        every_s=LOOK_EVERY_S,
+    )
+    cluster.settle()
+
+
+def proxy_frozen(cluster: Cluster) -> None:
+    """Stop the process that serves, and let it go on after a while."""
+    pod = cluster.pods("proxy")[0]
+    serving = kept_process(cluster, pod)
+    cluster.kubectl("exec", pod.name, "--", "sh", "-c", f"kill -STOP {serving}")
+    try:
+        hold(FROZEN_S)
+    finally:
+        cluster.kubectl("exec", pod.name, "--", "sh", "-c", f"kill -CONT {serving}")
+    cluster.settle()
+
+
+def kept_process(cluster: Cluster, pod: Pod) -> str:
+    """Return the id that the serving process of a proxy has in its container, "" while none is."""
+    children = cluster.kubectl("exec", pod.name, "--", "cat", "/proc/1/task/1/children")
+    return children.strip()
 
 
 # ---------------------------------------------------------------------- the release
@@ -384,17 +416,23 @@ FAULTS = (
     Fault(
         name="proxy-killed",
         what="a proxy's process killed (SIGKILL)",
-        act=process_killed("proxy"),
+        act=proxy_killed,
         fails=READS,
+        times=PROXIES,
+    ),
+    Fault(
+        name="proxy-container-killed",
+        what="a proxy's container killed, with all its processes (SIGKILL)",
+        act=process_killed("proxy"),
+        fails=ALL,
         needs="hook",
         times=PROXIES,
     ),
     Fault(
         name="proxy-frozen",
         what=f"a proxy's process stopped for {FROZEN_S:.0f} s (SIGSTOP)",
-        act=process_frozen("proxy"),
+        act=proxy_frozen,
         fails=ALL,
-        needs="hook",
     ),
     Fault(
         name="proxies-deleted",

@@ -25,8 +25,7 @@ def proxy(arguments: Sequence[str]) -> int:
         level=settings.log_level,
         log_format=settings.log_format,
     )
-    if settings.supervisor_fd is not None:
-        die_with_parent()
+    die_with_parent()
     return run(lambda: serve(settings))
 
 

@@ -141,6 +141,7 @@ KNOWN_KEYS = frozenset(
         "grpc_port",
         "grpc_reuse_port",
         "host",
+        "keeper_fd",
         "kubernetes_groups",
         "link_pending_max",
         "log_format",

@@ -19,6 +19,7 @@ from tidemill.proxy.client_metrics import ClientMetrics
 from tidemill.proxy.client_settings import measured_languages
 from tidemill.proxy.clients import Clients
 from tidemill.proxy.cluster import Cluster
+from tidemill.proxy.keeper import Kept, give_to_keep, take_over
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.proxy.metrics import ProxyMetrics
@@ -63,7 +64,10 @@ async def serve(settings: ProxySettings) -> None:
 
     Nothing is served before a broker has told its configuration.
     """
-    metrics = ProxyMetrics()
+    kept = Kept() if settings.keeper_fd is None else take_over(settings.keeper_fd)
+    if kept.former_end:
+        log.error("the proxy died, and was started again", ended=kept.former_end)
+    metrics = ProxyMetrics(former_lives=kept.former_lives)
     clock = SystemClock()
     clients = Clients(clients_max=settings.clients_max, monotonic_ms=clock.monotonic_ms)
     registry = Registry(
@@ -98,7 +102,7 @@ async def serve(settings: ProxySettings) -> None:
     )
     receiver = MetricsReceiver(measures) if settings.client_metrics else None
     pipeline = pipeline_methods(pipeline_rows(cluster, calls, pages), metrics)
-    server = GrpcServer(methods, Boundary(metrics, clock), receiver, pipeline)
+    server = GrpcServer(methods, Boundary(metrics, clock), receiver, pipeline, kept.listening)
     registry.register(server.collect)
     questions = Questions(clients, clock.monotonic_ms)
     relays = Relays(
@@ -108,9 +112,8 @@ async def serve(settings: ProxySettings) -> None:
         connect=connect_of(link),
     )
     readiness = Readiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
-    with stop_on_signal(
-        supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload
-    ) as stop:
+    starter_fd = settings.supervisor_fd if settings.keeper_fd is None else settings.keeper_fd
+    with stop_on_signal(supervisor_fd=starter_fd, on_hangup=certificates.reload) as stop:
         async with (
             certificates.watching(),
             MetricsServer(registry, readiness).serving(
@@ -127,6 +130,8 @@ async def serve(settings: ProxySettings) -> None:
                     server.serving(settings, newest_of(front) if front else None),
                     watched(readiness, server),
                 ):
+                    if settings.keeper_fd is not None:
+                        give_to_keep(settings.keeper_fd, server.descriptors())
                     metrics.is_serving, readiness.phase = True, "serving"
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
                     log.info("proxy serving", tls=settings.tls, **addresses)

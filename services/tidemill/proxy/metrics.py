@@ -28,7 +28,9 @@ _RPC_LABELS = (
 class ProxyMetrics:
     """The counters of one proxy."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, former_lives: int = 0) -> None:
+        """Count for one life of the proxy, before which there were some in the same container."""
+        self._former_lives = former_lives
         self.rpcs: Histogram[Labels] = Histogram()
         self.backend: Histogram[Labels] = Histogram()
         self.throttled = 0
@@ -48,6 +50,12 @@ class ProxyMetrics:
         up = GaugeMetricFamily("rocketmq_proxy_up", "1 while this proxy serves.")
         up.add_metric((), int(self.is_serving))
         yield up
+        restarts = CounterMetricFamily(
+            "rocketmq_proxy_restarts_total",
+            "Proxies before this one that died in the same container, whose port was kept open.",
+        )
+        restarts.add_metric((), self._former_lives)
+        yield restarts
         yield histogram_family(
             "rocketmq_rpc_latency", "Milliseconds of each client call.", _RPC_LABELS, self.rpcs,
             lambda labels: labels,

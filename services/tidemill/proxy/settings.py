@@ -30,6 +30,9 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     reuse_port: Flag = Field(
         False, description="Share the gRPC port with other proxies on this machine (SO_REUSEPORT)."
     )
+    keeper_fd: int | None = Field(
+        None, description="Set by who keeps the port open: where sockets are given and taken."
+    )
     connections_max: int = Field(
         10_000, ge=1, description="Connections of clients; beyond it new ones are closed at once."
     )

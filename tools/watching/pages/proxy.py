@@ -116,6 +116,11 @@ _CONNECTIONS = Row(
             look=Look.STACKED,
         ),
         panel(
+            "Restarts",
+            "Proxies that died and were started again in their container, since it started.",
+            Query("sum by (node_id) (rocketmq_proxy_restarts_total{HERE})", "{{node_id}}"),
+        ),
+        panel(
             "Streams",
             "Streams that are open, by kind.",
             Query("sum by (kind) (rocketmq_proxy_streams{HERE})", "{{kind}}"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from tidemill.common.errors import BadRequest, MessageBodyTooLarge, Overloaded
@@ -58,14 +58,19 @@ class GrpcServer:
         boundary: Boundary,
         receiver: MetricsReceiver | None = None,
         pipeline: Mapping[str, Method] | None = None,
+        listening: Sequence[int] = (),
     ) -> None:
-        """Serve `methods`; metrics of clients where there is a `receiver`; `pipeline`, by path."""
+        """Serve `methods`; metrics of clients where there is a `receiver`; `pipeline`, by path.
+
+        `listening` are the descriptors of sockets that listen already; without them it binds.
+        """
         self.address = ""
         self._methods = methods
         self._receiver = receiver
         self._boundary = boundary
         self._server: RpcServer | None = None
         self._pipeline = pipeline or {}
+        self._listening = tuple(listening)
         # Whoever reads for a pipeline asks for it by its own name.
         self._services = (SERVICE, PIPELINE_SERVICE) if pipeline else (SERVICE,)
         self._health = health.Health(self._services)
@@ -84,7 +89,7 @@ class GrpcServer:
         self._server = RpcServer(
             table,
             Limits(age_max_s=settings.connection_max_age_ms / 1000),
-            _listen_settings(settings, tls),
+            _listen_settings(settings, tls, self._listening),
             message_bytes_max=limits.OTHER_REQUESTS_BYTES,
             held_bytes_max=settings.memory_bytes_max - LINK_BYTES,
         )
@@ -95,6 +100,11 @@ class GrpcServer:
     def tell_health(self, is_serving: bool) -> None:
         """Tell who asks by gRPC whether this proxy is ready."""
         self._health.tell(is_serving=is_serving)
+
+    def descriptors(self) -> Sequence[int]:
+        """Return the sockets that it listens on, for another process to keep them open."""
+        assert self._server is not None, "only a running server listens"
+        return self._server.listener.descriptors()
 
     def leave(self) -> None:
         """Accept no more connections: who comes finds another process of the port, or nobody."""
@@ -173,11 +183,14 @@ def _terms(name: str) -> Terms:
     return Terms(most, status_of(error).encode(), _OVERLOAD)
 
 
-def _listen_settings(settings: ProxySettings, tls: ssl.SSLContext | None) -> ListenSettings:
+def _listen_settings(
+    settings: ProxySettings, tls: ssl.SSLContext | None, listening: tuple[int, ...]
+) -> ListenSettings:
     return ListenSettings(
         host=settings.grpc_host,
         port=settings.grpc_port,
         reuse_port=settings.reuse_port,
+        listening=listening,
         tls=settings.tls,
         tls_certificate_file=settings.tls_certificate_file,
         tls_key_file=settings.tls_key_file,

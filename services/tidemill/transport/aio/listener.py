@@ -47,6 +47,8 @@ class ListenSettings:
     host: str
     port: int
     reuse_port: bool = False
+    # Sockets that listen already, in place of any of the above: descriptors.
+    listening: tuple[int, ...] = ()
     tls: TlsMode = "off"
     tls_certificate_file: str = ""
     tls_key_file: str = ""
@@ -112,7 +114,7 @@ class Listener:
         """Accept connections until the block ends or `close`; raise StartRefused."""
         self._tls = self._settings.tls_context or tls_context(self._settings)
         self._connections_max = _affordable(self._settings.connections_max)
-        sockets = self._listening = _bind(self._settings)
+        sockets = self._listening = _inherited(self._settings) or _bind(self._settings)
         port = sockets[0].getsockname()[1]
         host = self._settings.host
         self.address = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
@@ -125,6 +127,10 @@ class Listener:
                 yield self
             finally:
                 self.close()
+
+    def descriptors(self) -> list[int]:
+        """Return the sockets that it listens on, for another process to keep them open."""
+        return [one.fileno() for one in self._listening]
 
     def leave(self) -> None:
         """Accept what the kernel has taken by now, and nothing more, from this call on.
@@ -317,6 +323,14 @@ def _affordable(connections_max: int) -> int:
             advice="raise the limit of open files (ulimit -n), or lower connections_max",
         )
     return min(affordable, connections_max)
+
+
+def _inherited(settings: ListenSettings) -> list[socket.socket]:
+    sockets = [socket.socket(fileno=descriptor) for descriptor in settings.listening]
+    for one in sockets:
+        one.setblocking(False)
+        one.set_inheritable(False)
+    return sockets
 
 
 def _bind(settings: ListenSettings) -> list[socket.socket]:

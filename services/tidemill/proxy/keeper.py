@@ -1,0 +1,187 @@
+"""The first process of a proxy: keeps its port open, and starts it again at once when it dies.
+
+    starts     `tidemill proxy` again, with the same arguments and one end of a socket pair
+    serves     the proxy gives the sockets on which it listens
+    died       they are still open: who connects waits in the kernel's queue instead of being
+               refused, and is served by the next life, which takes them over (ADR 0052)
+    gives up   a life that does not come to serve in time, or too many lives: this ends, newcomers
+               are refused and led elsewhere, and the platform starts the container again
+    signals    are handed on; after SIGTERM and SIGINT the next end of the proxy is the last
+
+It imports nothing that serves, so that it costs ten megabytes and has little to die of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple, final
+
+SERVES_WITHIN_S: Final = 10.0  # a life after the first; who waits has a deadline of seconds
+# A proxy that dies as often has a cause that its platform should see, and slow down.
+LIVES_MAX: Final = 6
+LIVES_WITHIN_S: Final = 60.0
+SOCKETS_MAX: Final = 16  # more addresses than the name of a host has
+_LINE_BYTES_MAX: Final = 1 << 12
+_GIVEN_UP_STATUS: Final = 1  # exit status
+_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+# ---------------------------------------------------------------------- in the proxy
+
+
+class Kept(NamedTuple):
+    """What was kept for a proxy by the time it started."""
+
+    listening: Sequence[int] = ()  # descriptors of the sockets of a former life
+    former_lives: int = 0
+    former_end: str = ""  # of the last of them, such as "signal 9"; "" where there was none
+
+
+def is_kept(arguments: Sequence[str]) -> bool:
+    """Tell whether somebody looks after the proxy with these arguments already."""
+    return any(each.startswith(("--supervisor-fd", "--keeper-fd")) for each in arguments)
+
+
+def take_over(keeper_fd: int) -> Kept:
+    """Return what the keeper has for the proxy that it has started, which is this process."""
+    with socket.socket(fileno=os.dup(keeper_fd)) as pair:
+        line, listening, _, _ = socket.recv_fds(pair, _LINE_BYTES_MAX, SOCKETS_MAX)
+    told = json.loads(line)
+    return Kept(listening, told["former_lives"], told["former_end"])
+
+
+def give_to_keep(keeper_fd: int, listening: Sequence[int]) -> None:
+    """Tell the keeper that this process serves, on these sockets."""
+    # The loss of the keeper is noticed elsewhere.
+    with (
+        socket.socket(fileno=os.dup(keeper_fd)) as pair,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+    ):
+        socket.send_fds(pair, [b"serves\n"], listening)
+
+
+# ---------------------------------------------------------------------- in the keeper
+
+
+def keep(arguments: Sequence[str]) -> int:
+    """Run the proxy until it is told to stop, or cannot serve; return its exit status."""
+    # Process 1 of a container ignores its children, and this one waits for its own.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    status = _Keeper(arguments).run()
+    return status if status >= 0 else 128 - status
+
+
+@final
+class _Keeper:
+    """One proxy, life after life."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = arguments
+        self._pid = 0
+        self._pair = socket.socket()  # with the proxy of this life
+        self._serves = False  # this life, as far as it has been heard
+        self._listening: Sequence[int] = ()  # sockets of the proxy, as far as they were heard of
+        self._is_stopping = False
+
+    def run(self) -> int:
+        """Return how the last life ended: its exit status, or the signal, negative."""
+        ends: deque[float] = deque(maxlen=LIVES_MAX)
+        lives, former_end = 0, ""
+        while True:
+            self._start(lives, former_end)
+            status = self._ended(is_first=lives == 0)
+            self._hear()
+            ends.append(time.monotonic())
+            is_often = len(ends) == LIVES_MAX and ends[-1] - ends[0] < LIVES_WITHIN_S
+            if self._is_stopping or is_often or not self._serves:
+                return status
+            lives += 1
+            former_end = f"signal {-status}" if status < 0 else f"status {status}"
+
+    def _start(self, former_lives: int, former_end: str) -> None:
+        self._pair.close()
+        self._pair, theirs = socket.socketpair()
+        self._pair.setblocking(False)
+        self._serves = False
+        told = json.dumps({"former_lives": former_lives, "former_end": former_end})
+        socket.send_fds(self._pair, [told.encode()], self._listening)
+        self._forget()  # The proxy gives them again as soon as it serves.
+        with theirs:
+            theirs.set_inheritable(True)
+            self._pid = os.posix_spawn(
+                sys.executable,
+                [
+                    *(sys.executable, "-m", "tidemill", "proxy"),
+                    *(*self._arguments, f"--keeper-fd={theirs.fileno()}"),
+                ],
+                os.environ,
+                setpgroup=0,  # A ^C of the terminal is handed on, and should not come twice.
+                setsigmask=(),
+            )
+
+    def _ended(self, *, is_first: bool) -> int:
+        """Wait for the end of this life; return how it ended."""
+        began_s = time.monotonic()
+        is_bounded = not is_first
+        while True:
+            if is_bounded:
+                left_s = began_s + SERVES_WITHIN_S - time.monotonic()
+                told = signal.sigtimedwait(_SIGNALS, max(left_s, 0))
+                if told is None:
+                    self._hear()
+                    if not self._serves and not self._is_stopping:
+                        return self._give_up()
+                    is_bounded = False
+                    continue
+                number = told.si_signo
+            else:
+                number = signal.sigwait(_SIGNALS)
+            if number != signal.SIGCHLD:
+                self._hand_on(number)
+            elif (status := self._reaped()) is not None:
+                return status
+
+    def _hand_on(self, number: int) -> None:
+        self._hear()
+        if number == signal.SIGHUP and not self._serves:
+            return  # One that starts may not know the signal yet, and reads its files anyway.
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self._is_stopping = True
+            self._forget()  # When the proxy closes its own, newcomers are to be refused.
+        os.kill(self._pid, number)
+
+    def _hear(self) -> None:
+        """Take what the proxy has given by now."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            line, listening, _, _ = socket.recv_fds(self._pair, _LINE_BYTES_MAX, SOCKETS_MAX)
+            self._serves = self._serves or bool(line)
+            self._listening = [*self._listening, *listening]
+
+    def _forget(self) -> None:
+        for descriptor in self._listening:
+            os.close(descriptor)
+        self._listening = ()
+
+    def _reaped(self) -> int | None:
+        """Reap all that have ended; return how the proxy did, if it is among them."""
+        status = None
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+                if ended[0] == self._pid:
+                    status = os.waitstatus_to_exitcode(ended[1])
+        return status
+
+    def _give_up(self) -> int:
+        sys.stderr.write(f"the proxy does not serve within {SERVES_WITHIN_S:.0f} s of its start\n")
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        return _GIVEN_UP_STATUS
