@@ -2,28 +2,36 @@
 
     python -m tests.chaos.audit build/chaos/broker-deleted.jsonl --to DIR --endpoints HOST:PORT
 
-HOST:PORT leads to a proxy of the release, which is still there after a run with `--keep`. It needs
-Spark. The status is 1 where missing, early or delivered after an ack differ from the history's;
-deliveries of which only the log knows, since their answer was lost, are listed.
+HOST:PORT leads to a proxy of the release, which is still there: `make cluster-test` does this
+behind each fault where Spark is installed. The status is 1 where missing, early or delivered after
+an ack differ from the history's; deliveries of which only the log knows, since their answer was
+lost, are listed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos.run import DISTURBED
+from tests.chaos.figures import DISTURBED
 from tests.support.client_process import Fact
 from tests.support.looping_clients import ROLES, TOPICS, Disturbance, histories_of, judge
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.chaos.cluster import Cluster
+
+PROXY_PORT = 8081
+AUDIT_S = 600.0  # for Spark to start, and to read all that the release has
 KINDS = {"missing": "lost", "early": "early", "duplicate": "duplicated"}
 
 
@@ -43,6 +51,36 @@ def main() -> int:
     sys.stdout.writelines(f"differs: {line}\n" for line in differences)
     sys.stdout.write(f"{len(differences)} differences, {len(lost)} answers lost\n")
     return int(bool(differences))
+
+
+def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
+    """Return what the audit says of a fault's facts, while its release is still there.
+
+    In a process of its own: what Spark has started should end with it.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cluster.forwarded("service/tidemill-proxy", PROXY_PORT) as address,
+    ):
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "tests.chaos.audit", str(facts), f"--to={folder}/audit",
+                f"--endpoints={address}",
+            ],
+            capture_output=True, text=True, timeout=AUDIT_S, check=False,
+        )  # fmt: skip
+    lines = done.stdout.splitlines()
+    is_judged = bool(lines) and lines[-1].endswith("answers lost")
+    assert is_judged, done.stdout + done.stderr
+    return {
+        "differences": [one.partition(": ")[2] for one in lines if one.startswith("differs: ")],
+        "answers_lost": sum(one.startswith("answer lost: ") for one in lines),
+    }
+
+
+def is_possible() -> bool:
+    """Whether Spark is installed."""
+    return importlib.util.find_spec("pyspark") is not None
 
 
 def audited(

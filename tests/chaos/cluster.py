@@ -6,10 +6,13 @@ CLUSTER_FAULTS names (tests/chaos/hooks/README.md); without one such a fault is 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +72,21 @@ class Cluster:
             "items"
         ]
         return items
+
+    @contextlib.contextmanager
+    def forwarded(self, target: str, port: int) -> Iterator[str]:
+        """Forward a port of the namespace for the block; yield host and port of this side."""
+        command = ["kubectl", "-n", self.namespace, "port-forward", target, f":{port}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding:
+            try:
+                assert forwarding.stdout is not None
+                readable, _, _ = select.select([forwarding.stdout], [], [], COMMAND_S)
+                line = forwarding.stdout.readline() if readable else ""
+                found = re.match(r"Forwarding from (127\.0\.0\.1:\d+) ", line)
+                assert found is not None, f"{' '.join(command)}: {line}"
+                yield found[1]
+            finally:
+                forwarding.terminate()
 
     # ------------------------------------------------------------------ the release
 

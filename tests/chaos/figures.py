@@ -11,6 +11,7 @@ from itertools import pairwise
 from tests.support.client_process import Fact
 from tests.support.looping_clients import US_PER_S, Disturbance, judge
 
+DISTURBED = "disturbed"  # the kind of the lines that say what was done, beside those of clients
 SHOWN_MAX = 5  # sentences of each kind that a row keeps
 CALLS = ("send", "receive", "ack")
 

@@ -50,16 +50,21 @@ client's own retries, of sends / receives / acks. *Until whole*: seconds until e
 again, which is the platform's part and the start of a process. *Kept* means nothing lost,
 duplicated, early or out of order, and no error of a call for which the fault permits none; how
 often that was so in runs that followed each other stands behind it, where it is more than once.
+*Audited*: the audit of the data pipeline read the log behind the fault, and found the same
+missing, early and duplicated messages as the history of the clients; in brackets the deliveries
+that no client has told, since their answer was lost.
 """
 COLUMNS = (
     "fault", "times", "result", "lost", "duplicated", "early", "out of order",
-    "application errors", "seconds without a send", "without a receive", "until whole", "commit",
+    "application errors", "seconds without a send", "without a receive", "until whole", "audited",
+    "commit",
 )  # fmt: skip
 
 
 def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
     """Return the row of a fault that was done."""
     is_kept = found.is_clean_but_for_losses if fault.loses else found.is_clean
+    is_kept = is_kept and not about.get("audit", {}).get("differences")
     return {
         "result": "kept" if is_kept else "broken",
         **dataclasses.asdict(found),
@@ -176,8 +181,21 @@ def cells(fault: Fault, row: Row) -> list[str]:
         f"{percentile(row['without_send_s'], P99):g}{promised}",
         f"{percentile(row['without_receive_s'], P99):g}",
         f"{percentile(row['whole_s'], P99):g}",
+        audited(row),
         row.get("commit", ""),
     ]
+
+
+def audited(row: Row) -> str:
+    """Return what the audit said, "" where there was none."""
+    if "audit" not in row:
+        return ""
+    told = row["audit"]
+    return (
+        f"**differs** ({told['answers_lost']})"
+        if told["differences"]
+        else f"the same ({told['answers_lost']})"
+    )
 
 
 def notes_of(fault: Fault, row: Row) -> list[str]:
@@ -200,6 +218,11 @@ def notes_of(fault: Fault, row: Row) -> list[str]:
         )
     if row["errors_before"]:
         notes.append(f"{row['errors_before']} errors while the clients started, not counted above.")
+    if differences := row.get("audit", {}).get("differences"):
+        notes.append(
+            f"{len(differences)} findings of one of history and audit alone, such as"
+            f" `{shortened(differences[0])}`"
+        )
     if row["unexpected"]:
         notes.append(f"{row['unexpected']} messages came that nobody had sent.")
     if row["result"] == "broken" and "load_average" in row:

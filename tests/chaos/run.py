@@ -17,18 +17,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from tests.chaos import ledger
+from tests.chaos import audit, ledger
 from tests.chaos.cluster import VALUES, Cluster, NotHere
 from tests.chaos.faults import FAULTS, Fault
-from tests.chaos.figures import figures
+from tests.chaos.figures import DISTURBED, figures
 from tests.chaos.load import ENDPOINT, LANGUAGES, Clients, load
 from tests.support.client_process import Fact
 from tests.support.looping_clients import Disturbance
 
 FACTS = ledger.ROOT / "build" / "chaos"
-DISTURBED = "disturbed"  # the kind of the lines that say what was done, beside those of clients
 
 
 def main() -> int:
@@ -155,28 +155,32 @@ def tried(
             disturbances.append(Disturbance(fault.name, begun, loaded.now_us(), fault.fails))
             say(f"    {number} of {times}: {loaded.told}")
         loaded.end()
-        keep_facts(fault, loaded.told.facts, disturbances, cluster.events())
+        kept = keep_facts(fault, loaded.told.facts, disturbances, cluster.events())
         found = figures(loaded.told.facts, disturbances, loses=bool(fault.loses))
         # The first says how much of a gap is the platform's; the last how busy this machine was.
-        measured = {
+        measured: dict[str, Any] = {
             "whole_s": whole_s,
             "load_average": round(os.getloadavg()[1], 1),
             "cores": os.cpu_count(),
         }
+        if audit.is_possible():
+            measured["audit"] = audit.opinion(cluster, kept)
         return ledger.row_of(fault, found, about | measured)
 
 
 def keep_facts(
     fault: Fault, facts: Sequence[Fact], disturbances: Sequence[Disturbance], events: str
-) -> None:
-    """Keep what was done and what clients and Kubernetes told, for whoever looks into a row."""
+) -> Path:
+    """Keep what was done and what clients and Kubernetes told; return the file of the facts."""
     done = [
         {"fact": DISTURBED, **one._asdict(), "fails": sorted(one.fails)} for one in disturbances
     ]
     FACTS.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{json.dumps(fact)}\n" for fact in [*facts, *done])
-    (FACTS / f"{fault.name}.jsonl").write_text(lines)
-    (FACTS / f"{fault.name}.events").write_text(events)
+    kept = FACTS / f"{fault.name}.jsonl"
+    kept.write_text(lines)
+    kept.with_suffix(".events").write_text(events)
+    return kept
 
 
 def missing(cluster: Cluster, fault: Fault, nodes: int) -> str:

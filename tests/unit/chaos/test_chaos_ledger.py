@@ -38,8 +38,19 @@ def test_a_row_has_every_figure_of_a_fault_that_was_done() -> None:
     line = line_of(ledger.row_of(FAULT, CLEAN, ABOUT))
     assert line == (
         "| it is done | 2 | kept | 0 of 100 | 0 (2) | 0 | 0 | 1 / 2 / 3 "
-        "| 5.5 of 5 promised | 6.25 | 4.5 | abc |"
+        "| 5.5 of 5 promised | 6.25 | 4.5 |  | abc |"
     )
+
+
+def test_what_the_audit_finds_alone_breaks_a_row() -> None:
+    told = {"differences": ["missing: k is found by the audit alone"], "answers_lost": 2}
+    row = ledger.row_of(FAULT, CLEAN, ABOUT | {"audit": told})
+    assert row["result"] == "broken"
+    assert "| **differs** (2) |" in line_of(row)
+    assert any("k is found by the audit alone" in note for note in ledger.notes_of(FAULT, row))
+    agreed = ledger.row_of(FAULT, CLEAN, ABOUT | {"audit": {"differences": [], "answers_lost": 2}})
+    assert agreed["result"] == "kept"
+    assert "| the same (2) |" in line_of(agreed)
 
 
 def test_runs_that_followed_each_other_are_counted_for_each_number_of_nodes() -> None:
