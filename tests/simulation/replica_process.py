@@ -54,6 +54,8 @@ class Volume:
         self.journal: Journal = ()
         self.confirm = 0  # saved now and then: never above what is confirmed
         self.last = LastRun("")
+        self.is_stuck = False  # no sync of it ends
+        self.is_full = False  # nothing that a master sends has room
 
     def cut_power(self, random: Random) -> None:
         """Keep what is durable, and any part of the rest; the last record may be torn."""
@@ -126,7 +128,7 @@ class ModelLog:
         return Data(0, offset, data, crc32(data), 0, 0, 1 << 40) if data else None
 
     def has_room_for(self, size: int) -> bool:
-        return size >= 0
+        return size >= 0 and not self._volume.is_full
 
     def append(self, frame: Data) -> None:
         assert frame.offset == self.log_end, "frames follow each other"
@@ -221,6 +223,7 @@ class ReplicaProcess:
             last, boot_id=boot_id, log_end=self.log.log_end,
             acks_are_durable=self._config.ack_mode is AckMode.SYNC_FSYNC,
         )  # fmt: skip
+        self.volume.last = after_registration(last, boot_id=boot_id, is_accepted=False)
         while not self.is_registered:
             for controller in self._world.controllers:
                 instead_of = await controller.registered_of(self)
@@ -323,6 +326,8 @@ class ReplicaProcess:
             case Dial(master, _):
                 world.network.dial(self, world.replicas[master.replica_id])
             case Send(stream, message):
+                if isinstance(message, Ack):
+                    world.check_ack(self, message)
                 world.network.send_on(stream, self.name, message)
             case Close(stream, _):
                 world.network.close(stream, self.name)
@@ -360,7 +365,7 @@ class ReplicaProcess:
             end, machine = len(self.volume.written), self.machine
             is_stall = self._world.has_stalls and random.random() < STALL_PART
             await asyncio.sleep(random.uniform(0, STALL_S_MAX if is_stall else SYNC_S_MAX))
-            while self.is_paused:  # noqa: ASYNC110 - time is virtual
+            while self.is_paused or self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(TICK_S)
             # What was cut meanwhile is written anew, and synced by the next one.
             if machine is not None and machine is self.machine:
