@@ -12,7 +12,7 @@ it, ends there: `Run.was_staged` says which have come to their end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.broker.engine.replication.config import AckMode
@@ -133,9 +133,10 @@ class Stage:
             raise NotReached
 
     async def leaves(self, replica: ReplicaProcess, *others: ReplicaProcess) -> None:
-        """Cut a replica off from others, and wait until it is no member."""
+        """Cut a replica off from others, and wait until it is no member, and its master knows."""
         self.cut(replica, *others)
         await self.until(lambda: not self.is_member(replica))
+        await self.until(lambda: _knows_version(self.master, self.record.version))
 
     async def is_elected(self, replica: ReplicaProcess) -> None:
         """Wait until a replica leads."""
@@ -335,14 +336,15 @@ async def view_of_before(stage: Stage) -> None:
     network, way = stage.world.network, (stage.controllers[0], master.name)
     network.holds.add(way)
     await stage.leaves(third, master, second)
-    await stage.until(lambda: _knows_version(master, stage.record.version))
     await asyncio.sleep(WORK_S)
     network.holds.clear()
     stage.join(third, master, second)
     await stage.until(lambda: stage.is_member(third))
     await stage.until(lambda: _knows_version(master, stage.record.version))
     stage.deafen(master)
-    stage.cut_one_way(master, third)
+    stage.mute(master)
+    stage.cut(third, master)
+    await asyncio.sleep(BOTH_S)
     network.let_arrive(way)
     await asyncio.sleep(WORK_S)
     stage.kill(master, second)
@@ -361,7 +363,7 @@ async def elected_again_unawares(stage: Stage) -> None:
     stage.kill(second)
     await stage.until(lambda: stage.record.master == master.member)
     stage.give_voice(third)
-    await stage.until(lambda: third.volume.epoch_seen == stage.record.epoch)
+    await stage.until(lambda: third.log.epoch_seen == stage.record.epoch)
     await asyncio.sleep(BOTH_S)
 
 
@@ -393,7 +395,7 @@ def _proposed(replica: ReplicaProcess) -> frozenset[object]:
 
 
 def _knows_epoch(replica: ReplicaProcess, epoch: int) -> bool:
-    return any(entry.epoch == epoch for entry in replica.volume.journal)
+    return any(entry.epoch == epoch for entry in replica.log.journal)
 
 
 def _knows_version(replica: ReplicaProcess, version: int) -> bool:
@@ -409,7 +411,7 @@ class Situation(NamedTuple):
 
 
 FSYNC, MEMORY = AckMode.SYNC_FSYNC, AckMode.SYNC_MEMORY
-SITUATIONS: Final[dict[str, Situation]] = {
+SITUATIONS: Final[Mapping[str, Situation]] = {
     "left alone": Situation(left_alone),
     "joined without a word": Situation(joined_without_a_word),
     "once eligible": Situation(once_eligible),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from tests.simulation.replica_process import ModelLog
+from tests.simulation.replica_values import ValueLog
 from tests.support import claims as claim
 from tests.support import replica_world
 from tidemill.broker.engine.replication import confirm as commits
@@ -198,7 +198,7 @@ MUTANTS: dict[str, list[Patch]] = {
     "acks count for any run": [(commits, "with_ack", _ack_of_any_run)],
     "acks before the sync": [
         (replica_world, "acks_of", _ends_in_memory),
-        (ModelLog, "durable_offset", property(lambda log: log.log_end)),
+        (ValueLog, "durable_offset", property(lambda log: log.log_end)),
     ],
     "no minimum": [(commits, "confirm_offset", _no_minimum)],
     "a proposal ends with the next one": [(commits, "with_proposal", _proposal_ends_by_itself)],
