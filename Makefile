@@ -91,13 +91,14 @@ night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, and 
 		-o faulthandler_timeout=0 -m "not heavy and not large and not cluster" $(PURE)
 	@$(MAKE) --no-print-directory heavy large soak
 
-# OF=replica_group simulates the replicas of one broker group instead, with their controllers.
+# OF=replica_group simulates the replicas of one broker group instead, with their controllers;
+# OF=replica_engines with their engines, too.
 OF ?= run
 sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0) on, and judge each; OF=replica_group.
 	$(BIN)/python -m tests.simulation.$(OF) --seeds $${SEEDS:-200} --first $${FIRST:-0} \
 		$(if $(filter run,$(OF)),--groups $${BROKER_GROUPS:-1})
 
-# All rules that replication rests on, relaxed one after the other: hours. NAMES chooses some.
+# All rules that replication rests on, relaxed one after the other: minutes. NAMES chooses some.
 sim-mutants: setup ## Search SEEDS (2000) seeds for one that shows each relaxed rule of replication.
 	$(BIN)/python -m tests.simulation.find_mutants --seeds $${SEEDS:-2000} $(NAMES)
 

@@ -3,8 +3,9 @@
     python -m tests.simulation.replica_group --seeds 200 --first 0
 
 Production code decides everything: `broker.engine.replication` and `controller.election`. Network,
-disks, store and time are the simulation's. A client sends, and notes what was answered. At each
-confirmation, and when all has healed, the history is judged (failover.md Part VI).
+disks, store and time are the simulation's. A run begins with a situation that its seed draws
+(`situations.py`), and goes on with faults at random. A client sends, and notes what was answered.
+At each confirmation, and when all has healed, the history is judged (failover.md Part VI).
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import argparse
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import final
+from typing import Protocol, final
 
 from tests.simulation.loop import simulate
 from tests.simulation.replica_controller import Controller, Drain, Forget, ModelStore, view_text
 from tests.simulation.replica_network import ReplicaNetwork
-from tests.simulation.replica_process import RECORD, ReplicaProcess, Volume
+from tests.simulation.replica_process import Answer, ReplicaProcess, Volume
+from tests.simulation.replica_values import Values
+from tests.simulation.situations import NotReached, Situation, Stage
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
+from tidemill.broker.engine.replication.messages import Ack
 from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
 from tidemill.controller.election.record import GroupRecord, view_of
 from tidemill.controller.election.retirement import is_out
@@ -34,6 +39,7 @@ IN_SYNC_S_MAX = 60.0
 SEND_EVERY_S = 0.02
 REPLICAS = 3  # at the beginning and at the end; in between there may be
 REPLICAS_MAX = 5
+LOOK_S = 0.05
 PODS_EVERY_S = 0.5  # who makes and removes pods looks so often
 NOTES_MAX = 400
 
@@ -50,47 +56,79 @@ class Run:
     longest_gap_s: float = 0.0
     writable_after_s: float = 0.0
     trace: int = 0
+    situation: str = ""
+    was_staged: bool = False  # the situation has come to its end
     faults: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         verdict = "; ".join(self.findings) or "ok"
         return (
-            f"seed {self.seed}: sent {self.sent}, answered {self.answered}, epochs {self.epochs}, "
-            f"longest gap {self.longest_gap_s:.2f} s, healed in {self.writable_after_s:.2f} s: "
-            f"{verdict}"
+            f"seed {self.seed}, {self.situation}: "
+            f"sent {self.sent}, answered {self.answered}, epochs {self.epochs}, longest gap "
+            f"{self.longest_gap_s:.2f} s, healed in {self.writable_after_s:.2f} s: {verdict}"
         )
+
+
+class Contents(Protocol):
+    """What replicas hold, and what clients do with it and remember of it."""
+
+    mode: AckMode | None  # in which it can be held; None: in any
+    situations: Mapping[str, Situation]  # of which a run draws one
+
+    def volume(self, replica: ReplicaProcess) -> Volume:
+        """Return an empty volume."""
+
+    def act(self, replica: ReplicaProcess) -> Answer:
+        """Ask a master for something; what is returned is called when it is answered."""
+
+    async def drain(self) -> None:
+        """Let clients take what they wait for, when all has healed."""
+
+    def judge(self, confirmed: bytes) -> None:
+        """Judge what all replicas have."""
 
 
 @final
 class World:
     """All processes, what lies between them, and what was promised."""
 
-    def __init__(self, run: Run, random: Random) -> None:
+    def __init__(
+        self,
+        run: Run,
+        random: Random,
+        situation: str,
+        contents: Callable[[World], Contents],
+    ) -> None:
         self.run = run
         self.random = random
         self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(self._failed)
         self.network = ReplicaNetwork(random)
         # Half of the seeds: acks that a power cut of everybody would break.
-        mode = AckMode.SYNC_FSYNC if random.random() < 0.5 else AckMode.SYNC_MEMORY
-        self.mode = mode
+        drawn = AckMode.SYNC_FSYNC if random.random() < 0.5 else AckMode.SYNC_MEMORY
+        self.findings = run.findings
+        self.contents = contents(self)
+        run.situation = situation or random.choice(list(self.contents.situations))
+        self._situation = self.contents.situations[run.situation]
+        mode = self.mode = self.contents.mode or self._situation.mode or drawn
         self.store = ModelStore(GroupRecord(min_in_sync=2), random)
         config = ReplicationConfig(ack_mode=mode)
         self.replicas = [ReplicaProcess(self, n, config) for n in range(REPLICAS_MAX)]
         self.wanted_replicas = REPLICAS
         self._pods = 0  # the replicas below this number run, or start again by themselves
         self.controllers = [Controller(self, n, Timing()) for n in range(2)]
-        self.findings = run.findings
         self.counts: Counter[str] = run.faults
         self.latest: dict[str, GroupView] = {}
+        self.sends = True  # clients do, all the time
         self.has_stalls = True  # disks do, now and then: for longer than a member may lag
         self._ids = 0
         self._confirmed = bytearray()  # what was ever confirmed by a master
         self._masters: dict[int, Member] = {}
-        self._promised: dict[int, int] = {}  # value: log offset
+        # Of a replica and its life, up to where what it confirmed was compared.
+        self._checked: dict[str, tuple[int, int]] = {}
         self._paused_at_s: dict[str, float] = {}
         self._answered_at_s = self.loop.time()
-        self._values = 0
 
     # ------------------------------------------------------------ small things
 
@@ -142,34 +180,47 @@ class World:
             replica = self.replicas[record.master.replica_id]
             self.network.send(controller.name, replica.name, lambda: replica.hand_over(target))
 
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Take what a callback has raised for a finding: the loop itself would go on."""
+        error = context.get("exception")
+        self.findings.append(f"{type(error).__name__}: {error}, in {context['message']}")
+
     # ------------------------------------------------------------ what must hold
 
     def promoted(self, replica: ReplicaProcess, view: GroupView) -> None:
         """Check C11 and F-1: an epoch has one master."""
         self.note(f"{replica.name} leads epoch {view.epoch}: {view_text(view)}")
+        self._checked.pop(replica.name, None)
         other = self._masters.setdefault(view.epoch, replica.member)
         if other != replica.member:
             self.findings.append(f"C11: {other} and {replica.member} lead epoch {view.epoch}")
 
     def check_confirmed(self, replica: ReplicaProcess, offset: int) -> None:
         """Check F-5 and F-7: what one master confirms, no other one contradicts."""
-        written = replica.volume.written
-        common = min(offset, len(self._confirmed))
-        if written[:common] != self._confirmed[:common]:
+        checked = self._checked.get(replica.name, (replica.lives, 0))
+        begin = checked[1] if checked[0] == replica.lives else 0
+        written = replica.volume.confirmed_bytes(begin, offset)
+        if len(written) != offset - begin:
+            self.findings.append(f"F-5: {replica.name} confirms {offset}, which it has not")
+        common = min(offset, len(self._confirmed)) - begin
+        if written[:common] != self._confirmed[begin : begin + common]:
             self.findings.append(f"F-5: {replica.name} confirms {offset} of another log")
-        if offset > common:
-            self._confirmed += written[common:offset]
+        self._confirmed += written[common:]
+        self._checked[replica.name] = replica.lives, offset
 
-    def uncut_end(self, replica: ReplicaProcess, end: int) -> int:
-        """Return how far a sync that began at `end` has reached: no further than the log."""
-        return min(end, len(replica.volume.written))
+    def check_ack(self, replica: ReplicaProcess, ack: Ack) -> None:
+        """Check F-10: nothing of an epoch is acked when a later one was seen."""
+        seen = replica.log.epoch_seen
+        if ack.epoch < seen:
+            self.findings.append(
+                f"F-10: {replica.name} acks epoch {ack.epoch}, and has seen {seen}"
+            )
 
-    def answered(self, value: int, offset: int) -> None:
+    def answered(self) -> None:
         """Note that a client was told OK."""
         now_s = self.loop.time()
         self.run.longest_gap_s = max(self.run.longest_gap_s, now_s - self._answered_at_s)
         self._answered_at_s = now_s
-        self._promised[value] = offset
         self.run.answered += 1
 
     # ------------------------------------------------------------ the run
@@ -181,6 +232,7 @@ class World:
         pods = asyncio.ensure_future(self._keep_pods())
         clients = asyncio.ensure_future(self._send())
         await self._until_writable(20.0)
+        await self._stage()
         self._answered_at_s = self.loop.time()
         end_s = self.loop.time() + trouble_s
         faults = [asyncio.ensure_future(self._disturb(end_s)) for _ in range(2)]
@@ -192,13 +244,15 @@ class World:
         if not await self._until_writable(WRITABLE_S_MAX):
             self.findings.append(f"C12: not writable {WRITABLE_S_MAX} s after all has healed")
         self.run.writable_after_s = self.loop.time() - healed_s
-        if not await self._until(self._is_in_sync, IN_SYNC_S_MAX):
+        if not await self.until(self._is_in_sync, IN_SYNC_S_MAX):
             self.findings.append(f"C12: {view_text_of(self.store)} after {IN_SYNC_S_MAX} s")
+        await self.contents.drain()
         clients.cancel()
         undrain.cancel()
         pods.cancel()
-        if pods.done() and not pods.cancelled():
-            pods.result()
+        for task in (clients, undrain, pods):
+            if task.done() and not task.cancelled():
+                task.result()
         await asyncio.sleep(2.0)
         self._judge()
         for replica in self.replicas:
@@ -207,15 +261,29 @@ class World:
             controller.stop()
         await asyncio.sleep(0.1)
 
+    async def _stage(self) -> None:
+        """Play the situation of this run in a group that is well, and bring back who is down."""
+        if not await self.until(self._is_in_sync, IN_SYNC_S_MAX):
+            return  # The verdict at the end will be the same.
+        stalls, self.has_stalls = self.has_stalls, False
+        self.note(f"the situation is: {self.run.situation}")
+        try:
+            await self._situation.play(Stage(self))
+            self.run.was_staged = True
+        except NotReached:
+            self.note("it has not come about")
+        self._heal()
+        self.has_stalls = stalls
+        for replica in self.replicas:
+            self.start_again(replica)
+
     async def _send(self) -> None:
         while True:
             await asyncio.sleep(self.random.uniform(0, 2 * SEND_EVERY_S))
             takers = [one for one in self.replicas if one.is_alive and one.takes_sends]
-            if takers:
-                self._values += 1
-                self.run.sent += 1
+            if takers and self.sends:
                 # Also to one that is deposed and does not know it yet.
-                self.random.choice(takers).send(self._values)
+                self.random.choice(takers).carry_out(self.contents.act)
 
     async def _keep_pods(self) -> None:
         """Do what a StatefulSet does for a leading controller: one more, or one less."""
@@ -231,29 +299,31 @@ class World:
                 self.note(f"the pod of {last.name} is removed")
                 last.stop()
                 if self.random.random() < 0.5:
-                    last.volume = Volume(f"store {last.id}.{last.lives}")
+                    last.volume = self.contents.volume(last)
             for id_, _ in record.replicas:
                 if id_ >= self._pods:
                     self.random.choice(self.controllers).ask(Forget(id_))
             await asyncio.sleep(PODS_EVERY_S)
 
-    def _start_again(self, replica: ReplicaProcess) -> None:
+    def start_again(self, replica: ReplicaProcess) -> None:
         """Start a process anew, unless its pod is gone, or has been made anew."""
         if replica.id < self._pods and not replica.is_alive:
             replica.start()
 
-    async def _until(self, holds: object, seconds: float) -> bool:
-        assert callable(holds)
+    async def until(
+        self, holds: Callable[[], bool], seconds: float, *, look_s: float = LOOK_S
+    ) -> bool:
+        """Wait for something, for so long; whether it has come."""
         end_s = self.loop.time() + seconds
         while not holds():
             if self.loop.time() > end_s:
                 return False
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(look_s)
         return True
 
     async def _until_writable(self, seconds: float) -> bool:
         before = self.run.answered
-        return await self._until(lambda: self.run.answered > before, seconds)
+        return await self.until(lambda: self.run.answered > before, seconds)
 
     def _is_in_sync(self) -> bool:
         record = self.store.stored.record
@@ -290,7 +360,7 @@ class World:
             for controller in self.controllers:
                 self.network.send(replica.name, controller.name, partial(controller.died, member))
         await asyncio.sleep(self.random.uniform(0.1, 4.0))
-        self._start_again(replica)
+        self.start_again(replica)
 
     async def _kill(self) -> None:
         replica = self._any_alive()
@@ -312,7 +382,7 @@ class World:
             victim.volume.cut_power(self.random)
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
         for victim in victims:
-            self._start_again(victim)
+            self.start_again(victim)
 
     async def _wipe(self) -> None:
         """Replace a volume by an empty one."""
@@ -321,11 +391,11 @@ class World:
             return
         self.note(f"wipe {replica.name}")
         replica.stop()
-        replica.volume = Volume(f"store {replica.id}.{replica.lives}")
+        replica.volume = self.contents.volume(replica)
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
-        self._start_again(replica)
+        self.start_again(replica)
         # Another one may be lost when this one has caught up.
-        await self._until(self._is_in_sync, 5.0)
+        await self.until(self._is_in_sync, 5.0)
 
     async def _pause(self) -> None:
         """Let a broker stand still; its supervisor may, or may not."""
@@ -427,8 +497,10 @@ class World:
             controller.start()
 
     def _heal(self) -> None:
-        self.network.blocked.clear()
-        self.store.is_away = False
+        self.network.heal()
+        for replica in self.replicas:
+            replica.volume.is_stuck = replica.volume.is_full = False
+        self.sends, self.store.is_away = True, False
         self.has_stalls = False
 
     # ------------------------------------------------------------ the verdict
@@ -437,29 +509,14 @@ class World:
         run = self.run
         run.epochs = self.store.stored.record.epoch
         there = self.replicas[: self._pods]
-        logs = [bytes(one.volume.written) for one in there]
+        logs = [one.volume.confirmed_bytes(0, one.log.log_end) for one in there]
         confirmed = bytes(self._confirmed)
         for replica, log in zip(there, logs, strict=True):
             if log[: len(confirmed)] != confirmed:
                 run.findings.append(f"C2: {replica.name} lacks what is confirmed")
         if len(set(logs)) > 1:
             run.findings.append(f"F-24: logs of {[len(log) for log in logs]} bytes differ")
-        epochs = []
-        for at in range(0, len(confirmed), RECORD.size):
-            epoch, value, _ = RECORD.unpack_from(confirmed, at)
-            epochs.append(epoch)
-            if value == 0 and at and epoch <= epochs[-2]:
-                run.findings.append(f"F-15: epoch {epoch} begins behind {epochs[-2]}")
-        if epochs != sorted(epochs):
-            run.findings.append("C2: epochs do not grow along the log")
-        lost = [
-            value
-            for value, offset in self._promised.items()
-            if offset + RECORD.size > len(confirmed)
-            or RECORD.unpack_from(confirmed, offset)[1] != value
-        ]
-        if lost:
-            run.findings.append(f"C1: {len(lost)} messages that were answered are lost: {lost[:5]}")
+        self.contents.judge(confirmed)
 
 
 def view_text_of(store: ModelStore) -> str:
@@ -469,12 +526,18 @@ def view_text_of(store: ModelStore) -> str:
     return f"epoch {record.epoch}, sss {names}, master {record.master}"
 
 
-def run_seed(seed: int, *, trouble_s: float = TROUBLE_S) -> Run:
-    """Run one seed, with faults for so long."""
+def run_seed(
+    seed: int,
+    *,
+    trouble_s: float = TROUBLE_S,
+    situation: str = "",
+    contents: Callable[[World], Contents] = Values,
+) -> Run:
+    """Run one seed: a situation, which it draws where none is named, and faults for so long."""
     run, random = Run(seed), Random(seed)
 
     async def main() -> None:
-        world = World(run, random)
+        world = World(run, random, situation, contents)
         try:
             await world.go(trouble_s)
         finally:
@@ -487,12 +550,12 @@ def run_seed(seed: int, *, trouble_s: float = TROUBLE_S) -> Run:
     try:
         _, loop = simulate(main(), random)
         run.trace = loop.trace
-    except AssertionError as error:
+    except Exception as error:  # noqa: BLE001 - a finding of any kind
         run.findings.append(f"{type(error).__name__}: {error}")
     return run
 
 
-def main() -> None:
+def main(contents: Callable[[World], Contents] = Values) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -500,7 +563,7 @@ def main() -> None:
     arguments = parser.parse_args()
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
-        run = run_seed(seed)
+        run = run_seed(seed, contents=contents)
         if arguments.trace:
             sys.stdout.write("\n".join(run.notes) + "\n")
         sys.stdout.write(f"{run}\n")

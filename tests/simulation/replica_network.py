@@ -47,6 +47,9 @@ class ReplicaNetwork:
         self._streams: dict[int, Stream] = {}
         self._numbers = 0
         self.heard_s: dict[tuple[str, str], float] = {}  # by whom, of whom
+        # What belongs to no stream, and is on its way until somebody lets it arrive.
+        self.held: dict[tuple[str, str], list[Callable[[], object]]] = {}
+        self.holds: set[tuple[str, str]] = set()  # ways on which what is sent is held
 
     def delay_s(self) -> float:
         slow = self._random.random() < SLOW_PART
@@ -54,6 +57,9 @@ class ReplicaNetwork:
 
     def send(self, source: str, target: str, arrive: Callable[[], object]) -> None:
         """Bring a message that belongs to no stream: late, never, or twice."""
+        if (source, target) in self.holds:
+            self.held.setdefault((source, target), []).append(arrive)
+            return
         if self._random.random() < LOST_PART:
             return
         for _ in range(2 if self._random.random() < TWICE_PART else 1):
@@ -62,6 +68,19 @@ class ReplicaNetwork:
     def _arrive(self, source: str, target: str, arrive: Callable[[], object]) -> None:
         if (source, target) not in self.blocked:
             arrive()
+
+    def let_arrive(self, way: tuple[str, str]) -> None:
+        """Bring what was held on a way, in the order in which it was sent."""
+        self.holds.discard(way)
+        for arrive in self.held.pop(way, []):
+            arrive()
+
+    def heal(self) -> None:
+        """Let all pass, and all arrive that was held."""
+        self.blocked.clear()
+        self.holds.clear()
+        for way in list(self.held):
+            self.let_arrive(way)
 
     # ------------------------------------------------------------ streams
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable
 from functools import partial
-from random import Random
-from typing import TYPE_CHECKING, final
-from zlib import crc32
+from typing import TYPE_CHECKING, Protocol, final
 
-from tests.support.claims import LastRun, after_registration, claims_clean
 from tidemill.broker.engine.replication.actions import (
     Action,
     Close,
@@ -23,17 +19,20 @@ from tidemill.broker.engine.replication.actions import (
     StepDown,
 )
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
-from tidemill.broker.engine.replication.epoch_journal import Journal, cut_at, last_epoch
-from tidemill.broker.engine.replication.messages import Ack, Data, Digest, Hello
+from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
+from tidemill.broker.engine.replication.messages import Ack, Hello
+from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.common.replica_group import GroupView, Member, ReplicaId
 from tidemill.controller.election.registration import Registration
 from tidemill.controller.election.sessions import Health, Heartbeat
 
 if TYPE_CHECKING:
+    from random import Random
+
     from tests.simulation.replica_group import World
 
-RECORD = struct.Struct(">IQI")  # epoch, value (0: the epoch begins), checksum
+Answer = Callable[[], None]  # what a client hears, and notes
 TICK_S = 0.05
 HEARTBEAT_S = 0.2
 SYNC_S_MAX = 0.004
@@ -42,111 +41,42 @@ STALL_S_MAX = 2.0
 REOPEN_S = 0.1
 
 
-@final
-class Volume:
-    """What of a replica survives its process, and what of that a power cut."""
+class Volume(Protocol):
+    """What of a replica survives its process."""
 
-    def __init__(self, store_uuid: str) -> None:
-        self.store_uuid = store_uuid
-        self.written = bytearray()
-        self.durable = 0
-        self.epoch_seen = 0
-        self.journal: Journal = ()
-        self.confirm = 0  # saved now and then: never above what is confirmed
-        self.last = LastRun("")
+    is_stuck: bool  # no sync of it ends
+    is_full: bool  # nothing that a master sends has room
+
+    @property
+    def store_uuid(self) -> str:
+        """Which store this is."""
+
+    def open(self, replica: ReplicaProcess, confirmed: Callable[[int], None]) -> ReplicatedLog:
+        """Begin a life; `confirmed` is called when more is known to be."""
+
+    def close(self) -> None:
+        """End a life, with or without a word."""
 
     def cut_power(self, random: Random) -> None:
-        """Keep what is durable, and any part of the rest; the last record may be torn."""
-        kept = random.randint(self.durable, len(self.written))
-        del self.written[kept - kept % RECORD.size :]
-        self.durable = len(self.written)
-        self.confirm = min(self.confirm, self.durable)
+        """Lose of what is not durable any part."""
 
-    def lose_memory(self, random: Random) -> None:
-        """Lose what was acked and never synced."""
-        kept = random.randint(0, len(self.written))
-        del self.written[kept - kept % RECORD.size :]
-        self.durable = len(self.written)
-        self.confirm = min(self.confirm, self.durable)
+    def begin_sync(self) -> Callable[[], None]:
+        """Begin to make durable what is written; what is returned ends it."""
 
+    def pass_time(self) -> None:
+        """Hear that something is about to happen."""
 
-@final
-class ModelLog:
-    """One life's log: `ReplicatedLog` over a volume."""
+    def claims_clean(self, mode: AckMode) -> bool:
+        """Say whether this log has all that was acked."""
 
-    def __init__(self, volume: Volume, confirmed: Callable[[int], None]) -> None:
-        self._volume = volume
-        self._confirmed = confirmed
-        self.confirm_offset = min(volume.confirm, len(volume.written))
+    def is_registered(self) -> None:
+        """Hear that what was claimed was accepted."""
 
-    @property
-    def log_min(self) -> int:
-        return 0
+    def is_member(self) -> None:
+        """Hear that the master has seen this run catch up."""
 
-    @property
-    def log_end(self) -> int:
-        return len(self._volume.written)
-
-    @property
-    def durable_offset(self) -> int:
-        return self._volume.durable
-
-    @property
-    def applied_offset(self) -> int:
-        return self.confirm_offset
-
-    @property
-    def epoch_seen(self) -> int:
-        return self._volume.epoch_seen
-
-    @property
-    def journal(self) -> Journal:
-        return self._volume.journal
-
-    def save_epoch_seen(self, epoch: int) -> None:
-        assert epoch >= self._volume.epoch_seen, "an epoch is never unseen"
-        self._volume.epoch_seen = epoch
-
-    def save_journal(self, journal: Journal) -> None:
-        self._volume.journal = journal
-
-    def begin_epoch(self, epoch: int) -> int:
-        self.append_value(epoch, 0)
-        return self.log_end
-
-    def append_value(self, epoch: int, value: int) -> int:
-        """Append a record, and return where it begins."""
-        begin = self.log_end
-        self._volume.written += RECORD.pack(epoch, value, crc32(f"{epoch} {value}".encode()))
-        return begin
-
-    def frame_at(self, offset: int, size_max: int) -> Data | None:
-        del size_max  # Frames are small here, so that many are on their way.
-        data = bytes(self._volume.written[offset : offset + 4 * RECORD.size])
-        return Data(0, offset, data, crc32(data), 0, 0, 1 << 40) if data else None
-
-    def has_room_for(self, size: int) -> bool:
-        return size >= 0
-
-    def append(self, frame: Data) -> None:
-        assert frame.offset == self.log_end, "frames follow each other"
-        self._volume.written += frame.data
-
-    def digest(self, begin: int, end: int) -> Digest:
-        return Digest(begin, end, crc32(bytes(self._volume.written[begin:end])))
-
-    def truncate(self, cut: int) -> None:
-        assert cut >= self.confirm_offset, "F-5: what is confirmed is never cut"
-        del self._volume.written[cut:]
-        self._volume.durable = min(self._volume.durable, cut)
-
-    def start_at(self, log_min: int) -> None:
-        raise AssertionError(f"nobody is so far behind here that it begins at {log_min}")
-
-    def confirm(self, offset: int) -> None:
-        assert offset <= self.log_end, "what is confirmed is there"
-        self.confirm_offset = offset
-        self._confirmed(offset)
+    def confirmed_bytes(self, begin: int, end: int) -> bytes:
+        """Return the log, where it is confirmed."""
 
 
 @final
@@ -156,19 +86,19 @@ class ReplicaProcess:
     def __init__(self, world: World, replica_id: int, config: ReplicationConfig) -> None:
         self.id = ReplicaId(replica_id)
         self.name = f"replica-{replica_id}"
-        self.volume = Volume(f"store {replica_id}.0")
         self.boot = 0
         self.lives = 0
+        self.volume: Volume = world.contents.volume(self)
         self.is_alive = False
         self.is_paused = False
         self.member = Member(self.id, "")
         self.machine: Replication | None = None
-        self.log: ModelLog
+        self.log: ReplicatedLog
         self.is_registered = False
         self._world = world
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
-        self._waiting: list[tuple[int, int]] = []  # (end, value) of sends without an answer
+        self._waiting: list[tuple[int, Answer]] = []  # log offsets, and what they let go
         self._written = asyncio.Event()
         self._blocked_since_s: float | None = None
         self.asleep: list[Callable[[], object]] = []  # what came while it stood still
@@ -191,6 +121,7 @@ class ReplicaProcess:
         for task in self._tasks:
             task.cancel()
         self.asleep, self._waiting, self.machine = [], [], None
+        self.volume.close()
         self._world.network.end_streams_of(self.name)
 
     def check(self) -> None:
@@ -200,13 +131,12 @@ class ReplicaProcess:
                 task.result()
 
     def _open(self) -> None:
-        self.log = ModelLog(self.volume, self._confirmed)
+        self.log = self.volume.open(self, self._confirmed)
         self.machine = Replication(
             self.member, group="group", store_uuid=self.volume.store_uuid, log=self.log,
             config=self._config,
         )  # fmt: skip
-        if self.volume.durable < len(self.volume.written):
-            self._written.set()
+        self._written.set()
 
     async def _reopen(self) -> None:
         await asyncio.sleep(REOPEN_S)
@@ -216,22 +146,24 @@ class ReplicaProcess:
 
     async def _register(self) -> None:
         """Tell controllers of this run, until one of them has it in the record."""
-        last, boot_id = self.volume.last, str(self.boot)
-        is_clean = claims_clean(
-            last, boot_id=boot_id, log_end=self.log.log_end,
-            acks_are_durable=self._config.ack_mode is AckMode.SYNC_FSYNC,
-        )  # fmt: skip
+        volume = self.volume
+        is_clean = volume.claims_clean(self._config.ack_mode)
         while not self.is_registered:
             for controller in self._world.controllers:
                 instead_of = await controller.registered_of(self)
                 if instead_of is None:
                     continue
                 asked = Registration(
-                    self.member, instead_of, self.volume.store_uuid, self.name, is_clean=is_clean
+                    self.member, instead_of, volume.store_uuid, self.name, is_clean=is_clean
                 )
                 self._world.network.send(self.name, controller.name, partial(controller.ask, asked))
             await asyncio.sleep(0.3)
-        self.volume.last = after_registration(last, boot_id=boot_id, is_accepted=True)
+        volume.is_registered()
+
+    def _now_ms(self) -> int:
+        """Return monotonic time; whoever asks is about to do something, which its log is told."""
+        self.volume.pass_time()
+        return self._world.now_ms()
 
     # ------------------------------------------------------------ what comes
 
@@ -240,12 +172,14 @@ class ReplicaProcess:
         machine = self.machine
         if machine is not None and self.is_registered:
             self._world.latest[self.name] = view
-            machine.learn(view, self._world.now_ms())
+            machine.learn(view, self._now_ms())
+            if self.member in view.sss:
+                self.volume.is_member()
             self._act()
 
     def receive(self, stream: int, message: object) -> None:
         """Take a message of a stream."""
-        machine, now_ms = self.machine, self._world.now_ms()
+        machine, now_ms = self.machine, self._now_ms()
         if machine is None:
             return
         if isinstance(message, Hello):
@@ -260,24 +194,24 @@ class ReplicaProcess:
     def stream_closed(self, stream: int | None) -> None:
         """Hear of the end of a stream."""
         if self.machine is not None:
-            self.machine.closed(stream, self._world.now_ms())
+            self.machine.closed(stream, self._now_ms())
             self._act()
 
     def stream_opened(self, stream: int) -> None:
         """Hear that a dial has come through."""
         if self.machine is not None:
-            self.machine.dialled(stream, self._world.now_ms())
+            self.machine.dialled(stream, self._now_ms())
             self._act()
 
     def refused(self, version: int) -> None:
         """Hear that a proposal was refused."""
         if self.machine is not None:
-            self.machine.refused(version, self._world.now_ms())
+            self.machine.refused(version, self._now_ms())
 
     def hand_over(self, target: ReplicaId | None) -> None:
         """Begin a planned transfer."""
         if self.machine is not None:
-            self.machine.hand_over(target, self._world.now_ms())
+            self.machine.hand_over(target, self._now_ms())
             self._act()
 
     # ------------------------------------------------------------ sends
@@ -290,24 +224,28 @@ class ReplicaProcess:
             return False
         return master.accepts_sends and not master.sync_state.is_short
 
-    def send(self, value: int) -> None:
-        """Take a client's message; it is answered when it is confirmed."""
+    def carry_out(self, act: Callable[[ReplicaProcess], Answer]) -> None:
+        """Do what a client asks; what it is answered leaves when all so far is confirmed."""
+        answer = act(self)
         assert self.machine is not None, "it is there"
-        assert self.machine.master is not None, "and a master"
-        self.log.append_value(self.machine.master.epoch, value)
-        self._waiting.append((self.log.log_end, value))
-        self.machine.moved(self._world.now_ms())
+        self._waiting.append((self.log.log_end, answer))
+        self.machine.moved(self._now_ms())
         self._written.set()
         self._act()
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that it leads."""
+        assert self.machine is not None, "it is there"
+        assert self.machine.master is not None, "and a master"
+        return self.machine.master.epoch
+
     def _confirmed(self, offset: int) -> None:
-        if self._world.random.random() < 0.1:
-            self.volume.confirm = offset
         if self.machine is not None and self.machine.master is not None:
             self._world.check_confirmed(self, offset)
             while self._waiting and self._waiting[0][0] <= offset:
-                end, value = self._waiting.pop(0)
-                self._world.answered(value, end - RECORD.size)
+                _, answer = self._waiting.pop(0)
+                answer()
 
     # ------------------------------------------------------------ what is done
 
@@ -323,6 +261,8 @@ class ReplicaProcess:
             case Dial(master, _):
                 world.network.dial(self, world.replicas[master.replica_id])
             case Send(stream, message):
+                if isinstance(message, Ack):
+                    world.check_ack(self, message)
                 world.network.send_on(stream, self.name, message)
             case Close(stream, _):
                 world.network.close(stream, self.name)
@@ -340,6 +280,7 @@ class ReplicaProcess:
             case StepDown():
                 self._waiting = []
                 self.machine = None
+                self.volume.close()
                 world.network.end_streams_of(self.name)
                 self._tasks.append(asyncio.ensure_future(self._reopen()))
             case Diverging(why):
@@ -349,7 +290,7 @@ class ReplicaProcess:
         while True:
             await asyncio.sleep(TICK_S)
             if self.machine is not None and not self.is_paused:
-                self.machine.tick(self._world.now_ms())
+                self.machine.tick(self._now_ms())
                 self._act()
 
     async def _sync(self) -> None:
@@ -357,17 +298,15 @@ class ReplicaProcess:
         while True:
             await self._written.wait()
             self._written.clear()
-            end, machine = len(self.volume.written), self.machine
+            machine, finish = self.machine, self.volume.begin_sync()
             is_stall = self._world.has_stalls and random.random() < STALL_PART
             await asyncio.sleep(random.uniform(0, STALL_S_MAX if is_stall else SYNC_S_MAX))
-            while self.is_paused:  # noqa: ASYNC110 - time is virtual
+            while self.is_paused or self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(TICK_S)
             # What was cut meanwhile is written anew, and synced by the next one.
             if machine is not None and machine is self.machine:
-                self.volume.durable = max(
-                    self.volume.durable, min(end, self._world.uncut_end(self, end))
-                )
-                machine.moved(self._world.now_ms())
+                finish()
+                machine.moved(self._now_ms())
                 self._act()
             elif self.machine is not None:
                 self._written.set()

@@ -163,7 +163,11 @@ ROWS: Final[dict[int, Row]] = {
     ),
     25: Row(
         "a bit flips in what is confirmed",
-        ("tests/unit/engine/test_mending.py", "tests/e2e/test_mended_logs.py"),
+        (
+            "tests/unit/engine/test_mending.py",
+            "tests/e2e/test_mended_logs.py",
+            "tests/property/test_replica_simulation.py::test_a_bit_that_flips_is_mended",
+        ),
     ),
     26: Row(
         "a segment, or what a replica must not forget, is gone or damaged",

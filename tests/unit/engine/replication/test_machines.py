@@ -270,6 +270,21 @@ def test_runs_that_have_ended_are_forgotten() -> None:
     assert len(master.sync_state.commitment.acked) == 3
 
 
+def test_a_run_that_is_followed_by_another_one_acks_no_more() -> None:
+    """What is late of a run must not count for the next one, which may have lost it."""
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    master, extent = pair.master.master, LogExtent((), 0, 0)
+    assert master is not None
+    for stream, number in ((100, 0), (101, 1)):
+        master.hello(stream, Hello("g", run(2, number), "s", 1, 1, extent, 0), pair.now_ms)
+    before = master.sync_state.commitment
+    master.ack(100, Ack(1, run(2, 0), 1, 1, 0), pair.now_ms)
+    assert master.sync_state.commitment == before
+    master.ack(101, Ack(1, run(2, 1), 1, 1, 0), pair.now_ms)
+    assert master.sync_state.acked(run(2, 1)) == 1
+
+
 def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))

@@ -1,0 +1,491 @@
+"""The same broker group with what it is for: engines, and clients of queues, timers and offsets.
+
+    python -m tests.simulation.replica_engines --seeds 20 --first 0
+
+Volumes are `FaultyDisk`s, logs `GroupLog`s, and clients talk to the engine of whoever leads, as the
+round loop would. An answer leaves when all that was written for it is confirmed, and is noted then.
+What was noted must hold for ever (failover.md Part VI):
+
+    C1  what was sent is delivered until it is acked, and nothing else is
+    C3  of an ordered queue nothing is delivered while an earlier message is not acked
+    C4  nothing is delivered again before its invisible duration has ended
+    C5  what was acked is not delivered again
+    C6  queue offsets are dense and nobody's twice; offsets that consumers set stay where they are
+    C8  nothing that waits for its time comes before it, and all of it comes
+    C9  topics that were made are there
+
+The log of each replica is folded at the end, too (`tests/support/log_checker.py`). Where a bit
+flips in what is confirmed, it is asked for elsewhere, and nobody is served what it has become.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Final, final
+from zlib import crc32
+
+from tests.simulation.replica_group import World, main
+from tests.simulation.situations import SITUATIONS, Situation, Stage
+from tests.support.bodies import body_of
+from tests.support.engine_world import ENTROPY, SMALL, blob
+from tests.support.faulty_disk import UNBOUNDED, FaultyDisk
+from tests.support.log_checker import BrokenPromise, check_log
+from tests.support.timer_world import TIMERS
+from tidemill.broker.engine.group_log import GroupLog, Identity, open_group_log
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.message_store import MessageDamaged
+from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.pop.consumption import AckResult, Delivery
+from tidemill.broker.engine.replication.config import AckMode
+from tidemill.broker.engine.store.damaged_places import Answer as Found
+from tidemill.broker.engine.store.damaged_places import Question
+from tidemill.broker.engine.store.mending import mend
+from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.server.mending import served
+from tidemill.message import stored_message
+
+if TYPE_CHECKING:
+    from tests.simulation.replica_process import Answer, ReplicaProcess
+
+WALL_MS: Final = 1_700_000_000_000  # when the monotonic clock of a run is 0
+CONFIG: Final = replace(SMALL, segment_bytes=128 << 10, timer=TIMERS)
+NO_ROOM_BYTES: Final = 1 << 20  # below what a replica leaves free
+INVISIBLE_MS: Final = (300, 2_000, 8_000)
+DELAYS_MS: Final = (50, 500, 3_000, 9_000)
+FIRST_SEGMENT: Final = f"log/{0:020}.log"
+ROT_S: Final = 2.0  # until there is something that may rot
+ANSWER_S_MAX: Final = 1.0  # until somebody else is asked for it
+DRAIN_S_MAX: Final = 60.0  # far more than any delay, or what nobody acks is hidden for
+ACKS_MAX: Final = 8
+ACKED_PART: Final = 0.8
+TOPICS_MAX: Final = 20
+
+
+@final
+class EngineVolume:
+    """A replica's disk, and the engine of its present life."""
+
+    def __init__(self, world: World, replica: ReplicaProcess) -> None:
+        self.is_stuck = False
+        self.disk = FaultyDisk(Random(world.random.random()))
+        self.log: GroupLog
+        self._world = world
+        self._replica = replica
+        self._identity = Identity(world.random.randbytes(16), ENTROPY)
+        self._asked: Question | None = None  # another replica, for what is damaged here
+
+    @property
+    def store_uuid(self) -> str:
+        """Which store this is."""
+        return self.log.store_uuid.hex()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing that a master sends has room."""
+        return self.disk.capacity_bytes < UNBOUNDED
+
+    @is_full.setter
+    def is_full(self, is_full: bool) -> None:
+        used_bytes = self.disk.capacity_bytes - self.disk.free_bytes()
+        self.disk.capacity_bytes = used_bytes + NO_ROOM_BYTES if is_full else UNBOUNDED
+
+    def open(self, replica: ReplicaProcess, confirmed: Callable[[int], None]) -> GroupLog:
+        """Begin a life on the disk as it is."""
+        self.log, _ = open_group_log(
+            self.disk, CONFIG, now_ms=self.now_ms, fresh=self._identity,
+            boot_id=(replica.boot + 1).to_bytes(16),
+        )  # fmt: skip
+        self.log.engine.log.damage.has_others = True
+        self._asked = None
+        self.log.on_confirmed = lambda: self._confirmed(confirmed)
+        return self.log
+
+    def close(self) -> None:
+        """Leave the disk as a killed process does."""
+        self.disk = self.disk.after_kill()
+
+    def cut_power(self, _random: Random) -> None:
+        """Lose of what is not durable any part."""
+        self.disk = self.disk.after_power_cut()
+
+    def _confirmed(self, tell: Callable[[int], None]) -> None:
+        self._apply()
+        tell(self.log.confirm_offset)
+
+    def _apply(self) -> None:
+        for _ in self.log.apply_slices():
+            pass
+
+    def begin_sync(self) -> Callable[[], None]:
+        """Begin to make durable what is written."""
+        log = self.log
+        log.note_durable()
+        end, files = log.engine.begin_sync()
+        files = [*files, *log.files_beside()]
+
+        def finish() -> None:
+            for file in files:
+                file.sync()
+            log.engine.synced(end)
+            self._apply()
+
+        return finish
+
+    @property
+    def now_ms(self) -> int:
+        """Wall time, which is the same everywhere."""
+        return WALL_MS + self._world.now_ms()
+
+    def pass_time(self) -> None:
+        """Tell the log what time it is, and ask others for what is damaged."""
+        self.log.now_ms = self.now_ms
+        damage, me = self.log.engine.log.damage, self._replica
+        if not damage.is_any_awaited or self._asked is not None:
+            return
+        others = [one.id for one in self._world.replicas if one.is_alive and one is not me]
+        question = self._asked = damage.next_question(others, self.now_ms)
+        if question is not None:
+            other = self._world.replicas[question.replica_id]
+            self._world.loop.call_later(ANSWER_S_MAX, self._hear, self.log, question, None)
+            self._world.network.send(me.name, other.name, lambda: self._serve(other, question))
+
+    def _serve(self, other: ReplicaProcess, question: Question) -> None:
+        if other.is_alive and not other.is_paused:
+            assert isinstance(other.volume, EngineVolume), "all are"
+            found, log = served(other.volume.log, question.begin, question.end), self.log
+            self._world.network.send(
+                other.name, self._replica.name, lambda: self._hear(log, question, found)
+            )
+
+    def _hear(self, log: GroupLog, question: Question, found: bytes | None) -> None:
+        if question is not self._asked or log is not self.log or not self._replica.is_alive:
+            return
+        answer = Found.SILENT if found is None else Found.NOTHING
+        if found:
+            files = [one for part in mend(log.engine.log, self.disk, question.begin, found)
+                     for one in part]  # fmt: skip
+            for file in files:
+                file.sync()
+            answer = Found.MENDED if files else Found.SOUND
+        self._asked = None
+        log.engine.log.damage.answered(question, answer, self.now_ms)
+
+    def claims_clean(self, _mode: AckMode) -> bool:
+        """Say whether this log has all that was acked."""
+        return self.log.is_clean
+
+    def is_registered(self) -> None:
+        """Do nothing: what is claimed stays until it is a member."""
+
+    def is_member(self) -> None:
+        """Hear that the master has seen this run catch up."""
+        self.log.known_end.trust()
+
+    def confirmed_bytes(self, begin: int, end: int) -> bytes:
+        """Return the log, checked record by record, as far as it is confirmed."""
+        found = bytearray()
+        while begin + len(found) < end:
+            piece = self.log.confirmed_frame_at(begin + len(found), 1 << 20)
+            if not piece:
+                break
+            found += piece
+        return bytes(found[: end - begin])
+
+
+async def bit_flips_at_a_replica(stage: Stage) -> None:
+    """A bit of what is confirmed flips on the disk of a replica."""
+    await _flip(stage, stage.third)
+
+
+async def bit_flips_at_the_master(stage: Stage) -> None:
+    """A bit of what is confirmed flips on the disk of the master."""
+    await _flip(stage, stage.master)
+
+
+async def _flip(stage: Stage, victim: ReplicaProcess) -> None:
+    await asyncio.sleep(ROT_S)
+    volume = victim.volume
+    assert isinstance(volume, EngineVolume), "of this kind of contents"
+    log, random = volume.log, stage.world.random
+    end = log.confirm_offset
+    volume.disk.damage(
+        FIRST_SEGMENT,
+        random.randrange(min(end, CONFIG.segment_bytes)),
+        bits=1 << random.randrange(8),
+    )
+    # Whoever looks at it notes it: here at all of it, as a check of the log does.
+    if len(volume.confirmed_bytes(0, end)) < end:
+        await stage.until(lambda: log.engine.log.damage.mended_count > 0)
+    if len(volume.confirmed_bytes(0, end)) < end:
+        stage.world.findings.append(f"row 25: {victim.name} is damaged, and is not mended")
+
+
+@dataclass
+class Received:
+    """One message that a client was given."""
+
+    key: str
+    topic: str
+    delivery: Delivery
+    offset: int
+    popped_at_ms: int
+
+
+@final
+class Clients:
+    """What they ask for, and what they were told."""
+
+    mode: AckMode | None = AckMode.SYNC_FSYNC  # what engines know of their ends is of that mode
+    situations: Mapping[str, Situation] = {
+        **SITUATIONS,
+        "a bit flips at a replica": Situation(bit_flips_at_a_replica),
+        "a bit flips at the master": Situation(bit_flips_at_the_master),
+    }
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.random
+        self._is_draining = False
+        self._counts = dict.fromkeys(("plain", "fifo", "delayed"), 0)
+        self._asked: set[str] = set()  # keys that were sent, whatever was answered
+        self._sent: set[str] = set()  # of those the ones that were answered
+        self._due_ms: dict[str, int] = {}
+        self._places: dict[tuple[str, int], str] = {}
+        self._acked: dict[str, int] = {}  # key: behind which log offset
+        self._ack_asked: set[str] = set()
+        self._deliveries: dict[str, list[Received]] = {}
+        self._held: list[Received] = []
+        self._made: set[str] = set()
+        self._pulled: dict[str, int] = {}
+
+    def volume(self, replica: ReplicaProcess) -> EngineVolume:
+        """Return an empty volume."""
+        return EngineVolume(self._world, replica)
+
+    def act(self, replica: ReplicaProcess) -> Answer:
+        """Ask for one thing, of many; what is due happens before."""
+        assert isinstance(replica.volume, EngineVolume), "of this kind of volume"
+        self._engine, self._now_ms = replica.volume.log.engine, replica.volume.now_ms
+        engine, now_ms = self._engine, self._now_ms
+        missing = self._missing()
+        engine.run_due(now_ms, firing_ms=now_ms)
+        answer = self._choose()()
+        engine.write(now_ms)
+
+        def answered() -> None:
+            # Who is deposed lacks what came since, and confirms nothing.
+            for what in missing:
+                self._found(what)
+            answer()
+            self._world.answered()
+
+        return answered
+
+    def _choose(self) -> Callable[[], Answer]:
+        # A master may die between the two records of a topic and its group.
+        groups = {one.name for one in self._engine.catalog.groups.values()}
+        for name in ("plain", "fifo", "delayed"):
+            if name not in self._names() or f"of {name}" not in groups:
+                return functools.partial(self._make, name)
+        takes: list[Callable[[], Answer]] = [self._pop, self._pop, self._ack, self._ack]
+        if self._is_draining:
+            return self._random.choice(takes)
+        sends = [self._send, self._send, self._send_ordered, self._delay]
+        others = [self._make_another, self._pull]
+        return self._random.choice([*takes, *sends, *sends, *others])
+
+    # ------------------------------------------------------------ what is asked for
+
+    def _names(self) -> set[str]:
+        return {one.name for one in self._engine.catalog.topics.values()}
+
+    def _make(self, name: str) -> Answer:
+        administration, now_ms = self._engine.administration, self._now_ms
+        type_ = TopicType.FIFO if name == "fifo" else TopicType.NORMAL
+        administration.put_topic(name, type_=type_, queues=1, now_ms=now_ms)
+        administration.put_group(
+            f"of {name}", is_ordered=name == "fifo", max_attempts=1_000, now_ms=now_ms
+        )
+        return lambda: self._made.add(name)
+
+    def _make_another(self) -> Answer:
+        return self._make(f"made-{self._random.randrange(TOPICS_MAX)}")
+
+    def _send(self) -> Answer:
+        return self._store("plain")
+
+    def _send_ordered(self) -> Answer:
+        return self._store("fifo")
+
+    def _delay(self) -> Answer:
+        return self._store("delayed", self._now_ms + self._random.choice(DELAYS_MS))
+
+    def _store(self, topic: str, due_ms: int = 0) -> Answer:
+        self._world.run.sent += 1
+        self._counts[topic] += 1
+        key, size = f"{topic}-{self._counts[topic]}", self._random.choice((0, 30, 700))
+        self._asked.add(key)
+        data, crc = blob(key, size=size), 0
+        if due_ms:
+            data = blob(key, size=size, kind=stored_message.TYPE_DELAY)
+            patched, crc = with_due_time(data, crc32(data), due_ms)
+            data = bytes(patched)
+        found = self._engine.catalog.find_topic(topic)
+        assert found is not None, "it was made"
+        offset, _ = self._engine.send(
+            found.id, QueueId(0), data, crc or crc32(data),
+            now_ms=self._now_ms, firing_ms=self._now_ms,
+        )  # fmt: skip
+
+        def answered() -> None:
+            self._sent.add(key)
+            if due_ms:
+                self._due_ms[key] = due_ms
+            elif (known := self._places.setdefault((topic, offset), key)) != key:
+                self._found(f"C6: {known} and {key} are at offset {offset}")
+
+        return answered
+
+    def _pop(self) -> Answer:
+        topic = self._random.choice(("plain", "fifo", "delayed"))
+        invisible_ms = self._random.choice(INVISIBLE_MS)
+        group_id, topic_id = self._ids(topic)
+        batches = self._engine.pop(
+            group_id, topic_id, max_messages=self._random.randint(1, 8),
+            invisible_duration_ms=invisible_ms, tags=frozenset(), attempt_id="",
+            now_ms=self._now_ms,
+        )  # fmt: skip
+        received = []
+        for one in batches:
+            batch = one
+            try:
+                records = self._engine.read_batch(batch)
+            except (LookupError, MessageDamaged):
+                batch = self._engine.left_of(batch)
+                records = self._engine.read_batch(batch)
+            for index, record, offset in zip(
+                batch.indexes, records, batch.queue_offsets, strict=True
+            ):
+                delivery = Delivery(
+                    group_id, topic_id, batch.slot, batch.delivery_id, index, batch.visible_at_ms
+                )
+                key = body_of(record.blob).decode().rstrip(".")
+                received.append(Received(key, topic, delivery, offset, self._now_ms))
+        asked = set(self._ack_asked)
+        return lambda: self._receive(received, asked)
+
+    def _ids(self, topic: str) -> tuple[GroupId, TopicId]:
+        group = self._engine.catalog.find_group(f"of {topic}")
+        found = self._engine.catalog.find_topic(topic)
+        assert group is not None, "it was made"
+        assert found is not None, "it was made"
+        return group.id, found.id
+
+    def _ack(self) -> Answer:
+        """Ack some of what is held; some of it nobody ever acks."""
+        held = [one for one in self._held if one.delivery.visible_at_ms > self._now_ms]
+        self._random.shuffle(held)
+        count = len(held) if self._is_draining else self._random.randint(0, ACKS_MAX)
+        some, self._held = held[:count], held[count:]
+        if not self._is_draining:
+            some = [one for one in some if self._random.random() < ACKED_PART]
+        done = (AckResult.APPLIED, AckResult.ALREADY)
+        acked = {
+            one.key for one in some if self._engine.ack(one.delivery, self._now_ms) in done
+        }  # fmt: skip
+        self._ack_asked |= acked
+        begin = self._engine.log_end
+        return lambda: self._acked.update(dict.fromkeys(acked, begin))
+
+    def _pull(self) -> Answer:
+        """Set how far a group has pulled: always further."""
+        group_id, topic_id = self._ids("plain")
+        key = group_id, topic_id, QueueId(0)
+        end = self._engine.catalog.queue(topic_id, QueueId(0)).max_offset
+        known = self._engine.catalog.pull_offsets.find(key) or 0
+        offset = self._random.randint(known, max(known, end))
+        self._engine.administration.update_pull_offset(*key, offset, self._now_ms)
+
+        def answered() -> None:
+            self._pulled["plain"] = offset
+
+        return answered
+
+    # ------------------------------------------------------------ what must hold
+
+    def _found(self, what: str) -> None:
+        self._world.findings.append(what)
+
+    def _receive(self, received: list[Received], asked: set[str]) -> None:
+        # In the order of the log: what a master that stood still has answered may be heard of late.
+        for one in received:
+            at = one.delivery.delivery_id
+            if one.key not in self._asked:
+                self._found(f"C1: nobody has sent {one.key}")
+            if self._acked.get(one.key, at) < at:
+                self._found(f"C5: {one.key} comes again, and was acked")
+            if self._due_ms.get(one.key, 0) > one.popped_at_ms:
+                self._found(f"C8: {one.key} comes before its time")
+            known = self._deliveries.setdefault(one.key, [])
+            known.append(one)
+            known.sort(key=lambda other: other.delivery.delivery_id)
+            for earlier, later in itertools.pairwise(known):
+                if later.popped_at_ms < earlier.delivery.visible_at_ms:
+                    self._found(f"C4: {one.key} comes again before its time")
+        self._check_order([one for one in received if one.topic == "fifo"], asked)
+        self._held += received
+
+    def _check_order(self, received: list[Received], asked: set[str]) -> None:
+        """Check C3: whatever lies before is acked, or comes along."""
+        if not received:
+            return
+        together = {one.key for one in received}
+        for (topic, offset), key in self._places.items():
+            if topic == "fifo" and offset < received[0].offset and key not in asked | together:
+                self._found(f"C3: {received[0].key} comes before {key} is acked")
+
+    def _missing(self) -> list[str]:
+        """Return what this engine lacks of what was answered: C9, and offsets of C6."""
+        catalog = self._engine.catalog
+        groups = {one.name for one in catalog.groups.values()}
+        found = [
+            f"C9: {name} is gone, or its group is"
+            for name in sorted(self._made)
+            if name not in self._names() or f"of {name}" not in groups
+        ]
+        for topic, offset in self._pulled.items() if not found else ():
+            if (catalog.pull_offsets.find((*self._ids(topic), QueueId(0))) or 0) < offset:
+                found.append(f"C6: the offset {offset} of {topic} went back")
+        return found
+
+    async def drain(self) -> None:
+        """Take what is left, until all that was sent is acked."""
+        self._is_draining = True
+        await self._world.until(lambda: not self._left(), DRAIN_S_MAX)
+        if left := self._left():
+            self._found(f"C1, C8: {len(left)} never came, or were never acked: {sorted(left)[:5]}")
+        self._world.sends = False
+
+    def _left(self) -> set[str]:
+        return self._sent - self._ack_asked
+
+    def judge(self, confirmed: bytes) -> None:
+        """Fold the log of each replica that is there."""
+        assert confirmed, "something was"
+        for replica in self._world.replicas:
+            if not replica.is_alive:
+                continue
+            assert isinstance(replica.volume, EngineVolume), "of this kind of volume"
+            try:
+                check_log(replica.volume.disk)
+            except BrokenPromise as broken:
+                self._found(f"{replica.name}, {broken}")
+
+
+if __name__ == "__main__":
+    main(Clients)
