@@ -525,6 +525,11 @@ class Engine:
         return self.log.log_end
 
     @property
+    def state_mark(self) -> tuple[int, int]:
+        """What differs once anything has changed: what is recorded, and acks that will be."""
+        return self.log.log_end, self._acks.gathered_count
+
+    @property
     def committed_offset(self) -> LogOffset:
         """Everything below is durable, at the replicas too: what depends on it may go out."""
         return self.log.committed_offset
