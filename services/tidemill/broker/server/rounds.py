@@ -464,6 +464,12 @@ def _log_notices(engine: Engine) -> None:
         )  # fmt: skip
     for notice in engine.consumption.take_notices():
         log.error("message damaged, what is left of it is dead-lettered", **notice._asdict())
+    for gate in engine.retention.gate.take_notices():
+        room = {"topic": gate.topic, "room_mib": gate.room_bytes >> 20}
+        if gate.gives_way:
+            log.warning("archive gate gives way: what is not sealed goes for want of room", **room)
+        else:
+            log.info("archive gate holds again", **room)
     for file in engine.repairs.take_notices():
         log.warning("damaged file derived from the log again", file=file)
 
