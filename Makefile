@@ -83,7 +83,7 @@ heavy: setup $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills, both transport
 	$(PYTEST) -n 2 --dist loadfile -m heavy $(ARGS)
 
 # Apart: what they build takes longer than they do, or they are many processes for minutes.
-large: setup $(CLIENTS) $(STAMPS)/rust $(JUDGES) $(STAMPS)/prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop.
+large: setup setup-pipeline $(CLIENTS) $(STAMPS)/rust $(JUDGES) $(STAMPS)/prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
 	$(PYTEST) -m large $(ARGS)
 
 night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, and soak.

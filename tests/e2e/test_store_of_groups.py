@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.processes import ADMIN_S, Standalone, command, environment, standalone
 
 TOPIC = "orders"
@@ -25,9 +26,17 @@ def tidemill(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def stored(running: Standalone) -> dict[str, int]:
-    """Return how many messages each broker group has."""
+    """Return how many messages each broker group has, once the admin process reaches all.
+
+    A broker that has come back on another port is found there a moment later.
+    """
+    return eventually(lambda: _stored(running), within_ms=RUN_S * 1000)
+
+
+def _stored(running: Standalone) -> dict[str, int]:
     with httpx.Client(trust_env=False, timeout=ADMIN_S) as rest:
         shown = rest.get(f"{running.admin}/api/v1/topics/{TOPIC}").raise_for_status().json()
+    assert not shown.get("unreachable"), shown
     counts: dict[str, int] = {}
     for queue in shown["queueStatus"]:
         counts[queue["broker"]] = counts.get(queue["broker"], 0) + queue["maxOffset"]

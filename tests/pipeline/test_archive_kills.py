@@ -62,7 +62,7 @@ def archived_ids(to: Path) -> Counter[str]:
     )  # fmt: skip
 
 
-@pytest.mark.heavy
+@pytest.mark.large
 def test_an_archive_loses_and_doubles_nothing_under_kills(tmp_path: Path) -> None:
     chance = random.Random(15)
     to, data = tmp_path / "archive", tmp_path / "data"

@@ -25,7 +25,7 @@ from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.large
 
 SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
 VICTIMS = ["broker-0"] * 3 + ["proxy-0", "proxy-1"]

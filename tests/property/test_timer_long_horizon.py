@@ -16,7 +16,7 @@ from tests.support.timer_world import DAY_MS, HOUR_MS, TIMERS, TimerWorld
 
 pytestmark = pytest.mark.heavy
 
-COUNT = int(os.environ.get("TIMER_SOAK_COUNT", "20000"))
+COUNT = int(os.environ.get("TIMER_SOAK_COUNT", "6000"))
 DAYS = 400
 STRIDE_MS = 8 * HOUR_MS
 SEGMENT_BYTES = max(64 << 10, COUNT * 200 // 8 // 4096 * 4096)

@@ -103,6 +103,8 @@ class ReplicaGroup:
 
     async def _listen(self, replica: ReplicaProcess) -> None:
         while said := await self._line(replica):
+            if "incarnation" in said:
+                replica.member = Member(replica.member.replica_id, said["incarnation"])
             if said.get("version") == self.view.version and replica.member == self.view.master:
                 sss = frozenset(Member(*one) for one in said["sss"])
                 if all(self._lives(one) for one in sss - self.view.sss):

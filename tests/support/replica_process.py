@@ -3,7 +3,7 @@
     python -m tests.support.replica_process --name=broker-0 --replica-id=1 ...
 
 On standard input come views, one line of JSON each; on standard output goes what it would tell the
-controllers, and first its incarnation.
+controllers, and first its incarnation, again where it becomes another run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Pipes:
     def attach(self, replicas: Replicas) -> None:
         if self._replicas is None:
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._read)
-            say(incarnation=replicas.machine.me.incarnation)
+        me = replicas.machine.me
+        if self._replicas is None or self._replicas.machine.me != me:
+            say(incarnation=me.incarnation)
         self._replicas = replicas
         if self._view is not None:
             replicas.learn(self._view)

@@ -15,7 +15,7 @@ import structlog
 from tidemill.broker.data_dir import locked_data_dir
 from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.sync_process import SyncProcess
-from tidemill.common.lifecycle import die_with_parent, run, stop_on_signal
+from tidemill.common.lifecycle import die_with_parent, leaves, run, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.replica_group import Member, ReplicaId
 
@@ -112,8 +112,9 @@ async def serve(
                     is_over = True
                 except* SteppedDown:
                     log.info("the store is opened again, as a replica's")
-                except* MustBeEmptied as error:
-                    log.warning("the store is emptied, and copied again", reason=str(error))
+                except* MustBeEmptied as group:
+                    reason = "; ".join(map(str, leaves(group)))
+                    log.warning("the store is emptied, and copied again", reason=reason)
                     give_up_store(settings.data_dir)
                     # What was acked of the store that is gone counts for nobody (F-11).
                     me = new_run(settings)

@@ -93,7 +93,7 @@ def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
     try:
         uvloop.run(guarded())
     except BaseExceptionGroup as group:
-        for error in _leaves(group):
+        for error in leaves(group):
             _log_end(error)
         return 1
     except Exception as error:  # noqa: BLE001  # The one place where a process ends.
@@ -119,10 +119,11 @@ def _log_callback(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     )
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors of a group, without the groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
+            yield from leaves(error)
         else:
             yield error
 

@@ -18,7 +18,7 @@ from tidemill.broker.server.probes import PROBE
 from tidemill.broker.server.pulls import PullReader
 from tidemill.broker.server.reader import BrokerReader
 from tidemill.broker.server.relay import Relay
-from tidemill.broker.server.replicas import STREAM
+from tidemill.broker.server.replica_streams import STREAM
 from tidemill.broker.server.timer_admin import TimerAdmin
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.transport.aio import health, metrics

@@ -1,4 +1,4 @@
-"""The other replicas of this broker's group: streams to and from them, around the pure machines.
+"""This replica among those of its group: what happens, around the pure machines.
 
     controllers ── learn(view) ──▶  Replication ── Dial, Send, Close ──▶  streams
     round loop  ── moved() ──────▶      │       ── Propose, Release ───▶  controllers
@@ -18,7 +18,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, assert_never, final
 
 import structlog
-from google.protobuf.message import DecodeError
 
 from tidemill.broker.controller_link.port import Introduction, Status
 from tidemill.broker.engine.replication.actions import (
@@ -37,30 +36,22 @@ from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.engine.replication.store_log import save_addresses
 from tidemill.broker.server.mending import serve_range
 from tidemill.broker.server.probes import Probes, serve_probes
-from tidemill.broker.server.replica_frames import (
-    Floor,
-    SenselessFrame,
-    decode_to_master,
-    decode_to_replica,
-    encode_to_master,
-    encode_to_replica,
-)
-from tidemill.transport.grpc.status import RpcCode, RpcError
-from tidemill.transport.http2.limits import Limits
+from tidemill.broker.server.replica_frames import Floor, encode_to_master, encode_to_replica
+from tidemill.broker.server.replica_streams import ReplicaStreams
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.group_log import GroupLog
     from tidemill.broker.engine.replication.actions import Action
     from tidemill.broker.engine.replication.config import ReplicationConfig
+    from tidemill.broker.engine.replication.messages import ToReplica
     from tidemill.broker.server.durability import Durability
     from tidemill.common.clock import Clock
     from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
     from tidemill.transport.aio.call import RpcCall
-    from tidemill.transport.aio.connect import Connect, OpenStream
+    from tidemill.transport.aio.connect import Connect
 
 log = structlog.get_logger()
 
-STREAM: Final = "/tidemill.replication.v1.Replication/Stream"
 TICK_S: Final = 0.05  # the shortest time of the machines, which is how long a first dial waits
 # To replicas that are far behind, 64 MiB/s: what is new must not wait for what is old. In steps,
 # since each record of it is checked, 5 us each: of a kilobyte they take two milliseconds.
@@ -71,17 +62,6 @@ SHORT_HOLD_MS: Final = 2_000
 SAVE_TICKS: Final = 100  # every five seconds
 # Each second: a segment is dropped by replicas, and what is durable is noted, so much later.
 FLOOR_TICKS: Final = 20
-CONNECT_TIMEOUT_S: Final = 1.0  # as long as a stream may be silent
-# A frame has one record at least, and the largest is a message with all that it may have.
-FRAME_BYTES_MAX: Final = 64 << 20
-LIMITS: Final = Limits(
-    stream_window_bytes=16 << 20,
-    frame_bytes=1 << 20,
-    large_messages_bytes=72 << 20,
-    held_bytes_max=256 << 20,
-    keepalive_period_s=1.0,
-    keepalive_timeout_s=2.0,
-)
 
 
 class SteppedDown(Exception):
@@ -111,16 +91,6 @@ class LagBehind(NamedTuple):
     behind_ms: int  # since it was last seen to have all
 
 
-class _Stream(Protocol):
-    """Either end of a stream."""
-
-    def write(self, message: bytes) -> None:
-        """Send without waiting."""
-
-    def end(self) -> None:
-        """End it; nothing more is heard of it."""
-
-
 @final
 class Replicas:
     """This replica among the others."""
@@ -140,7 +110,6 @@ class Replicas:
         self._group = group
         self._group_log = group_log
         self._durability = durability
-        self._connect = connect
         self._controllers = controllers
         self._clock = clock
         self._machine = Replication(
@@ -150,10 +119,7 @@ class Replicas:
         self._was_held = False
         self.address = ""  # at which others reach this replica, from when it is served
         self._blocked_since_ms = clock.monotonic_ms()
-        self._numbers = count(1)
-        self._streams: dict[int, _Stream] = {}
-        self._dialling: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams = ReplicaStreams(self, connect)
         self.probes = Probes(group, self, connect=connect, clock=clock)
         self._saved_addresses: tuple[tuple[ReplicaId, str], ...] = ()
         self._deferred: GroupView | None = None  # until the round under way is written
@@ -340,8 +306,7 @@ class Replicas:
         if not self.is_master:
             return
         log_min, confirm = self._group_log.log_min, self._group_log.confirm_offset
-        for stream in self._streams.values():
-            stream.write(encode_to_replica(Floor(log_min, confirm)))
+        self._streams.write_to_all(encode_to_replica(Floor(log_min, confirm)))
 
     def _leave(self) -> None:
         self._durability.on_moved = lambda: None
@@ -350,11 +315,7 @@ class Replicas:
         self._group_log.on_confirmed = lambda: None
         if not self._failure.done():
             self._failure.cancel()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.end()
-        for task in self._tasks:
-            task.cancel()
+        self._streams.close_all()
 
     # ------------------------------------------------------------ events
 
@@ -421,21 +382,16 @@ class Replicas:
     def _act(self, action: Action) -> None:
         match action:
             case Send(number, message):
-                stream = self._streams.get(number)
-                if stream is not None:
-                    is_ours = isinstance(message, Hello | Ack)
+                if isinstance(message, Hello | Ack):
+                    self._streams.write(number, encode_to_master(message))
+                else:
                     if isinstance(message, Data):
                         self.sent_bytes += len(message.data)
-                    stream.write(
-                        encode_to_master(message) if is_ours else encode_to_replica(message)  # type: ignore[arg-type]  # One of the two.
-                    )
+                    self._streams.write(number, encode_to_replica(message))
             case Close(number, why):
-                log.info("stream between replicas closed", stream=number, reason=why)
-                stream = self._streams.pop(number, None)
-                if stream is not None:
-                    stream.end()
+                self._streams.close(number, why)
             case Dial(master, address):
-                self._dial(master, address)
+                self._streams.dial(master, address)
             case Propose(proposal):
                 self._controllers.propose(proposal)
             case Release():
@@ -457,33 +413,11 @@ class Replicas:
         else:
             self._wake()
 
-    # ------------------------------------------------------------ as a master
+    # ------------------------------------------------------------ what streams bring
 
     async def stream(self, call: RpcCall) -> None:
         """Serve a replica that follows."""
-        number, served = next(self._numbers), _Served(call)
-        self._streams[number] = served
-        reading = asyncio.create_task(self._read(number, call), name="replica's acks")
-        try:
-            await asyncio.wait({reading, served.ended}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                reading.result()
-        finally:
-            reading.cancel()
-            if self._streams.pop(number, None) is not None:
-                self._do(functools.partial(self._machine.closed, number))
-
-    async def _read(self, number: int, call: RpcCall) -> None:
-        async for request in call:
-            try:
-                message = decode_to_master(request)
-            except (DecodeError, SenselessFrame) as error:
-                raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from None
-            if isinstance(message, Hello):
-                log.info("a replica says hello", replica=message.member.replica_id, stream=number)
-                self._do(functools.partial(self._machine.hello, number, message))
-            else:
-                self._do(functools.partial(self._machine.ack, number, message))
+        await self._streams.serve(call)
 
     async def probe(self, call: RpcCall) -> None:
         """Tell another replica that this one is there."""
@@ -493,45 +427,20 @@ class Replicas:
         """Serve a replica whose own log is damaged, master or not."""
         await serve_range(self._group, self._group_log, call)
 
-    # ------------------------------------------------------------ as a replica
+    def hello(self, number: int, message: Hello) -> None:
+        """See Hearer."""
+        self._do(functools.partial(self._machine.hello, number, message))
 
-    def _dial(self, master: Member, address: str) -> None:
-        if self._dialling is not None:
-            self._dialling.cancel()
-        task = asyncio.create_task(self._follow(address), name=f"follow {master.replica_id}")
-        self._dialling = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def ack(self, number: int, message: Ack) -> None:
+        """See Hearer."""
+        self._do(functools.partial(self._machine.ack, number, message))
 
-    async def _follow(self, address: str) -> None:
-        """Dial, and hear the master until the stream ends."""
-        number, is_dialled = next(self._numbers), False
-        try:
-            async with self._connect(
-                address, LIMITS, message_bytes_max=FRAME_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S
-            ) as channel:
-                stream = channel.open(STREAM, functools.partial(self._receive, number))
-                self._streams[number] = _Dialled(stream)
-                is_dialled = True
-                self._do(functools.partial(self._machine.dialled, number))
-                await stream.ended()
-        except RpcError as error:
-            log.debug("no stream to the master", address=address, reason=str(error))
-        if not is_dialled:
-            self._do(functools.partial(self._machine.closed, None))
-        elif self._streams.pop(number, None) is not None:
-            self._do(functools.partial(self._machine.closed, number))
+    def dialled(self, number: int) -> None:
+        """See Hearer."""
+        self._do(functools.partial(self._machine.dialled, number))
 
-    def _receive(self, number: int, encoded: bytes) -> None:
-        stream = self._streams.get(number)
-        if stream is None:
-            return
-        try:
-            message = decode_to_replica(encoded)
-        except (DecodeError, SenselessFrame):
-            log.warning("a master that makes no sense", stream=number)
-            stream.end()
-            return
+    def receive(self, number: int, message: ToReplica | Floor) -> None:
+        """See Hearer."""
         if isinstance(message, Floor):
             self._group_log.follow_floor(message.log_min, message.confirm)
             return
@@ -541,37 +450,6 @@ class Replicas:
             self._group_log.catch_up_at_latest(message.extent.log_end)
         self._do(functools.partial(self._machine.receive, number, message))
 
-
-@final
-class _Served:
-    """The master's end."""
-
-    def __init__(self, call: RpcCall) -> None:
-        self._call = call
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def write(self, message: bytes) -> None:
-        """Send; the machine's window bounds what is under way."""
-        if not self._call.call.is_ended:
-            self._call.write(message)
-
-    def end(self) -> None:
-        """End it behind what was sent."""
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-@final
-class _Dialled:
-    """The replica's end."""
-
-    def __init__(self, stream: OpenStream) -> None:
-        self._stream = stream
-
-    def write(self, message: bytes) -> None:
-        """Send."""
-        self._stream.write(message)
-
-    def end(self) -> None:
-        """End it."""
-        self._stream.cancel()
+    def closed(self, number: int | None) -> None:
+        """See Hearer."""
+        self._do(functools.partial(self._machine.closed, number))

@@ -18,7 +18,6 @@ from tidemill.broker.engine.replication.epoch_journal import (
     epoch_at,
     last_epoch,
     with_epoch,
-    without_before,
 )
 from tidemill.broker.engine.replication.truncation import may_truncate
 from tidemill.common.replica_group import Member, ReplicaId
@@ -95,8 +94,6 @@ def test_what_a_journal_says_of_an_offset() -> None:
     entries = journal((1, 0), (4, 50))
     assert [epoch_at(entries, offset) for offset in (0, 49, 50, 99)] == [1, 1, 4, 4]
     assert cut_at(entries, 50) == journal((1, 0))
-    assert without_before(entries, 49) == entries
-    assert without_before(entries, 50) == journal((4, 50))
     assert (last_epoch(entries), last_epoch(())) == (4, 0)
 
 

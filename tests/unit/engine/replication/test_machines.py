@@ -270,6 +270,24 @@ def test_runs_that_have_ended_are_forgotten() -> None:
     assert len(master.sync_state.commitment.acked) == 3
 
 
+def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0, 1)))
+    hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
+    pair.master.hello(9, hello, pair.now_ms)
+    actions = pair.master.take_actions()
+    assert [a.stream for a in actions if isinstance(a, Close)] == [9]
+    pair.logs[0].data += b"x"
+    pair.sync(0)
+    assert pair.logs[1].data == pair.logs[0].data
+    # Its process has ended without a word: who comes now is its next run.
+    pair.now_ms += 1_001
+    pair.master.hello(10, hello, pair.now_ms)
+    actions = pair.master.take_actions()
+    assert [a.stream for a in actions if isinstance(a, Close)] == [1]
+    assert any(isinstance(a, Send) and isinstance(a.message, Welcome) for a in actions)
+
+
 def test_a_replica_cuts_what_its_master_does_not_have() -> None:
     pair = _parted()
     pair.learn(view(3, 5, sss=(0, 1)))

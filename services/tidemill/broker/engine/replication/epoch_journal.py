@@ -57,12 +57,6 @@ def cut_at(journal: Journal, log_offset: int) -> Journal:
     return tuple(entry for entry in journal if entry.start < log_offset)
 
 
-def without_before(journal: Journal, log_min: int) -> Journal:
-    """Return the journal of a log that begins at `log_min`, whose first record has an epoch."""
-    behind = [n for n, entry in enumerate(journal) if entry.start <= log_min]
-    return journal[behind[-1] :] if behind else journal
-
-
 def last_epoch(journal: Journal) -> int:
     """Return the epoch of the last record; 0: there is none."""
     return journal[-1].epoch if journal else 0

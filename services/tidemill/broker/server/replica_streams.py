@@ -1,0 +1,223 @@
+"""Streams between the replicas of a group: a master's to who follows, a replica's to its master.
+
+    a replica calls    ─▶ serve()    ─▶ hello, ack, closed
+    the master's rank  ─▶ dial()     ─▶ dialled, receive, closed
+    what is to be sent ─▶ write(), write_to_all()
+
+A stream has a number while it is open. What is heard of one that was closed here is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol, final
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from tidemill.broker.engine.replication.messages import Hello
+from tidemill.broker.server.replica_frames import (
+    SenselessFrame,
+    decode_to_master,
+    decode_to_replica,
+)
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.replication.messages import Ack, ToReplica
+    from tidemill.broker.server.replica_frames import Floor
+    from tidemill.common.replica_group import Member
+    from tidemill.transport.aio.call import RpcCall
+    from tidemill.transport.aio.connect import Connect, OpenStream
+
+log = structlog.get_logger()
+
+STREAM: Final = "/tidemill.replication.v1.Replication/Stream"
+CONNECT_TIMEOUT_S: Final = 1.0  # as long as a stream may be silent
+# A frame has one record at least, and the largest is a message with all that it may have.
+FRAME_BYTES_MAX: Final = 64 << 20
+LIMITS: Final = Limits(
+    stream_window_bytes=16 << 20,
+    frame_bytes=1 << 20,
+    large_messages_bytes=72 << 20,
+    held_bytes_max=256 << 20,
+    keepalive_period_s=1.0,
+    keepalive_timeout_s=2.0,
+)
+
+
+class Hearer(Protocol):
+    """Who is told what streams bring, in the turn of the loop in which it comes."""
+
+    def hello(self, number: int, message: Hello) -> None:
+        """Hear that a replica follows on this stream."""
+
+    def ack(self, number: int, message: Ack) -> None:
+        """Hear how far a replica is."""
+
+    def dialled(self, number: int) -> None:
+        """Hear that the stream to the master is open."""
+
+    def receive(self, number: int, message: ToReplica | Floor) -> None:
+        """Hear what the master sends."""
+
+    def closed(self, number: int | None) -> None:
+        """Hear of the end of a stream; None: the master could not be dialled."""
+
+
+class _Stream(Protocol):
+    """Either end of a stream."""
+
+    def write(self, message: bytes) -> None:
+        """Send without waiting."""
+
+    def end(self) -> None:
+        """End it; nothing more is heard of it."""
+
+
+@final
+class ReplicaStreams:
+    """The streams of one replica."""
+
+    def __init__(self, hearer: Hearer, connect: Connect) -> None:
+        self._hearer = hearer
+        self._connect = connect
+        self._numbers = count(1)
+        self._streams: dict[int, _Stream] = {}
+        self._dialling: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def write(self, number: int, message: bytes) -> None:
+        """Send on a stream; nothing where it has ended."""
+        if (stream := self._streams.get(number)) is not None:
+            stream.write(message)
+
+    def write_to_all(self, message: bytes) -> None:
+        """Send on every stream."""
+        for stream in self._streams.values():
+            stream.write(message)
+
+    def close(self, number: int, why: str) -> None:
+        """End a stream; nothing more is heard of it."""
+        log.info("stream between replicas closed", stream=number, reason=why)
+        if (stream := self._streams.pop(number, None)) is not None:
+            stream.end()
+
+    def close_all(self) -> None:
+        """End every stream, and dial no more."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end()
+        for task in self._tasks:
+            task.cancel()
+
+    # ------------------------------------------------------------ as a master
+
+    async def serve(self, call: RpcCall) -> None:
+        """Serve a replica that follows."""
+        number, served = next(self._numbers), _Served(call)
+        self._streams[number] = served
+        reading = asyncio.create_task(self._read(number, call), name="replica's acks")
+        try:
+            await asyncio.wait({reading, served.ended}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            self._ended(number)
+
+    async def _read(self, number: int, call: RpcCall) -> None:
+        async for request in call:
+            try:
+                message = decode_to_master(request)
+            except (DecodeError, SenselessFrame) as error:
+                raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from None
+            if isinstance(message, Hello):
+                log.info("a replica says hello", replica=message.member.replica_id, stream=number)
+                self._hearer.hello(number, message)
+            else:
+                self._hearer.ack(number, message)
+
+    # ------------------------------------------------------------ as a replica
+
+    def dial(self, master: Member, address: str) -> None:
+        """Begin to follow a master, and no other."""
+        if self._dialling is not None:
+            self._dialling.cancel()
+        task = asyncio.create_task(self._follow(address), name=f"follow {master.replica_id}")
+        self._dialling = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, address: str) -> None:
+        """Dial, and hear the master until the stream ends."""
+        number, is_dialled = next(self._numbers), False
+        try:
+            async with self._connect(
+                address, LIMITS, message_bytes_max=FRAME_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S
+            ) as channel:
+                stream = channel.open(STREAM, functools.partial(self._receive, number))
+                self._streams[number] = _Dialled(stream)
+                is_dialled = True
+                self._hearer.dialled(number)
+                await stream.ended()
+        except RpcError as error:
+            log.debug("no stream to the master", address=address, reason=str(error))
+        if is_dialled:
+            self._ended(number)
+        else:
+            self._hearer.closed(None)
+
+    def _receive(self, number: int, encoded: bytes) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        try:
+            message = decode_to_replica(encoded)
+        except (DecodeError, SenselessFrame):
+            log.warning("a master that makes no sense", stream=number)
+            stream.end()
+            return
+        self._hearer.receive(number, message)
+
+    def _ended(self, number: int) -> None:
+        if self._streams.pop(number, None) is not None:
+            self._hearer.closed(number)
+
+
+@final
+class _Served:
+    """The master's end."""
+
+    def __init__(self, call: RpcCall) -> None:
+        self._call = call
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def write(self, message: bytes) -> None:
+        """Send; the machine's window bounds what is under way."""
+        if not self._call.call.is_ended:
+            self._call.write(message)
+
+    def end(self) -> None:
+        """End it behind what was sent."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+@final
+class _Dialled:
+    """The replica's end."""
+
+    def __init__(self, stream: OpenStream) -> None:
+        self._stream = stream
+
+    def write(self, message: bytes) -> None:
+        """Send."""
+        self._stream.write(message)
+
+    def end(self) -> None:
+        """End it."""
+        self._stream.cancel()
