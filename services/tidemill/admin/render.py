@@ -62,6 +62,7 @@ def queue_of(status: pb.QueueStatus, broker: str) -> Queue:
         queue_id=status.queue_id,
         min_offset=status.min_offset,
         max_offset=status.max_offset,
+        sealed_offset=status.sealed_offset if status.HasField("sealed_offset") else None,
     )
 
 

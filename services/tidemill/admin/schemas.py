@@ -191,6 +191,11 @@ class Queue(Schema):
     queue_id: int = Field(description="Its number there, from 0.")
     min_offset: int = Field(description="Offset of the oldest message it holds.")
     max_offset: int = Field(description="Offset that its next message gets.")
+    sealed_offset: int | None = Field(
+        None,
+        description="Up to where an archive has sealed it: retention keeps what is not, while there"
+        " is room. Missing: retention waits for nobody.",
+    )
 
 
 class TopicDetails(Topic):

@@ -127,6 +127,14 @@ class BrokerSettings(ClusterTlsSettings):
         ge=0,
         description="Size of the log beyond which the oldest is deleted; 0: no limit.",
     )
+    archive_gate_group: str = Field(
+        _ENGINE.archive_gate_group,
+        max_length=255,
+        description=(
+            "Consumer group by whose pull offsets an archive says how far it has sealed; retention "
+            "keeps what is not, while there is room. Empty: it waits for nobody."
+        ),
+    )
     disk_reserve_bytes: int = Field(
         _ENGINE.disk_reserve_bytes,
         ge=0,

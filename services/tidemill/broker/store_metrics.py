@@ -104,6 +104,20 @@ class StoreMetrics:
         )
         cut.add_metric(STORAGE, engine.cut_bytes)
         yield from (recover, kept, cut)
+        gate = engine.retention.gate
+        holding = GaugeMetricFamily(
+            "rocketmq_storage_archive_gate_holding",
+            "Whether the oldest segment has served its time and is kept for an archive.",
+            labels=STORAGE_LABELS,
+        )
+        holding.add_metric(STORAGE, int(gate.is_holding))
+        passed = CounterMetricFamily(
+            "rocketmq_storage_archive_gate_passed_total",
+            "Segments that went for want of room, with messages that no archive has sealed.",
+            labels=STORAGE_LABELS,
+        )
+        passed.add_metric(STORAGE, gate.passed_count)
+        yield from (holding, passed)
 
     def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(

@@ -67,6 +67,13 @@ MetricsFile = Annotated[
     str, typer.Option(help="File to write metrics to, for a textfile collector.")
 ]
 
+Gate = Annotated[
+    str,
+    typer.Option(
+        metavar="GROUP", help="Brokers keep what is not sealed: their archive_gate_group."
+    ),
+]
+
 ENDPOINTS = "127.0.0.1:8081"
 EVERY_TOPIC = ".*"
 
@@ -135,6 +142,7 @@ def archive(
         int, typer.Option(min=0, max=65535, help="Port of /metrics, with --every; 0: none.")
     ] = 0,
     metrics_file: MetricsFile = "",
+    gate: Gate = "",
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
@@ -161,6 +169,7 @@ def archive(
                 batch_rows=batch_rows,
                 metrics_port=metrics_port,
                 metrics_file=metrics_file,
+                gate_group=gate,
             ),
             every_s=every,
         ),
@@ -171,8 +180,8 @@ def archive(
 
 @app.command("archive-verify")
 def archive_verify(
-    to: To, endpoints: Endpoints = ENDPOINTS, master: Master = None, option: OptionPairs = None,
-    config: Config = None,
+    to: To, endpoints: Endpoints = ENDPOINTS, master: Master = None, gate: Gate = "",
+    option: OptionPairs = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Compare what is archived with the broker, and seal what agrees; status 2 where it does not.
 
@@ -180,7 +189,9 @@ def archive_verify(
     """
     del config
     given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
-    wrong = _run(_ARCHIVE, lambda jobs: jobs.verify(_archive_settings(jobs, given, master)))
+    wrong = _run(
+        _ARCHIVE, lambda jobs: jobs.verify(_archive_settings(jobs, given, master, gate_group=gate))
+    )
     for sentence in wrong:
         typer.echo(sentence)
     if wrong:

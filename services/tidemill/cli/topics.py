@@ -113,18 +113,24 @@ def create_topic(
 def show_topic(context: typer.Context, name: Name) -> None:
     """Show a topic and what its queues hold.
 
+    SEALED is there where brokers keep what an archive has not sealed: what lies from there on is
+    kept beyond retention, while there is room.
+
     Example: tidemill topic show orders
     """
     topic = call(context, "GET", f"/topics/{segment(name)}")
     queues = topic["queueStatus"]
-    rows = [
-        (name, topic["messageType"], q["queueId"], q["minOffset"], q["maxOffset"], q["broker"])
-        for q in queues
-    ]
-    columns = ("TOPIC", "TYPE", "QUEUE", "FIRST", "NEXT", "BROKER")
+    columns = {"QUEUE": "queueId", "FIRST": "minOffset", "NEXT": "maxOffset"}
+    if any("sealedOffset" in queue for queue in queues):
+        columns["SEALED"] = "sealedOffset"
     # Where there is one broker group alone its name says nothing.
-    count = len(columns) if has_several(queues) else len(columns) - 1
-    show(context, topic, columns[:count], [row[:count] for row in rows])
+    if has_several(queues):
+        columns["BROKER"] = "broker"
+    rows = [
+        (name, topic["messageType"], *(queue.get(field, "-") for field in columns.values()))
+        for queue in queues
+    ]
+    show(context, topic, ("TOPIC", "TYPE", *columns), rows)
     warn_unreachable(topic)
 
 

@@ -103,6 +103,7 @@ KNOWN_KEYS = frozenset(
         "admin_token_file",
         "advertised_address",
         "allow_unknown_settings",
+        "archive_gate_group",
         "auto_create",
         "auto_create_per_s",
         "broker",

@@ -36,7 +36,9 @@ class Source:
         self.has_closed = asyncio.Event()
         self.metrics = ProxyMetrics()
 
-    async def answer(self, request: pb.GetQueuesRequest) -> AsyncGenerator[pb.GetQueuesReply, None]:
+    async def answer(
+        self, request: pb.GetQueuesRequest, _address: str
+    ) -> AsyncGenerator[pb.GetQueuesReply, None]:
         try:
             if request.topic_pattern == "conflict":
                 raise Conflict("not now")

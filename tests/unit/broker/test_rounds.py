@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
 
@@ -480,6 +481,75 @@ def test_an_administrative_call_raises_what_the_engine_raises() -> None:
             await world.rounds.call(delete)
 
     in_world(scenario)
+
+
+def test_a_call_that_fails_before_it_has_changed_anything_ends_itself_alone() -> None:
+    async def scenario(world: RoundWorld, proxy: Proxy) -> None:
+        def look(engine: Engine, _turn: Turn) -> int:
+            return len(engine.catalog.topics) // 0
+
+        with pytest.raises(ZeroDivisionError):
+            await world.rounds.call(look)
+        await proxy.send(world.append_frame("a"))
+        assert list((await proxy.reply()).appends.request_ids) == [1], "the rounds go on"
+
+    in_world(scenario)
+
+
+class Broken(Exception):
+    """What nobody expects."""
+
+
+def put_and_break(engine: Engine, turn: Turn) -> None:
+    engine.administration.put_topic("new", type_=None, queues=1, now_ms=turn.now_ms)
+    raise Broken
+
+
+def ack_and_break(engine: Engine, turn: Turn) -> None:
+    (slot,) = (slot for slot, live in enumerate(engine.state.table.live) if live)
+    assert engine.consumption.acks.add_live(slot, 1, turn.now_ms)
+    raise Broken
+
+
+def look_and_find_a_broken_disk(_engine: Engine, _turn: Turn) -> None:
+    raise OSError("an error of the disk")
+
+
+def look_and_find_nonsense(_engine: Engine, _turn: Turn) -> None:
+    raise AssertionError("this cannot be")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (put_and_break, Broken),
+        (ack_and_break, Broken),
+        (look_and_find_a_broken_disk, OSError),
+        (look_and_find_nonsense, AssertionError),
+    ],
+)
+def test_a_call_that_may_have_changed_something_ends_the_rounds(
+    call: Callable[[Engine, Turn], None], error: type[Exception]
+) -> None:
+    answered: list[object] = []
+
+    async def main() -> None:
+        world = RoundWorld()
+        world.world.send("a", topic="popped")
+        world.world.pop(topic="popped")
+        async with world.running():
+            with contextlib.suppress(error):
+                await world.rounds.call(call)
+            answered.append(await world.rounds.call(lambda _engine, _turn: "the rounds go on"))
+
+    async def in_time() -> None:
+        async with asyncio.timeout(20):
+            await main()
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        asyncio.run(in_time())
+    assert raised.group_contains(error)
+    assert not answered
 
 
 def test_an_idle_loop_does_no_rounds() -> None:

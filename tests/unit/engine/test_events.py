@@ -16,6 +16,7 @@ from tidemill.broker.engine.layout.ack import ENTRIES_MAX
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.pop.renewals import MINUTE_MS
+from tidemill.common.errors import LogChanged
 
 HOUR_MS = 3_600_000
 SEGMENT = 16_384
@@ -210,6 +211,50 @@ def test_names_of_what_was_deleted_are_told_as_long_as_the_log_speaks_of_it(
     assert delivered[0].topic_id != new
     fill(world, 6)
     assert not world.engine.catalog.gone, "the log has forgotten them"
+
+
+def test_names_that_the_log_has_forgotten_stay_forgotten_at_a_start() -> None:
+    world = small()
+    world.topic("gone")
+    world.group("went")
+    world.engine.administration.delete_group("went", world.now_ms)
+    world.engine.administration.delete_topic("gone", world.now_ms)
+    world.commit()
+    world.send("filler-0", "filler-1", topic="filler", size=12_000)
+    world.checkpoint()
+    assert world.engine.catalog.gone
+    # Retention goes on behind the newest snapshot, which knows the names.
+    world.retire()
+    assert not world.engine.catalog.gone
+    world.restart()
+    assert world.report.snapshot
+    assert not world.engine.catalog.gone
+
+
+@pytest.mark.parametrize("where", ["of a message", "behind those of a delivery"])
+def test_an_index_that_no_answer_has_told_is_refused(where: str) -> None:
+    world = World()
+    world.send("m0", "m1", "m2")
+    world.pop(3)
+    events = read(world)
+    position, index = {
+        "of a message": (events[0].position, 2),
+        "behind those of a delivery": (events[-1].position, 4),
+    }[where]
+
+    def read_from(index: int) -> list[Event]:
+        reader = world.engine.read_events(
+            EventQuery(), from_position=position, from_index=index, log_bytes_max=NO_END,
+            events_max=NO_END,
+        )  # fmt: skip
+        while reader.step():
+            pass
+        return reader.take()
+
+    with pytest.raises(LogChanged):
+        read_from(index)
+    told = [event for event in events if (event.position, event.number) >= (position, index - 1)]
+    assert read_from(index - 1) == told
 
 
 def test_an_ordered_group_gets_again_what_it_did_not_ack() -> None:

@@ -143,7 +143,9 @@ class Background:
         if self._log.applied_offset is not None:
             is_due = self._checkpoints.may_begin and retention.is_due_at_replica(self._timers)
             return retention.give_up_oldest() if is_due else None
-        return retention.retire_oldest(now_ms) if retention.is_due(now_ms, self._timers) else None
+        if retention.is_due(now_ms, self._timers):
+            return retention.retire_oldest(now_ms)
+        return _nothing() if retention.gate.is_looking else None
 
     def _choose_following(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         """Choose what makes no records: those are its master's to make."""
@@ -166,4 +168,9 @@ class Background:
             return None if self._checkpoints.waits_for_room else self._checkpoints.write()
         if steps is None and self._merges.is_due:
             return self._merges.merge()
-        return steps
+        return _nothing() if steps is None and self._retention.gate.is_looking else steps
+
+
+def _nothing() -> Steps:
+    """Do no work: what was looked at was the slice, and the next one goes on."""
+    yield from ()

@@ -20,6 +20,7 @@ class EngineConfig:
     files_merged: int = 16  # queue or index files of about a size that become one
     retention_ms: int = 72 * 3600 * 1000
     retention_bytes: int = 0  # 0: no limit by size
+    archive_gate_group: str = ""  # whose pull offsets retention waits for; "": nobody's
     disk_reserve_bytes: int = 512 << 20  # with less free space sends are refused
     deliveries_max: int = 4_000_000  # live pop checkpoints: 280 MB of memory
     auto_create: bool = False

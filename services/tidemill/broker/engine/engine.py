@@ -26,6 +26,7 @@ from zlib import crc32
 import numpy.ma  # noqa: F401  # nobody names it here
 
 from tidemill.broker.engine.administration import Administration
+from tidemill.broker.engine.archive_gate import ArchiveGate
 from tidemill.broker.engine.background import Background, Quiet
 from tidemill.broker.engine.broker_groups import BrokerGroups
 from tidemill.broker.engine.checkpoint import Checkpoints
@@ -84,6 +85,7 @@ __all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
 COPY_RESERVE_PART = 4
 # Below this one nothing derived is written: a write that fails would end the process.
 DERIVED_RESERVE_PART = 32
+GATE_ROOM_SEGMENTS = 4  # with room for fewer, retention waits for no archive
 MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
 CLIENT_ID_CHARS_SURE = pop_checkpoint.HOLDER_BYTES_MAX // 4  # a character has up to 4 bytes
 REVIVES_A_TURN = 2  # slices: what a busy broker does of it in a round
@@ -135,7 +137,7 @@ class Engine:
         self.retention = Retention(
             self.store, self.catalog, self.state, self._acks, timer_index, set_aside,
             self.fold,
-            self.checkpoints, self._quiet,
+            self.checkpoints, self._quiet, self._archive_gate(),
             retention_ms=config.retention_ms,
             retention_bytes=config.retention_bytes,
         )  # fmt: skip
@@ -208,6 +210,17 @@ class Engine:
         self.opened_in_ms = 0
         self.cut_bytes = 0
         self.last_stored_at_ms = 0  # of what the recovery has read; 0: nothing
+
+    def _archive_gate(self) -> ArchiveGate:
+        config = self.config
+        # Room for sends while what has been let go is retired, a segment at a time.
+        room_bytes_min = max(config.disk_reserve_bytes, GATE_ROOM_SEGMENTS * config.segment_bytes)
+        return ArchiveGate(
+            self.catalog,
+            config.archive_gate_group,
+            room_bytes=lambda: self._full_from - self.log.log_end,
+            room_bytes_min=room_bytes_min,
+        )
 
     # ------------------------------------------------------------ commands
 
@@ -523,6 +536,11 @@ class Engine:
     def log_end(self) -> LogOffset:
         """Where the next record will begin."""
         return self.log.log_end
+
+    @property
+    def state_mark(self) -> tuple[int, int]:
+        """What differs once anything has changed: what is recorded, and acks that will be."""
+        return self.log.log_end, self._acks.gathered_count
 
     @property
     def committed_offset(self) -> LogOffset:

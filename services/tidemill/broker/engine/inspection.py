@@ -198,12 +198,12 @@ class Inspection:
         return self._pops.topic_ids_of(group.id)
 
     def find_progress(self, key: Key) -> QueueProgress | None:
-        """Return how far a group is in a queue; None: one of them is gone."""
+        """Return how far a group is in a queue, read or not; None: one of them is gone."""
         group_id, topic_id, _ = key
         self._tally.add(1)
         if group_id not in self._catalog.groups or not self._catalog.is_alive(topic_id):
             return None
-        return self.queue_progress(self._pops.progress_of(*key))
+        return self.queue_progress(self._pops.look_at(key))
 
     def pulled_by(self, group: Group) -> list[PulledQueue]:
         """Return how far a group has pulled, by its own word, where it has said so."""

@@ -262,6 +262,8 @@ class _Recovery:
         if engine.state.catch_up is not None and is_caught_up:
             catch_up.finish(now_ms=now_ms)
         self._drop_unknown_queues()
+        # A snapshot may be older than the last retirement, which no record tells.
+        engine.catalog.gone.drop_before(engine.log.min_offset)
         engine.store.verified_from = replay_from
         engine.log.record_count = records
         engine.take_config_changes()

@@ -10,6 +10,7 @@ from typing import final
 
 import numpy as np
 
+from tidemill.broker.engine.archive_gate import ArchiveGate
 from tidemill.broker.engine.checkpoint import (
     PROGRESS_A_SECTION,
     Checkpoints,
@@ -64,6 +65,7 @@ class Retention:
         fold: Fold,
         checkpoints: Checkpoints,
         quiet: Quiet,
+        gate: ArchiveGate,
         *,
         retention_ms: int,
         retention_bytes: int,
@@ -78,6 +80,7 @@ class Retention:
         self._fold = fold
         self._checkpoints = checkpoints
         self._quiet = quiet
+        self.gate = gate
         self.retention_ms = retention_ms
         self._retention_bytes = retention_bytes
         self.may_go_before = 0  # log offset, of a replica: where its master's log begins
@@ -137,7 +140,12 @@ class Retention:
 
     def _is_over(self, now_ms: int, timers: Timers) -> bool:
         oldest = self._log.segments[0]
-        is_over = self._has_served(now_ms) or self._is_unneeded(oldest.end)
+        is_over = self._has_served(now_ms)
+        if is_over:
+            is_over = self.gate.lets_go(oldest.end)
+        else:
+            self.gate.rest()
+        is_over = is_over or self._is_unneeded(oldest.end)
         return is_over and timers.may_drop(oldest)
 
     def _is_unneeded(self, end: int) -> bool:
@@ -225,8 +233,11 @@ class Retention:
 
     def retire_oldest(self, now_ms: int) -> Steps:
         """State again what only the oldest segment states, then give it up."""
-        yield from self._restate(self._log.segments[0].end, now_ms)
+        oldest = self._log.segments[0]
+        yield from self._restate(oldest.end, now_ms)
         yield from self.give_up_oldest()
+        if self._log.min_offset >= oldest.end:
+            self.gate.note_gone()
 
     def give_up_oldest(self) -> Steps:
         """Give up the oldest segment: what it stated is stated again."""

@@ -132,11 +132,14 @@ class BrokerAdminService:
 
         def get(engine: Engine, _turn: Turn) -> pb.TopicStatus:
             topic = find_topic(engine, request.name)
-            queues = engine.inspection.queue_status(topic)
-            return pb.TopicStatus(
-                topic=config_frames.topic_config(topic),
-                queues=[config_frames.queue_status(queue) for queue in queues],
-            )
+            status = pb.TopicStatus(topic=config_frames.topic_config(topic))
+            for queue in engine.inspection.queue_status(topic):
+                told = config_frames.queue_status(queue)
+                sealed = engine.retention.gate.sealed_offset(topic.id, queue.queue_id)
+                if sealed is not None:
+                    told.sealed_offset = sealed
+                status.queues.append(told)
+            return status
 
         return await self._call(get)
 

@@ -124,6 +124,11 @@ def _check_position(engine: Engine, request: pb.ReadEventsRequest) -> None:
     log_id, end = log_id_of(engine), engine.log.committed_offset
     if request.log_id not in ("", log_id):
         raise LogChanged(f"the log is {log_id} now, and not {request.log_id}: read it from 0 on")
+    if request.from_index and request.from_position >= end:
+        raise LogChanged(
+            f"no record begins at position {request.from_position}, where the log ends, and none"
+            f" has been told of it: read from index 0 on"
+        )
     if request.from_position > end:
         raise LogChanged(
             f"the log ends at {end}, before position {request.from_position}: that is one of"

@@ -69,7 +69,7 @@ class LagReader:
                     for number in range(engine.catalog.topics[topic_id].queues)
                     if (group_id, topic_id, number) not in engine.state.progress
                 ]
-            named_id = engine.state.progress[key].named_topic_id
+            named_id = engine.state.look_at(key).named_topic_id
             place = group_id, named_id, queue.is_retry
             self._found.setdefault(place, TopicLag()).add(queue)
             self._in_flight_count += queue.in_flight_count

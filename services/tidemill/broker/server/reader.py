@@ -17,6 +17,7 @@ from tidemill.broker.engine.timer.pending import PendingQuery
 from tidemill.broker.server.admin import find_group, find_topic, in_round, refusal
 from tidemill.broker.server.event_pages import EventPages
 from tidemill.broker.server.log_id import log_id_of
+from tidemill.broker.server.progress_pages import ProgressPage
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.in_flight import InFlight, InFlightWalk
     from tidemill.broker.engine.layout.numbers import TopicId
-    from tidemill.broker.engine.metadata.catalog import Group, Topic
-    from tidemill.broker.engine.pop.state import Key
+    from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
     from tidemill.broker.server.rounds import Rounds, Turn
 
@@ -39,10 +39,8 @@ QUEUES_A_PAGE: Final = 4_096  # some 80 bytes each
 TOPICS_A_SLICE: Final = 1_024  # whose names are compared
 QUEUES_A_SLICE: Final = 256  # fewer where their sizes have to be estimated
 ENTRIES_A_SLICE: Final = 4_096  # of queues, read for these estimates: about a millisecond
-PROGRESS_A_SLICE: Final = 256  # queues of a group each: one to two milliseconds
-PROGRESS_A_PAGE: Final = 4_096
 ITEMS_A_PAGE: Final = 1_000  # delayed messages, or those in flight
-CURSOR_CHARS_MAX: Final = 18  # ids of 32 bits, or one number that 64 bits hold for sure
+CURSOR_DIGITS_MAX: Final = 18  # of each of its numbers, which 64 bits hold for sure
 PATTERN_CHARS_MAX: Final = 127  # as long as a name
 TOPICS_MAX: Final = 4_096  # named in one request
 
@@ -79,36 +77,16 @@ class BrokerReader:
 
     async def ListProgress(self, request: pb.ListProgressRequest) -> pb.ListProgressReply:
         """Return how far groups are in the queues that they read."""
-        (after,) = _numbers(request.cursor, count=1)
-        reply = pb.ListProgressReply()
+        page = ProgressPage(*_numbers(request.cursor, count=3))
 
-        def begin(engine: Engine, _turn: Turn) -> list[Key]:
-            groups = list(engine.catalog.groups.values())
-            if request.groups:
-                named = {find_group(engine, name).id for name in request.groups}
-                groups = [group for group in groups if group.id in named]
-            left: list[Key] = []
-            # A page ends with a group: the next one begins with the next group.
-            for group in sorted(groups, key=lambda group: group.id):
-                if group.id < after:
-                    continue
-                if len(left) >= PROGRESS_A_PAGE:
-                    reply.cursor = str(group.id)
-                    break
-                left += engine.inspection.queues_read(group)
-                _add_pulled(engine, reply, group)
-            return left
+        def begin(engine: Engine, _turn: Turn) -> None:
+            named = {find_group(engine, name).id for name in request.groups}
+            page.look_at(named or engine.catalog.groups)
 
-        keys = await in_round(self._rounds, begin)
-        for first in range(0, len(keys), PROGRESS_A_SLICE):
-            part = keys[first : first + PROGRESS_A_SLICE]
-
-            def read(engine: Engine, _turn: Turn, part: list[Key] = part) -> None:
-                for key in part:
-                    _add_progress(engine, reply, key)
-
-            await in_round(self._rounds, read)
-        return reply
+        await in_round(self._rounds, begin)
+        while await in_round(self._rounds, lambda engine, _turn: page.step(engine)):
+            pass
+        return page.reply
 
     async def ListPending(self, request: pb.ListPendingRequest) -> pb.ListPendingReply:
         """Return delayed messages that wait, in the order of their timers' ids."""
@@ -289,49 +267,12 @@ def _wanted_topics(request: pb.GetQueuesRequest) -> Callable[[Topic], bool]:
     return is_wanted
 
 
-def _add_progress(engine: Engine, reply: pb.ListProgressReply, key: Key) -> None:
-    found = engine.inspection.find_progress(key)
-    if found is None:
-        return
-    pulled = engine.catalog.pull_offsets.find(key)
-    reply.items.add(
-        consumer_group=engine.catalog.groups[key[0]].name,
-        topic=found.topic,
-        queue_id=found.queue_id,
-        min_offset=found.min_offset,
-        max_offset=found.max_offset,
-        commit_offset=found.consumer_offset,
-        pop_offset=found.pop_offset,
-        pull_offset=-1 if pulled is None else pulled,
-        oldest_unacked_at_ms=found.oldest_unacked_at_ms,
-        is_retry=found.is_retry,
-        ready_count=found.ready_count,
-        in_flight_count=found.in_flight_count,
-    )
-
-
-def _add_pulled(engine: Engine, reply: pb.ListProgressReply, group: Group) -> None:
-    """Add queues that a group pulls and does not pop."""
-    popped = engine.inspection.topics_read(group)
-    names = {engine.catalog.topics[topic_id].name for topic_id in popped}
-    for pulled in engine.inspection.pulled_by(group):
-        if pulled.topic not in names:
-            reply.items.add(
-                consumer_group=group.name,
-                topic=pulled.topic,
-                queue_id=pulled.queue_id,
-                min_offset=pulled.min_offset,
-                max_offset=pulled.max_offset,
-                commit_offset=-1,
-                pop_offset=-1,
-                pull_offset=pulled.offset,
-            )
-
-
 def _numbers(cursor: str, *, count: int) -> list[int]:
     """Take a cursor of ours apart: numbers with dots between; zeros where there is none."""
     parts = cursor.split(".") if cursor else ["0"] * count
-    is_ours = all(each.isascii() and each.isdigit() for each in parts)
-    if len(parts) != count or not is_ours or len(cursor) > CURSOR_CHARS_MAX:
+    is_ours = all(
+        each.isascii() and each.isdigit() and len(each) <= CURSOR_DIGITS_MAX for each in parts
+    )
+    if len(parts) != count or not is_ours:
         raise refusal(BadRequest("the cursor is not one of an answer"))
     return [int(each) for each in parts]

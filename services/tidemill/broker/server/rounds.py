@@ -58,6 +58,8 @@ REVIVE_BUCKETS_MS = (1, 10, 100, 1000, 2000, 3000)  # RocketMQ's, of its buffer 
 FOLLOW_MS = 1_000  # a replica lets go of what is over by the clock within this time
 # For replicas to confirm the last round of a stop: one that lags for longer is proposed away.
 LAST_CONFIRM_S = 2.0
+# A broken invariant, and a disk that fails: nothing may go on, whatever was changed before.
+FATAL = (AssertionError, OSError)
 CALLS_MAX = 1_000  # administrative calls that wait; beyond it they are refused with Overloaded
 
 
@@ -462,6 +464,12 @@ def _log_notices(engine: Engine) -> None:
         )  # fmt: skip
     for notice in engine.consumption.take_notices():
         log.error("message damaged, what is left of it is dead-lettered", **notice._asdict())
+    for gate in engine.retention.gate.take_notices():
+        room = {"topic": gate.topic, "room_mib": gate.room_bytes >> 20}
+        if gate.gives_way:
+            log.warning("archive gate gives way: what is not sealed goes for want of room", **room)
+        else:
+            log.info("archive gate holds again", **room)
     for file in engine.repairs.take_notices():
         log.warning("damaged file derived from the log again", file=file)
 
@@ -483,21 +491,31 @@ class _Call(Generic[T]):
 
     def __init__(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> None:
         self._function = function
-        self._outcome: T | ServiceError | None = None
+        self._outcome: T | Exception | None = None
         self.result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def apply(self, turn: Turn) -> Iterator[None]:
         turn.effects[self] = self
+        before = turn.engine.state_mark
         try:
             self._outcome = yield from self._function(turn.engine, turn)
         except ServiceError as error:
+            self._outcome = error
+        except FATAL:
+            raise
+        except Exception as error:
+            # What went wrong halfway through a change leaves a state that nobody has decided on:
+            # recovery makes it anew from the log. A look has left nothing.
+            if turn.engine.state_mark != before:
+                raise
+            log.exception("call failed unexpectedly, and has changed nothing")
             self._outcome = error
         yield
 
     def leave(self) -> Iterator[None]:
         if self.result.cancelled():
             return
-        if isinstance(self._outcome, ServiceError):
+        if isinstance(self._outcome, Exception):
             self.result.set_exception(self._outcome)
         else:
             self.result.set_result(cast("T", self._outcome))

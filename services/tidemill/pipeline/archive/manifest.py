@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
 
 from tidemill.pipeline.errors import ArchiveError
 
@@ -33,6 +33,9 @@ class QueueKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"queue {self.queue_id} of {self.topic} at {self.broker}"
+
+
+Marks: TypeAlias = tuple[tuple[QueueKey, int], ...]  # an offset of each queue
 
 
 @final
@@ -89,7 +92,7 @@ class Entry:
     files: tuple[DataFile, ...] = ()
     removed: tuple[str, ...] = ()  # paths that count no more
     # Of seal: what is sealed of each queue ends there. Of expire: what is left begins there.
-    marks: tuple[tuple[QueueKey, int], ...] = ()
+    marks: Marks = ()
 
     def as_json(self) -> str:
         """Return the text of its file."""
@@ -213,7 +216,7 @@ def fold(entries: Iterable[Entry]) -> Archive:
     return archive
 
 
-def sealing(archive: Archive, passed: Iterable[Range]) -> tuple[tuple[QueueKey, int], ...]:
+def sealing(archive: Archive, passed: Iterable[Range]) -> Marks:
     """Return how far each queue is sealed when these ranges have passed, without a gap."""
     by_key: dict[QueueKey, dict[int, int]] = {}
     for each in passed:
@@ -228,9 +231,31 @@ def sealing(archive: Archive, passed: Iterable[Range]) -> tuple[tuple[QueueKey, 
     return tuple(marks)
 
 
+def settled(archive: Archive, passed: Iterable[Range], first: Mapping[QueueKey, int]) -> Marks:
+    """Return up to where a broker need not keep each queue any more, for the archive's sake.
+
+    That is what is sealed, and what has passed behind a range that nobody can compare any more:
+    one of which the broker, where queues begin at `first`, has let something go. Else it would keep
+    all that follows for ever.
+    """
+    compared = {(each.key, each.start) for each in passed}
+    marks = []
+    for key, low in sorted(first.items()):
+        queue = archive.queues[key]
+        at = queue.sealed
+        for each in queue.ranges:
+            if each.end <= at:
+                continue
+            if (key, each.start) not in compared and each.start >= low:
+                break
+            at = each.end
+        marks.append((key, at))
+    return tuple(marks)
+
+
 def expiring(
     archive: Archive, *, before_ms: int, topics: Iterable[str]
-) -> tuple[tuple[tuple[QueueKey, int], ...], tuple[str, ...]]:
+) -> tuple[Marks, tuple[str, ...]]:
     """Return where queues begin when what was stored before `before_ms` goes, and which files go.
 
     Whole ranges go, from the first on, and files of which nothing is left; so the last range of a

@@ -29,11 +29,12 @@ from tidemill.pipeline.archive.manifest import (
     expiring,
     renumbered,
     sealing,
+    settled,
 )
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.tasks import Runner, Task
 from tidemill.pipeline.client import Cluster, connect
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError, DataLoss, Unreachable
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, DataLoss, Refused, Unreachable
 from tidemill.pipeline.offsets import QueueEnds, QueueName, QueueRange, split, take_rows
 from tidemill.pipeline.options import LATEST, SourceOptions
 
@@ -74,7 +75,10 @@ class ArchiveJob:
         batch_rows: int = BATCH_ROWS,
         task_rows: int = TASK_ROWS,
         cores: int = 2,
+        gate_group: str = "",
     ) -> None:
+        """With a `gate_group` brokers keep what is not sealed, by its pull offsets (ADR 0053)."""
+        self._gate_group = gate_group
         self._options = options
         self._run_tasks = run_tasks
         self._now_ms = now_ms
@@ -87,6 +91,7 @@ class ArchiveJob:
     def append(self, progress: Progress = lambda _: None) -> Done:
         """Archive what is there now, in batches, and say how much that was."""
         cluster = self.look()
+        self._hold(cluster)
         target = {name: queue.max_offset for name, queue in cluster.queues.items()}
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
         while True:
@@ -205,7 +210,58 @@ class ArchiveJob:
         marks = sealing(archive, passed)
         if marks:
             self.commit("seal", marks=marks)
+        self._release(passed)
         return sorted(wrong)
+
+    # ------------------------------------------------------------ what brokers keep
+
+    def _hold(self, cluster: Cluster) -> None:
+        """Have brokers keep queues of which they were told nothing yet, before they are read."""
+        if not self._gate_group:
+            return
+        told, archive = self._told(cluster), self._store.archive()
+        for name, queue in sorted(cluster.queues.items()):
+            if name not in told:
+                archived = archive.queues.get(self.key_of(queue))
+                at = self._begin(queue) if archived is None else archived.sealed
+                self._tell(name, at)
+
+    def _release(self, passed: Iterable[Range]) -> None:
+        """Tell brokers what they need not keep any more."""
+        if not self._gate_group:
+            return
+        cluster, archive = self.look(), self._store.archive()
+        known = {
+            key: queue
+            for queue in cluster.queues.values()
+            if (key := self.key_of(queue)) in archive.queues
+        }
+        first = {key: queue.min_offset for key, queue in known.items()}
+        told = self._told(cluster)
+        for key, at in settled(archive, passed, first):
+            name = known[key].name
+            if told.get(name) != at:
+                self._tell(name, at)
+
+    def _told(self, cluster: Cluster) -> dict[QueueName, int]:
+        """Return how far brokers think that queues are sealed."""
+        client, told = connect(self._options.connection), {}
+        for broker in sorted(cluster.logs):
+            try:
+                found = client.progress(broker, [self._gate_group])
+            except Refused as error:
+                raise Refused(
+                    f"{broker} keeps nothing for the archive: {error}. Make the group, `tidemill"
+                    f" group create {self._gate_group}`, or go without --gate"
+                ) from error
+            for each in found:
+                if each.pull_offset >= 0:
+                    name = QueueName(each.topic, broker, each.queue_id)
+                    told[name] = each.pull_offset
+        return told
+
+    def _tell(self, name: QueueName, at: int) -> None:
+        connect(self._options.connection).update_offset(self._gate_group, name, at)
 
     def compact(self, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
         """Write small files of a folder together; return how many there were and are."""

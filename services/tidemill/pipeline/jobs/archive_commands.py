@@ -29,6 +29,7 @@ class ArchiveSettings:
     batch_rows: int = BATCH_ROWS
     metrics_port: int = 0
     metrics_file: str = ""
+    gate_group: str = ""
 
 
 def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
@@ -105,6 +106,7 @@ def _job(name: str, settings: ArchiveSettings) -> Iterator[tuple[ArchiveJob, Run
             now_ms=SystemClock().wall_ms,
             batch_rows=settings.batch_rows,
             cores=spark.sparkContext.defaultParallelism,
+            gate_group=settings.gate_group,
         )
         yield job, run
 

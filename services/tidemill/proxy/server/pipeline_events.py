@@ -26,7 +26,9 @@ class Events:
         self._cluster = cluster
         self._calls = calls
 
-    async def read_events(self, request: pb.ReadEventsRequest) -> AsyncGenerator[bytes, None]:
+    async def read_events(
+        self, request: pb.ReadEventsRequest, _address: str
+    ) -> AsyncGenerator[bytes, None]:
         """Yield pages up to where the log was committed when the first was asked for."""
         broker = find_broker(self._cluster, request.broker)
         left = min(request.log_bytes_max or LOG_BYTES_MAX, LOG_BYTES_MAX)

@@ -54,7 +54,7 @@ class Pages:
     def of(self, name: str, reply_type: type[Any]) -> Any:
         """Return who answers a method whose request names a broker and a cursor."""
 
-        async def answer(request: Any) -> AsyncGenerator[bytes, None]:
+        async def answer(request: Any, _address: str) -> AsyncGenerator[bytes, None]:
             broker = find_broker(self._cluster, request.broker)
             while True:
                 page = await self._calls.call(
@@ -76,7 +76,7 @@ class Queues:
         self._calls = calls
 
     async def get_queues(
-        self, request: pb.GetQueuesRequest
+        self, request: pb.GetQueuesRequest, _address: str
     ) -> AsyncGenerator[pb.GetQueuesReply, None]:
         """Ask all at once, and follow those that have more."""
         told = list(self._cluster.brokers)

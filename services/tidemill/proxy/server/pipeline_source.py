@@ -38,8 +38,10 @@ CALLS_MAX: Final = 128
 # For a page to find room on its client's connection, which is read or is given up.
 ROOM_WAIT_S: Final = 30.0
 
-# Takes the parsed request; ends by itself, or raises ServiceError.
-Answer: TypeAlias = Callable[[Any], "AsyncGenerator[Message, None] | AsyncGenerator[bytes, None]"]
+# Takes the parsed request, and the address that asks; ends by itself, or raises ServiceError.
+Answer: TypeAlias = Callable[
+    [Any, str], "AsyncGenerator[Message, None] | AsyncGenerator[bytes, None]"
+]
 
 
 @final
@@ -65,9 +67,10 @@ def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressSha
 
     async def handle(call: RpcCall, request: bytes) -> None:
         began_s, outcome, result = time.monotonic(), "20000", "cancelled"
+        address = call.peer().rpartition(":")[0]
         try:
-            with _place(under_way, call.peer().rpartition(":")[0]):
-                await _answer(call, row, request)
+            with _place(under_way, address):
+                await _answer(call, row, request, address)
             result = "success"
         except ServiceError as error:
             outcome, result = str(codes_of(error).rocketmq), "process_request_failed"
@@ -108,10 +111,10 @@ def _place(under_way: AddressShares, address: str) -> Iterator[None]:
         under_way.give_back(address)
 
 
-async def _answer(call: RpcCall, row: Row, request: bytes) -> None:
+async def _answer(call: RpcCall, row: Row, request: bytes, address: str) -> None:
     parsed = row.request.FromString(request)
     # Closed with the call: whoever reads for a client that has gone stops at once.
-    async with contextlib.aclosing(row.answer(parsed)) as replies:
+    async with contextlib.aclosing(row.answer(parsed, address)) as replies:
         async for reply in replies:
             encoded = reply if isinstance(reply, bytes) else reply.SerializeToString()
             if not await call.hold_in_turn(len(encoded), timeout_s=ROOM_WAIT_S):

@@ -7,7 +7,6 @@ loop has one slice. So whoever reads on and on costs others little more than the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.common.slices import run_slices
@@ -48,14 +47,15 @@ class PullPages:
         queue: Queue,
         pull: link_pb2.PullRequest,
         *,
-        reader: Hashable,
+        reader: str,
         header: bytes,
         topic_wire: bytes,
         timeout_ms: int,
     ) -> Page:
         """Return a page, with its messages joined for a response.
 
-        `reader`: who shares a place in the rotation. Raises as `BrokerCalls.call`.
+        `reader`: an address; all that it reads shares a place in the rotation. Raises as
+        `BrokerCalls.call`.
         """
         request = pull.SerializeToString()
         turns = self._turns.get(queue.broker.name)

@@ -29,8 +29,13 @@ class RangeReader:
         self._cluster = cluster
         self._pages = pages
 
-    async def read_messages(self, request: pb.ReadMessagesRequest) -> AsyncGenerator[bytes, None]:
-        """Yield pages of a range, the next one asked for while this one is sent."""
+    async def read_messages(
+        self, request: pb.ReadMessagesRequest, address: str
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield pages of a range, the next one asked for while this one is sent.
+
+        However many ranges an address reads at once, it has one place among those who read.
+        """
         limits.NAMESPACE.check_text(request.namespace)
         queue = find_queue(self._cluster, request.topic, request.broker, request.queue_id)
         if request.from_offset < 0:
@@ -46,8 +51,7 @@ class RangeReader:
             until_offset=max(request.until_offset, 0),
         )
         topic_wire = encode_topic(request.namespace, request.topic)
-        reader = object()
-        asking = asyncio.create_task(self._ask(queue, pull, reader, topic_wire), name="range")
+        asking = asyncio.create_task(self._ask(queue, pull, address, topic_wire), name="range")
         try:
             while True:
                 page = await asking
@@ -63,7 +67,7 @@ class RangeReader:
                 is_over = (page.is_at_end and gone_from < 0) or next_offset >= pull.until_offset
                 if not is_over:
                     asking = asyncio.create_task(
-                        self._ask(queue, pull, reader, topic_wire), name="range"
+                        self._ask(queue, pull, address, topic_wire), name="range"
                     )
                 yield encode_read(
                     page.items,
@@ -81,9 +85,9 @@ class RangeReader:
                 asking.exception()  # Nobody waits for the next page any more.
 
     async def _ask(
-        self, queue: Queue, pull: link_pb2.PullRequest, reader: object, topic_wire: bytes
+        self, queue: Queue, pull: link_pb2.PullRequest, address: str, topic_wire: bytes
     ) -> Page:
         return await self._pages.read(
             queue, pull,
-            reader=reader, header=OF_READ, topic_wire=topic_wire, timeout_ms=PAGE_TIMEOUT_MS,
+            reader=address, header=OF_READ, topic_wire=topic_wire, timeout_ms=PAGE_TIMEOUT_MS,
         )  # fmt: skip

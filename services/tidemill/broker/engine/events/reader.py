@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, final
 
+from tidemill.broker.engine.events.counts import event_count
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.events.lookup import (
     GONE,
@@ -49,6 +50,7 @@ from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import Hole, Record
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
+from tidemill.common.errors import LogChanged
 from tidemill.message import stored_message
 
 RECORDS_A_STEP: Final = 128  # with their events, and what these look up: about a millisecond
@@ -179,15 +181,16 @@ class EventRead:
             header = record.header
             # What is cold comes from the disk as a whole.
             tally.add(1, size_bytes=header.head_size if is_warm else header.size)
+            if self.next_index:
+                self._check_index(record)
             if header.kind == Kind.MESSAGE:
-                if not self.next_index:
-                    try:
-                        event = of_message(record)
-                    except _UNREADABLE:
-                        event = None
-                    if event is not None:
-                        self._found.append(event)
-                        self._events_left -= 1
+                try:
+                    event = None if self.next_index else of_message(record)
+                except _UNREADABLE:
+                    event = None
+                if event is not None:
+                    self._found.append(event)
+                    self._events_left -= 1
                 self._pass_to(header.log_offset + header.size)
             else:
                 self._record_end = header.log_offset + header.size
@@ -201,6 +204,18 @@ class EventRead:
             if allowance.is_spent or not self._events_left:
                 return
         self._pass_to(stop)  # Behind the pad at its end.
+
+    def _check_index(self, record: Record) -> None:
+        """Refuse an index that no answer has told: events would be passed over unseen."""
+        try:
+            count = event_count(record)
+        except _UNREADABLE:
+            return  # Damaged: it is passed over.
+        if self.next_index > count:
+            raise LogChanged(
+                f"the record at position {record.header.log_offset} makes {count} events, and none"
+                f" before index {self.next_index} can have been told: read from index 0 on"
+            )
 
 
 @final

@@ -33,6 +33,11 @@ class RoundAcks:
     def __bool__(self) -> bool:
         return bool(self._bits)
 
+    @property
+    def gathered_count(self) -> int:
+        """How many messages are settled by what is not in the log yet."""
+        return sum(map(int.bit_count, self._bits.values()))
+
     def add_expired(self, slot: int, bits: int) -> None:
         """Settle live messages of a delivery that retention took."""
         self._bits[slot] = self._bits.get(slot, 0) | bits

@@ -106,22 +106,32 @@ class PopState:
         key = group_id, topic_id, queue_id
         progress = self.progress.get(key)
         if progress is None:
-            topic = self.catalog.topics.get(topic_id)
-            named = topic.retry_of[1] if topic is not None and topic.retry_of else topic_id
-            group = self.catalog.groups.get(group_id)
-            progress = Progress(
-                index=self._numbers.next(),
-                group_id=group_id,
-                topic_id=topic_id,
-                named_topic_id=named,
-                queue=self.catalog.queue(topic_id, queue_id),
-                ordered=OrderedState() if group is not None and group.is_ordered else None,
-            )
+            progress = self._new_progress(key, index=self._numbers.next())
             self._numbers.add(progress)
             self.progress[key] = progress
             self._of_group.setdefault(group_id, {})[key] = progress
             self._of_topic.setdefault(topic_id, {})[key] = progress
         return progress
+
+    def look_at(self, key: Key) -> Progress:
+        """Return the progress of a group in a queue; where it has none, how it would begin.
+
+        Looking changes nothing: what was made for it belongs to nobody.
+        """
+        progress = self.progress.get(key)
+        return self._new_progress(key, index=NIL) if progress is None else progress
+
+    def _new_progress(self, key: Key, *, index: int) -> Progress:
+        group_id, topic_id, queue_id = key
+        topic, group = self.catalog.topics.get(topic_id), self.catalog.groups.get(group_id)
+        return Progress(
+            index=index,
+            group_id=group_id,
+            topic_id=topic_id,
+            named_topic_id=topic.retry_of[1] if topic is not None and topic.retry_of else topic_id,
+            queue=self.catalog.queue(topic_id, queue_id),
+            ordered=OrderedState() if group is not None and group.is_ordered else None,
+        )
 
     def count_again(self, slot: int, progress: Progress, count: int) -> None:
         """Count messages of a delivery that has run out, and that are delivered once more."""

@@ -1,0 +1,114 @@
+"""A page of how far groups are: a queue after the other, those that nobody popped among them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.pop.state import Key
+
+QUEUES_A_SLICE: Final = 256  # one to two milliseconds
+QUEUES_A_PAGE: Final = 4_096  # up to 350 bytes each
+
+
+@final
+class ProgressPage:
+    """A page that is being gathered: by group, topic and queue, in the order of their numbers."""
+
+    def __init__(self, group_id: int, topic_id: int, queue_id: int) -> None:
+        """Begin with a queue of a group, or with what comes behind it."""
+        self._first = group_id, topic_id, queue_id
+        self._group_ids: deque[GroupId] = deque()  # that are not looked at yet
+        # Of the group that is looked at: topics that are left, and queues of one of them.
+        self._topics: deque[_Topic] = deque()
+        self._queues: deque[Key] = deque()
+        self._is_popped = False  # that topic
+        self.reply = pb.ListProgressReply()
+
+    def look_at(self, group_ids: Iterable[GroupId]) -> None:
+        """Take the ids of the groups that are wanted."""
+        self._group_ids.extend(sorted(id_ for id_ in group_ids if id_ >= self._first[0]))
+
+    def step(self, engine: Engine) -> bool:
+        """Do one slice; True while there is more to do."""
+        for _ in range(QUEUES_A_SLICE):
+            if not self._queues:
+                return self._choose(engine)
+            key = self._queues[0]
+            if len(self.reply.items) >= QUEUES_A_PAGE:
+                self.reply.cursor = ".".join(map(str, key))
+                return False
+            self._queues.popleft()
+            self._describe(engine, key)
+        return True
+
+    def _choose(self, engine: Engine) -> bool:
+        """Find the next queues: those of one topic; False: there is none."""
+        group_id = self._first[0]
+        if self._topics:
+            topic_id, numbers, self._is_popped = self._topics.popleft()
+            keys = ((GroupId(group_id), topic_id, number) for number in numbers)
+            self._queues.extend(key for key in keys if key >= self._first)
+        elif self._group_ids:
+            group_id = self._group_ids.popleft()
+            if group_id != self._first[0]:
+                self._first = group_id, 0, 0
+            self._topics.extend(_topics_of(engine, group_id))
+        else:
+            return False
+        return True
+
+    def _describe(self, engine: Engine, key: Key) -> None:
+        group_id, topic_id, queue_id = key
+        group, topic = engine.catalog.groups.get(group_id), engine.catalog.topics.get(topic_id)
+        if group is None or topic is None or not engine.catalog.is_alive(topic_id):
+            return  # Deleted between two slices.
+        pulled = engine.catalog.pull_offsets.find(key)
+        item = pb.Progress(
+            consumer_group=group.name,
+            topic=topic.name,
+            queue_id=queue_id,
+            pull_offset=-1 if pulled is None else pulled,
+        )
+        found = engine.inspection.find_progress(key) if self._is_popped else None
+        if found is None:
+            queue = engine.catalog.queue(topic_id, queue_id)
+            item.min_offset, item.max_offset = queue.min_offset, queue.max_offset
+            item.commit_offset = item.pop_offset = -1
+        else:
+            item.topic, item.is_retry = found.topic, found.is_retry
+            item.min_offset, item.max_offset = found.min_offset, found.max_offset
+            item.commit_offset, item.pop_offset = found.consumer_offset, found.pop_offset
+            item.oldest_unacked_at_ms = found.oldest_unacked_at_ms
+            item.ready_count, item.in_flight_count = found.ready_count, found.in_flight_count
+        self.reply.items.append(item)
+
+
+class _Topic(NamedTuple):
+    """A topic that a group reads: all its queues where it pops them, else those that it pulls."""
+
+    topic_id: TopicId
+    queues: Iterable[QueueId]
+    is_popped: bool
+
+
+def _topics_of(engine: Engine, group_id: GroupId) -> list[_Topic]:
+    catalog = engine.catalog
+    group = catalog.groups.get(group_id)
+    if group is None:
+        return []
+    found: dict[TopicId, _Topic] = {}
+    pulled = sorted(catalog.pull_offsets.of_group(group_id))
+    for topic_id, keys in itertools.groupby(pulled, key=lambda key: key[1]):
+        found[topic_id] = _Topic(topic_id, [key[2] for key in keys], is_popped=False)
+    for topic_id in engine.inspection.topics_read(group):
+        queues = map(QueueId, range(catalog.topics[topic_id].queues))
+        found[topic_id] = _Topic(topic_id, queues, is_popped=True)
+    return sorted(found.values())

@@ -1,0 +1,248 @@
+"""How long does an audit of a million messages take, and does it find what it should alone?
+
+    .venv/bin/python -m tests.perf.bench_audit [--messages 1000000] [--kills 5]
+
+State machine: one standalone (one broker group, two proxies), a topic of 8 queues, messages of
+100 bytes in batches of 128, consumers that take 32 at a time and forget one message in 2,000, while
+a broker or a proxy is killed every now and then. Producers and consumers are processes of their own
+and note what they were told. Planted: sends that are said to be acknowledged and never were made.
+Measured: the audit with Spark in local[2], from its start to its page. Its findings are compared
+with the clients' notes: what is missing is what was planted; nothing is early, late, an orphan or a
+duplicate; and each repeat is one that a client has seen, or whose answer a kill has lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import grpc
+from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+from tests.pipeline.conftest import SETTINGS
+from tests.support.api import POLL_MS_MIN, api, message
+from tests.support.killing import kill
+from tests.support.processes import Standalone, standalone
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.session import build_spark
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+TOPIC, GROUP = "audited", "readers"
+QUEUES = 8
+BATCH = 128  # messages of one send
+TASKS = 4  # calls under way of producers, and as many of consumers
+BACKLOG_MAX = 50_000  # messages stored and not received: consumers keep up
+INVISIBLE_MS = 15_000
+FORGOTTEN_SHARE = 2_000  # one of so many deliveries is not acked the first time
+PHANTOMS = [f"phantom-{n}" for n in range(5)]
+PAUSE_S = 0.05
+# Before a kill, until what was popped had been answered, and after it until the proxies know.
+AROUND_KILL_MS = (3_000, POLL_MS_MIN + 5_000)
+
+
+def main() -> None:
+    """Make the run, audit it, and print one JSON document."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--messages", type=int, default=1_000_000)
+    arguments.add_argument("--kills", type=int, default=5)
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as folder, standalone(
+        Path(folder) / "data", "--proxies=2"
+    ) as running:  # fmt: skip
+        running.put(f"topics/{TOPIC}", queues=QUEUES)
+        running.put(f"groups/{GROUP}", maxAttempts=1000)
+        begin_s = time.perf_counter()
+        kills = _run(running, Path(folder), given.messages, given.kills)
+        ran_s = time.perf_counter() - begin_s
+        figures = _audit(running, Path(folder), kills)
+    print(json.dumps({
+        "messages": given.messages, "kills": len(kills), "run_s": round(ran_s),
+        "load": os.getloadavg()[1], **figures,
+    }))  # fmt: skip
+
+
+# ---------------------------------------------------------------- the run
+
+
+def _run(running: Standalone, folder: Path, count: int, kill_count: int) -> list[int]:
+    """Send and receive so many, with kills in between; return when those were."""
+    context = multiprocessing.get_context("spawn")
+    stored, received = context.Value("q", 0), context.Value("q", 0)
+    producer = context.Process(
+        target=_produce, args=(running.grpc, str(folder), count, stored, received)
+    )
+    consumer = context.Process(
+        target=_consume, args=(running.grpc, str(folder), count, stored, received)
+    )
+    producer.start()
+    consumer.start()
+    kills = []
+    victims = ["broker-0", "proxy-0", "broker-0", "proxy-1"]
+    for n in range(kill_count):
+        while stored.value < count * (n + 1) // (kill_count + 1):
+            time.sleep(0.2)
+        kills.append(SystemClock().wall_ms())
+        asyncio.run(kill(running, victims[n % len(victims)]))
+    producer.join()
+    consumer.join()
+    assert (producer.exitcode, consumer.exitcode) == (0, 0)
+    return kills
+
+
+def _produce(endpoint: str, folder: str, count: int, stored: Any, received: Any) -> None:
+    with Path(folder, "sends.jsonl").open("w") as lines:
+        lines.writelines(map(_send_line, PHANTOMS))
+        asyncio.run(_produce_all(endpoint, lines, count, stored, received))
+
+
+def _send_line(message_id: str) -> str:
+    return json.dumps({"message_id": message_id, "topic": TOPIC}) + "\n"
+
+
+async def _produce_all(
+    endpoint: str, lines: TextIO, count: int, stored: Any, received: Any
+) -> None:
+    async def produce(number: int) -> None:
+        batch = 0
+        async with api(endpoint) as client:
+            while stored.value < count:
+                if stored.value - received.value > BACKLOG_MAX:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                batch += 1
+                # A send whose answer is lost is not repeated: others are sent.
+                ids = [f"{number}-{batch}-{n}" for n in range(BATCH)]
+                body = bytes(100)
+                try:
+                    answer = await client.send(
+                        *(message(TOPIC, body, message_id=id_) for id_ in ids)
+                    )
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                if answer.status.code != v2.OK:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                stored.value += BATCH
+                lines.writelines(map(_send_line, ids))
+
+    await asyncio.gather(*(produce(number) for number in range(TASKS)))
+
+
+def _consume(endpoint: str, folder: str, count: int, stored: Any, received: Any) -> None:
+    with Path(folder, "receives.jsonl").open("w") as lines:
+        asyncio.run(_consume_all(endpoint, lines, count, stored, received))
+
+
+async def _consume_all(
+    endpoint: str, lines: TextIO, count: int, stored: Any, received: Any
+) -> None:
+    """Receive until everything was stored, and nothing has come for two invisible durations."""
+    last_at = time.monotonic()
+
+    async def consume() -> None:
+        nonlocal last_at
+        async with api(endpoint) as client:
+            while stored.value < count or time.monotonic() - last_at < 2 * INVISIBLE_MS / 1000:
+                try:
+                    got = await client.receive(
+                        TOPIC, GROUP, poll_ms=POLL_MS_MIN, invisible_ms=INVISIBLE_MS
+                    )
+                except (grpc.aio.AioRpcError, AssertionError):
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                if not got:
+                    continue
+                last_at = time.monotonic()
+                acked = []
+                for one in got:
+                    system = one.system_properties
+                    attempt = system.delivery_attempt
+                    lines.write(
+                        json.dumps({"message_id": system.message_id, "attempt": attempt}) + "\n"
+                    )
+                    received.value += attempt == 1
+                    is_forgotten = attempt == 1 and hash(system.message_id) % FORGOTTEN_SHARE == 0
+                    if not is_forgotten:
+                        acked.append(system.receipt_handle)
+                try:
+                    await client.ack(TOPIC, GROUP, acked)
+                except (grpc.aio.AioRpcError, AssertionError):
+                    await asyncio.sleep(PAUSE_S)  # What was not acked comes again.
+
+    await asyncio.gather(*(consume() for _ in range(TASKS)))
+
+
+# ---------------------------------------------------------------- the audit
+
+
+def _audit(running: Standalone, folder: Path, kills: list[int]) -> dict[str, Any]:
+    begin_s = time.perf_counter()
+    spark = build_spark(
+        "bench", master="local[2]", settings={**SETTINGS, "spark.driver.memory": "2g"}
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    settings = AuditSettings(
+        to=str(folder), given={"endpoints": running.grpc}, grace_s=0,
+        sends=str(folder / "sends.jsonl"),
+    )  # fmt: skip
+    events = read_events(spark, settings.given)
+    verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
+    took_s = time.perf_counter() - begin_s
+    figures = {
+        "audit_s": round(took_s, 1),
+        "events": events.count(),
+        "findings": verdict.counts,
+        "differences": _differences(spark, folder, events, kills),
+    }
+    spark.stop()
+    return figures
+
+
+def _differences(spark: Any, folder: Path, events: Any, kills: list[int]) -> dict[str, int]:
+    """Compare what was found with what clients noted: how many of each kind do not agree."""
+    findings = spark.read.parquet(f"{folder}/audit/findings")
+    told = events.where("event = 'delivered'").select(
+        "message_id", "attempt", F.unix_millis("event_ts").alias("at")
+    )
+    seen = spark.read.schema("message_id string, attempt int").json(f"{folder}/receives.jsonl")
+    missing = {row.message_id for row in findings.where("kind = 'missing'").collect()}
+    # Delivered, and the answer came to nobody: only a kill may do that.
+    unseen = [
+        row["at"] for row in told.join(seen, ["message_id", "attempt"], "left_anti").collect()
+    ]
+    before_ms, after_ms = AROUND_KILL_MS
+    unexplained = [
+        at for at in unseen if not any(-before_ms <= at - kill_ms <= after_ms for kill_ms in kills)
+    ]
+    # Of what was delivered several times each time but the first is a finding.
+    repeats = told.groupBy("message_id").count().where("count > 1")
+    found = (
+        findings.where("kind in ('duplicate', 'redelivered')")
+        .withColumn("times", F.split("detail", " ")[1].cast("long"))
+        .groupBy("message_id")
+        .agg(F.sum("times").alias("times"))
+    )
+    others = findings.where("kind in ('duplicate', 'early', 'late', 'orphan-ack')")
+    return {
+        "missing": len(missing ^ set(PHANTOMS)),
+        "of_other_kinds": others.count(),
+        "seen_and_not_told": seen.join(told, ["message_id", "attempt"], "left_anti").count(),
+        "told_and_not_seen": len(unseen),
+        "of_these_unexplained": len(unexplained),
+        "repeats": repeats.join(found, "message_id", "full")
+        .where("coalesce(count, 1) - 1 <> coalesce(times, 0)")
+        .count(),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Retention with a gate: what is not sealed is there while there is room, and room there is."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.engine_world import World
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.layout.numbers import QueueId
+
+DAY_MS = 86_400_000
+SEGMENT = 16_384
+ARCHIVE = "archive"
+TOPICS = ("held", "held too", "free")
+# The last one is never archived.
+HELD = TOPICS[:2]
+DISK_SEGMENTS = 32  # fewer than what is sent takes, unless some of it goes
+RESERVE_SEGMENTS = 8
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.sampled_from(TOPICS), st.integers(1, 12)),
+        st.tuples(st.just("seal"), st.sampled_from(HELD), st.integers(0, 100)),
+        st.tuples(st.just("wait"), st.just(""), st.integers(0, 3)),
+        st.tuples(st.just("start"), st.just(""), st.booleans()),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+class Gated:
+    """A world, and how far each topic was said to be sealed."""
+
+    def __init__(self, disk_segments: int) -> None:
+        self.world = World(
+            FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_ms=DAY_MS,
+            checkpoint_log_bytes=4 * SEGMENT, disk_reserve_bytes=RESERVE_SEGMENTS * SEGMENT,
+            archive_gate_group=ARCHIVE,
+        )  # fmt: skip
+        self.world.leave_room(disk_segments * SEGMENT)
+        self.group_id = self.world.group(ARCHIVE)
+        self.sealed = dict.fromkeys(HELD, 0)
+        for topic in TOPICS:
+            self.world.topic(topic)
+        for topic in HELD:
+            self._tell(topic, 0)
+
+    def bounds(self, topic: str) -> tuple[int, int]:
+        queue = self.world.engine.catalog.queue(self.world.topic(topic), QueueId(0))
+        return int(queue.min_offset), int(queue.max_offset)
+
+    def step(self, what: str, topic: str, count: int) -> None:
+        match what:
+            case "send":
+                self.world.send(*[f"m{n}" for n in range(count)], topic=topic, size=4_000)
+            case "seal":
+                # So many percent of what is not sealed.
+                end = self.bounds(topic)[1]
+                self.sealed[topic] += (end - self.sealed[topic]) * count // 100
+                self._tell(topic, self.sealed[topic])
+            case "wait":
+                self.world.now_ms += count * DAY_MS
+            case "start":
+                self.world.restart(power_cut=bool(count))
+        self.world.engine.refresh()
+        self.world.background()
+
+    def _tell(self, topic: str, offset: int) -> None:
+        self.world.engine.administration.update_pull_offset(
+            self.group_id, self.world.topic(topic), QueueId(0), offset, self.world.now_ms
+        )
+        self.world.commit()
+
+    def grow_old(self) -> None:
+        """Let segments follow what is there, and serve their time with it."""
+        for _ in range(2):
+            self.world.send(*["filler"] * 6, topic="free", size=4_000)
+            self.world.now_ms += 2 * DAY_MS
+            self.world.engine.refresh()
+            self.world.background()
+
+
+@given(steps=STEPS)
+def test_nothing_goes_that_is_not_sealed_and_everything_goes_that_is(
+    steps: list[tuple[str, str, int]],
+) -> None:
+    gated = Gated(disk_segments=10_000)
+    for step in steps:
+        gated.step(*step)
+        for topic in HELD:
+            assert gated.bounds(topic)[0] <= gated.sealed[topic]
+    assert gated.world.engine.retention.gate.passed_count == 0
+    for topic in HELD:
+        gated.step("seal", topic, 100)
+    gated.grow_old()
+    for topic in HELD:
+        low, end = gated.bounds(topic)
+        assert low == end, "nothing holds what is sealed"
+
+
+@settings(max_examples=20)  # hundreds of retirements each
+@given(steps=STEPS)
+def test_on_a_small_disk_the_gate_gives_way_and_messages_are_taken(
+    steps: list[tuple[str, str, int]],
+) -> None:
+    gated = Gated(DISK_SEGMENTS)
+    # Each day a segment and a half of what is never sealed: far more than the disk has.
+    for _ in range(DISK_SEGMENTS):
+        gated.step("send", HELD[0], 6)
+        gated.world.now_ms += DAY_MS
+        assert not gated.world.engine.is_disk_full
+    assert gated.world.engine.retention.gate.passed_count > 0
+    for step in steps:
+        gated.step(*step)
+        gated.world.now_ms += DAY_MS
+        assert not gated.world.engine.is_disk_full

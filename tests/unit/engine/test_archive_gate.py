@@ -1,0 +1,206 @@
+"""Retention waits for an archive, for as long as there is room."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.support.engine_world import TOPIC, World
+from tests.support.faulty_disk import FaultyDisk
+from tidemill.broker.engine.archive_gate import QUEUES_A_LOOK
+from tidemill.broker.engine.layout.numbers import QueueId
+
+DAY_MS = 86_400_000
+SEGMENT = 16_384
+ARCHIVE = "archive"
+
+
+def world_with_gate(*, archive_gate_group: str = ARCHIVE) -> World:
+    world = World(
+        FaultyDisk(Random(0)),
+        segment_bytes=SEGMENT,
+        retention_ms=DAY_MS,
+        archive_gate_group=archive_gate_group,
+    )
+    world.leave_room(1 << 30)
+    world.group(ARCHIVE)
+    return world
+
+
+def seal(world: World, offset: int, *, topic: str = TOPIC, group: str = ARCHIVE) -> None:
+    world.engine.administration.update_pull_offset(
+        world.group(group), world.topic(topic), QueueId(0), offset, world.now_ms
+    )
+    world.commit()
+
+
+def fill(world: World, *, topic: str = TOPIC) -> None:
+    """Add messages of three segments."""
+    world.send(*[f"m{n}" for n in range(12)], topic=topic, size=4_000)
+
+
+def grow_old(world: World, days: int = 2) -> None:
+    """Let what is there serve its time, and retention do what it may."""
+    fill(world, topic="filler")
+    world.now_ms += days * DAY_MS
+    world.engine.refresh()
+    fill(world, topic="filler")
+    world.background()
+
+
+def first_of(world: World, topic: str = TOPIC) -> int:
+    return int(world.engine.catalog.queue(world.topic(topic), QueueId(0)).min_offset)
+
+
+def test_what_is_not_sealed_is_kept_beyond_retention() -> None:
+    world = world_with_gate()
+    fill(world)
+    seal(world, 5)
+    grow_old(world)
+    assert 0 < first_of(world) <= 5, "what is sealed has gone, a segment at a time"
+    gate = world.engine.retention.gate
+    assert gate.is_holding
+    assert (gate.gives_way, gate.passed_count) == (False, 0)
+    seal(world, 12)
+    world.background()
+    assert first_of(world) == 12
+    assert not gate.is_holding
+
+
+@pytest.mark.parametrize("gate_group", ["", "another"])
+def test_pull_offsets_of_other_groups_keep_nothing(gate_group: str) -> None:
+    world = world_with_gate(archive_gate_group=gate_group)
+    fill(world)
+    seal(world, 0)
+    grow_old(world)
+    assert first_of(world) == 12
+
+
+def test_a_queue_that_nobody_archives_is_not_kept() -> None:
+    world = world_with_gate()
+    seal(world, 0)
+    fill(world, topic="not archived")
+    grow_old(world)
+    assert first_of(world, "not archived") == 12
+
+
+def test_the_limit_by_size_waits_for_the_archive_too() -> None:
+    world = World(
+        FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=2 * SEGMENT,
+        archive_gate_group=ARCHIVE,
+    )  # fmt: skip
+    world.leave_room(1 << 30)
+    world.group(ARCHIVE)
+    fill(world)
+    seal(world, 0)
+    fill(world, topic="filler")
+    world.background()
+    assert first_of(world) == 0
+    seal(world, 12)
+    world.background()
+    assert first_of(world) == 12
+
+
+def test_the_gate_gives_way_before_messages_are_refused() -> None:
+    world = world_with_gate()
+    gate = world.engine.retention.gate
+    fill(world)
+    seal(world, 0)
+    grow_old(world)
+    assert first_of(world) == 0
+    assert gate.take_notices() == []
+    world.leave_room(3 * SEGMENT)
+    world.background()
+    assert first_of(world) > 0
+    assert gate.passed_count > 0
+    (notice,) = gate.take_notices()
+    assert (notice.gives_way, notice.topic) == (True, TOPIC)
+    assert not world.engine.is_disk_full
+    # It has made room again: the rest is kept, and an operator hears of it once there is plenty.
+    passed = gate.passed_count
+    world.leave_room(1 << 30)
+    world.background()
+    assert gate.passed_count == passed
+    assert [each.gives_way for each in gate.take_notices()] == [False]
+
+
+def test_a_log_that_goes_on_and_on_never_fills_the_disk_for_the_archive() -> None:
+    world = world_with_gate()
+    seal(world, 0)
+    world.leave_room(16 * SEGMENT)
+    for n in range(60):
+        world.send(f"m{n}", size=8_000)
+        world.now_ms += DAY_MS
+        world.engine.refresh()
+        world.background()
+        assert not world.engine.is_disk_full
+    assert world.engine.retention.gate.passed_count > 0
+
+
+def test_without_the_group_nothing_is_kept() -> None:
+    world = world_with_gate()
+    fill(world)
+    seal(world, 0)
+    grow_old(world)
+    assert first_of(world) == 0
+    world.engine.administration.delete_group(ARCHIVE, world.now_ms)
+    world.commit()
+    world.background()
+    assert first_of(world) == 12
+    assert not world.engine.retention.gate.is_holding
+
+
+@pytest.mark.parametrize("only_the_log", [False, True])
+def test_what_is_sealed_is_known_after_a_start_and_at_another_replica(only_the_log: bool) -> None:
+    world = world_with_gate()
+    fill(world, topic="first")  # So that the record of the offset goes, and is stated again.
+    seal(world, 12, topic="first")
+    fill(world)
+    seal(world, 5)
+    grow_old(world)
+    disk = world.disk.after_kill()
+    if only_the_log:
+        for folder in ("queues", "index", "snapshots"):
+            for name in disk.names(folder):
+                disk.remove(name)
+        disk.remove("checkpoint")
+    world.disk = disk
+    world.open()
+    grow_old(world)
+    assert 0 < first_of(world) <= 5
+    queue = world.topic(), QueueId(0)
+    assert world.engine.retention.gate.sealed_offset(*queue) == 5
+
+
+def test_a_follower_keeps_what_its_master_keeps() -> None:
+    world = World(
+        FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_ms=DAY_MS,
+        archive_gate_group=ARCHIVE, is_followed=True,
+    )  # fmt: skip
+    world.leave_room(1 << 30)
+    world.group(ARCHIVE)
+    fill(world)
+    seal(world, 5)
+    world.fail_over()
+    world.leave_room(1 << 30)
+    grow_old(world)
+    assert first_of(world) <= 5
+    assert world.engine.retention.gate.is_holding
+
+
+def test_a_look_at_very_many_queues_is_done_in_parts() -> None:
+    world = world_with_gate()
+    wide = world.topic("wide", queues=QUEUES_A_LOOK + 100)
+    fill(world)
+    seal(world, 5)  # Told first, and looked at last.
+    for number in range(QUEUES_A_LOOK + 100):
+        world.engine.administration.update_pull_offset(
+            world.group(ARCHIVE), wide, QueueId(number), 0, world.now_ms
+        )
+    world.commit()
+    grow_old(world)
+    assert 0 < first_of(world) <= 5
+    seal(world, 12)
+    world.background()
+    assert first_of(world) == 12
