@@ -189,12 +189,14 @@ def archive_verify(
     """
     del config
     given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
-    wrong = _run(
+    verified = _run(
         _ARCHIVE, lambda jobs: jobs.verify(_archive_settings(jobs, given, master, gate_group=gate))
     )
-    for sentence in wrong:
+    for sentence in verified.closed:
+        typer.echo(f"sealed by its files alone: {sentence}", err=True)
+    for sentence in verified.wrong:
         typer.echo(sentence)
-    if wrong:
+    if verified.wrong:
         raise typer.Exit(EXIT_FOUND)
     typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
 

@@ -144,6 +144,17 @@ class Topics:
     names: tuple[str, ...] = ()
     pattern: str = ""
 
+    def have(self, topic: str) -> bool:
+        """Say whether a topic is one of them.
+
+        The cluster's own topics, which begin with %, are meant by expressions that begin so, too.
+        """
+        if topic in self.names:
+            return True
+        if topic.startswith("%") and not self.pattern.startswith("%"):
+            return False
+        return bool(self.pattern) and re.fullmatch(self.pattern, topic) is not None
+
 
 EARLIEST: Final = -2  # in a start
 LATEST: Final = -1  # in a start or an end

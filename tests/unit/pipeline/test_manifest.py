@@ -15,7 +15,6 @@ from tidemill.pipeline.archive.manifest import (
     expiring,
     fold,
     sealing,
-    settled,
 )
 from tidemill.pipeline.errors import ArchiveError
 
@@ -95,27 +94,3 @@ def test_whole_ranges_expire_and_files_go_with_their_last_one() -> None:
     assert archive.queues[KEY].end == 9
     assert expiring(archive, before_ms=20, topics=()) == ((), ())
     assert expiring(archive, before_ms=99, topics=["payments"]) == ((), ())
-
-
-@pytest.mark.parametrize(
-    ("passed", "low", "at"),
-    [
-        ([], 0, 0),
-        ([(0, 5)], 0, 5),
-        ([(5, 9)], 0, 0),  # what lies before it is still there to be compared
-        ([(9, 12)], 7, 12),  # nobody can compare what is gone, nor what has lost its begin
-        ([(9, 12)], 5, 5),  # a range of which all is there
-        ([], 12, 12),
-    ],
-)
-def test_a_broker_need_not_keep_what_has_passed_or_can_be_compared_no_more(
-    passed: list[tuple[int, int]], low: int, at: int
-) -> None:
-    archive = fold([entry(0, a_range(0, 5)), entry(1, a_range(5, 9)), entry(2, a_range(9, 12))])
-    ranges = [a_range(*each) for each in passed]
-    assert settled(archive, ranges, {KEY: low}) == ((KEY, at),)
-
-
-def test_what_is_sealed_need_not_be_kept() -> None:
-    archive = fold([entry(0, a_range(0, 5)), entry(1, kind="seal", marks=((KEY, 5),))])
-    assert settled(archive, [], {KEY: 0}) == ((KEY, 5),)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.errors import Unreachable, told_by
-from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done
+from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, Verified
 from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
 from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.options import parse_source
@@ -61,12 +61,12 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
             time.sleep(every_s)
 
 
-def verify(settings: ArchiveSettings) -> list[str]:
+def verify(settings: ArchiveSettings) -> Verified:
     """Compare what is not sealed with the broker; return what is wrong."""
     with _job("archive-verify", settings) as (job, run):
-        wrong = job.verify()
-        run.detail["wrong"] = wrong
-        return wrong
+        verified = job.verify()
+        run.detail.update(asdict(verified))
+        return verified
 
 
 def compact(settings: ArchiveSettings) -> tuple[int, int]:
