@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemill.pipeline.jobs.audit import AuditSettings, judge
+import pytest
+
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs.audit import AuditSettings, check_any, judge
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
 from tidemill.pipeline.schema import EVENTS
 from tidemill.pipeline.transforms.audit import Rules, audit, lag, lateness
@@ -103,6 +106,18 @@ def a_day() -> Story:
     story.tell("scheduled", 5, 100, due_ms=6000, timer_id=5, message_id="t5")
     story.tell("recalled", 5, 200, timer_id=5, message_id="t5")
     return story
+
+
+def test_lists_of_nothing_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    nothing = Story().frame(spark)
+    check_any(nothing, {})
+    with pytest.raises(BadOption, match="no event tells of topic nosuch"):
+        check_any(nothing, {"topics": "nosuch"})
+    sends = tmp_path / "sends.jsonl"
+    sends.write_text('{"message_id": "a", "topic": "t"}\nnot json\n')
+    settings = AuditSettings(to=str(tmp_path), given={}, sends=str(sends))
+    with pytest.raises(BadOption, match="no JSON with a message_id"):
+        judge(spark, nothing, settings, now_ms=START_MS)
 
 
 def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession) -> None:

@@ -74,6 +74,8 @@ class FakeCluster:
         # Faults: how many calls of a method fail from now on, and after how many answers.
         self.failing: dict[str, int] = {}
         self.breaks_after: int | None = None
+        # Broker groups that give no answer to so many of the next looks.
+        self.away: dict[str, int] = {}
         # Called before each read of messages, so that something happens just then.
         self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
         self.endpoint = ""
@@ -136,6 +138,12 @@ class FakeCluster:
         with self.lock:
             log_id = f"another-{self.brokers[broker].log_id}"
             self.brokers[broker] = FakeBroker(log_id=log_id)
+
+    def is_away(self, broker: str) -> bool:
+        """Say whether a broker group gives no answer, this time."""
+        left = self.away.get(broker, 0)
+        self.away[broker] = max(0, left - 1)
+        return left > 0
 
     def _broker(self, name: str) -> FakeBroker:
         return self.brokers.setdefault(name, FakeBroker(log_id=f"log-of-{name}"))
@@ -250,8 +258,8 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         with self.cluster.lock:
             yield pb.GetQueuesReply(
                 groups=[
-                    pb.BrokerGroupQueues(broker=name, error=broker.error)
-                    if broker.error
+                    pb.BrokerGroupQueues(broker=name, error=broker.error or "it is away")
+                    if broker.error or self.cluster.is_away(name)
                     else pb.BrokerGroupQueues(
                         broker=name, log_min=broker.log_min, log_end=broker.log_end,
                         log_id=broker.log_id, queues=list(_queues(request, broker)),

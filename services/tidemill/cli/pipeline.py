@@ -87,6 +87,12 @@ def _given(
         given["topics"] = ",".join(topics)
     elif pattern:
         given["topicPattern"] = pattern
+    return given | _pairs(more)
+
+
+def _pairs(more: list[str] | None) -> dict[str, str]:
+    """Return what `--option` says."""
+    given = {}
     for pair in more or ():
         name, found, value = pair.partition("=")
         if not found:
@@ -108,9 +114,11 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
         return work(importlib.import_module(module))
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
-        if told is None:
-            raise
-        fail(told[1], EXIT_REFUSED)
+        if told is not None:
+            fail(told[1], EXIT_REFUSED)
+        if isinstance(error, OSError):  # A folder or a file that is not what it should be.
+            fail(str(error), EXIT_REFUSED)
+        raise
 
 
 _ARCHIVE = "tidemill.pipeline.jobs.archive_commands"
@@ -386,11 +394,10 @@ def replay(
     """
     del config
     given = _given(endpoints, topic, topic_pattern or EVERY_TOPIC, None)
-    more = dict(pair.split("=", 1) for pair in option or () if "=" in pair)
-    sink = {"endpoints": endpoints, "topic": into, **more}
+    sink = {"endpoints": endpoints, "topic": into, **_pairs(option)}
     if rate is not None:
         sink["maxRatePerTask"] = str(rate)
-    plan = _run(
+    replayed = _run(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(
@@ -402,8 +409,9 @@ def replay(
         ),
     )  # fmt: skip
     typer.echo("", err=True)
-    verb = "would be sent" if dry_run else "are sent"
+    plan = replayed.plan
+    sent = "would be sent" if dry_run else f"are to be sent; {replayed.sent:,} of them were, now"
     typer.echo(
         f"{plan.rows:,} messages, stored from {utc(plan.first_stored_ms)} to"
-        f" {utc(plan.last_stored_ms)}, {verb}"
+        f" {utc(plan.last_stored_ms)}, {sent}"
     )

@@ -137,6 +137,22 @@ class Client:
                 )  # fmt: skip
         return Cluster(queues=queues, logs=logs)
 
+    def whole_cluster(self, topics: Topics) -> Cluster:
+        """Return as `cluster` what there is at all broker groups.
+
+        Where one gives no answer all are asked again. Raises Unreachable.
+        """
+
+        def ask() -> Cluster:
+            cluster = self.cluster(topics)
+            missing = sorted(cluster.unreachable)
+            if missing:
+                why = "; ".join(f"{name}: {cluster.logs[name].error}" for name in missing)
+                raise _Busy(f"{why}. What is there cannot be known without it")
+            return cluster
+
+        return self._again(ask)
+
     def offset_at(self, name: QueueName | Queue, at_ms: int) -> int:
         """Return the first offset of a queue that was stored then or later; its end if none was."""
         request = service.QueryOffsetRequest(

@@ -258,7 +258,7 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         dataset=dataset,
         topics=topics,
         groups=values.names("groups"),
-        filter=values.text("filter") or "*",
+        filter=_filter(values),
         start=start,
         end=end,
         start_strategy=values.choice("startingTimestampStrategy", ("error", "latest")),
@@ -391,6 +391,8 @@ class _Values:
         return int(found[1]) * _UNIT_MS[found[2]]
 
 
+# What an expression has and a tag hardly does.
+_SQL: Final = re.compile(r"[<>=]|\bTAGS\b|\s(is|in|between|like|and|or|not)\s", re.IGNORECASE)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
@@ -417,6 +419,19 @@ def _connection(values: _Values, *, is_needed: bool = True) -> Connection:
         certificate_file=values.text("tls.certificateFile"),
         key_file=values.text("tls.keyFile"),
     )
+
+
+def _filter(values: _Values) -> str:
+    """Return the tags that are asked for; none, and a star among them, are all."""
+    tags = [tag for tag in map(str.strip, values.text("filter").split("||")) if tag]
+    if not tags or "*" in tags:
+        return "*"
+    for tag in tags:
+        if "|" in tag:
+            values.refuse("filter", "tags are separated by two bars")
+        if _SQL.search(tag):
+            values.refuse("filter", "SQL is not served; it is tags, as `a || b`")
+    return " || ".join(tags)
 
 
 def _retries(values: _Values) -> int:

@@ -36,7 +36,7 @@ from tidemill.pipeline.archive.manifest import (
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.tasks import Runner, Task, lost_before_archived
 from tidemill.pipeline.client import Cluster, connect
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError, Refused, Unreachable
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, Refused
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
 from tidemill.pipeline.options import LATEST, SourceOptions
 from tidemill.pipeline.pulling import TAKEN
@@ -103,6 +103,7 @@ class ArchiveJob:
     def append(self, progress: Progress = lambda _: None) -> Done:
         """Archive what is there now, in batches, and say how much that was."""
         cluster = self.look()
+        self._check_known(cluster)
         self._hold(cluster)
         target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
@@ -124,13 +125,17 @@ class ArchiveJob:
             # A topic may have been deleted, or made anew, since.
             cluster = self.look()
 
+    def _check_known(self, cluster: Cluster) -> None:
+        """Raise BadOption for a topic that is asked for by name, and is nowhere."""
+        known = {queue.topic for queue in cluster.queues}
+        known |= {key.topic for key in self._store.archive().queues}
+        missing = sorted(set(self._options.topics.names) - known)
+        if missing:
+            raise BadOption(f"there is no topic {', '.join(missing)}, and none in the archive")
+
     def look(self) -> Cluster:
         """Ask where the queues end; all broker groups must answer, or what is new is not known."""
-        cluster = connect(self._options.connection).cluster(self._options.topics)
-        missing = sorted(cluster.unreachable)
-        if missing:
-            raise Unreachable(f"no answer from {', '.join(missing)}: what is new is not known")
-        return cluster
+        return connect(self._options.connection).whole_cluster(self._options.topics)
 
     def plan(
         self, archive: Archive, cluster: Cluster, target: Mapping[Queue, QueueEnds]
@@ -190,6 +195,11 @@ class ArchiveJob:
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
     # ------------------------------------------------------------ afterwards
+
+    def check_there(self) -> None:
+        """Raise BadOption where nothing was ever archived."""
+        if not self._store.is_there:
+            raise BadOption(f"there is no archive at {self._store.path}")
 
     def verify(self) -> Verified:
         """Compare what is not sealed, seal what agrees, and return what does not.

@@ -63,6 +63,7 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
 
 def verify(settings: ArchiveSettings) -> Verified:
     """Compare what is not sealed with the broker; return what is wrong."""
+    _check_there(settings)
     with _job("archive-verify", settings) as (job, run):
         verified = job.verify()
         run.detail.update(asdict(verified))
@@ -71,6 +72,7 @@ def verify(settings: ArchiveSettings) -> Verified:
 
 def compact(settings: ArchiveSettings) -> tuple[int, int]:
     """Make larger files of small ones; return how many there were and are."""
+    _check_there(settings)
     with _job("archive-compact", settings) as (job, _):
         return job.compact()
 
@@ -80,6 +82,7 @@ def expire(settings: ArchiveSettings, *, days: float) -> int:
     options = parse_source(settings.given, is_stream=False)
     clock = SystemClock()
     job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=clock.wall_ms)
+    job.check_there()
     before_ms = clock.wall_ms() - round(days * DAY_MS)
     with recorded("archive-expire", options.archive_path):
         return job.expire(before_ms=before_ms, topics=options.topics.names)
@@ -89,8 +92,15 @@ def vacuum(settings: ArchiveSettings) -> int:
     """Delete files that no entry of the manifest names; return how many. Needs no Spark."""
     options = parse_source(settings.given, is_stream=False)
     job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
+    job.check_there()
     with recorded("archive-vacuum", options.archive_path):
         return job.vacuum()
+
+
+def _check_there(settings: ArchiveSettings) -> None:
+    """Raise BadOption where there is no archive, before Spark is started for it."""
+    options = parse_source(settings.given, is_stream=False)
+    ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms).check_there()
 
 
 @contextmanager

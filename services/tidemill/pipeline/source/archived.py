@@ -54,5 +54,4 @@ def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _tags(expression: str) -> list[str]:
-    tags = [tag.strip() for tag in expression.split("||")]
-    return [] if "*" in tags else tags
+    return [] if expression == "*" else expression.split(" || ")

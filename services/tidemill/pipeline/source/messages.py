@@ -37,7 +37,7 @@ from tidemill.pipeline.pulling import TAKEN, gaps_told, pull_range, tell_lost
 from tidemill.pipeline.rows import message_batch
 from tidemill.pipeline.schema import arrow_schema
 from tidemill.pipeline.source.archived import read_archived
-from tidemill.pipeline.source.places import Places, View, all_reachable
+from tidemill.pipeline.source.places import Places, View
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -106,8 +106,7 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Look where the queues begin and end, and share the ranges between tasks."""
         places = Places(self.options)
-        view = places.view()
-        all_reachable(view, self.options.connection.endpoints)
+        view = places.whole_view()
         starts = places.resolve(self.options.start, view, word=EARLIEST)
         places.check_young(starts, view)
         ends = places.resolve(self.options.end, view, word=LATEST)
@@ -227,8 +226,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
         places = Places(self.options)
-        view = places.view()
-        all_reachable(view, self.options.connection.endpoints)
+        view = places.whole_view()
         starts = places.resolve(self.options.start, view, word=LATEST)
         places.check_young(starts, view)
         return Offsets(at=starts).as_document()
@@ -261,9 +259,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
         """Freeze where this run ends."""
-        view = Places(self.options).view()
-        all_reachable(view, self.options.connection.endpoints)
-        self._target = view.ends
+        self._target = Places(self.options).whole_view().ends
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name.
         """Return where the queues ended when they were looked at last."""

@@ -6,7 +6,7 @@ archive of a queue ends, so no offset is read twice and none passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import final
@@ -15,9 +15,9 @@ from tidemill.pipeline.archive.manifest import Archive, QueueKey
 from tidemill.pipeline.archive.reading import first_offset_at
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import Client, Cluster, connect
-from tidemill.pipeline.errors import BadOption, Unreachable
+from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName
-from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions
+from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
 
 
 @final
@@ -67,11 +67,18 @@ class Places:
         return connect(self._options.connection)
 
     def view(self) -> View:
-        """Look at everything once, with one call to the cluster."""
+        """Look at everything once, with one call to the cluster; some of it may give no answer."""
+        return self._view(self.client.cluster)
+
+    def whole_view(self) -> View:
+        """Look at everything, all broker groups among it. Raises Unreachable."""
+        return self._view(self.client.whole_cluster)
+
+    def _view(self, look: Callable[[Topics], Cluster]) -> View:
         mode = self._options.read_mode
         if mode == "archive":
             return self._archived(self.store.archive())
-        cluster = self.client.cluster(self._options.topics)
+        cluster = look(self._options.topics)
         view = View(queues=cluster.queues, cluster=cluster)
         if mode == "auto" and self._options.archive_path:
             return self._both(view, self.store.archive())
@@ -186,13 +193,3 @@ def _of_word(offset: int, ends: QueueEnds) -> int:
 
 def _clamp(offset: int, ends: QueueEnds) -> int:
     return min(max(offset, ends.min_offset), ends.max_offset)
-
-
-def all_reachable(cluster: Cluster | View, connection: Iterable[str]) -> None:
-    """Raise Unreachable where a broker group gave no answer."""
-    missing = sorted(cluster.unreachable)
-    if missing:
-        raise Unreachable(
-            f"no answer from {', '.join(missing)}, asked through {', '.join(connection)}; what is"
-            " there cannot be known without it"
-        )
