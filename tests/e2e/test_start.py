@@ -84,7 +84,7 @@ def test_a_log_and_a_ready_line_that_cannot_be_written_stop_nothing(
 def broker_on(data_dir: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("broker", f"--data-dir={data_dir}", "--grpc-port=0", "--metrics-port=0"),
-        env=environment(), capture_output=True, text=True, timeout=10, check=False,
+        env=environment(), capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import httpx
 
 START_S = 30.0  # far more than a start takes, on the slowest machine
 STOP_S = 30.0
-ADMIN_S = 10.0  # for a call of the REST API
+ADMIN_S = 30.0  # for a call of the REST API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
