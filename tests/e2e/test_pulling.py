@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -357,3 +359,12 @@ def test_a_range_is_read_of_the_topic_that_was_told_and_of_no_other(running: Sta
         with pytest.raises(grpc.RpcError) as refused:
             list(source.ReadMessages(request))
         assert named(refused.value) == "TopicNotFound"
+
+
+def test_the_official_client_sends_in_the_process_of_a_pipeline(running: Standalone) -> None:
+    running.put("topics/both", queues=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.both_clients", running.grpc],
+        cwd=Path(__file__).parents[2], check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "by the official client True\n", done.stderr[-2000:]
