@@ -58,7 +58,7 @@ def _both(name: str, default: str, meaning: str) -> Option:
 CONNECTION: Final = (
     _both("endpoints", "", "Addresses of proxies, `host:port[,host:port]`; required."),
     _both("namespace", "", "Of topics and groups."),
-    _both("maxRetries", "5", "How often a call that failed is made again."),
+    _both("maxRetries", "5", "How often a call is made again that failed, or where a broker is away."),
     _both("retryBackoffMs", "200", "Pause before the first time; it doubles, up to 5 s."),
     _both("auth.accessKey", "", "Whose calls they are."),
     _both("auth.secretKeyFile", "", "File with the secret key; its text is never kept."),
@@ -76,7 +76,7 @@ SOURCE: Final = (
     _both("topicPattern", "", "Topics whose whole name matches; looked at again at every trigger."),
     _both("dataset", "messages", "`messages`, `events`, `dlq`, `pending`, `inflight`, `groups`."),
     _both("groups", "", "Consumer groups, by commas: of `dlq`, `inflight` and `groups`; all."),
-    _both("filter", "*", "Tags, as `a || b`, evaluated by the broker."),
+    _both("filter", "*", "Tags, as `a || b`; no SQL."),
     _both(
         "startingOffsets",
         "",
@@ -93,7 +93,7 @@ SOURCE: Final = (
     _stream("maxTriggerDelay", "15m", "But not longer than this."),
     _both("minPartitions", "", "Large ranges are split so that about so many tasks run."),
     _both("rowsPerPartition", "500000", "The most that one task reads."),
-    _both("failOnDataLoss", "true", "Whether a range that is gone fails the query."),
+    _both("failOnDataLoss", "true", "Whether a range, or a queue, that is gone fails the query."),
     _stream("newQueues", "earliest", "Where queues that are found later start."),
     _stream("failAfterMs", "600000", "How long a broker group may be away until the query fails."),
     _both("includeBody", "true", "Whether bodies are asked for."),
