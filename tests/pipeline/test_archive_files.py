@@ -9,6 +9,7 @@ import gzip
 import itertools
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,26 @@ def test_a_manifest_is_read_from_its_last_snapshot_on_and_each_entry_once(
     for path in (tmp_path / "manifest").glob("*.snapshot.json"):
         path.unlink()
     assert ArchiveStore(to).archive() == store.archive()
+
+
+def test_another_archive_at_the_same_place_is_not_taken_for_the_one_before(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path / "archive")
+    cluster.add("orders", "a", 0, 3)
+    archive_job(cluster, to).append()
+    store = ArchiveStore(to)
+    (before,) = store.archive().queues.values()
+    assert before.end == 3
+    shutil.rmtree(to)
+    cluster.delete("orders")
+    for end in (1, 2):
+        cluster.add("orders", "a", 0, 1)
+        archive_job(cluster, to).append()
+        (now,) = store.archive().queues.values()
+        assert now.end == end
+    shutil.rmtree(to)
+    assert store.archive().queues == {}
 
 
 class StoppedStore(ArchiveStore):

@@ -58,7 +58,9 @@ def _both(name: str, default: str, meaning: str) -> Option:
 CONNECTION: Final = (
     _both("endpoints", "", "Addresses of proxies, `host:port[,host:port]`; required."),
     _both("namespace", "", "Of topics and groups."),
-    _both("maxRetries", "5", "How often a call is made again that failed, or where a broker is away."),
+    _both(
+        "maxRetries", "5", "How often a call is made again that failed, or where a broker is away."
+    ),
     _both("retryBackoffMs", "200", "Pause before the first time; it doubles, up to 5 s."),
     _both("auth.accessKey", "", "Whose calls they are."),
     _both("auth.secretKeyFile", "", "File with the secret key; its text is never kept."),

@@ -18,7 +18,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import pyarrow.fs as pa_fs
@@ -37,6 +37,9 @@ _SNAPSHOT: Final = ".snapshot.json"
 SNAPSHOT_ENTRIES: Final = 64
 
 
+Mark: TypeAlias = tuple[int, int]  # of a file: its bytes, and when it was written
+
+
 class ArchiveStore:
     """The files of one archive."""
 
@@ -46,6 +49,7 @@ class ArchiveStore:
         self._files, self._root = _file_system(path)
         self._is_local = isinstance(self._files, pa_fs.LocalFileSystem)
         self._archive: Archive | None = None
+        self._last: Mark | None = None  # of the last entry that was read
         # Of the snapshot that was read, and of what was read behind it.
         self._snapshot_bytes = 0
         self._behind_count = 0
@@ -64,7 +68,7 @@ class ArchiveStore:
         An archive that is not there yet is empty. What is returned is shared and goes on with the
         next call: whoever tries something out on it checks and does not apply.
         """
-        if self._archive is None:
+        if self._archive is None or self._mark_of_last() != self._last:
             self._archive = self._read_whole()
         while True:
             try:
@@ -72,9 +76,27 @@ class ArchiveStore:
             except FileNotFoundError:
                 return self._archive
 
+    def _mark_of_last(self) -> Mark | None:
+        """Return by what the last entry that was read is known, as it is there now.
+
+        Another one, or none: what is here is another archive, or so far on that entries were
+        deleted which were never read.
+        """
+        assert self._archive is not None, "something was read"
+        number = self._archive.next_number
+        return self._mark(self._entry_path(number - 1)) if number else None
+
+    def _mark(self, path: str) -> Mark | None:
+        info = self._files.get_file_info(path)
+        if info.type == pa_fs.FileType.NotFound:
+            return None
+        return int(info.size), int(info.mtime_ns or 0)
+
     def _read_whole(self) -> Archive:
         """Read the last snapshot, and the entries that are there behind it."""
         archive = Archive()
+        self._last = None
+        self._snapshot_bytes = self._behind_count = self._behind_bytes = 0
         numbers: list[int] = []
         snapshots = [0]
         for name, _ in self._manifest():
@@ -84,6 +106,7 @@ class ArchiveStore:
         if first:
             text = self._read(self._path(first, _SNAPSHOT))
             archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
+            self._last = self._mark(self._entry_path(first - 1))
         # By a listing, so that one that is missing in the middle is found out.
         for number in sorted(number for number in numbers if number >= first):
             self._take(archive, self._entry_path(number))
@@ -92,6 +115,7 @@ class ArchiveStore:
     def _take(self, archive: Archive, path: str) -> None:
         text = self._read(path)
         archive.apply(Entry.from_json(text))
+        self._last = self._mark(path)
         self._behind_count += 1
         self._behind_bytes += len(text)
 
@@ -219,6 +243,17 @@ class ArchiveStore:
         """Delete a data file; one that is gone already is no failure."""
         with contextlib.suppress(FileNotFoundError):
             self._files.delete_file(f"{self._root}/{path}")
+
+
+_stores: dict[tuple[int, str], ArchiveStore] = {}
+
+
+def shared_store(path: str) -> ArchiveStore:
+    """Return this process's store of an archive, for those who look at it again and again."""
+    key = (os.getpid(), path)
+    if key not in _stores:
+        _stores[key] = ArchiveStore(path)
+    return _stores[key]
 
 
 def _file_system(path: str) -> tuple[Any, str]:

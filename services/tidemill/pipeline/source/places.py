@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import final
 
 from tidemill.pipeline.archive.manifest import Archive, QueueKey
 from tidemill.pipeline.archive.reading import first_offset_at
-from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.store import ArchiveStore, shared_store
 from tidemill.pipeline.client import Client, Cluster, connect
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName
@@ -56,10 +55,10 @@ class Places:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    @cached_property
+    @property
     def store(self) -> ArchiveStore:
-        """Return the archive, which is read once and then only what is new of it."""
-        return ArchiveStore(self._options.archive_path)
+        """Return the archive, of which only what is new is read each time."""
+        return shared_store(self._options.archive_path)
 
     @property
     def client(self) -> Client:
