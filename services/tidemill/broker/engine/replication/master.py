@@ -25,7 +25,7 @@ from tidemill.broker.engine.replication.epoch_journal import (
     cut_at,
     with_epoch,
 )
-from tidemill.broker.engine.replication.fencing import is_of_epoch, may_serve
+from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may_serve
 from tidemill.broker.engine.replication.messages import (
     Ack,
     Beat,
@@ -228,6 +228,10 @@ class Master:
         """Take what a replica says that it has; of another epoch or run it says nothing here."""
         follower = self._streams.get(stream)
         if follower is None:
+            return
+        silent_ms = now_ms - follower.heard_at_ms
+        if is_late(silent_ms, silence_ms=self._config.stream_silence_ms):
+            self._close(stream, "silent", now_ms)
             return
         is_durable = self._config.ack_mode is AckMode.SYNC_FSYNC
         if not (
