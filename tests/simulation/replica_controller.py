@@ -85,7 +85,7 @@ class Replace(NamedTuple):
 class MinInSync(NamedTuple):
     """An operator says how many replicas must have a message."""
 
-    count: int
+    wanted: int
 
 
 Request = Registration | Proposal | Release | Drain | Forget | Replace | MinInSync
@@ -326,7 +326,7 @@ class Controller:
         if isinstance(order, Replace):
             return replaced(record, order.replica_id, live, reason="simulated")
         is_led = record.master in {one.member for one in live}
-        return with_min_in_sync(record, order.count, is_led=is_led)
+        return with_min_in_sync(record, order.wanted, is_led=is_led)
 
     async def _swap(self, base: Stored, record: GroupRecord) -> None:
         made = attempt(base, record, self._world.new_id())

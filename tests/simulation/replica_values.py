@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, final
 from zlib import crc32
 
 from tests.simulation.replica_process import Answer, ReplicaProcess
-from tests.simulation.situations import OPERATED, SITUATIONS
+from tests.simulation.situations import OPERATED, SITUATIONS, Situation
 from tests.support.claims import LastRun, after_registration, claims_clean
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.broker.engine.replication.epoch_journal import Journal
@@ -189,7 +189,7 @@ class Values:
     """Clients that send numbers, and what they were promised."""
 
     mode: AckMode | None = None  # any
-    situations = SITUATIONS | OPERATED
+    situations: Mapping[str, Situation] = {**SITUATIONS, **OPERATED}
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -429,9 +429,9 @@ class Group:
                 self._alarm(alarm)
             case NotFounded(reason):
                 self._wait_for_founder(reason)
-            case TooFew(reason, again_at_ms):
+            case TooFew(reason, again_at_ms, drained):
                 assert self.stored is not None, "what was decided upon"
-                self._alarm(reason + of_fewer(self.name, self.stored.record))
+                self._alarm(reason + of_fewer(self.name, self.stored.record, drained))
                 return self._wait_s(again_at_ms)
             case MetaRollback(_, reason, survivor):
                 self._alarm(reason + of_last_resort(self.name, survivor))
