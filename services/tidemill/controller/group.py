@@ -60,6 +60,8 @@ TRANSFER_GIVE_UP_MS: Final = 30_000
 FOUNDER_WAIT_MS: Final = 10_000
 # The record is left alone for so long before what people read is added to it.
 QUIET_MS: Final = 1_000
+# A replica that is silent for less may only stand still, or be cut off: its group is there.
+GONE_MS: Final = 30_000
 GRANT_MS: Final = 1_500  # of a master's lease (failover.md 14.2)
 
 log = structlog.get_logger()
@@ -77,6 +79,9 @@ class Listener(Protocol):
 
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
         """Hear that the master should hand over; said again as long as it is wanted."""
+
+    def forgotten(self) -> None:
+        """Hear that there is no such group any more: nothing comes of what is said here."""
 
 
 class _Outage(NamedTuple):
@@ -111,6 +116,7 @@ class Group:
         self.wanted_min_in_sync: int | None = None  # where somebody says so
         self.wanted_replicas: int | None = None  # where somebody says so
         self.listeners: set[Listener] = set()
+        self.is_forgotten = False  # this is nobody's group any more, whoever holds it still
         self._full_name = name_in_cluster(cluster, name) if cluster else ""
         self._store = store
         self._clock = clock
@@ -231,22 +237,34 @@ class Group:
         raise StoreUnreachable(f"{TRIES_MAX} writes of others came first")
 
     async def remove(self) -> Refusal | None:
-        """Take the record away, when nobody is heard of; return why not. Raises StoreUnreachable.
+        """Take the record away, when nobody was heard of; return why not. Raises StoreUnreachable.
 
-        A replica that comes afterwards finds nothing that it belongs to, and begins no group where
-        it has seen an epoch.
+        A replica that comes afterwards registers anew, with a group that nothing is decided about:
+        it has seen an epoch, which an operator must set the record above.
         """
         async with self._writing:
             stored, now_ms = await self._read(), self._clock.monotonic_ms()
             for member, session in self._sight().sessions.items():
-                is_heard = session.beat is not None and not session.is_dead
                 age_ms = now_ms - session.heard_at_ms
-                if is_heard and age_ms <= self._timing.session_timeout_ms:
+                if session.is_dead or age_ms > GONE_MS:
+                    continue
+                if session.beat is not None and age_ms <= self._timing.session_timeout_ms:
                     return Refused(f"replica {member.replica_id} is there: stop it first")
+                return Refused(
+                    f"replica {member.replica_id} is not heard of for {age_ms // 1_000} s: it may"
+                    f" stand still, and go on. Stop it, or wait until it is silent for"
+                    f" {GONE_MS // 1_000} s"
+                )
             if await self._store.remove(self.name, stored.token) is not None:
                 return Refused("its record is being changed: somebody is there")
             log.warning("a broker group is forgotten", group=self.name, epoch=stored.record.epoch)
         return None
+
+    def forget(self) -> None:
+        """Hear that the record is gone: who speaks for a replica is to begin anew."""
+        self.is_forgotten = True
+        for listener in list(self.listeners):
+            listener.forgotten()
 
     async def _read(self) -> Stored:
         stored = await self._metrics.timed("get", self._store.get(self.name))
