@@ -242,6 +242,10 @@ def _role(one: Json) -> str:
     notes = ["unclean"] if one["unclean"] else []
     if "retired" in one and one["role"] != "retired":
         notes.append("to be retired")
+    if one["diverged"]:
+        notes.append("DIVERGED")
+    if one["unheard"]:
+        notes.append(f"does not hear {' and '.join(map(str, one['unheard']))}")
     return ", ".join([one["role"], *notes])
 
 

@@ -34,9 +34,11 @@ from tidemill.controller.election.decide import (
     decide,
     live_of,
 )
+from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.failure import Failure, find_failure
 from tidemill.controller.election.history import HANDED_OVER, Away, kind_of, with_reports
 from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.partitions import diverged_of, unheard_of
 from tidemill.controller.election.record import GroupRecord, Transition, view_of
 from tidemill.controller.election.registration import Fenced
 from tidemill.controller.election.reports import REPORT_LASTS_MS, Report, reached_instead
@@ -192,9 +194,20 @@ class Group:
     @property
     def live_count(self) -> int:
         """How many replicas are registered, heard, and turn."""
+        return len(self._live())
+
+    def diverged(self) -> frozenset[ReplicaId]:
+        """Return whose log is not their master's, and may not be cut."""
+        return diverged_of(self._live())
+
+    def unheard(self) -> frozenset[tuple[ReplicaId, ReplicaId]]:
+        """Return who hears nothing of whom, of those that are heard here."""
+        return frozenset() if self.stored is None else unheard_of(self.stored.record, self._live())
+
+    def _live(self) -> list[Candidate]:
         if self.stored is None:
-            return 0
-        return len(live_of(self.stored.record, self._sight(), self._timing))
+            return []
+        return live_of(self.stored.record, self._sight(), self._timing)
 
     def is_heard(self, member: Member | None, sight: Sight) -> bool:
         """Whether a run is there, as far as is heard."""

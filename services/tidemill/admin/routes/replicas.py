@@ -118,6 +118,8 @@ def _of(group: wire.Group) -> ReplicatedGroup:
             confirm=one.heartbeat.confirm if has_spoken else None,
             lag_bytes=lag if has_spoken else None,
             unclean=one.is_unclean,
+            diverged=one.is_diverged,
+            unheard=list(one.unheard),
         )
 
     return ReplicatedGroup(

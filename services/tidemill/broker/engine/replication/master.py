@@ -89,6 +89,7 @@ class Master:
             epoch_start_end=log.begin_epoch(view.epoch), confirm=log.confirm_offset, now_ms=now_ms,
         )  # fmt: skip
         self.transfer: Transfer | None = None
+        self.diverged: frozenset[ReplicaId] = frozenset()  # whose log is not this one's
         self._transfer_from_ms = now_ms
         self._streams: dict[Stream, _Follower] = {}
         self._actions: list[Action] = []
@@ -177,9 +178,12 @@ class Master:
         log = self._log
         mine = LogExtent(self._journal, log.log_min, log.log_end)
         agreement = agree(mine, hello.extent)
+        alone = frozenset({hello.member.replica_id})
         if isinstance(agreement, Diverged):
+            self.diverged |= alone
             self._refuse(stream, agreement.why)
             return
+        self.diverged -= alone
         begin = agreement.log_min if isinstance(agreement, CopyAll) else agreement.offset
         # Retention has taken from each of them what it has: of both this is there.
         low = max(log.log_min, hello.extent.log_min)
