@@ -76,7 +76,7 @@ def group_of(running: Standalone) -> Any:
 
 
 def await_in_sync(running: Standalone) -> None:
-    await_in_sync(running)
+    eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
 
 
 def move_master(running: Standalone, target: int) -> None:
