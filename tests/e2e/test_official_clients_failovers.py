@@ -132,19 +132,19 @@ class Failovers:
 
     def _move_master(self) -> None:
         with self._disturbed("the master is moved", frozenset()):
-            epoch = self._group.status()["epoch"]
+            epoch = self._group.led()["epoch"]
             self._group.transfer()
             asyncio.run(self._group.in_sync(after_epoch=epoch))
 
     def _kill_master(self) -> None:
         with self._disturbed("the master is killed", CALLS):
-            epoch = self._group.status()["epoch"]
+            epoch = self._group.led()["epoch"]
             send_signal(self._group.pids(self._group.master()), signal.SIGKILL)
             asyncio.run(self._group.in_sync(after_epoch=epoch))
 
     def _freeze_master(self) -> None:
         with self._disturbed("the master stands still", CALLS):
-            epoch = self._group.status()["epoch"]
+            epoch = self._group.led()["epoch"]
             frozen = self._group.pids(self._group.master())
             send_signal(frozen, signal.SIGSTOP)
             try:
