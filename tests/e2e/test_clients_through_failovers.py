@@ -9,19 +9,31 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.support.controlled_group import ControlledGroup, controlled_group, proxy_of
+from tests.support.api import CALL_S
+from tests.support.controlled_group import (
+    ControlledGroup,
+    controlled_group,
+    proxy_of,
+    reasons_since,
+)
 from tests.support.history import Outcome
 from tests.support.load import Load
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
+PATIENT_S = 30.0  # of a client that waits for as long as the machine takes
 SENDS_BETWEEN = 50  # that are acknowledged after a failover before the next one
 
 
-def play(folder: Path, faults: Callable[[ControlledGroup, Load], Awaitable[None]]) -> Load:
+def play(
+    folder: Path,
+    faults: Callable[[ControlledGroup, Load], Awaitable[None]],
+    *,
+    call_s: float = CALL_S,
+) -> Load:
     """Run producers and consumers while `faults` happen; return what they have seen."""
 
     async def run(endpoint: str, group: ControlledGroup) -> Load:
-        load = Load(endpoint, "orders", "billing", random.Random(5))
+        load = Load(endpoint, "orders", "billing", random.Random(5), call_s=call_s)
         stop = asyncio.Event()
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(load.run(producers=3, consumers=2, stop=stop))
@@ -49,16 +61,18 @@ async def failed_over(group: ControlledGroup, epoch: int) -> int:
     found = await asyncio.to_thread(
         group.await_group, lambda one: one.view.epoch >= epoch and len(one.view.sss) == 3
     )
-    return found.view.master.replica_id
+    return int(found.view.master.replica_id)
 
 
 def test_masters_that_are_killed_under_load_take_nothing_with_them(tmp_path: Path) -> None:
     async def kill_twice(group: ControlledGroup, load: Load) -> None:
-        master = 0
-        for epoch in (2, 3):
-            os.kill(group.replicas[master].broker_pid, signal.SIGKILL)
+        for _ in range(2):
+            before = await asyncio.to_thread(group.await_in_sync)
+            broker = group.replicas[before.view.master.replica_id].broker_pid
+            os.kill(broker, signal.SIGKILL)
+            await asyncio.to_thread(group.led_by_another, before)
             await sends(load, SENDS_BETWEEN)
-            master = await failed_over(group, epoch)
+        await asyncio.to_thread(group.await_in_sync)
 
     load = play(tmp_path, kill_twice)
     verdict = load.history.judge()
@@ -67,12 +81,20 @@ def test_masters_that_are_killed_under_load_take_nothing_with_them(tmp_path: Pat
 
 
 def test_a_planned_transfer_is_no_error_to_anybody(tmp_path: Path) -> None:
-    async def transfer(group: ControlledGroup, load: Load) -> None:
-        await asyncio.to_thread(group.transfer, 1)
-        await sends(load, SENDS_BETWEEN)
-        assert await failed_over(group, 2) == 1
+    reasons: list[str] = []
 
-    load = play(tmp_path, transfer)
+    async def transfer(group: ControlledGroup, load: Load) -> None:
+        before = await asyncio.to_thread(group.group)
+        target = (before.view.master.replica_id + 1) % 3
+        await asyncio.to_thread(group.move_master, target)
+        await sends(load, SENDS_BETWEEN)
+        after = await asyncio.to_thread(group.await_in_sync)
+        reasons.extend(reasons_since(before, after))
+
+    load = play(tmp_path, transfer, call_s=PATIENT_S)
     verdict = load.history.judge()
     assert verdict.is_clean, str(verdict)
-    assert {send.outcome for send in load.history.sends.values()} == {Outcome.OK}
+    assert "handed over" in reasons
+    # A machine so busy that a master seemed to be gone has had another election than the planned.
+    if set(reasons) == {"handed over"}:
+        assert {send.outcome for send in load.history.sends.values()} == {Outcome.OK}

@@ -1,6 +1,8 @@
 """A controller and three replicas, as processes: who is master when one dies or stands still.
 
-What clients see of it, and that nothing is lost, is for other tests.
+What clients see of it, and that nothing is lost, is for other tests. A machine that is busy enough
+makes any master look gone for a second: so each test goes by who was master when it began, and by
+what the history says from then on, and by no number of an epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.controlled_group import ControlledGroup, controlled_group
+from tests.support.controlled_group import ControlledGroup, controlled_group, reasons_since
 
 
 @pytest.fixture
@@ -26,43 +28,50 @@ def test_a_master_that_is_killed_is_replaced_and_comes_back_as_a_replica(
     group: ControlledGroup,
 ) -> None:
     before = group.group()
-    assert before.view.master.replica_id == 0
-    os.kill(group.replicas[0].broker_pid, signal.SIGKILL)
-    after = group.await_group(lambda found: found.view.epoch == 2)
-    assert after.view.master.replica_id in (1, 2)
-    assert [one.reason for one in after.history] == ["founded", "its process has ended"]
+    assert before.history[0].reason == "founded"
+    killed = before.view.master
+    os.kill(group.replicas[killed.replica_id].broker_pid, signal.SIGKILL)
+    after = group.led_by_another(before)
+    assert after.view.master.replica_id != killed.replica_id
+    assert reasons_since(before, after)[0] == "its process has ended"
     # Its supervisor has started it again.
     whole = group.await_in_sync()
-    assert whole.view.epoch == 2
-    assert whole.view.master == after.view.master
+    again = next(one for one in whole.view.sss if one.replica_id == killed.replica_id)
+    assert again != killed
 
 
 def test_a_master_that_is_stopped_hands_over_first(group: ControlledGroup) -> None:
-    assert group.replicas[0].stop() == 0
-    after = group.await_group(lambda found: found.view.epoch == 2)
-    assert [one.reason for one in after.history] == ["founded", "handed over"]
-    group.start_replica(0)
+    before = group.group()
+    stopped = before.view.master.replica_id
+    assert group.replicas[stopped].stop() == 0
+    after = group.led_by_another(before)
+    assert reasons_since(before, after)[0] == "handed over"
+    group.start_replica(stopped)
     group.await_in_sync()
 
 
 def test_an_operator_moves_the_master(group: ControlledGroup) -> None:
-    group.transfer(2)
-    after = group.await_group(lambda found: found.view.epoch == 2)
-    assert after.view.master.replica_id == 2
-    assert after.history[-1].reason == "handed over"
+    before = group.group()
+    target = (before.view.master.replica_id + 2) % 3
+    after = group.move_master(target)
+    assert reasons_since(before, after)[-1] == "handed over"
     group.await_in_sync()
 
 
 def test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard(
     group: ControlledGroup,
 ) -> None:
-    broker = group.replicas[0].broker_pid
+    before = group.group()
+    master = before.view.master
+    broker = group.replicas[master.replica_id].broker_pid
     os.kill(broker, signal.SIGSTOP)
-    after = group.await_group(lambda found: found.view.epoch == 2)
-    assert after.history[-1].reason == "it does not turn"
+    after = group.led_by_another(before)
+    assert reasons_since(before, after)[0] == "it does not turn"
     os.kill(broker, signal.SIGCONT)
     whole = group.await_in_sync()
-    assert whole.view.epoch == 2  # It did not lead again.
+    # It follows, and leads no more but by another election.
+    assert whole.view.master != master or whole.view.epoch > after.view.epoch
+    assert master in whole.view.sss
 
 
 def test_replicas_go_on_without_controllers_and_are_known_to_the_next_one(
@@ -75,17 +84,18 @@ def test_replicas_go_on_without_controllers_and_are_known_to_the_next_one(
     after = group.await_group(
         lambda found: all(one.HasField("heartbeat") for one in found.replicas)
     )
-    # Nothing was decided: the same epoch, and the same runs.
-    assert after.view == before.view
-    os.kill(group.replicas[0].broker_pid, signal.SIGKILL)
-    group.await_group(lambda found: found.view.epoch == 2)
+    # Nothing was founded anew: they are the runs that were there.
+    runs = [{one.replica_id: one.incarnation for one in seen.replicas} for seen in (before, after)]
+    assert runs[0] == runs[1]
+    assert after.history[: len(before.history)] == before.history
+    os.kill(group.replicas[after.view.master.replica_id].broker_pid, signal.SIGKILL)
+    group.led_by_another(after)
 
 
 def test_replicas_that_run_on_are_led_again_when_the_record_was_lost(
     group: ControlledGroup,
 ) -> None:
-    group.transfer(1)
-    group.await_group(lambda found: found.view.epoch == 2)
+    group.move_master(1)
     before = group.await_in_sync()
     address = group.controller.grpc
     group.controller.end()
@@ -94,11 +104,13 @@ def test_replicas_that_run_on_are_led_again_when_the_record_was_lost(
     group.controller = group.start_controller(address.rpartition(":")[2])
     # All of them come again by themselves, and nobody is made master by a guess.
     alarmed = group.await_group(
-        lambda found: len(found.replicas) == 3 and "have seen epoch 2" in found.alarm
+        lambda found: len(found.replicas) == 3 and "replicas have seen epoch" in found.alarm
     )
     assert "tidemill cluster replace" in alarmed.alarm
     assert alarmed.view.epoch == 0
-    group.force(1)
+    group.lead(1)
     after = group.await_in_sync()
-    assert (after.view.epoch, after.view.master.replica_id) == (3, 1)
+    assert after.view.epoch > before.view.epoch
     assert after.view.version > before.view.version
+    assert after.history[0].reason.startswith("an operator")
+    assert after.history[0].target == 1

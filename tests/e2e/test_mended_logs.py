@@ -13,7 +13,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 MESSAGES = 40
 HIDDEN_MS = 6_000  # by when the bits have flipped, on the slowest machine
-BACK_S = 30.0
+BACK_S = 120.0
+WITHIN_MS = 120_000
 MENDED = "the log was damaged, and is mended from a replica"
 GIVEN_UP = "message damaged, what is left of it is dead-lettered"
 FIRST = "log/00000000000000000000.log"
@@ -52,14 +53,15 @@ async def received(client: Client, count: int) -> list[str]:
 
 def told(folder: Path, number: int) -> list[str]:
     """Return what a replica has written into its log."""
-    lines = (folder / f"replica-{number}.log").read_text().splitlines()
-    return [json.loads(line)["event"] for line in lines]
+    lines = (folder / f"replica-{number}.log").read_text().splitlines(keepends=True)
+    return [json.loads(line)["event"] for line in lines if line.endswith("\n")]
 
 
 def was_mended(folder: Path, number: int) -> bool:
     """Whether a replica has mended its log, and never cut any of it."""
     text = (folder / f"replica-{number}.log").read_text()
-    cut = [fields.get("cut_bytes", 0) for fields in map(json.loads, text.splitlines())]
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    cut = [fields.get("cut_bytes", 0) for fields in map(json.loads, whole)]
     return MENDED in told(folder, number) and not any(cut)
 
 
@@ -105,9 +107,9 @@ def test_what_all_have_lost_is_given_up_and_nothing_else(tmp_path: Path) -> None
             bodies = await received(client, len(client.acknowledged) - 1)
             assert sorted(bodies) == sorted(client.acknowledged - {"m7"})
             await asyncio.to_thread(
-                eventually, lambda: GIVEN_UP in told(tmp_path, 0), within_ms=20_000
+                eventually, lambda: GIVEN_UP in told(tmp_path, 0), within_ms=WITHIN_MS
             )
-            assert told(tmp_path, 0).count("a replica has not what is damaged here") == 2
+            assert told(tmp_path, 0).count("a replica has not what is damaged here") >= 2
 
     run(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -25,14 +26,17 @@ from tests.support.processes import (
     standalone,
 )
 
-WITHIN_MS = 30_000
-START_MS = 120_000  # of all processes of a standalone, beside other tests
-COPY_S = 60.0  # of a command that starts, and reads whole segments
+WITHIN_MS = 120_000  # for what must come, beside other tests
+COMMAND_S = 120.0  # of a command that starts, and waits, or reads whole segments
 
 
 def get(running: Standalone, path: str) -> Any:
+    """Ask the REST API. Raises LookupError for any answer but a good one: a test may await one."""
     with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
-        return client.get(f"{running.admin}/api/v1/{path}").raise_for_status().json()
+        answer = client.get(f"{running.admin}/api/v1/{path}")
+    if not answer.is_success:
+        raise LookupError(answer.text)
+    return answer.json()
 
 
 def post(running: Standalone, path: str, **body: object) -> None:
@@ -58,7 +62,7 @@ def drained(running: Standalone, replica: str, *flags: str) -> str:
 def cluster(running: Standalone, *arguments: str) -> str:
     done = subprocess.run(
         [*command("cluster", *arguments), f"--admin={running.admin}"],
-        env=environment(), capture_output=True, text=True, timeout=ADMIN_S, check=False,
+        env=environment(), capture_output=True, text=True, timeout=COMMAND_S, check=False,
     )  # fmt: skip
     return done.stdout + done.stderr
 
@@ -68,34 +72,57 @@ def role_of(running: Standalone, replica: int) -> str:
 
 
 def group_of(running: Standalone) -> Any:
-    [group] = get(running, "replicas")["items"]
-    return group
+    return get(running, "replicas")["items"][0]
+
+
+def await_in_sync(running: Standalone) -> None:
+    eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+
+
+def move_master(running: Standalone, target: int) -> None:
+    """Have a replica made master, however often that must be asked for, and wait for it."""
+
+    def is_there() -> bool:
+        if group_of(running)["master"] == target:
+            return True
+        if "transfer" not in group_of(running):
+            # Refused of one that was not heard for a second, on a machine that is busy enough.
+            with contextlib.suppress(httpx.HTTPStatusError):
+                post(running, "replicas/broker-0:transfer", target=target)
+        return False
+
+    eventually(is_there, within_ms=WITHIN_MS)
 
 
 def test_replicas_on_a_laptop_outlive_their_master(tmp_path: Path) -> None:
     async def send(endpoint: str, body: bytes) -> None:
-        async with api(endpoint) as client:
+        async with api(endpoint, call_s=WITHIN_MS / 1000) as client:
             answer = await client.send(message("orders", body))
             assert answer.status.code == 20000, answer.status
 
     with standalone(tmp_path / "data", "--replicas=3") as running:
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         running.put("topics/orders", queues=4)
         asyncio.run(send(running.grpc, b"one"))
-        post(running, "replicas/broker-0:transfer", target=1)
-        eventually(lambda: group_of(running)["master"] == 1, within_ms=WITHIN_MS)
+        move_master(running, 1)
         asyncio.run(send(running.grpc, b"two"))
         # The REST API has found the master as well, or waits until it has.
         post(running, "topics/orders/messages", body="by an operator")
         assert has_put(running, "topics/second")
+        move_master(running, 1)  # if it has gone elsewhere
+        epoch = group_of(running)["epoch"]
         os.kill(running.processes["broker-0-1"].pid, signal.SIGKILL)
         asyncio.run(send(running.grpc, b"three"))
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
-        last = group_of(running)["history"][0]
-        assert (last["source"], last["reason"]) == (1, "its process has ended")
+        await_in_sync(running)
+
+        def election() -> Any:
+            """Return the first one after the kill, newest first."""
+            return [one for one in group_of(running)["history"] if one["epoch"] > epoch][-1]
+
+        assert (election()["source"], election()["reason"]) == (1, "its process has ended")
         # A second later the history says for how long nobody took sends.
-        eventually(lambda: "awayMs" in group_of(running)["history"][0], within_ms=WITHIN_MS)
-        assert group_of(running)["history"][0]["awayMs"] < WITHIN_MS
+        eventually(lambda: "awayMs" in election(), within_ms=WITHIN_MS)
+        assert election()["awayMs"] < WITHIN_MS
         names = {topic["name"] for topic in get(running, "topics")["topics"]}
         assert {"orders", "second"} <= names
         assert running.stop() == 0
@@ -103,25 +130,25 @@ def test_replicas_on_a_laptop_outlive_their_master(tmp_path: Path) -> None:
 
 def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", "--replicas=3") as running:
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         master = group_of(running)["master"]
         assert "hands over" in drained(running, f"broker-0-{master}")
         eventually(lambda: role_of(running, master) == "retired", within_ms=WITHIN_MS)
         moved = group_of(running)
         assert moved["master"] != master
-        assert moved["history"][0]["reason"] == "handed over"
+        assert "handed over" in [one["reason"] for one in moved["history"]]
         # Two are left, and two must have a message.
         refused = drained(running, f"broker-0-{moved['master']}")
         assert "1 would be left" in refused
         assert "counts again" in drained(running, f"broker-0-{master}", "--undo")
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         assert role_of(running, master) == "in-sync"
         assert "is no replica" in drained(running, "broker")
 
 
 def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", "--replicas=3") as running:
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         running.put("topics/orders", queues=1)
         master = group_of(running)["master"]
         target = next(n for n in range(3) if n != master)
@@ -130,18 +157,18 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
         assert f"replica {target} is master" in cluster(
             running, "transfer", "broker-0", f"--to={target}"
         )
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         still = [n for n in range(3) if n != target]
         stopped = [running.processes[f"broker-0-{n}"].pid for n in still]
         stopped += [parent_of(pid) for pid in stopped]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
-            eventually(lambda: "alarm" in group_of(running), within_ms=WITHIN_MS)
-            alarm = group_of(running)["alarm"]
-            assert f"replicas {still[0]} and {still[1]} are not heard of" in alarm
-            assert "`tidemill cluster min-in-sync broker-0 1`" in alarm
-            assert alarm in cluster(running, "status", "-o", "json")
+            # At first one of them may be heard of, and the other one not.
+            told = f"replicas {still[0]} and {still[1]} are not heard of"
+            eventually(lambda: told in group_of(running).get("alarm", ""), within_ms=WITHIN_MS)
+            assert "`tidemill cluster min-in-sync broker-0 1`" in group_of(running)["alarm"]
+            assert told in cluster(running, "status", "-o", "json")
             assert "add --yes" in cluster(running, "min-in-sync", "broker-0", "1")
             said = cluster(running, "min-in-sync", "broker-0", "1", "--yes")
             assert "1 of its replicas must have a message" in said
@@ -151,7 +178,7 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         cluster(running, "min-in-sync", "broker-0", "2")
         assert group_of(running)["minInSync"] == 2
 
@@ -159,7 +186,7 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
 def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: Path) -> None:
     data, aside = tmp_path / "data", tmp_path / "aside"
     with standalone(data, "--replicas=3") as running:
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         running.put("topics/orders", queues=1)
         post(running, "topics/orders/messages", body="kept")
         assert running.stop() == 0
@@ -179,7 +206,7 @@ def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: P
         try:
             eventually(
                 lambda: "came with another store" in (tmp_path / "empty.log").read_text(),
-                within_ms=START_MS,
+                within_ms=WITHIN_MS,
             )
         finally:
             once.terminate()
@@ -190,7 +217,7 @@ def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: P
     for each in stores:
         (aside / each.name).rename(each)
     with standalone(data, "--replicas=3") as running:
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+        await_in_sync(running)
         assert "uncleanSince" not in group_of(running)
         assert len(get(running, "topics/orders/queues/0/messages")["messages"]) == 1
         post(running, "topics/orders/messages", body="more")
@@ -199,13 +226,13 @@ def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: P
 
 def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
-    with standalone(data, "--replicas=3", start_s=START_MS / 1000) as running:
-        eventually(lambda: group_of(running)["inSync"] == 3, within_ms=WITHIN_MS)
+    with standalone(data, "--replicas=3") as running:
+        await_in_sync(running)
         running.put("topics/orders", queues=1)
         post(running, "topics/orders/messages", body="kept")
         copied = subprocess.run(
             command("store", "copy", str(data), str(backup)), env=environment(),
-            capture_output=True, text=True, timeout=COPY_S, check=False,
+            capture_output=True, text=True, timeout=COMMAND_S, check=False,
         )  # fmt: skip
         assert copied.returncode == 0, copied.stderr
         post(running, "topics/orders/messages", body="later")

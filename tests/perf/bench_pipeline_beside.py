@@ -41,8 +41,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 TOPIC, GROUP = "neighbour", "neighbours"
 SENDS_PER_S = 500
 ROUND_S = 20.0
-CORES = 2
-ROWS_PER_S = 5_000  # of the stream, in all its tasks
+ROWS_PER_S = 5_000  # of the stream: so many in each batch, and a batch a second
 BACKLOG = 200_000  # rows for it to read
 CONSUMERS = 2
 REPLAYED, SPACING_MAX_S = 2_000, 0.02
@@ -58,7 +57,7 @@ def main() -> None:
             broker.put(f"topics/{topic}", queues=QUEUES)
         broker.put(f"groups/{GROUP}")
         send_some(broker.grpc, "bench", BACKLOG, body_size=BODY_SIZE)
-        spark = build_spark("bench", master=f"local[{CORES}]", settings=SETTINGS)
+        spark = build_spark("bench", master="local[2]", settings=SETTINGS)
         spark.sparkContext.setLogLevel("ERROR")
         figures: dict[str, list[Any]] = {"alone": [], "beside": []}
         for _ in range(rounds):
@@ -73,11 +72,12 @@ def _beside(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
     """Measure neighbours of a stream that begins anew."""
     options = {
         "endpoints": broker.grpc, "topic": "bench", "startingOffsets": "earliest",
-        "maxRatePerTask": str(ROWS_PER_S // CORES), "maxRowsPerTrigger": str(2 * ROWS_PER_S),
+        "maxRowsPerTrigger": str(ROWS_PER_S),
     }  # fmt: skip
     query = (
         spark.readStream.format("rocketmq").options(**options).load().writeStream.format("noop")
-        .option("checkpointLocation", tempfile.mkdtemp(dir=folder)).start()
+        .option("checkpointLocation", tempfile.mkdtemp(dir=folder))
+        .trigger(processingTime="1 second").start()
     )  # fmt: skip
     try:
         eventually(lambda: rows_of(query) > 0, within_ms=60_000)

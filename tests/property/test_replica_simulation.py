@@ -81,6 +81,16 @@ def test_a_relaxed_rule_is_seen_in_the_history(name: str) -> None:
     assert run.was_staged, "what was found is not of the situation"
 
 
+def test_who_stood_still_while_it_was_replaced_acknowledges_nothing() -> None:
+    """What an operator's order loses is lost when it is given, and nothing afterwards."""
+    runs = [run_seed(seed, trouble_s=0, situation="replaced while still") for seed in range(10)]
+    assert not any(run.findings for run in runs), "\n".join(map(str, runs))
+    assert any(run.was_staged for run in runs)
+    with replaced(fencing, "is_late", lambda _silent_ms, *, silence_ms: silence_ms < 0):
+        runs = [run_seed(seed, trouble_s=0, situation="replaced while still") for seed in range(10)]
+    assert any("C1" in finding for run in runs for finding in run.findings)
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_no_frame_of_another_epoch_is_heard_of(situation: str) -> None:
     """Streams end with their epoch: the comparison of epochs on them is a second line."""

@@ -7,6 +7,7 @@ decide, swap, find out what became of it, tell everybody.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -21,9 +22,15 @@ from tidemill.controller.election.decide import (
     live_of,
     release,
 )
+from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.failure import find_failure
+from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
-from tidemill.controller.election.membership import Refused, change_sync_state_set
+from tidemill.controller.election.membership import (
+    Refused,
+    change_sync_state_set,
+    with_min_in_sync,
+)
 from tidemill.controller.election.record import GroupRecord, Retirement, view_of
 from tidemill.controller.election.registration import (
     Fenced,
@@ -31,6 +38,7 @@ from tidemill.controller.election.registration import (
     presence_of,
     register,
 )
+from tidemill.controller.election.replacement import replaced
 from tidemill.controller.election.retirement import forget, retire, stay
 from tidemill.controller.election.sessions import Heartbeat, Sessions, Timing
 from tidemill.controller.election.swap import (
@@ -68,7 +76,19 @@ class Forget(NamedTuple):
     replica_id: ReplicaId
 
 
-Request = Registration | Proposal | Release | Drain | Forget
+class Replace(NamedTuple):
+    """An operator makes a replica master, whatever it lacks."""
+
+    replica_id: ReplicaId
+
+
+class MinInSync(NamedTuple):
+    """An operator says how many replicas must have a message."""
+
+    wanted: int
+
+
+Request = Registration | Proposal | Release | Drain | Forget | Replace | MinInSync
 
 
 @final
@@ -80,6 +100,7 @@ class ModelStore:
         self.lease: LeaseSeen | None = None
         self.is_away = False
         self.writes = 0
+        self.on_replaced: Callable[[GroupRecord], None] = lambda _: None  # by an operator
         self._random = random
 
     async def _call(self) -> None:
@@ -113,7 +134,10 @@ class ModelStore:
         if made.base.token != self.stored.token:
             return False
         self.writes += 1
-        self.stored = Stored(made.record, str(self.writes))
+        before, self.stored = self.stored.record, Stored(made.record, str(self.writes))
+        is_unclean = made.record.unclean_since > before.unclean_since
+        if is_unclean and made.record.history[-1].reason.startswith(BY_OPERATOR):
+            self.on_replaced(made.record)
         return True
 
     async def write_lease(self, seen: LeaseSeen | None, holder: str) -> LeaseSeen | NotStored:
@@ -279,6 +303,12 @@ class Controller:
                 self._world.tell_refused(self, request)
                 return None
             return changed
+        if isinstance(request, Replace | MinInSync):
+            wanted = self._ordered(record, request, live)
+            if isinstance(wanted, Refused):
+                self._world.counts["order refused"] += 1
+                return None
+            return None if wanted is record else wanted
         if isinstance(request, Drain | Forget):
             after = _retired(record, request)
             if isinstance(after, Refused):
@@ -288,6 +318,15 @@ class Controller:
         return release(
             record, epoch=request.epoch, master=request.master, target=request.target, live=live
         )
+
+    def _ordered(
+        self, record: GroupRecord, order: Replace | MinInSync, live: list[Candidate]
+    ) -> GroupRecord | Refused:
+        """Return what comes of what an operator orders."""
+        if isinstance(order, Replace):
+            return replaced(record, order.replica_id, live, reason="simulated")
+        is_led = record.master in {one.member for one in live}
+        return with_min_in_sync(record, order.wanted, is_led=is_led)
 
     async def _swap(self, base: Stored, record: GroupRecord) -> None:
         made = attempt(base, record, self._world.new_id())

@@ -21,7 +21,14 @@ from random import Random
 from typing import Protocol, final
 
 from tests.simulation.loop import simulate
-from tests.simulation.replica_controller import Controller, Drain, Forget, ModelStore, view_text
+from tests.simulation.replica_controller import (
+    Controller,
+    Drain,
+    Forget,
+    MinInSync,
+    ModelStore,
+    view_text,
+)
 from tests.simulation.replica_network import ReplicaNetwork
 from tests.simulation.replica_process import Answer, ReplicaProcess, Volume
 from tests.simulation.replica_values import Values
@@ -39,6 +46,7 @@ IN_SYNC_S_MAX = 60.0
 SEND_EVERY_S = 0.02
 REPLICAS = 3  # at the beginning and at the end; in between there may be
 REPLICAS_MAX = 5
+MIN_IN_SYNC = 2
 LOOK_S = 0.05
 PODS_EVERY_S = 0.5  # who makes and removes pods looks so often
 NOTES_MAX = 400
@@ -82,6 +90,9 @@ class Contents(Protocol):
     def act(self, replica: ReplicaProcess) -> Answer:
         """Ask a master for something; what is returned is called when it is answered."""
 
+    def give_up(self, confirmed: bytes) -> None:
+        """Hear that an operator has given up what is not in `confirmed`."""
+
     async def drain(self) -> None:
         """Let clients take what they wait for, when all has healed."""
 
@@ -112,7 +123,7 @@ class World:
         run.situation = situation or random.choice(list(self.contents.situations))
         self._situation = self.contents.situations[run.situation]
         mode = self.mode = self.contents.mode or self._situation.mode or drawn
-        self.store = ModelStore(GroupRecord(min_in_sync=2), random)
+        self.store = ModelStore(GroupRecord(min_in_sync=MIN_IN_SYNC), random)
         config = ReplicationConfig(ack_mode=mode)
         self.replicas = [ReplicaProcess(self, n, config) for n in range(REPLICAS_MAX)]
         self.wanted_replicas = REPLICAS
@@ -127,6 +138,8 @@ class World:
         self._masters: dict[int, Member] = {}
         # Of a replica and its life, up to where what it confirmed was compared.
         self._checked: dict[str, tuple[int, int]] = {}
+        self.was_replaced = False  # what is confirmed may be cut: an operator has said so
+        self.store.on_replaced = self._given_up
         self._paused_at_s: dict[str, float] = {}
         self._answered_at_s = self.loop.time()
 
@@ -208,6 +221,28 @@ class World:
         self._confirmed += written[common:]
         self._checked[replica.name] = replica.lives, offset
 
+    def _given_up(self, record: GroupRecord) -> None:
+        """Let go what an operator gives up: what the replica lacks that is master from here on.
+
+        From here on: whatever else is confirmed by who does not know it is a loss.
+        """
+        assert record.master is not None, "who was named"
+        survivor = self.replicas[record.master.replica_id]
+        there = survivor.volume.confirmed_bytes(0, survivor.log.log_end)
+        kept = next(
+            (
+                n
+                for n, two in enumerate(zip(self._confirmed, there, strict=False))
+                if len(set(two)) > 1
+            ),
+            min(len(self._confirmed), len(there)),
+        )
+        self.note(f"{survivor.name} is master: {len(self._confirmed) - kept} bytes are lost")
+        del self._confirmed[kept:]
+        self.was_replaced = True
+        self._checked.clear()
+        self.contents.give_up(bytes(self._confirmed))
+
     def check_ack(self, replica: ReplicaProcess, ack: Ack) -> None:
         """Check F-10: nothing of an epoch is acked when a later one was seen."""
         seen = replica.log.epoch_seen
@@ -240,7 +275,7 @@ class World:
         self._heal()
         self.note("healed")
         healed_s = self.loop.time()
-        undrain = asyncio.ensure_future(self._undrain_all())
+        undrain = asyncio.ensure_future(self._undo_all())
         if not await self._until_writable(WRITABLE_S_MAX):
             self.findings.append(f"C12: not writable {WRITABLE_S_MAX} s after all has healed")
         self.run.writable_after_s = self.loop.time() - healed_s
@@ -336,7 +371,7 @@ class World:
         faults = [
             self._kill, self._kill, self._cut_power, self._pause, self._partition, self._one_way,
             self._isolate, self._store_away, self._transfer, self._kill_controller, self._wipe,
-            self._drain, self._resize,
+            self._drain, self._resize, self._lower,
         ]  # fmt: skip
         while self.loop.time() < end_s:
             await asyncio.sleep(self.random.expovariate(1 / 1.5))
@@ -402,15 +437,22 @@ class World:
         replica = self._any_alive()
         if replica is None:
             return
-        self.note(f"pause {replica.name}")
-        run, name = replica.lives, replica.name
-        replica.is_paused = True
-        self._paused_at_s[name] = self.loop.time()
-        is_whole_pod = self.random.random() < 0.5
-        ways = {(name, one.name) for one in self.controllers} if is_whole_pod else set()
-        self.network.blocked |= ways
+        run, is_whole_pod = replica.lives, self.random.random() < 0.5
+        self.freeze(replica, is_whole_pod=is_whole_pod)
         await asyncio.sleep(self.random.uniform(0.3, 5.0))
-        self.network.blocked -= ways
+        self.thaw(replica, run)
+
+    def freeze(self, replica: ReplicaProcess, *, is_whole_pod: bool) -> None:
+        """Let a broker stand still; where it is the whole pod its supervisor does so, too."""
+        self.note(f"pause {replica.name}")
+        replica.is_paused = True
+        self._paused_at_s[replica.name] = self.loop.time()
+        if is_whole_pod:
+            self.network.blocked |= {(replica.name, one.name) for one in self.controllers}
+
+    def thaw(self, replica: ReplicaProcess, run: int) -> None:
+        """Let a run of a replica go on that stands still: it hears all that has come meanwhile."""
+        self.network.blocked -= {(replica.name, one.name) for one in self.controllers}
         if replica.lives == run and replica.is_alive:
             self.note(f"go on {replica.name}")
             replica.is_paused = False
@@ -471,11 +513,14 @@ class World:
         self.note(f"{replica.name} is to count again")
         self.random.choice(self.controllers).ask(Drain(replica.id, undo=True))
 
-    async def _undrain_all(self) -> None:
-        """Let all replicas count again; what was asked before may be carried out of late."""
+    async def _undo_all(self) -> None:
+        """Take back what operators have ordered; it may be carried out of late."""
         while True:
-            for id_ in view_of(self.store.stored.record).retired:
+            record = self.store.stored.record
+            for id_ in view_of(record).retired:
                 self.random.choice(self.controllers).ask(Drain(id_, undo=True))
+            if record.min_in_sync != MIN_IN_SYNC:
+                self.random.choice(self.controllers).ask(MinInSync(MIN_IN_SYNC))
             await asyncio.sleep(PODS_EVERY_S)
 
     async def _resize(self) -> None:
@@ -487,6 +532,14 @@ class World:
         await asyncio.sleep(self.random.uniform(0.5, 8.0))
         self.wanted_replicas = REPLICAS
         self.note(f"{REPLICAS} replicas are wanted")
+
+    async def _lower(self) -> None:
+        """Let one replica be enough, and after a while as many as before."""
+        self.note("one replica is enough")
+        self.random.choice(self.controllers).ask(MinInSync(1))
+        await asyncio.sleep(self.random.uniform(0.5, 8.0))
+        self.note("one replica is not enough")
+        self.random.choice(self.controllers).ask(MinInSync(MIN_IN_SYNC))
 
     async def _kill_controller(self) -> None:
         controller = self.random.choice(self.controllers)

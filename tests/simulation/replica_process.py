@@ -95,7 +95,7 @@ class ReplicaProcess:
         self.machine: Replication | None = None
         self.log: ReplicatedLog
         self.is_registered = False
-        self._world = world
+        self.world = world
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: list[tuple[int, Answer]] = []  # log offsets, and what they let go
@@ -122,7 +122,7 @@ class ReplicaProcess:
             task.cancel()
         self.asleep, self._waiting, self.machine = [], [], None
         self.volume.close()
-        self._world.network.end_streams_of(self.name)
+        self.world.network.end_streams_of(self.name)
 
     def check(self) -> None:
         """Raise what has ended one of its tasks."""
@@ -141,29 +141,29 @@ class ReplicaProcess:
     async def _reopen(self) -> None:
         await asyncio.sleep(REOPEN_S)
         self._open()
-        if self._world.latest.get(self.name):
-            self.learn(self._world.latest[self.name])
+        if self.world.latest.get(self.name):
+            self.learn(self.world.latest[self.name])
 
     async def _register(self) -> None:
         """Tell controllers of this run, until one of them has it in the record."""
         volume = self.volume
         is_clean = volume.claims_clean(self._config.ack_mode)
         while not self.is_registered:
-            for controller in self._world.controllers:
+            for controller in self.world.controllers:
                 instead_of = await controller.registered_of(self)
                 if instead_of is None:
                     continue
                 asked = Registration(
                     self.member, instead_of, volume.store_uuid, self.name, is_clean=is_clean
                 )
-                self._world.network.send(self.name, controller.name, partial(controller.ask, asked))
+                self.world.network.send(self.name, controller.name, partial(controller.ask, asked))
             await asyncio.sleep(0.3)
         volume.is_registered()
 
     def _now_ms(self) -> int:
         """Return monotonic time; whoever asks is about to do something, which its log is told."""
         self.volume.pass_time()
-        return self._world.now_ms()
+        return self.world.now_ms()
 
     # ------------------------------------------------------------ what comes
 
@@ -171,7 +171,7 @@ class ReplicaProcess:
         """Take a view from a controller."""
         machine = self.machine
         if machine is not None and self.is_registered:
-            self._world.latest[self.name] = view
+            self.world.latest[self.name] = view
             machine.learn(view, self._now_ms())
             if self.member in view.sss:
                 self.volume.is_member()
@@ -242,7 +242,7 @@ class ReplicaProcess:
 
     def _confirmed(self, offset: int) -> None:
         if self.machine is not None and self.machine.master is not None:
-            self._world.check_confirmed(self, offset)
+            self.world.check_confirmed(self, offset)
             while self._waiting and self._waiting[0][0] <= offset:
                 _, answer = self._waiting.pop(0)
                 answer()
@@ -252,7 +252,7 @@ class ReplicaProcess:
     def _act(self) -> None:
         if self.machine is None:
             return
-        network, world = self._world.network, self._world
+        network, world = self.world.network, self.world
         for action in self.machine.take_actions():
             self._do(action, network, world)
 
@@ -294,12 +294,12 @@ class ReplicaProcess:
                 self._act()
 
     async def _sync(self) -> None:
-        random = self._world.random
+        random = self.world.random
         while True:
             await self._written.wait()
             self._written.clear()
             machine, finish = self.machine, self.volume.begin_sync()
-            is_stall = self._world.has_stalls and random.random() < STALL_PART
+            is_stall = self.world.has_stalls and random.random() < STALL_PART
             await asyncio.sleep(random.uniform(0, STALL_S_MAX if is_stall else SYNC_S_MAX))
             while self.is_paused or self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(TICK_S)
@@ -314,28 +314,28 @@ class ReplicaProcess:
     async def _beat(self) -> None:
         while True:
             if self.is_registered:
-                for controller in self._world.controllers:
+                for controller in self.world.controllers:
                     beat = self._heartbeat()
-                    self._world.network.send(
+                    self.world.network.send(
                         self.name, controller.name,
                         partial(controller.heard, self.member, beat),
                     )  # fmt: skip
             await asyncio.sleep(HEARTBEAT_S)
 
     def _heartbeat(self) -> Heartbeat:
-        now_s, machine, log = self._world.loop.time(), self.machine, self.log
+        now_s, machine, log = self.world.loop.time(), self.machine, self.log
         master = machine.master if machine is not None else None
         if master is None or not master.sync_state.is_short:
             self._blocked_since_s = None
         elif self._blocked_since_s is None:
             self._blocked_since_s = now_s
         blocked_s = 0.0 if self._blocked_since_s is None else now_s - self._blocked_since_s
-        paused_ms = round(1000 * self._world.paused_for_s(self)) if self.is_paused else 0
+        paused_ms = round(1000 * self.world.paused_for_s(self)) if self.is_paused else 0
         return Heartbeat(
             is_master=master is not None, epoch_seen=log.epoch_seen,
             version_seen=0 if machine is None or machine.view is None else machine.view.version,
             log_epoch=last_epoch(cut_at(log.journal, log.log_end)), log_end=log.log_end,
             durable_end=log.durable_offset, confirm=log.confirm_offset, health=Health.OK,
             page_age_ms=paused_ms, blocked_ms=round(1000 * blocked_s),
-            peer_silence_ms=self._world.network.silences(self),
+            peer_silence_ms=self.world.network.silences(self),
         )  # fmt: skip

@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, final
 from zlib import crc32
 
 from tests.simulation.replica_process import Answer, ReplicaProcess
-from tests.simulation.situations import SITUATIONS
+from tests.simulation.situations import OPERATED, SITUATIONS, Situation
 from tests.support.claims import LastRun, after_registration, claims_clean
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.broker.engine.replication.epoch_journal import Journal
@@ -43,6 +43,11 @@ class ValueVolume:
         self.last = LastRun("")
         self.is_stuck = False  # no sync of it ends
         self.is_full = False  # nothing that a master sends has room
+
+    @property
+    def may_lose_confirmed(self) -> bool:
+        """Whether an operator has given up what a master lacks."""
+        return self._replica.world.was_replaced
 
     def open(self, _replica: ReplicaProcess, confirmed: Callable[[int], None]) -> ValueLog:
         """Begin a life."""
@@ -161,7 +166,10 @@ class ValueLog:
         return Digest(begin, end, crc32(bytes(self._volume.written[begin:end])))
 
     def truncate(self, cut: int) -> None:
-        assert cut >= self.confirm_offset, "F-5: what is confirmed is never cut"
+        is_allowed = cut >= self.confirm_offset or self._volume.may_lose_confirmed
+        assert is_allowed, "F-5: what is confirmed is never cut"
+        self.confirm_offset = min(self.confirm_offset, cut)
+        self._volume.confirm = min(self._volume.confirm, cut)
         del self._volume.written[cut:]
         self._volume.durable = min(self._volume.durable, cut)
 
@@ -181,7 +189,7 @@ class Values:
     """Clients that send numbers, and what they were promised."""
 
     mode: AckMode | None = None  # any
-    situations = SITUATIONS
+    situations: Mapping[str, Situation] = {**SITUATIONS, **OPERATED}
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -206,6 +214,14 @@ class Values:
 
         return answered
 
+    def give_up(self, confirmed: bytes) -> None:
+        """Expect no more what an operator has given up."""
+        self._promised = {
+            value: offset
+            for value, offset in self._promised.items()
+            if _is_at(confirmed, offset, value)
+        }
+
     async def drain(self) -> None:
         """Do nothing: nobody waits for anything but answers."""
 
@@ -222,8 +238,12 @@ class Values:
         lost = [
             value
             for value, offset in self._promised.items()
-            if offset + RECORD.size > len(confirmed)
-            or RECORD.unpack_from(confirmed, offset)[1] != value
+            if not _is_at(confirmed, offset, value)
         ]
         if lost:
             findings.append(f"C1: {len(lost)} messages that were answered are lost: {lost[:5]}")
+
+
+def _is_at(log: bytes, offset: int, value: int) -> bool:
+    """Whether a value stands at an offset of a log."""
+    return offset + RECORD.size <= len(log) and RECORD.unpack_from(log, offset)[1] == value

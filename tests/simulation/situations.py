@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
+from tests.simulation.replica_controller import Replace
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.controller.election.record import GroupRecord, ids_of
 
@@ -26,6 +27,8 @@ STEP_S_MAX = 6.0  # the longest wait here is for a lag to be noticed, and a prop
 LOOK_S = 0.005
 WORK_S = 0.3  # in which clients send some messages, and they are confirmed if they are going to be
 ELECTION_S = 3.0  # in which whoever may be master is
+ORDER_EVERY_S = 0.5  # an operator who is refused tries again
+ORDERS_MAX = 20
 BOTH_S = 2.0  # in which a stream falls silent, its member is missed, and a proposal is made of it
 
 
@@ -389,6 +392,30 @@ async def power_cut_of_all(stage: Stage) -> None:
     stage.cut_power(*stage.all)
 
 
+async def replaced_while_still(stage: Stage) -> None:
+    """Who has everything stands still, an operator replaces it, and it goes on."""
+    world, (master, second, third) = stage.world, stage.all
+    await stage.leaves(third, master, second)
+    await asyncio.sleep(WORK_S)
+    stage.join(third, master, second)
+    # One after the other: of what the second has acked, some waits at the master.
+    for one in (master, second):
+        world.freeze(one, is_whole_pod=True)
+        await asyncio.sleep(world.random.uniform(0, 0.01))
+    runs = {one: one.lives for one in (master, second)}
+    for _ in range(ORDERS_MAX):
+        # Refused as long as anybody is heard who lacks nothing.
+        world.random.choice(world.controllers).ask(Replace(third.id))
+        await asyncio.sleep(ORDER_EVERY_S)
+        if world.was_replaced:
+            break
+    for one in world.random.sample([master, second], 2):
+        world.thaw(one, runs[one])
+    if not world.was_replaced:
+        raise NotReached
+    await asyncio.sleep(BOTH_S)
+
+
 def _proposed(replica: ReplicaProcess) -> frozenset[object]:
     master = replica.machine.master if replica.machine is not None else None
     return frozenset() if master is None else master.sync_state.commitment.proposed
@@ -428,4 +455,9 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "elected again unawares": Situation(elected_again_unawares),
     "power cut at the beginning": Situation(power_cut_at_the_beginning, FSYNC),
     "power cut of all": Situation(power_cut_of_all, FSYNC),
+}
+
+# With what an operator orders: what is lost by it is no finding, and whatever else is lost is one.
+OPERATED: Final[Mapping[str, Situation]] = {
+    "replaced while still": Situation(replaced_while_still),
 }

@@ -22,8 +22,11 @@ POLL_MS_MIN = 5_000  # the proxy's shortest long poll
 
 
 @contextlib.asynccontextmanager
-async def api(endpoint: str) -> AsyncIterator[Api]:
-    """Connect; every connection is one of its own, so that several proxies on a port share them."""
+async def api(endpoint: str, *, call_s: float = CALL_S) -> AsyncIterator[Api]:
+    """Connect; every connection is one of its own, so that several proxies on a port share them.
+
+    A call waits for `call_s`: longer where somebody must be elected first, beside other tests.
+    """
     options = (
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 50),
@@ -32,20 +35,21 @@ async def api(endpoint: str) -> AsyncIterator[Api]:
         ("grpc.max_receive_message_length", -1),
     )
     async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
-        yield Api(channel)
+        yield Api(channel, call_s)
 
 
 class Api:
     """One client's calls."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, call_s: float = CALL_S) -> None:
         self.channel = channel
+        self._call_s = call_s
         self.stub = service_pb2_grpc.MessagingServiceStub(channel)
 
     async def send(self, *messages: v2.Message) -> service.SendMessageResponse:
         request = service.SendMessageRequest(messages=messages)
         answer: service.SendMessageResponse = await self.stub.SendMessage(
-            request, metadata=METADATA, timeout=CALL_S
+            request, metadata=METADATA, timeout=self._call_s
         )
         return answer
 
@@ -59,7 +63,7 @@ class Api:
                 topic, group, poll_ms=poll_ms, invisible_ms=invisible_ms, batch_size=batch_size
             ),
             metadata=METADATA,
-            timeout=poll_ms / 1000 + CALL_S,
+            timeout=poll_ms / 1000 + self._call_s,
         )
         items = [item async for item in call]
         assert items[0].status.code in {v2.OK, v2.MESSAGE_NOT_FOUND}, items[0].status
@@ -69,14 +73,14 @@ class Api:
         self, topic: str, group: str, handles: Iterable[str]
     ) -> service.AckMessageResponse:
         answer: service.AckMessageResponse = await self.stub.AckMessage(
-            ack_request(topic, group, handles), metadata=METADATA, timeout=CALL_S
+            ack_request(topic, group, handles), metadata=METADATA, timeout=self._call_s
         )
         return answer
 
     async def recall(self, topic: str, handle: str) -> service.RecallMessageResponse:
         request = service.RecallMessageRequest(topic=v2.Resource(name=topic), recall_handle=handle)
         answer: service.RecallMessageResponse = await self.stub.RecallMessage(
-            request, metadata=METADATA, timeout=CALL_S
+            request, metadata=METADATA, timeout=self._call_s
         )
         return answer
 
@@ -84,7 +88,9 @@ class Api:
         self, topic: str, group: str, handle: str, invisible_ms: int
     ) -> service.ChangeInvisibleDurationResponse:
         answer: service.ChangeInvisibleDurationResponse = await self.stub.ChangeInvisibleDuration(
-            change_request(topic, group, handle, invisible_ms), metadata=METADATA, timeout=CALL_S
+            change_request(topic, group, handle, invisible_ms),
+            metadata=METADATA,
+            timeout=self._call_s,
         )
         return answer
 

@@ -20,8 +20,8 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2_grpc
 
 GROUP = "broker-0"
-WITHIN_MS = 60_000  # for what must come on the slowest machine, and when controllers look again
-CALL_S = 5.0
+WITHIN_MS = 120_000  # for what must come on the slowest machine, and when controllers look again
+CALL_S = 30.0
 
 
 class Announced:
@@ -77,6 +77,11 @@ def parent_of(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def reasons_since(before: wire.Group, after: wire.Group) -> list[str]:
+    """Return why masters were elected between two looks at a group."""
+    return [one.reason for one in after.history if one.epoch > before.view.epoch]
 
 
 class ControlledGroup:
@@ -142,6 +147,38 @@ class ControlledGroup:
             )
         return found.groups[0]
 
+    @property
+    def master(self) -> int:
+        """Return the number of the master: nobody says that it is the first one's for long."""
+        return self.await_group(lambda found: found.view.HasField("master")).view.master.replica_id
+
+    def move_master(self, target: int) -> wire.Group:
+        """Have a replica made master, however often that must be asked for, and wait for it.
+
+        It is refused of a replica that is not in sync, or was not heard for a second, and given up
+        of one that is late: on a machine that is busy enough, any of them.
+        """
+
+        def is_there() -> bool:
+            found = self.group()
+            if found.view.master.replica_id == target:
+                return True
+            if not found.HasField("transfer"):
+                with contextlib.suppress(grpc.RpcError):
+                    self.transfer(target)
+            return False
+
+        eventually(is_there, within_ms=WITHIN_MS)
+        return self.group()
+
+    def led_by_another(self, before: wire.Group) -> wire.Group:
+        """Wait until another run than that of `before` is master, and return what is said then."""
+        return self.await_group(
+            lambda found: (
+                found.view.epoch > before.view.epoch and found.view.master != before.view.master
+            )
+        )
+
     def transfer(self, target: int) -> None:
         with grpc.insecure_channel(self.controller.grpc) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
@@ -167,6 +204,20 @@ class ControlledGroup:
 
         eventually(look, within_ms=WITHIN_MS)
         return found[0]
+
+    def lead(self, target: int) -> None:
+        """Force a replica to be master, as soon as it is heard: nobody else is made so."""
+
+        def is_forced() -> bool:
+            try:
+                self.force(target)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                return False
+            return True
+
+        eventually(is_forced, within_ms=WITHIN_MS)
 
     def await_in_sync(self, count: int = 3) -> wire.Group:
         return self.await_group(lambda group: len(group.view.sss) == count)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.eventually import LOOK_EVERY_S
 from tests.support.processes import Standalone
 
-RECOVERY_S = 60.0  # the supervisor waits up to 10 s before a restart
+RECOVERY_S = 120.0  # the supervisor waits up to 10 s before a restart
 
 
 class Stuck(Exception):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from tests.support.api import POLL_MS_MIN, Api, api, message
+from tests.support.api import CALL_S, POLL_MS_MIN, Api, api, message
 from tests.support.history import History, Outcome
 from tests.support.second_opinion import Failed
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -30,6 +30,7 @@ class Load:
     rng: random.Random
     message_groups: int = 0  # 0: without order
     delay_ms: int = 0  # at most, of each message
+    call_s: float = CALL_S  # after which a call is given up
     history: History = field(default_factory=History)
     sent_ok: int = 0
     received: int = 0
@@ -72,7 +73,7 @@ class Load:
         # One producer a message group: its messages are sent one after the other.
         message_group = f"group-{producer}" if self.message_groups else ""
         number = 0
-        async with api(self.endpoint) as client:
+        async with api(self.endpoint, call_s=self.call_s) as client:
             while not stop.is_set():
                 if self.sent_ok - self.acked_ok > BACKLOG_MAX:
                     await asyncio.sleep(PAUSE_S)
@@ -105,7 +106,7 @@ class Load:
         return outcome_of(answer.status.code)
 
     async def _consume(self) -> None:
-        async with api(self.endpoint) as client:
+        async with api(self.endpoint, call_s=self.call_s) as client:
             while True:
                 begun_ms = _now_ms()
                 try:

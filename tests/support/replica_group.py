@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.eventually import LOOK_EVERY_S
 from tests.support.processes import environment
 from tidemill.common.replica_group import GroupView, Member, ReplicaId
 
-START_S = 30.0
+START_S = 120.0  # far more than a start takes, beside other tests
 
 
 class ReplicaProcess:
@@ -69,6 +70,8 @@ class ReplicaGroup:
     async def start(self, number: int) -> ReplicaProcess:
         """Start a replica, and tell it what is known."""
         log = self.folder / f"replica-{number}.log"
+        log.touch()
+        begin = log.stat().st_size  # Before it stands what earlier runs have said.
         with log.open("a") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "tests.support.replica_process", "--name=broker-0",
@@ -84,11 +87,11 @@ class ReplicaGroup:
             assert said is not None, log.read_text()
             replica.member = Member(ReplicaId(number), said["incarnation"])
             while not replica.address:
-                for line in log.read_text().splitlines():
-                    fields = json.loads(line)
-                    if fields["event"] == "broker serves":
+                for line in log.read_bytes()[begin:].decode().splitlines(keepends=True):
+                    fields = json.loads(line) if line.endswith("\n") else {}
+                    if fields.get("event") == "broker serves":
                         replica.address, replica.metrics = fields["grpc"], fields["metrics"]
-                await asyncio.sleep(0)
+                await asyncio.sleep(LOOK_EVERY_S)
         self.up[number] = replica
         addresses = dict(self.view.addresses) | {ReplicaId(number): replica.address}
         await self._write(addresses=tuple(sorted(addresses.items())))

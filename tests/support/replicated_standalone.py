@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.eventually import LOOK_EVERY_S
+from tests.support.eventually import LOOK_EVERY_S, eventually
 from tests.support.killing import RECOVERY_S, Stuck, child_pid
 from tests.support.processes import ADMIN_S, Standalone, descendants
 
@@ -38,13 +38,22 @@ class Replicated:
         found: dict[str, Any] = answer.json() if answer.is_success else {}
         return found
 
+    def led(self) -> dict[str, Any]:
+        """Return the same as soon as somebody answers, and there is a master."""
+
+        def look() -> dict[str, Any]:
+            found = self.status()
+            return found if "master" in found else {}
+
+        return eventually(look, within_ms=round(RECOVERY_S * 1000))
+
     def master(self) -> str:
         """Return the name of the process that is the master."""
-        return f"{self.group}-{self.status()['master']}"
+        return f"{self.group}-{self.led()['master']}"
 
     def follower(self) -> str:
         """Return the name of one that is not."""
-        return f"{self.group}-{(self.status()['master'] + 1) % REPLICAS}"
+        return f"{self.group}-{(self.led()['master'] + 1) % REPLICAS}"
 
     def transfer(self) -> None:
         """Have another replica made master."""

@@ -26,6 +26,12 @@ class ReplicaState(Schema):
     confirm: int | None = Field(None, description="Up to where it knows the log to be confirmed.")
     lag_bytes: int | None = Field(None, description="How much less it has than the master.")
     unclean: bool = Field(description="Whether it has started without all that it had acked.")
+    diverged: bool = Field(
+        description="Whether its log is not its master's, and may not be cut: somebody must look."
+    )
+    unheard: list[int] = Field(
+        description="Which replicas it does not hear, though the controllers hear both."
+    )
 
 
 class CutTail(Schema):

@@ -169,8 +169,9 @@ def forget_group(
 ) -> None:
     """Take away what controllers know of a broker group whose replicas are gone.
 
-    For a group that was removed, and for one that a misspelt name has made. Refused while any of
-    its replicas is heard of. Its stores are not touched.
+    For a group that was removed, and for one that a misspelt name has made. Refused until all of
+    its replicas have ended, or are silent for half a minute. Its stores are not touched. Replicas
+    that come back all the same are led again when `tidemill cluster replace` says by whom.
 
     Example: tidemill cluster forget broker-7
     """
@@ -191,7 +192,9 @@ def replace_master(
 ) -> None:
     """Make a replica master at once, also where it may lack what was acknowledged.
 
-    The last resort, when the replicas that have everything do not come back. What it lacks is lost.
+    The last resort, when the replicas that have everything do not come back. What it lacks is lost,
+    and `history` says how much of that was acknowledged. Where they run on somewhere out of
+    reach, end them first: until they hear of this they go on acknowledging, which is lost as well.
 
     Example: tidemill cluster replace broker-0 --with 2 --reason "both other disks are gone"
     """
@@ -239,6 +242,10 @@ def _role(one: Json) -> str:
     notes = ["unclean"] if one["unclean"] else []
     if "retired" in one and one["role"] != "retired":
         notes.append("to be retired")
+    if one["diverged"]:
+        notes.append("DIVERGED")
+    if one["unheard"]:
+        notes.append(f"does not hear {' and '.join(map(str, one['unheard']))}")
     return ", ".join([one["role"], *notes])
 
 

@@ -34,9 +34,11 @@ from tidemill.controller.election.decide import (
     decide,
     live_of,
 )
+from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.failure import Failure, find_failure
 from tidemill.controller.election.history import HANDED_OVER, Away, kind_of, with_reports
 from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.partitions import diverged_of, unheard_of
 from tidemill.controller.election.record import GroupRecord, Transition, view_of
 from tidemill.controller.election.registration import Fenced
 from tidemill.controller.election.reports import REPORT_LASTS_MS, Report, reached_instead
@@ -60,6 +62,8 @@ TRANSFER_GIVE_UP_MS: Final = 30_000
 FOUNDER_WAIT_MS: Final = 10_000
 # The record is left alone for so long before what people read is added to it.
 QUIET_MS: Final = 1_000
+# A replica that is silent for less may only stand still, or be cut off: its group is there.
+GONE_MS: Final = 30_000
 GRANT_MS: Final = 1_500  # of a master's lease (failover.md 14.2)
 
 log = structlog.get_logger()
@@ -77,6 +81,9 @@ class Listener(Protocol):
 
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
         """Hear that the master should hand over; said again as long as it is wanted."""
+
+    def forgotten(self) -> None:
+        """Hear that there is no such group any more: nothing comes of what is said here."""
 
 
 class _Outage(NamedTuple):
@@ -111,6 +118,7 @@ class Group:
         self.wanted_min_in_sync: int | None = None  # where somebody says so
         self.wanted_replicas: int | None = None  # where somebody says so
         self.listeners: set[Listener] = set()
+        self.is_forgotten = False  # this is nobody's group any more, whoever holds it still
         self._full_name = name_in_cluster(cluster, name) if cluster else ""
         self._store = store
         self._clock = clock
@@ -186,9 +194,20 @@ class Group:
     @property
     def live_count(self) -> int:
         """How many replicas are registered, heard, and turn."""
+        return len(self._live())
+
+    def diverged(self) -> frozenset[ReplicaId]:
+        """Return whose log is not their master's, and may not be cut."""
+        return diverged_of(self._live())
+
+    def unheard(self) -> frozenset[tuple[ReplicaId, ReplicaId]]:
+        """Return who hears nothing of whom, of those that are heard here."""
+        return frozenset() if self.stored is None else unheard_of(self.stored.record, self._live())
+
+    def _live(self) -> list[Candidate]:
         if self.stored is None:
-            return 0
-        return len(live_of(self.stored.record, self._sight(), self._timing))
+            return []
+        return live_of(self.stored.record, self._sight(), self._timing)
 
     def is_heard(self, member: Member | None, sight: Sight) -> bool:
         """Whether a run is there, as far as is heard."""
@@ -231,22 +250,34 @@ class Group:
         raise StoreUnreachable(f"{TRIES_MAX} writes of others came first")
 
     async def remove(self) -> Refusal | None:
-        """Take the record away, when nobody is heard of; return why not. Raises StoreUnreachable.
+        """Take the record away, when nobody was heard of; return why not. Raises StoreUnreachable.
 
-        A replica that comes afterwards finds nothing that it belongs to, and begins no group where
-        it has seen an epoch.
+        A replica that comes afterwards registers anew, with a group that nothing is decided about:
+        it has seen an epoch, which an operator must set the record above.
         """
         async with self._writing:
             stored, now_ms = await self._read(), self._clock.monotonic_ms()
             for member, session in self._sight().sessions.items():
-                is_heard = session.beat is not None and not session.is_dead
                 age_ms = now_ms - session.heard_at_ms
-                if is_heard and age_ms <= self._timing.session_timeout_ms:
+                if session.is_dead or age_ms > GONE_MS:
+                    continue
+                if session.beat is not None and age_ms <= self._timing.session_timeout_ms:
                     return Refused(f"replica {member.replica_id} is there: stop it first")
+                return Refused(
+                    f"replica {member.replica_id} is not heard of for {age_ms // 1_000} s: it may"
+                    f" stand still, and go on. Stop it, or wait until it is silent for"
+                    f" {GONE_MS // 1_000} s"
+                )
             if await self._store.remove(self.name, stored.token) is not None:
                 return Refused("its record is being changed: somebody is there")
             log.warning("a broker group is forgotten", group=self.name, epoch=stored.record.epoch)
         return None
+
+    def forget(self) -> None:
+        """Hear that the record is gone: who speaks for a replica is to begin anew."""
+        self.is_forgotten = True
+        for listener in list(self.listeners):
+            listener.forgotten()
 
     async def _read(self) -> Stored:
         stored = await self._metrics.timed("get", self._store.get(self.name))
@@ -429,9 +460,9 @@ class Group:
                 self._alarm(alarm)
             case NotFounded(reason):
                 self._wait_for_founder(reason)
-            case TooFew(reason, again_at_ms):
+            case TooFew(reason, again_at_ms, drained):
                 assert self.stored is not None, "what was decided upon"
-                self._alarm(reason + of_fewer(self.name, self.stored.record))
+                self._alarm(reason + of_fewer(self.name, self.stored.record, drained))
                 return self._wait_s(again_at_ms)
             case MetaRollback(_, reason, survivor):
                 self._alarm(reason + of_last_resort(self.name, survivor))

@@ -106,7 +106,9 @@ class Groups:
             self._running[group.name] = task
 
     def _forget(self, name: str) -> None:
-        self.by_name.pop(name, None)
+        group = self.by_name.pop(name, None)
+        if group is not None:
+            group.forget()
         task = self._running.pop(name, None)
         if task is not None:
             task.cancel()

@@ -112,16 +112,29 @@ class ControllerMetrics:
                 " for those that are retired.",
                 labels=("broker_set",),
             )
+            diverged = GaugeMetricFamily(
+                "rocketmq_controller_diverged_replicas",
+                "Replicas of a broker group whose log is not their master's, and may not be cut.",
+                labels=("broker_set",),
+            )
+            unheard = GaugeMetricFamily(
+                "rocketmq_controller_unheard_replicas",
+                "Pairs of replicas that the controller hears, of which one does not hear the"
+                " other.",
+                labels=("broker_set",),
+            )
             for name, group in groups().items():
                 for reason in FAILOVER_REASONS:
                     self._failovers.know((name, reason))
                 active.add_metric((name,), group.live_count)
+                diverged.add_metric((name,), len(group.diverged()))
+                unheard.add_metric((name,), len(group.unheard()))
                 alarmed.add_metric((name,), int(bool(group.alarm)))
                 if group.stored is not None:
                     epochs.add_metric((name,), group.stored.record.epoch)
                     in_sync.add_metric((name,), len(group.stored.record.sss))
                     registered.add_metric((name,), len(staying(group.stored.record)))
-            yield from (active, alarmed, epochs, in_sync, registered)
+            yield from (active, alarmed, epochs, in_sync, registered, diverged, unheard)
             yield from self._collect_counts()
 
         return collect

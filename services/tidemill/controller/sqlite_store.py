@@ -42,6 +42,21 @@ INSERT INTO tokens SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM tokens);
 T = TypeVar("T")
 
 
+def read_record(path: Path, group: str) -> GroupRecord | None:
+    """Return what a file says of a group while no controller runs; None: nothing.
+
+    Raises StoreUnreachable.
+    """
+    if not path.exists():
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000)) as file:
+            found = file.execute("SELECT record FROM groups WHERE name = ?", (group,)).fetchone()
+    except sqlite3.Error as error:
+        raise StoreUnreachable(f"{path}: {error}") from error
+    return None if found is None else from_text(found[0])
+
+
 @final
 class SqliteStore:
     """One connection to the file, in a thread of its own."""

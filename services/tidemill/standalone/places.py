@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill.common.lifecycle import StartRefused
+from tidemill.common.replica_group import ReplicaId
+from tidemill.controller.election.retirement import is_out
+from tidemill.controller.meta_store import StoreUnreachable
+from tidemill.controller.sqlite_store import read_record
 from tidemill.standalone.settings import GROUPS_MAX, REPLICAS_MAX
 
 if TYPE_CHECKING:
@@ -84,24 +88,42 @@ def check_all_served(settings: StandaloneSettings) -> None:
             f"move {store_of(data_dir, group_name(held[-1]))} away if it was removed from "
             f"the cluster"
         )
-    replicas = [
-        n
+    needed = [
+        (n, group)
         for n in range(settings.replicas, REPLICAS_MAX)
         for group in map(group_name, range(settings.groups))
-        if is_dir(store_of(data_dir, group, n))
+        if is_dir(store_of(data_dir, group, n)) and not is_retired(settings, group, n)
     ]
-    if replicas:
-        count = replicas[-1] + 1
+    if needed:
+        count = needed[-1][0] + 1
+        drains = ", ".join(f"`tidemill cluster drain {group}-{n}`" for n, group in needed)
         raise StartRefused(
             f"this data directory holds {count} replicas of each broker group: start with"
             f" --replicas {count}. With fewer, those that are left could lack what the others"
-            f" have acknowledged"
+            f" have acknowledged. To have fewer, let them go first: {drains}, and stop when"
+            f" `tidemill cluster status` says that they are retired"
         )
     if settings.replicas == 1 and is_dir(data_dir / REPLICA_FOLDER):
         raise StartRefused(
             f"the store in {data_dir} is a replica's, and others may have what it lacks: start"
             f" with as many --replicas as there were"
         )
+
+
+def is_retired(settings: StandaloneSettings, group: str, replica: int) -> bool:
+    """Whether an operator has drained a replica, and nothing is lost without it.
+
+    Its folder may stay, or go. With as many replicas as before it comes back, and counts again when
+    that is taken back. Of one that stays alone nobody would be told: it is no replica any more.
+    """
+    if settings.replicas == 1:
+        return False
+    try:
+        record = read_record(group_store_of(settings), group)
+    except StoreUnreachable:
+        return False  # The controller will say so, where all of them are started.
+    number = ReplicaId(replica)
+    return record is not None and record.find(number) is not None and is_out(record, number)
 
 
 def is_dir(path: Path) -> bool:

@@ -37,6 +37,9 @@ class Heard:
     def news(self, view: GroupView) -> None:
         self.views.append(view)
 
+    def forgotten(self) -> None:
+        raise AssertionError("nobody forgets a group here")
+
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
         self.asked.append((epoch, target))
 

@@ -17,7 +17,7 @@ from tidemill.admin.controllers import Controllers
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.sessions import Timing
-from tidemill.controller.group import Group
+from tidemill.controller.group import GONE_MS, Group
 from tidemill.controller.groups import Groups
 from tidemill.controller.metrics import ControllerMetrics
 from tidemill.controller.server.grpc_server import controller_server
@@ -392,13 +392,49 @@ def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
             controllers = Controllers([world.address])
             with pytest.raises(Conflict, match="replica 0 is there"):
                 await controllers.forget(NAME)
+            # It may only stand still: then it would lead a group that nobody knows.
             world.clock.advance(Timing().session_timeout_ms + 1)
+            with pytest.raises(Conflict, match="replica 0 is not heard of for 1 s"):
+                await controllers.forget(NAME)
+            world.clock.advance(GONE_MS)
             await controllers.forget(NAME)
             assert not world.store.contents.records
             while NAME in world.groups.by_name:  # noqa: ASYNC110  # Until the watch has seen it.
                 await asyncio.sleep(0)
             with pytest.raises(BrokerGroupNotFound):
                 await controllers.groups(NAME)
+
+    play(scenario)
+
+
+def test_a_replica_of_a_group_that_was_forgotten_registers_again() -> None:
+    async def scenario(world: World) -> None:
+        async with world.connect() as one, world.connect() as again:
+            talk = await join(one, 0)
+            await view_of_epoch(talk, 1)
+            controllers = Controllers([world.address])
+            world.clock.advance(GONE_MS + 1)
+            await controllers.forget(NAME)
+            # Its stream, which was silent and is open, ends: what is said on it reaches nobody.
+            with pytest.raises(RpcError):
+                await talk.stream.ended()
+            back, me = Talk(again, "Session"), member(0)
+            back.say(attach=wire.Attach(group=NAME, member=me, epoch_seen=1))
+            assert (await back.next("welcome")).welcome.registered_incarnation == ""
+            register = wire.Register(
+                member=me, store_uuid="store-0", address="10.0.0.0:10911", is_clean=True
+            )
+            back.say(register=register)
+            await back.next("answer")
+            seen = beat(me)
+            seen.epoch_seen = 1
+            back.say(heartbeat=seen)
+            # Nobody is made master by a guess; the remedy that is named works.
+            group = world.groups.by_name[NAME]
+            await eventually(lambda: "have seen epoch 1" in group.alarm)
+            assert f"cluster replace {NAME} --with 0" in group.alarm
+            await controllers.force(NAME, target=0, reason="it was forgotten")
+            assert (await view_of_epoch(back, 2)).master.replica_id == 0
 
     play(scenario)
 

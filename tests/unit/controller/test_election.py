@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidemill.common.replica_group import Member, Proposal, ReplicaId
+from tidemill.controller.election.alarms import of_fewer
 from tidemill.controller.election.decide import (
     AskForTransfer,
     Intent,
@@ -24,7 +25,13 @@ from tidemill.controller.election.elect import with_master, with_survivor
 from tidemill.controller.election.failure import Failure, find_failure
 from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
 from tidemill.controller.election.membership import Refused, change_sync_state_set
-from tidemill.controller.election.record import HISTORY_MAX, GroupRecord, Registered, view_of
+from tidemill.controller.election.record import (
+    HISTORY_MAX,
+    GroupRecord,
+    Registered,
+    Retirement,
+    view_of,
+)
 from tidemill.controller.election.registration import Fenced, Registration, register
 from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
 from tidemill.controller.election.swap import Resolution, Stored, attempt, bump, resolve
@@ -51,6 +58,13 @@ def record(*, sss: tuple[int, ...] = (0, 1, 2), eligible: tuple[int, ...] = ()) 
         min_in_sync=2, epoch=3, version=7, master=run(0), sss=frozenset(map(run, sss)),
         eligible=frozenset(map(ReplicaId, eligible)), replicas=replicas,
     )  # fmt: skip
+
+
+def with_drained(group: GroupRecord, number: int) -> GroupRecord:
+    """Return the record in which an operator has emptied a replica of its duties."""
+    registered = group.find(ReplicaId(number))
+    assert registered is not None
+    return group.with_replica(ReplicaId(number), registered._replace(retired=Retirement.DRAINED))
 
 
 def sessions(group: GroupRecord, beats: dict[int, Heartbeat], at_ms: int = NOW_MS) -> Sessions:
@@ -239,6 +253,15 @@ def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
         assert "1 of the 2 replicas that must have a message are in sync" in alarm.reason
         assert "replica 2 is catching up" in alarm.reason
         assert "replica 1 is not heard of: start it, or an empty one in place" in alarm.reason
+    # Who is drained is not waited for: it may be let count again.
+    drained = with_drained(group, 2)
+    alarm = decided(drained, sessions(drained, {0: blocked, 2: BEAT}))
+    assert isinstance(alarm, TooFew)
+    assert "replica 2 is drained, and could count again" in alarm.reason
+    assert "catching up" not in alarm.reason
+    told = alarm.reason + of_fewer("broker-0", drained, alarm.drained)
+    assert "`tidemill cluster drain broker-0-2 --undo`" in told
+    assert "drain" not in of_fewer("broker-0", group)
     # Not for the moment that a failover takes.
     short = blocked._replace(blocked_ms=TIMING.too_few_ms)
     assert isinstance(decided(group, sessions(group, {0: short, 2: BEAT})), Rest)

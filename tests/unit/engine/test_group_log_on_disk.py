@@ -263,8 +263,12 @@ def test_who_has_applied_what_is_to_be_cut_begins_from_nothing() -> None:
     append(source, 4, random)
     follow(source, target, 2_000)
     target.engine.log.applied_offset = LogOffset(target.log_end)
-    with pytest.raises(MustBeEmptied):
+    with pytest.raises(MustBeEmptied) as raised:
         target.truncate(0)
+    cut = raised.value.cut
+    assert cut is not None, "which the next life of the store tells of"
+    assert (cut.offset, cut.size_bytes) == (0, target.log_end)
+    assert cut.confirmed_bytes == target.confirm_offset
     assert disk_of(target).read(INTENT) is None
     assert target.log_end == source.log_end
 

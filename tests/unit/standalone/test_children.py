@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tidemill.common.lifecycle import StartRefused
+from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.controller.election.record import GroupRecord, Registered, Retirement
+from tidemill.controller.sqlite_store import SqliteStore
 from tidemill.standalone.app import child_names, metrics_ports_of
 from tidemill.standalone.places import brokers_of, check_all_served
 from tidemill.standalone.settings import StandaloneSettings
@@ -72,6 +77,56 @@ def test_fewer_replicas_than_there_were_refuse_the_start(tmp_path: Path) -> None
             check_all_served(load(at, *flags))
     check_all_served(load(at, "--replicas=3"))
     check_all_served(load(at, "--replicas=5"))
+
+
+def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        (tmp_path / f"broker-0-{number}").mkdir()
+    at = f"--data-dir={tmp_path}"
+
+    def keep(*, drained: set[int], sss: set[int]) -> None:
+        replicas = tuple(
+            (
+                ReplicaId(n),
+                Registered(
+                    store_uuid="",
+                    incarnation=f"run {n}",
+                    address="",
+                    is_unclean=False,
+                    retired=Retirement.DRAINED if n in drained else Retirement.NO,
+                ),
+            )
+            for n in range(5)
+        )
+        record = GroupRecord(
+            min_in_sync=2, epoch=1, version=1, master=Member(ReplicaId(0), "run 0"),
+            sss=frozenset(Member(ReplicaId(n), f"run {n}") for n in sss), replicas=replicas,
+        )  # fmt: skip
+
+        async def write() -> None:
+            shutil.rmtree(tmp_path / "controller-0", ignore_errors=True)
+            async with SqliteStore.open(tmp_path / "controller-0" / "groups.sqlite") as store:
+                await store.create("broker-0", record)
+
+        asyncio.run(write())
+
+    keep(drained={3, 4}, sss={0, 1, 2})
+    check_all_served(load(at, "--replicas=3"))
+    with pytest.raises(
+        StartRefused, match="let them go first: `tidemill cluster drain broker-0-2`"
+    ):
+        check_all_served(load(at, "--replicas=2"))
+    keep(drained={4}, sss={0, 1, 2, 3})
+    with pytest.raises(StartRefused, match=r"let them go first: .* broker-0-3`, and stop"):
+        check_all_served(load(at, "--replicas=3"))
+    # It is to go, and is needed still.
+    keep(drained={3, 4}, sss={0, 3})
+    with pytest.raises(StartRefused, match=r"drain broker-0-3`, and stop"):
+        check_all_served(load(at, "--replicas=3"))
+    # One that stays alone would be none.
+    keep(drained={1, 2, 3, 4}, sss={0})
+    with pytest.raises(StartRefused):
+        check_all_served(load(at))
 
 
 def test_a_replica_is_not_started_as_if_it_were_alone(tmp_path: Path) -> None:

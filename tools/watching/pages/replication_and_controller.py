@@ -85,6 +85,25 @@ _REPLICAS = Row(
             ),
         ),
         panel(
+            "Diverged",
+            "Replicas whose log is not their master's and may not be cut: they follow nobody until somebody looks.",
+            Query(
+                "max by (broker_set) (rocketmq_controller_diverged_replicas{HERE})",
+                "{{broker_set}}",
+            ),
+            alerts=("ReplicaDiverged",),
+        ),
+        panel(
+            "Not heard",
+            "Pairs of replicas that the controllers hear, of which one does not hear the other: "
+            "a part of the network does not pass, in one direction at least.",
+            Query(
+                "max by (broker_set) (rocketmq_controller_unheard_replicas{HERE})",
+                "{{broker_set}}",
+            ),
+            alerts=("ReplicasPartitioned",),
+        ),
+        panel(
             "Behind, bytes",
             "Of the master's log, what each replica has not acknowledged; the master says it.",
             Query(

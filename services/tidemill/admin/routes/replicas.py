@@ -81,8 +81,8 @@ async def set_min_in_sync(name: Name, wish: MinInSyncWish, controllers: All) -> 
 async def forget_replicas(name: Name, controllers: All) -> None:
     """Take away what controllers know of a broker group whose replicas are gone.
 
-    Refused while any of them is heard of. Who has everything nobody knows any more: replicas that
-    come back need `:replace`.
+    Refused while any of them was heard of within half a minute, and has not ended. Who has
+    everything nobody knows any more: replicas that come back need `:replace`.
     """
     await controllers.forget(name)
 
@@ -118,6 +118,8 @@ def _of(group: wire.Group) -> ReplicatedGroup:
             confirm=one.heartbeat.confirm if has_spoken else None,
             lag_bytes=lag if has_spoken else None,
             unclean=one.is_unclean,
+            diverged=one.is_diverged,
+            unheard=list(one.unheard),
         )
 
     return ReplicatedGroup(

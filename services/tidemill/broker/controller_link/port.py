@@ -48,6 +48,7 @@ class Status(NamedTuple):
     is_slow: bool = False
     writable_epoch: int = 0  # the epoch that it leads, when that has its first commit
     cut: Cut | None = None  # of its log, the last one
+    diverged: frozenset[ReplicaId] = frozenset()  # whose log is not their master's
 
 
 class Introduction(NamedTuple):
@@ -157,6 +158,7 @@ class SupervisorPort:
             blocked_ms=status.blocked_ms,
             peer_silence_ms={int(one): ms for one, ms in status.peer_silence_ms.items()},
             writable_epoch=status.writable_epoch,
+            diverged=sorted(status.diverged),
         )
         if status.cut is not None:
             cut = wire.Cut(replica_id=beat.member.replica_id, **status.cut._asdict())

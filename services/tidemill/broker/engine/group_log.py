@@ -72,9 +72,11 @@ class Cut(NamedTuple):
 class MustBeEmptied(Exception):
     """The replica has what its master has not, or too little: all goes, and it begins again."""
 
-    def __init__(self, log_min: int) -> None:
+    def __init__(self, log_min: int, cut: Cut | None = None) -> None:
         super().__init__(f"the log is copied again from {log_min} on")
         self.log_min = log_min
+        # What its master has not, where that is known: the next life of the store tells of it.
+        self.cut = cut
 
 
 class Identity(NamedTuple):
@@ -394,9 +396,10 @@ class GroupLog:
 
         Raises MustBeEmptied where an unclean election takes away what was applied.
         """
+        found = self._what_is_cut(cut)
         if cut < self._log.folded_offset:
-            raise MustBeEmptied(0)
-        self.cut = self._what_is_cut(cut)
+            raise MustBeEmptied(0, found)
+        self.cut = found
         self.known_end.cut(cut)
         self._stored.truncate(cut)
 

@@ -223,6 +223,7 @@ class Replicas:
             is_slow=self._durability.is_slow,
             writable_epoch=self._writable_epoch(),
             cut=group_log.cut,
+            diverged=self._machine.diverged,
         )
 
     def _writable_epoch(self) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import Candidate
-from tidemill.controller.election.record import GroupRecord, ids_of
+from tidemill.controller.election.record import GroupRecord, Retirement, ids_of
+from tidemill.controller.election.retirement import staying
 
 
 def of_nobody_complete(record: GroupRecord, live: list[Candidate]) -> str:
@@ -44,13 +45,17 @@ def of_too_few(record: GroupRecord, live: list[Candidate]) -> str:
     members = ids_of(record.sss)
     others = [id_ for id_, _ in record.replicas if id_ not in members]
     silent = [id_ for id_ in others if id_ not in there]
-    behind = [id_ for id_ in others if id_ in there]
+    # A retired one has all of it, and no master takes it into its set: that is no catching up.
+    behind = [id_ for id_ in others if id_ in there and id_ in staying(record)]
+    drained = drained_of(record, live)
     known = {id_ for id_, _ in record.replicas}
     unknown = [n for n in map(ReplicaId, range(record.min_in_sync)) if n not in known]
     count = f"{len(record.sss)} of the {record.min_in_sync} replicas that must have a message"
     told = [f"nothing is acknowledged: {count} are in sync"]
     if behind:
         told.append(f"{of_replicas(behind)} {_verb(behind)} catching up")
+    if drained:
+        told.append(f"{of_replicas(drained)} {_verb(drained)} drained, and could count again")
     missing = silent + unknown
     if missing:
         which = "it, or an empty one" if len(missing) == 1 else "them, or empty ones"
@@ -58,12 +63,29 @@ def of_too_few(record: GroupRecord, live: list[Candidate]) -> str:
     return "; ".join(told)
 
 
-def of_fewer(group: str, record: GroupRecord) -> str:
-    """Say how a group goes on with those that it has."""
+def drained_of(record: GroupRecord, live: list[Candidate]) -> list[ReplicaId]:
+    """Return who is there, and counts for nothing until an operator takes that back."""
+    ids = ((one.member.replica_id, record.find(one.member.replica_id)) for one in live)
+    members = ids_of(record.sss)
+    return sorted(
+        id_
+        for id_, registered in ids
+        if id_ not in members
+        and registered is not None
+        and registered.retired is Retirement.DRAINED
+    )
+
+
+def of_fewer(group: str, record: GroupRecord, drained: Iterable[ReplicaId] = ()) -> str:
+    """Say how a group goes on with those that it has: first with one that was drained."""
+    undo = "".join(
+        f". `tidemill cluster drain {group}-{one} --undo` lets it count again at once"
+        for one in drained
+    )
     fewer = max(len(record.sss), 1)
     return (
-        f". Where nobody can be started, `tidemill cluster min-in-sync {group} {fewer}` goes on"
-        f" with {fewer}; on Kubernetes minInSync of its values does"
+        f"{undo}. Where nobody can be started, `tidemill cluster min-in-sync {group} {fewer}`"
+        f" goes on with {fewer}; on Kubernetes minInSync of its values does"
     )
 
 

@@ -65,6 +65,7 @@ class TooFew(NamedTuple):
 
     reason: str
     again_at_ms: int | None = None
+    drained: tuple[ReplicaId, ...] = ()  # who is there and would count, were it not drained
 
 
 class MetaRollback(NamedTuple):
@@ -101,7 +102,8 @@ def decide(record: GroupRecord, sight: Sight, timing: Timing) -> Intent:
     # The rest is the leader's.
     intent = Rest() if sight.rank else _lead(record, sight, timing, live)
     if isinstance(intent, Rest) and _is_too_few(record, sight, timing):
-        return TooFew(alarms.of_too_few(record, live), intent.again_at_ms)
+        drained = tuple(alarms.drained_of(record, live))
+        return TooFew(alarms.of_too_few(record, live), intent.again_at_ms, drained)
     return intent
 
 

@@ -62,6 +62,7 @@ class Heartbeat(NamedTuple):
     peer_silence_ms: tuple[tuple[ReplicaId, int], ...] = ()
     writable_epoch: int = 0  # the epoch that a master leads, when its first record is confirmed
     cut: CutTail | None = None  # the last that this process has made
+    diverged: frozenset[ReplicaId] = frozenset()  # whose log is not their master's, as it knows
 
 
 class Session(NamedTuple):

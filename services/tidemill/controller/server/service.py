@@ -14,10 +14,9 @@ from google.protobuf.message import DecodeError
 from tidemill.common.errors import BrokerGroupNotFound, ServiceError
 from tidemill.common.replica_group import GroupView, ReplicaId
 from tidemill.controller.election.decide import live_of
-from tidemill.controller.election.elect import may_be_master, with_master, with_survivor
-from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.membership import Refused, with_min_in_sync
 from tidemill.controller.election.record import GroupRecord, Retirement
+from tidemill.controller.election.replacement import replaced
 from tidemill.controller.election.reports import Report
 from tidemill.controller.election.retirement import is_retired, retire, stay
 from tidemill.controller.meta_store import StoreUnreachable
@@ -261,35 +260,8 @@ class ControllerService:
         target = ReplicaId(asked.target)
 
         def force(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
-            member = record.find_member(target)
-            if member is None:
-                return Refused(f"no replica {target} has registered")
-            candidates = live_of(record, sight, self._timing)
-            if member not in {one.member for one in candidates}:
-                return Refused(f"replica {target} is not there: nobody could be master")
-            reason = f"{BY_OPERATOR}{asked.reason or 'no reason was given'}"
-            seen = max((one.beat.epoch_seen for one in candidates), default=0)
-            if seen > record.epoch:
-                # The record is an old one, and knows of nobody what it has: above all that was.
-                version = max(record.version, *(one.beat.version_seen for one in candidates))
-                above = record._replace(epoch=seen, version=version)
-                after = with_survivor(above, member, reason=reason)
-            elif may_be_master(record, member):
-                # It has all that is confirmed: nothing is lost, and nobody has to be told so.
-                after = with_master(
-                    record, member, {one.member for one in candidates}, reason=reason
-                )
-            else:
-                better = [
-                    one.member.replica_id for one in candidates if may_be_master(record, one.member)
-                ]
-                if better:
-                    return Refused(
-                        f"replica {target} may lack what was confirmed, and {better} do not and are"
-                        " there: stop them first if they cannot be kept"
-                    )
-                after = with_survivor(record, member, reason=reason)
-            return after
+            live = live_of(record, sight, self._timing)
+            return replaced(record, target, live, reason=asked.reason)
 
         return await self._changed(asked.group, force)
 

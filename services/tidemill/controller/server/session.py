@@ -102,6 +102,10 @@ class Session:
         if view is not None and view.master == self._registered:
             self._send(wire.SessionDown(hand_over=wire.HandOver(epoch=epoch, target=target)))
 
+    def forgotten(self) -> None:
+        """End the session: its supervisor comes back, and registers with what there is then."""
+        self._call.expire()
+
     def _send(self, message: wire.SessionDown) -> None:
         if self._call.unsent_bytes > UNSENT_BYTES_MAX:
             self._call.expire()  # Its supervisor comes back on a stream that works.
@@ -155,6 +159,8 @@ class Session:
             raise RpcError(RpcCode.UNAVAILABLE, f"the store: {error}") from None
         # A run that has registered over another controller is to be named, or the next is fenced.
         await group.refresh()
+        if group.is_forgotten:
+            raise RpcError(RpcCode.UNAVAILABLE, f"the broker group {group.name} was forgotten")
         self._group = group
         assert group.stored is not None, "a group that was found has a record"
         registered = group.stored.record.find_member(ReplicaId(attach.member.replica_id))

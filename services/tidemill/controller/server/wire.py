@@ -42,6 +42,7 @@ def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
         ),
         writable_epoch=found.writable_epoch,
         cut=_from_cut(found.cut) if found.HasField("cut") else None,
+        diverged=frozenset(map(ReplicaId, found.diverged)),
     )
 
 
@@ -64,6 +65,7 @@ def to_heartbeat(member: Member, beat: Heartbeat) -> wire.Heartbeat:
         peer_silence_ms=dict(beat.peer_silence_ms),
         writable_epoch=beat.writable_epoch,
         cut=None if beat.cut is None else _to_cut(beat.cut),
+        diverged=sorted(beat.diverged),
     )
 
 
@@ -88,6 +90,7 @@ def to_group(group: Group, *, now_ms: int) -> wire.Group:
     if group.stored.record.transfer is not None:
         answer.transfer = group.stored.record.transfer
     record, sessions = group.stored.record, group.sessions()
+    diverged, unheard = group.diverged(), group.unheard()
     view = group.view()
     if view is not None:
         answer.view.CopyFrom(to_view(view))
@@ -99,6 +102,8 @@ def to_group(group: Group, *, now_ms: int) -> wire.Group:
             address=registered.address,
             is_unclean=registered.is_unclean,
             retired=registered.retired.value,
+            is_diverged=replica_id in diverged,
+            unheard=[other for one, other in sorted(unheard) if one == replica_id],
         )
         member = Member(replica_id, registered.incarnation)
         session = sessions.get(member)

@@ -321,6 +321,16 @@ def test_what_is_confirmed_is_never_cut() -> None:
     pair.learn(view(3, 5, sss=(0, 1)))
     assert any(isinstance(action, Diverging) for action in pair.left)
     assert pair.logs[1].data == b"\x01aabb\x02c"
+    assert pair.replica.diverged == {1}
+    assert not pair.master.diverged
+
+
+def test_a_log_without_an_epoch_in_common_is_told_by_the_master_that_refuses_it() -> None:
+    first, second = EpochEntry(1, 0), EpochEntry(2, 0)
+    pair = Pair(master=Log(b"\x01aa", (first,)), replica=Log(b"\x02bb", (second,)))
+    pair.learn(view(3, 5, sss=(0, 1)))
+    assert pair.logs[1].data == b"\x02bb"
+    assert pair.master.diverged == {1}
 
 
 def test_after_an_unclean_election_it_is_cut_all_the_same() -> None:

@@ -48,6 +48,16 @@ def may_follow(epoch: int, *, epoch_seen: int) -> bool:
     return epoch >= epoch_seen
 
 
+def is_late(silent_ms: int, *, silence_ms: int) -> bool:
+    """Whether what a stream brings is of before a silence in which it should have been ended.
+
+    It has waited while this process stood still. By now another one may be master, and one that
+    lacks it, where an operator could not wait: nothing else would keep who stood still together
+    from confirming it.
+    """
+    return silent_ms > silence_ms
+
+
 def is_of_epoch(epoch: int, other: int) -> bool:
     """Whether a frame or an ack is of the epoch that its stream belongs to (8.10)."""
     return epoch == other

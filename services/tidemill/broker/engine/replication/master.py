@@ -25,7 +25,7 @@ from tidemill.broker.engine.replication.epoch_journal import (
     cut_at,
     with_epoch,
 )
-from tidemill.broker.engine.replication.fencing import is_of_epoch, may_serve
+from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may_serve
 from tidemill.broker.engine.replication.messages import (
     Ack,
     Beat,
@@ -89,6 +89,7 @@ class Master:
             epoch_start_end=log.begin_epoch(view.epoch), confirm=log.confirm_offset, now_ms=now_ms,
         )  # fmt: skip
         self.transfer: Transfer | None = None
+        self.diverged: frozenset[ReplicaId] = frozenset()  # whose log is not this one's
         self._transfer_from_ms = now_ms
         self._streams: dict[Stream, _Follower] = {}
         self._actions: list[Action] = []
@@ -177,9 +178,12 @@ class Master:
         log = self._log
         mine = LogExtent(self._journal, log.log_min, log.log_end)
         agreement = agree(mine, hello.extent)
+        alone = frozenset({hello.member.replica_id})
         if isinstance(agreement, Diverged):
+            self.diverged |= alone
             self._refuse(stream, agreement.why)
             return
+        self.diverged -= alone
         begin = agreement.log_min if isinstance(agreement, CopyAll) else agreement.offset
         # Retention has taken from each of them what it has: of both this is there.
         low = max(log.log_min, hello.extent.log_min)
@@ -228,6 +232,10 @@ class Master:
         """Take what a replica says that it has; of another epoch or run it says nothing here."""
         follower = self._streams.get(stream)
         if follower is None:
+            return
+        silent_ms = now_ms - follower.heard_at_ms
+        if is_late(silent_ms, silence_ms=self._config.stream_silence_ms):
+            self._close(stream, "silent", now_ms)
             return
         is_durable = self._config.ack_mode is AckMode.SYNC_FSYNC
         if not (

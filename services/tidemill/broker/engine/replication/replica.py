@@ -13,7 +13,7 @@ from zlib import crc32
 from tidemill.broker.engine.replication.actions import Action, Close, Dial, Diverging, Send, Stream
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
 from tidemill.broker.engine.replication.epoch_journal import CopyAll, Cut, LogExtent, cut_at
-from tidemill.broker.engine.replication.fencing import is_of_epoch, may_follow
+from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may_follow
 from tidemill.broker.engine.replication.messages import Ack, Beat, Data, Digest, Hello, Welcome
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.truncation import may_truncate
@@ -185,6 +185,9 @@ class Replica:
 
     def data(self, frame: Data, now_ms: int) -> None:
         """Append what the master sends."""
+        if is_late(self._silent_ms(now_ms), silence_ms=self._config.stream_silence_ms):
+            self.close("silent", now_ms)
+            return
         self.heard_at_ms = now_ms
         if self.state is not State.FOLLOWING or not is_of_epoch(frame.epoch, self.epoch):
             self.close(f"a frame of epoch {frame.epoch}", now_ms)

@@ -36,7 +36,7 @@ from tidemill.broker.engine.replication.messages import (
     ToReplica,
     Welcome,
 )
-from tidemill.broker.engine.replication.replica import Replica
+from tidemill.broker.engine.replication.replica import Replica, State
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.common.replica_group import GroupView, Member, ReplicaId
 
@@ -253,6 +253,14 @@ class Replication:
         return self.master is not None and self.master.hand_over(target, now_ms)
 
     # ------------------------------------------------------------ for heartbeats
+
+    @property
+    def diverged(self) -> frozenset[ReplicaId]:
+        """Whose log is not their master's, and may not be cut: our own, or of who follows us."""
+        if self.master is not None:
+            return self.master.diverged
+        is_so = self.replica is not None and self.replica.state is State.DIVERGED
+        return frozenset({self.me.replica_id}) if is_so else frozenset()
 
     def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:
         """Return how long nothing was heard of each peer of which something was."""
