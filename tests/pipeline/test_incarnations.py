@@ -216,6 +216,28 @@ def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
     assert (again.wrong, again.closed) == ([], [])
 
 
+def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    for broker in ("a", "b", "c"):
+        cluster.add("orders", broker, 0, 5)
+    archive_job(cluster, to).append()
+    cluster.make_store_anew("a")
+    del cluster.brokers["b"]
+    verified = archive_job(cluster, to).verify()
+    assert [sentence.partition(": ")[2] for sentence in verified.wrong] == [
+        f"{why}. If that is for good, --allow-loss seals them by their files alone"
+        for why in (
+            "a has another store than the one that was archived", "there is no broker group b"
+        )
+    ]  # fmt: skip
+    assert [at for _, at, _ in sealed(to)] == [0, 0, 5]
+    verified = archive_job(cluster, to, failOnDataLoss="false").verify()
+    assert (verified.wrong, len(verified.closed)) == ([], 2)
+    assert [at for _, at, _ in sealed(to)] == [5, 5, 5]
+
+
 def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -189,6 +189,9 @@ def archive(
 @app.command("archive-verify")
 def archive_verify(
     to: To, endpoints: Endpoints = ENDPOINTS, master: Master = None, gate: Gate = "",
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Seal what a store had that is not there any more.")
+    ] = False,
     option: OptionPairs = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Compare what is archived with the broker, and seal what agrees; status 2 where it does not.
@@ -196,7 +199,10 @@ def archive_verify(
     Example: tidemill pipeline archive-verify --to ./archive
     """
     del config
-    given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
+    given = _given(
+        endpoints, None, EVERY_TOPIC, option, archivePath=to,
+        failOnDataLoss="false" if allow_loss else "true",
+    )  # fmt: skip
     verified = _run(
         _ARCHIVE, lambda jobs: jobs.verify(_archive_settings(jobs, given, master, gate_group=gate))
     )

@@ -206,21 +206,31 @@ class ArchiveJob:
 
         What no broker has any more is sealed by its files alone, and the seal says so.
         """
-        archive = self._store.archive()
-        unsealed = [
-            each for _, queue in sorted(archive.queues.items()) for each in queue.unsealed()
-        ]
-        # Of what was lost before it was archived there is nothing to compare.
-        passed = [each for each in unsealed if not each.rows and each.lost]
-        tasks = [
-            Task(
-                work="verify", run=self.run, key=each.key, start=each.start, end=each.end,
-                expected=each, files=tuple(archive.holding(each.key, each.start, each.end)),
-            )
-            for each in unsealed
-            if each.rows or not each.lost
-        ]  # fmt: skip
+        cluster, archive = self.look(), self._store.archive()
         wrong: list[str] = []
+        passed: list[Range] = []
+        tasks: list[Task] = []
+        for key, queue in sorted(archive.queues.items()):
+            unsealed = queue.unsealed()
+            nobody = _nobody_has(key, cluster) if unsealed else ""
+            if nobody and self._options.fails_on_data_loss:
+                # It may be the wrong cluster that was asked.
+                wrong.append(
+                    f"{key}, offsets from {unsealed[0].start} to {queue.end}: {nobody}. If that is"
+                    " for good, --allow-loss seals them by their files alone"
+                )
+                continue
+            # Of what was lost before it was archived there is nothing to compare.
+            passed += [each for each in unsealed if not each.rows and each.lost]
+            tasks += [
+                Task(
+                    work="verify", run=self.run, key=key, start=each.start, end=each.end,
+                    expected=each, nobody=nobody,
+                    files=tuple(archive.holding(key, each.start, each.end)),
+                )
+                for each in unsealed
+                if each.rows or not each.lost
+            ]  # fmt: skip
         closed: dict[Range, str] = {}
         for answer in self._run_tasks(self._options, tasks):
             of = _range(answer["range"])
@@ -373,6 +383,16 @@ class ArchiveJob:
                     raise
             else:
                 return
+
+
+def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
+    """Return why nobody can be asked for what a queue had; empty: its broker group can."""
+    log = cluster.logs.get(key.broker)
+    if log is None:
+        return f"there is no broker group {key.broker}"
+    if log.log_id != key.queue.incarnation.log_id:
+        return f"{key.broker} has another store than the one that was archived"
+    return ""
 
 
 def _place(of: Range) -> str:
