@@ -86,21 +86,23 @@ def test_a_topic_that_is_made_anew_under_a_planned_batch_does_not_stop_the_strea
     assert lax.run() == new_bodies(25)
 
 
+def make_anew_at_the_next_pull(cluster: FakeCluster, count: int) -> None:
+    def once(request: object) -> None:
+        del request
+        cluster.on_pull = lambda _request: None
+        make_anew(cluster, count)
+
+    cluster.on_pull = once
+
+
 def test_a_pull_never_gives_what_another_topic_of_the_name_has(cluster: FakeCluster) -> None:
     """Deleted and made anew behind the plan of the tasks themselves."""
     cluster.add("orders", "a", 0, 30)
-    stream = Stream(cluster, topic="orders")
-    before = len(cluster.pulls)
-
-    def make_anew_at_the_first_pull(request: object) -> None:
-        del request
-        if len(cluster.pulls) == before:
-            cluster.on_pull = lambda _request: None
-            make_anew(cluster, 60)
-
-    cluster.on_pull = make_anew_at_the_first_pull
-    with pytest.raises(DataLoss, match="is not there any more"):
-        stream.run()
+    make_anew_at_the_next_pull(cluster, 60)
+    with pytest.raises(DataLoss, match="offsets from 0 to 30 are gone"):
+        read_batch(cluster, topic="orders")
+    make_anew_at_the_next_pull(cluster, 90)
+    assert read_batch(cluster, topic="orders", failOnDataLoss="false") == []
 
 
 def test_a_broker_group_that_is_away_has_lost_nothing(cluster: FakeCluster) -> None:
@@ -188,6 +190,21 @@ def test_an_archive_run_that_may_lose_says_what_it_lost(
     assert archived_bodies(to) == [bodies(range(20)), new_bodies(60)]
     old = next(iter(ArchiveStore(to).archive().queues.values()))
     assert (old.end, sum(each.lost for each in old.ranges)) == (40, 20)
+
+
+def test_a_task_of_an_archive_run_takes_nothing_of_another_topic(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    make_anew_at_the_next_pull(cluster, 60)
+    with pytest.raises(DataLoss, match="from 0 to 20 were gone before they were archived"):
+        archive_job(cluster, to).append()
+    make_anew_at_the_next_pull(cluster, 30)
+    archive_job(cluster, to, failOnDataLoss="false").append()
+    assert archived_bodies(to) == [[]]
+    (lost,) = ArchiveStore(to).archive().queues.values()
+    assert (lost.end, sum(each.lost for each in lost.ranges)) == (60, 60)
 
 
 def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
