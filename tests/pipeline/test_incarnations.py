@@ -150,6 +150,8 @@ def test_a_stream_over_an_archive_reads_each_topic_of_a_name_once(
     assert stream.run() == new_bodies(50)
     both = read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
     assert [row["body"] for row in both] == bodies(range(30)) + new_bodies(50)
+    alone = read_batch(cluster, topic="orders", archivePath=to, readMode="archive", endpoints="")
+    assert alone == both, "and without a cluster"
     # A name means the last one; the one before has a name of its own.
     key = next(iter(ArchiveStore(to).archive().queues))
     first = json.dumps({"orders": {f"a#{key.incarnation}": {"0": 28}, "a": {"0": 49}}})

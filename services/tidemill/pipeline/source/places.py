@@ -67,17 +67,17 @@ class Places:
 
     def view(self) -> View:
         """Look at everything once, with one call to the cluster; some of it may give no answer."""
-        return self._view(self.client.cluster)
+        return self._view(Client.cluster)
 
     def whole_view(self) -> View:
         """Look at everything, all broker groups among it. Raises Unreachable."""
-        return self._view(self.client.whole_cluster)
+        return self._view(Client.whole_cluster)
 
-    def _view(self, look: Callable[[Topics], Cluster]) -> View:
+    def _view(self, look: Callable[[Client, Topics], Cluster]) -> View:
         mode = self._options.read_mode
         if mode == "archive":
             return self._archived(self.store.archive())
-        cluster = look(self._options.topics)
+        cluster = look(self.client, self._options.topics)
         view = View(queues=cluster.queues, cluster=cluster)
         if mode == "auto" and self._options.archive_path:
             return self._both(view, self.store.archive())
