@@ -138,10 +138,10 @@ ROWS: Final[dict[int, Row]] = {
             ("tests/unit/broker/test_sync_pace.py::"
              "test_a_disk_is_slow_when_no_sync_was_quick_for_five_seconds"),
             _ELECTION + "test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not",
-            _SLOW + "[a master]",
+            _SLOW,
         ),
     ),
-    21: Row("a slow disk at a replica", (_SLOW + "[a replica]", _SIMULATION)),
+    21: Row("a slow disk at a replica", (_SLOW, _SIMULATION)),
     22: Row(
         "a full disk",
         (
