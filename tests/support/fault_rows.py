@@ -32,8 +32,9 @@ _CLAIMS = "tests/unit/engine/test_claims.py::"
 _ELECTION = "tests/unit/controller/test_election.py::"
 _MACHINES = "tests/unit/engine/replication/test_machines.py::"
 _GROUP = "tests/component/controller/test_group.py::"
-_SIMULATION = "tests/property/test_replica_simulation.py::test_no_answer_is_taken_back"
-_SLOW = "tests/property/test_replica_simulation.py::test_who_has_a_slow_disk_is_done_without_and_comes_back"
+_SIMULATED = "tests/property/test_replica_simulation.py::"
+_SIMULATION = _SIMULATED + "test_no_answer_is_taken_back"
+_SLOW = _SIMULATED + "test_who_has_a_slow_disk_is_done_without_and_comes_back"
 
 ROWS: Final[dict[int, Row]] = {
     1: Row(
