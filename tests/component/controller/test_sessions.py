@@ -349,7 +349,7 @@ def test_a_stranger_that_says_it_is_many_founders_leaves_room_for_others(
             for number, talk in enumerate(streams):
                 # All at once: the first is not stored yet when the last one comes.
                 talk.say(attach=wire.Attach(group=f"made-up-{number}", member=member(0)))
-            done: set[asyncio.Future[object]] = set()
+            done: set[asyncio.Task[None]] = set()
             open_ = {asyncio.ensure_future(talk.stream.ended()) for talk in streams}
             while len(done) < 7:
                 more, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
