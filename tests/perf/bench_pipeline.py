@@ -47,7 +47,9 @@ def main() -> None:
         figures = {
             "batch": _rates(count, lambda _: _batch(spark, broker)),
             "stream": _rates(count, lambda run: _stream(spark, broker, f"{folder}/stream-{run}")),
-            "archive": _rates(count, lambda run: _archive(spark, broker, f"{folder}/to-{run}")),
+            "archive": _rates(
+                count, lambda run: archive(spark, broker, "bench", f"{folder}/to-{run}")
+            ),
             "verify": _rates(count, lambda run: _verify(spark, broker, f"{folder}/to-{run}")),
         }
         spark.stop()
@@ -87,18 +89,22 @@ def _stream(spark: Any, broker: Standalone, folder: str) -> None:
     query.awaitTermination()
 
 
-def _job(spark: Any, broker: Standalone, to: str) -> ArchiveJob:
-    given = {**_options(broker), "archivePath": to, "readMode": "broker"}
+def job(spark: Any, broker: Standalone, topic: str, to: str) -> ArchiveJob:
+    """Return what archives a topic into a folder."""
+    given = {
+        "endpoints": broker.grpc, "topic": topic, "archivePath": to, "readMode": "broker",
+    }  # fmt: skip
     options = parse_source(given, is_stream=False)
     return ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms)
 
 
-def _archive(spark: Any, broker: Standalone, to: str) -> None:
-    _job(spark, broker, to).append()
+def archive(spark: Any, broker: Standalone, topic: str, to: str) -> None:
+    """Archive a topic into a folder."""
+    job(spark, broker, topic, to).append()
 
 
 def _verify(spark: Any, broker: Standalone, to: str) -> None:
-    assert _job(spark, broker, to).verify() == []
+    assert job(spark, broker, "bench", to).verify() == []
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ US_PER_S = 1_000_000
 # How long after a disturbance its effects may still be met: a call's time-out of three seconds,
 # and the back-off of a connection.
 EFFECT_US = 5 * US_PER_S
+# Whoever is answered so late was perhaps told that it took too long: calls end after 3 s, and a
+# proxy answers up to half a second sooner than that.
+LATE_ANSWER_US = 2_500_000
 # How long a push consumer may try to ack what its listener took.
 ACKED_US = 5 * US_PER_S
 TOPICS = ("normal", "delayed", "ordered")
@@ -253,7 +256,8 @@ def _judge_duplicates(
     The sender of a message whose answer is lost sends it again, so that it may be stored twice. The
     ack that a push consumer makes of a success may be lost, and it gives up when the delivery is
     void: so a disturbance between the receive and a little after the success explains it as well.
-    So it is with an ack of which a client does not tell its application how it ended (`untold`).
+    So it is with an ack of which a client does not tell its application how it ended (`untold`);
+    where its answer took as long as a call may, nothing need have disturbed it.
     """
     sends = {fact["key"]: fact for fact in facts if fact["fact"] == "send"}
     first_received: dict[tuple[str, str], int] = {}
@@ -274,6 +278,8 @@ def _judge_duplicates(
                     disturbances, first_received[fact["role"], key], ack["ended"] + ACKED_US
                 ):
                     judged.explained["an ack was lost"] += 1
+                elif ack.get("untold") and ack["ended"] - ack["begun"] >= LATE_ANSWER_US:
+                    judged.explained["an ack took too long"] += 1
                 else:
                     late_ms = (at - ack["ended"]) // US_PER_MS
                     judged.broken["duplicated"].append(

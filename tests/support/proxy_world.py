@@ -34,14 +34,16 @@ HEADERS = {
 ACCESS_POINT = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="10.0.0.9", port=8081)])
 
 
-def run(scenario: Callable[[ProxyWorld], Awaitable[None]], *, auto_create: bool = True) -> None:
-    """Run `scenario` against a fresh proxy and broker."""
+def run(
+    scenario: Callable[[ProxyWorld], Awaitable[None]], *, auto_create: bool = True, **settings: int
+) -> None:
+    """Run `scenario` against a fresh broker, and a fresh proxy with `settings`."""
 
     async def main() -> None:
         async with (
             asyncio.timeout(20),
             MemoryBroker(auto_create=auto_create).serving() as broker,
-            ProxyWorld.open(broker) as world,
+            ProxyWorld.open(broker, **settings) as world,
         ):
             await scenario(world)
 
@@ -69,9 +71,9 @@ class ProxyWorld:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, broker: MemoryBroker) -> AsyncIterator[ProxyWorld]:
+    async def open(cls, broker: MemoryBroker, **settings: int) -> AsyncIterator[ProxyWorld]:
         """Connect a proxy to `broker`."""
-        world = cls(broker, ProxySettings(brokers=[broker.address]))
+        world = cls(broker, ProxySettings.model_validate({"brokers": [broker.address], **settings}))
         async with world.cluster.running():
             await world.cluster.configured()
             yield world

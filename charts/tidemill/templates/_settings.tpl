@@ -19,6 +19,9 @@
 {{- if not $root.Values.internalTls.enabled -}}
 {{- $_ := set $own "plain_links" true -}}
 {{- end -}}
+{{- if and $root.Values.pipeline.enabled $root.Values.pipeline.gate -}}
+{{- $_ := set $own "archive_gate_group" $root.Values.pipeline.gate -}}
+{{- end -}}
 {{- if include "tidemill.groupIsReplicated" $group -}}
 {{- $_ := set $own "controllers" (include "tidemill.controllers" $root | fromJsonArray) -}}
 {{- end -}}

@@ -13,6 +13,9 @@ from urllib.parse import quote
 import httpx
 
 TIMEOUT_S: Final = 10.0  # of one call; the admin process gives up on a broker sooner
+# After the token's Secret has changed, an admin process has the old one until its node has looked
+# again, which takes a minute and a half at most; a job starts with the new one.
+TOKEN_EXCHANGE_S: Final = 120.0
 PAUSE_S: Final = 0.5  # between two tries: a process is up within a second or two
 # What an admin process answers that has not found its brokers yet, or a balancer in front of it.
 NOT_YET: Final = frozenset(
@@ -36,7 +39,10 @@ class Rest:
     def __init__(self, client: httpx.Client, *, patience_s: float) -> None:
         """Try for `patience_s` in all, from now on."""
         self._client = client
-        self._until_s = time.monotonic() + patience_s
+        now_s = time.monotonic()
+        self._until_s = now_s + patience_s
+        # A wrong token is told sooner than what may take as long as the whole of the patience.
+        self._token_until_s = now_s + min(patience_s, TOKEN_EXCHANGE_S)
 
     @classmethod
     def at(cls, url: str, *, token: str, ca_file: Path | None, patience_s: float) -> Rest:
@@ -66,9 +72,16 @@ class Rest:
                 if response.is_success:
                     return response.json() if response.content else None
                 reason = f"{method} {url}: {response.status_code} {_detail(response)}"
-                if response.status_code not in NOT_YET:
+                if not self._may_change(response):
                     raise Refused(reason)
             self.pause(reason)
+
+    def _may_change(self, response: httpx.Response) -> bool:
+        """Return whether another try may be answered otherwise."""
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            has_token = "Authorization" in self._client.headers
+            return has_token and time.monotonic() < self._token_until_s
+        return response.status_code in NOT_YET
 
     def pause(self, reason: str) -> None:
         """Wait for the next try; raises Unreachable with the reason when there is none."""

@@ -46,10 +46,11 @@ class Api:
             self.items[name] = {**OTHER, "name": name, **body}
         return httpx.Response(200, json={})
 
-    def rest(self, patience_s: float = 10.0) -> Rest:
+    def rest(self, patience_s: float = 10.0, *, token: str = "") -> Rest:
         client = httpx.Client(
-            base_url="http://admin/api/v1", transport=httpx.MockTransport(self), trust_env=False
-        )
+            base_url="http://admin/api/v1", transport=httpx.MockTransport(self), trust_env=False,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )  # fmt: skip
         return Rest(client, patience_s=patience_s)
 
 
@@ -86,6 +87,21 @@ def test_a_refusal_is_told_and_not_tried_again() -> None:
     api = Api(HOME, OTHER, refuses={"/topics/a%7Cb": 409})
     with pytest.raises(Refused, match="PUT /topics/a%7Cb: 409 no: not now"):
         provided(api)
+
+
+def test_who_has_not_read_the_new_token_yet_is_waited_for() -> None:
+    api = Api(HOME, OTHER, refuses={"/topics/a%7Cb": 401})
+    provide(api.rest(token="new"), WANTED, lambda _: None)
+    assert [path for _, path, _ in api.asked] == ["/topics/a%7Cb", "/topics/a%7Cb", "/groups/g"]
+
+
+def test_a_token_that_is_missing_or_stays_wrong_is_told() -> None:
+    for rest in (
+        Api(HOME, OTHER, refuses={"/topics/a%7Cb": 401}).rest(),
+        Api(HOME, OTHER, refuses={"/topics/a%7Cb": 401}).rest(0.0, token="wrong"),
+    ):
+        with pytest.raises(Refused, match="401"):
+            provide(rest, WANTED, lambda _: None)
 
 
 def test_patience_ends_with_what_is_missing() -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.support.client_process import Fact
-from tests.support.looping_clients import ACKED_US, EFFECT_US, Disturbance, judge
+from tests.support.looping_clients import (
+    ACKED_US,
+    EFFECT_US,
+    LATE_ANSWER_US,
+    Disturbance,
+    judge,
+)
 
 KILL = Disturbance("kill", 1_000, 2_000, frozenset({"normal", "receive", "ack"}))
 STOP = Disturbance("stop", 1_000, 2_000, frozenset())
@@ -113,3 +119,16 @@ def test_an_ack_whose_end_a_client_keeps_to_itself_may_have_failed_in_a_disturba
     untold = [send("a", 1), received, ack | {"untold": True}, *again, *taken("push", "a", 10)]
     assert judge(untold, [KILL]).is_clean
     assert list(judge(untold, []).broken) == ["duplicated"]
+
+
+def test_an_ack_whose_end_a_client_keeps_to_itself_may_have_taken_too_long() -> None:
+    [received, ack] = taken("simple", "a", 1_500)
+    again = taken("simple", "a", LATER, attempt=2)
+    rest = [*again, *taken("push", "a", 10)]
+    for untold, took_us, broken in (
+        (True, LATE_ANSWER_US, []),
+        (True, LATE_ANSWER_US - 1, ["duplicated"]),
+        (False, LATE_ANSWER_US, ["duplicated"]),
+    ):
+        late = ack | {"ended": ack["begun"] + took_us, "untold": untold}
+        assert list(judge([send("a", 1), received, late, *rest], []).broken) == broken

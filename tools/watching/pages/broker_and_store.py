@@ -142,6 +142,16 @@ _DISK = Row(
             unit="s", alerts=("DiskFull",),
         ),
         panel(
+            "Kept for an archive",
+            "Brokers whose oldest segment waits for an archive to seal it; segments in the last hour that went "
+            "unsealed for want of room.",
+            Query("sum(rocketmq_storage_archive_gate_holding{HERE})", "wait"),
+            Query(
+                "sum(increase(rocketmq_storage_archive_gate_passed_total{HERE}[1h]))", "went unsealed"
+            ),
+            alerts=("ArchiveGatePassed",),
+        ),
+        panel(
             "Bytes",
             "Bytes used on the volume, and that can still be written.",
             Query("max by (node_id) (rocketmq_storage_size{HERE})", "used {{node_id}}"),

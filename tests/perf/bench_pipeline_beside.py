@@ -1,0 +1,199 @@
+"""What does a reading pipeline cost its neighbours, and how well does a replay keep its spacing?
+
+    .venv/bin/python -m tests.perf.bench_pipeline_beside [--rounds 3]
+
+State machine: one standalone (one broker group, one proxy), all on this machine with Spark in
+local[2]. A producer sends 500 messages of 1 KiB a second, whether or not earlier ones were
+answered, and a consumer takes them; both are a process of their own. Measured in turn, alone and
+beside a stream that reads another topic with at most 5,000 rows a second: from when a send was
+meant to leave to its answer, and to its message's receipt; P50 and P99 in ms, of each round.
+
+Then 2,000 messages, spaced by chance between 0 and 20 ms, are archived and replayed with their
+original timing into another topic: by how much the time of storing differs from that of the
+original plus a constant, in ms. The constant is the median: a replay begins when it begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.perf.bench_pipeline import BODY_SIZE, QUEUES, archive
+from tests.pipeline.conftest import SETTINGS
+from tests.support.api import POLL_MS_MIN, Api, api, message
+from tests.support.eventually import eventually
+from tests.support.pipeline_load import send_some
+from tests.support.processes import Standalone, standalone
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.jobs.replay import ReplaySettings, send
+from tidemill.pipeline.session import build_spark
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+TOPIC, GROUP = "neighbour", "neighbours"
+SENDS_PER_S = 500
+ROUND_S = 20.0
+ROWS_PER_S = 5_000  # of the stream: so many in each batch, and a batch a second
+BACKLOG = 200_000  # rows for it to read
+CONSUMERS = 2
+REPLAYED, SPACING_MAX_S = 2_000, 0.02
+
+
+def main() -> None:
+    """Measure, and print one JSON document."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--rounds", type=int, default=3)
+    rounds = arguments.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder, standalone(Path(folder) / "data") as broker:
+        for topic in ("bench", TOPIC):
+            broker.put(f"topics/{topic}", queues=QUEUES)
+        broker.put(f"groups/{GROUP}")
+        send_some(broker.grpc, "bench", BACKLOG, body_size=BODY_SIZE)
+        spark = build_spark("bench", master="local[2]", settings=SETTINGS)
+        spark.sparkContext.setLogLevel("ERROR")
+        figures: dict[str, list[Any]] = {"alone": [], "beside": []}
+        for _ in range(rounds):
+            figures["alone"].append(_neighbours(broker.grpc))
+            figures["beside"].append(_beside(spark, broker, folder))
+        spacing = _spacing(spark, broker, folder)
+        spark.stop()
+    print(json.dumps({"load": os.getloadavg()[1], **figures, "replay": spacing}))
+
+
+def _beside(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
+    """Measure neighbours of a stream that begins anew."""
+    options = {
+        "endpoints": broker.grpc, "topic": "bench", "startingOffsets": "earliest",
+        "maxRowsPerTrigger": str(ROWS_PER_S),
+    }  # fmt: skip
+    query = (
+        spark.readStream.format("rocketmq").options(**options).load().writeStream.format("noop")
+        .option("checkpointLocation", tempfile.mkdtemp(dir=folder))
+        .trigger(processingTime="1 second").start()
+    )  # fmt: skip
+    try:
+        eventually(lambda: rows_of(query) > 0, within_ms=60_000)
+        before, begin_s = rows_of(query), time.perf_counter()
+        figures = _neighbours(broker.grpc)
+        rate = (rows_of(query) - before) / (time.perf_counter() - begin_s)
+    finally:
+        query.stop()
+    return {**figures, "rows_per_s": round(rate)}
+
+
+def rows_of(query: Any) -> int:
+    return sum(each["numInputRows"] for each in query.recentProgress)
+
+
+def _neighbours(endpoint: str) -> dict[str, Any]:
+    """Run producer and consumer in a process of their own for a round."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(endpoint, theirs))
+    process.start()
+    figures: dict[str, Any] = ours.recv()
+    process.join()
+    return figures
+
+
+def _work(endpoint: str, told: Any) -> None:
+    told.send(asyncio.run(_clients(endpoint)))
+
+
+async def _clients(endpoint: str) -> dict[str, Any]:
+    sent_ms: list[float] = []
+    received_ms: list[float] = []
+    meant_s: dict[str, float] = {}  # of messages that were not received yet
+
+    async def produce(client: Api, name: str) -> None:
+        answer = await client.send(message(TOPIC, bytes(BODY_SIZE), message_id=name))
+        assert answer.status.code == v2.OK, answer.status
+        sent_ms.append((time.perf_counter() - begin_s - int(name) / SENDS_PER_S) * 1000)
+
+    async def consume(client: Api) -> None:
+        while not is_sent.is_set() or meant_s:
+            got = await client.receive(TOPIC, GROUP, poll_ms=POLL_MS_MIN)
+            now_s = time.perf_counter()
+            received_ms.extend(
+                (now_s - meant_s.pop(one.system_properties.message_id)) * 1000 for one in got
+            )
+            if got:
+                await client.ack(
+                    TOPIC, GROUP, [one.system_properties.receipt_handle for one in got]
+                )
+
+    is_sent = asyncio.Event()
+    async with api(endpoint) as producer, api(endpoint) as consumer, asyncio.TaskGroup() as tasks:
+        begin_s = time.perf_counter()
+        for _ in range(CONSUMERS):
+            tasks.create_task(consume(consumer))
+        for number in range(int(ROUND_S * SENDS_PER_S)):
+            at_s = begin_s + number / SENDS_PER_S
+            if (wait_s := at_s - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            meant_s[str(number)] = at_s
+            tasks.create_task(produce(producer, str(number)))
+        is_sent.set()
+    return {"send": _quantiles(sent_ms), "receive": _quantiles(received_ms)}
+
+
+def _quantiles(took_ms: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(took_ms, n=100)
+    return {"p50_ms": round(cuts[49], 1), "p99_ms": round(cuts[98], 1)}
+
+
+# ---------------------------------------------------------------- replay
+
+
+def _spacing(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
+    """Replay what was spaced by chance, and compare the times of storing."""
+    broker.put("topics/spaced", queues=1)
+    broker.put("topics/again", queues=1)
+    asyncio.run(_send_spaced(broker.grpc))
+    archive(spark, broker, "spaced", f"{folder}/spaced")
+    settings = ReplaySettings(
+        archive=f"{folder}/spaced", given={"endpoints": broker.grpc, "topics": "spaced"},
+        sink={"endpoints": broker.grpc, "topic": "again"}, state=f"{folder}/replay",
+        timing="original",
+    )  # fmt: skip
+    send(spark, settings, now_ms=SystemClock().wall_ms())
+    eventually(lambda: len(_stored(spark, broker, "again")) == REPLAYED, within_ms=120_000)
+    before, after = (_stored(spark, broker, topic) for topic in ("spaced", "again"))
+    moved_ms = [after[key] - at_ms for key, at_ms in before.items()]
+    middle_ms = statistics.median(moved_ms)
+    off_ms = sorted(abs(each - middle_ms) for each in moved_ms)
+    return {
+        "messages": REPLAYED, "p50_ms": off_ms[REPLAYED // 2],
+        "p99_ms": off_ms[REPLAYED * 99 // 100], "max_ms": off_ms[-1],
+    }  # fmt: skip
+
+
+async def _send_spaced(endpoint: str) -> None:
+    spacing = random.Random(1)
+    async with api(endpoint) as client:
+        for number in range(REPLAYED):
+            answer = await client.send(message("spaced", b"%d" % number))
+            assert answer.status.code == v2.OK, answer.status
+            await asyncio.sleep(spacing.uniform(0, SPACING_MAX_S))
+
+
+def _stored(spark: Any, broker: Standalone, topic: str) -> dict[bytes, float]:
+    """Return when each message came into its topic, in milliseconds, by its body."""
+    options = {"endpoints": broker.grpc, "topic": topic}
+    rows = spark.read.format("rocketmq").options(**options).load()
+    return {
+        bytes(row.body): (row.fired_timestamp or row.store_timestamp).timestamp() * 1000
+        for row in rows.select("body", "store_timestamp", "fired_timestamp").collect()
+    }
+
+
+if __name__ == "__main__":
+    main()
