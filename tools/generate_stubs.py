@@ -3,8 +3,14 @@
 protoc names modules by the path of their .proto file, so its output would claim the top-level
 packages `apache` and `tidemill`. The official client brings its own `apache` modules, and ours has
 other code in `tidemill`; so the stubs live below `tidemill.stubs`, and the imports among
-them are rewritten to say so. Nothing on the wire changes by it: files, messages and methods keep
-the names that the .proto files give them.
+them are rewritten to say so.
+
+Protobuf has one table of all messages of a process, by their full names, and the official client
+puts its own `apache.rocketmq.v2` into it. Ours have more fields, so a process that has both, as a
+notebook may, could load only one of them. Therefore that package is compiled as
+`tidemill.apache.rocketmq.v2`. Nothing on the wire changes by it: messages have no names there, and
+the paths of methods are written as the .proto files have them; `transport/aio/reflection.py` tells
+these names, too.
 
 The output is a function of the input: old files are removed first, and nothing in the new ones
 depends on the machine or the time.
@@ -15,6 +21,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto"
 STUBS_DIR = ROOT / "services" / "tidemill" / "stubs"
 STUBS_PACKAGE = "tidemill.stubs"
+PUBLIC = "apache.rocketmq.v2"  # the package that others compile, too
 PACKAGE_DOCSTRING = (
     '"""Generated from proto/ by tools/generate_stubs.py; never edited by hand."""\n'
 )
@@ -35,18 +43,35 @@ def main() -> None:
     STUBS_DIR.mkdir(parents=True)
     compile_protos(sorted(PROTO_DIR.rglob("*.proto")))
     for stub in sorted([*STUBS_DIR.rglob("*.py"), *STUBS_DIR.rglob("*.pyi")]):
-        stub.write_text(with_rewritten_imports(stub.read_text("utf-8")), "utf-8")
+        text = with_rewritten_imports(stub.read_text("utf-8"))
+        if stub.stem.endswith("_pb2_grpc"):
+            text = text.replace(f"tidemill.{PUBLIC}.", f"{PUBLIC}.")
+        stub.write_text(text, "utf-8")
     for folder in [STUBS_DIR, *sorted(path for path in STUBS_DIR.rglob("*") if path.is_dir())]:
         (folder / "__init__.py").write_text(PACKAGE_DOCSTRING, "utf-8")
 
 
 def compile_protos(protos: list[Path]) -> None:
     """Run protoc with its gRPC plugin and the two plugins of mypy-protobuf."""
+    with tempfile.TemporaryDirectory() as folder:
+        for proto in protos:
+            copy = Path(folder) / proto.relative_to(PROTO_DIR)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            text = proto.read_text("utf-8")
+            # References to it are resolved from within `tidemill`, and stay as they are.
+            copy.write_text(
+                text.replace(f"package {PUBLIC};", f"package tidemill.{PUBLIC};"), "utf-8"
+            )
+        compile_in(Path(folder), [str(proto.relative_to(PROTO_DIR)) for proto in protos])
+
+
+def compile_in(folder: Path, names: list[str]) -> None:
+    """Compile the .proto files of a folder."""
     # protoc looks for a plugin on the PATH, where the virtual environment need not be.
     scripts = Path(sys.executable).parent
     arguments = [
         "protoc",
-        f"--proto_path={PROTO_DIR}",
+        f"--proto_path={folder}",
         f"--proto_path={files('grpc_tools') / '_proto'}",
         f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
         f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
@@ -54,7 +79,7 @@ def compile_protos(protos: list[Path]) -> None:
         f"--grpc_python_out={STUBS_DIR}",
         f"--mypy_out=quiet:{STUBS_DIR}",
         f"--mypy_grpc_out=quiet:{STUBS_DIR}",
-        *(str(proto.relative_to(PROTO_DIR)) for proto in protos),
+        *names,
     ]
     if status := protoc.main(arguments):
         raise SystemExit(status)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -313,3 +316,55 @@ def test_pulls_that_wait_are_so_many_and_an_address_has_its_share(
         for number in range(WAITS_MAX // 2):
             stranger.until_end_of(1 + 2 * number)
     assert client.pull("crowded", 1, wait_s=1).code == v2.MESSAGE_NOT_FOUND
+
+
+def named(error: Any) -> str:
+    """Return how the cluster names the error of a call."""
+    return str(dict(error.trailing_metadata())["tidemill-error"])
+
+
+def test_a_range_is_read_of_the_topic_that_was_told_and_of_no_other(running: Standalone) -> None:
+    running.put("topics/again", queues=1)
+    with grpc.insecure_channel(running.grpc, options=OPTIONS) as channel:
+        source, sender = pipeline_pb2_grpc.PipelineSourceStub(channel), PullClient(channel)
+
+        def look() -> tuple[str, int]:
+            (reply,) = source.GetQueues(pb.GetQueuesRequest(topics=["again"]))
+            (group,) = reply.groups
+            return group.log_id, group.queues[0].topic_id
+
+        def read(log_id: str, topic_id: int) -> tuple[list[bytes], str]:
+            request = pb.ReadMessagesRequest(topic="again", log_id=log_id, topic_id=topic_id)
+            try:
+                replies = list(source.ReadMessages(request))
+            except grpc.RpcError as error:
+                return [], named(error)
+            return [each.body for reply in replies for each in reply.messages], ""
+
+        sender.send("again", b"old")
+        log_id, first = look()
+        assert read(log_id, first) == ([b"old"], "")
+        running.delete("topics/again")
+        assert read(log_id, first) == ([], "TopicNotFound")
+        running.put("topics/again", queues=1)
+        sender.send("again", b"new")
+        second = look()[1]
+        assert second != first
+        assert read(log_id, first) == ([], "TopicNotFound")
+        assert read(log_id, second) == ([b"new"], "")
+        assert read("another", second) == ([], "LogChanged")
+        # The id is of a topic of another name.
+        running.put("topics/other", queues=1)
+        request = pb.ReadMessagesRequest(topic="other", topic_id=second)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(source.ReadMessages(request))
+        assert named(refused.value) == "TopicNotFound"
+
+
+def test_the_official_client_sends_in_the_process_of_a_pipeline(running: Standalone) -> None:
+    running.put("topics/both", queues=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.both_clients", running.grpc],
+        cwd=Path(__file__).parents[2], check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "by the official client True\n", done.stderr[-2000:]

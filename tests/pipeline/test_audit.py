@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemill.pipeline.jobs.audit import AuditSettings, judge
+import pytest
+
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs.audit import AuditSettings, check_any, judge
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
 from tidemill.pipeline.schema import EVENTS
 from tidemill.pipeline.transforms.audit import Rules, audit, lag, lateness
@@ -47,11 +50,14 @@ class Story:
         self.rows[-1]["delivery"] = f"a:{position}:0"
         return f"a:{position}:0"
 
-    def acked(self, offset: int, at_ms: int, delivery: str, *, group: str = "g") -> None:
-        self.tell("acked", offset, at_ms, consumer_group=group, delivery=delivery)
+    def acked(
+        self, offset: int, at_ms: int, delivery: str, *, group: str = "g", **more: Any
+    ) -> None:
+        self.tell("acked", offset, at_ms, consumer_group=group, delivery=delivery, **more)
 
-    def consumed(self, offset: int, at_ms: int, *, group: str = "g") -> None:
-        self.acked(offset, at_ms + 1, self.delivered(offset, at_ms, group=group), group=group)
+    def consumed(self, offset: int, at_ms: int, *, group: str = "g", **more: Any) -> None:
+        delivery = self.delivered(offset, at_ms, group=group, **more)
+        self.acked(offset, at_ms + 1, delivery, group=group, **more)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         names = [column.name for column in EVENTS]
@@ -100,6 +106,51 @@ def a_day() -> Story:
     story.tell("scheduled", 5, 100, due_ms=6000, timer_id=5, message_id="t5")
     story.tell("recalled", 5, 200, timer_id=5, message_id="t5")
     return story
+
+
+def test_lists_of_nothing_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    nothing = Story().frame(spark)
+    check_any(nothing, {})
+    with pytest.raises(BadOption, match="no event tells of topic nosuch"):
+        check_any(nothing, {"topics": "nosuch"})
+    sends = tmp_path / "sends.jsonl"
+    sends.write_text('{"message_id": "a", "topic": "t"}\nnot json\n')
+    settings = AuditSettings(to=str(tmp_path), given={}, sends=str(sends))
+    with pytest.raises(BadOption, match="no JSON with a message_id"):
+        judge(spark, nothing, settings, now_ms=START_MS)
+
+
+def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession) -> None:
+    story = Story()
+    for topic_id, at_ms in ((7, 0), (8, 1000)):
+        for i in range(5):
+            story.tell("stored", i, at_ms + i, topic_id=topic_id)
+        for i in range(5):
+            # Of the second topic nobody is given 3.
+            if (topic_id, i) != (8, 3):
+                story.consumed(i, at_ms + 10 + i, topic_id=topic_id)
+        # A copy says no more than its topic's name.
+        story.tell("revived", 0, at_ms + 20, consumer_group="g", topic="%RETRY%g", topic_id=99,
+                   origin_topic="orders", origin_queue_id=0, origin_queue_offset=4)  # fmt: skip
+    made = audit(story.frame(spark), Rules())
+    found = [(r.kind, r.topic_id, r.queue_offset) for r in made.findings.collect()]
+    assert found == [("missing", 8, 3)]
+    journey = made.findings.collect()[0].journey
+    assert journey.count('"event"') == 1, "of the first topic's message 3 it tells nothing"
+
+    story = Story()
+    for i in range(5):
+        story.tell("stored", i, i)
+    for i in range(5):
+        story.consumed(i, 100 + i)
+    story.tell("reset", 0, 200, topic="", consumer_group="g", reason="group_deleted")
+    for i in range(1, 5):
+        if i != 2:
+            story.consumed(i, 300 + i)
+    again = [
+        (r.kind, r.queue_offset) for r in audit(story.frame(spark), Rules()).findings.collect()
+    ]
+    assert again == [("missing", 2)]
 
 
 def test_every_finding_is_named_and_no_other(spark: SparkSession) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,7 @@ class FakeBroker:
     log_id: str
     queues: dict[tuple[str, int], FakeQueue] = field(default_factory=dict)
     topic_ids: dict[str, int] = field(default_factory=dict)
+    last_id: int = 0
     events: list[pb.Event] = field(default_factory=list)
     pending: list[pb.Pending] = field(default_factory=list)
     in_flight: list[pb.InFlight] = field(default_factory=list)
@@ -73,6 +74,10 @@ class FakeCluster:
         # Faults: how many calls of a method fail from now on, and after how many answers.
         self.failing: dict[str, int] = {}
         self.breaks_after: int | None = None
+        # Broker groups that give no answer to so many of the next looks.
+        self.away: dict[str, int] = {}
+        # Called before each read of messages, so that something happens just then.
+        self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
         self.endpoint = ""
 
     # ------------------------------------------------------------ what a test does
@@ -120,21 +125,34 @@ class FakeCluster:
         with self.lock:
             self.brokers[broker].queues[topic, queue_id].first = first
 
-    def delete_and_make_anew(self, topic: str) -> None:
-        """Delete a topic and make another of its name, without messages."""
+    def delete(self, topic: str) -> None:
+        """Delete a topic; another one of its name has another id."""
         with self.lock:
             for broker in self.brokers.values():
-                if topic in broker.topic_ids:
-                    broker.topic_ids[topic] += 100
-                    for key in [key for key in broker.queues if key[0] == topic]:
-                        broker.queues[key] = FakeQueue()
+                broker.topic_ids.pop(topic, None)
+                for key in [key for key in broker.queues if key[0] == topic]:
+                    del broker.queues[key]
+
+    def make_store_anew(self, broker: str) -> None:
+        """Put an empty store in place of a broker group's: the same ids are given again."""
+        with self.lock:
+            log_id = f"another-{self.brokers[broker].log_id}"
+            self.brokers[broker] = FakeBroker(log_id=log_id)
+
+    def is_away(self, broker: str) -> bool:
+        """Say whether a broker group gives no answer, this time."""
+        left = self.away.get(broker, 0)
+        self.away[broker] = max(0, left - 1)
+        return left > 0
 
     def _broker(self, name: str) -> FakeBroker:
         return self.brokers.setdefault(name, FakeBroker(log_id=f"log-of-{name}"))
 
     def _queue(self, topic: str, broker: str, queue_id: int) -> FakeQueue:
         of = self._broker(broker)
-        of.topic_ids.setdefault(topic, len(of.topic_ids) + 1)
+        if topic not in of.topic_ids:
+            of.last_id += 1
+            of.topic_ids[topic] = of.last_id
         return of.queues.setdefault((topic, queue_id), FakeQueue())
 
     def _put(self, queue: FakeQueue, queue_id: int, message: v2.Message) -> None:
@@ -211,6 +229,10 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
     ) -> service.SendMessageResponse:
         self.cluster.note("SendMessage", context)
         answer = service.SendMessageResponse(status=v2.Status(code=v2.OK))
+        if any(each.body == b"spoil the call" for each in request.messages):
+            # As a proxy answers what breaks a rule: for the whole call, of which it keeps nothing.
+            status = v2.Status(code=v2.ILLEGAL_MESSAGE_TAG, message="a tag has no |")
+            return service.SendMessageResponse(status=status)
         with self.cluster.lock:
             self.cluster.sent.extend(request.messages)
         for message in request.messages:
@@ -236,8 +258,8 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         with self.cluster.lock:
             yield pb.GetQueuesReply(
                 groups=[
-                    pb.BrokerGroupQueues(broker=name, error=broker.error)
-                    if broker.error
+                    pb.BrokerGroupQueues(broker=name, error=broker.error or "it is away")
+                    if broker.error or self.cluster.is_away(name)
                     else pb.BrokerGroupQueues(
                         broker=name, log_min=broker.log_min, log_end=broker.log_end,
                         log_id=broker.log_id, queues=list(_queues(request, broker)),
@@ -250,8 +272,10 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         self, request: pb.ReadMessagesRequest, context: Any
     ) -> Iterator[pb.ReadMessagesReply]:
         self.cluster.note("ReadMessages", context)
+        self.cluster.on_pull(request)
         with self.cluster.lock:
             self.cluster.pulls.append((request.broker, request.queue_id, request.from_offset))
+            _check_incarnation(self.cluster.brokers[request.broker], request, context)
             queue = self.cluster.brokers[request.broker].queues[request.topic, request.queue_id]
             messages, first, end = list(queue.messages), queue.first, queue.end
             breaks_after, self.cluster.breaks_after = self.cluster.breaks_after, None
@@ -364,3 +388,14 @@ def _queues(request: pb.GetQueuesRequest, broker: FakeBroker) -> Iterator[pb.Que
                 min_offset=queue.first, max_offset=queue.end,
                 bytes=sum(len(each.body) + 200 for each in queue.messages if each is not None),
             )  # fmt: skip
+
+
+def _check_incarnation(broker: FakeBroker, request: pb.ReadMessagesRequest, context: Any) -> None:
+    name = ""
+    if request.log_id not in {"", broker.log_id}:
+        name = "LogChanged"
+    elif request.topic_id not in {0, broker.topic_ids.get(request.topic)}:
+        name = "TopicNotFound"
+    if name:
+        context.set_trailing_metadata((("tidemill-error", name),))
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is another one")

@@ -9,6 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2
+from tidemill.transport.aio.reflection import public_pool
+
 DESCRIBE = Path(__file__).parent.parent / "support" / "describe_contract.py"
 OURS = "tidemill.stubs.apache.rocketmq.v2"
 THEIRS = "rocketmq.grpc_protocol"
@@ -87,7 +93,8 @@ def contract(package: str) -> dict[str, Any]:
     described = subprocess.run(
         [sys.executable, str(DESCRIBE), *modules], check=True, capture_output=True, text=True
     )
-    parts: dict[str, Any] = json.loads(described.stdout)
+    # So that both may be in one process ours are compiled under another name.
+    parts: dict[str, Any] = json.loads(described.stdout.replace(f"tidemill.{PREFIX}", PREFIX))
     return parts
 
 
@@ -100,6 +107,35 @@ def test_what_both_have_is_the_same() -> None:
 
 def test_the_client_has_nothing_that_we_have_not() -> None:
     assert contract(THEIRS).keys() - contract(OURS).keys() == set()
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ("rocketmq", "tidemill.stubs.apache.rocketmq.v2.service_pb2"),
+        ("tidemill.stubs.apache.rocketmq.v2.service_pb2", "rocketmq"),
+        ("rocketmq", "tidemill.pipeline.client", "tidemill.stubs.apache.rocketmq.v2.admin_pb2"),
+    ],
+)
+def test_the_official_client_and_ours_live_in_one_process(modules: tuple[str, ...]) -> None:
+    imports = "; ".join(f"import {module}" for module in modules)
+    done = subprocess.run(
+        [sys.executable, "-c", imports], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_reflection_tells_the_public_names() -> None:
+    assert {service_pb2.DESCRIPTOR.name, pipeline_pb2.DESCRIPTOR.name}, "both are loaded"
+    services = "apache.rocketmq.v2.MessagingService", "tidemill.pipeline.v1.PipelineSource"
+    pool = public_pool(services)
+    send = pool.FindServiceByName(services[0]).methods_by_name["SendMessage"]
+    assert send.input_type.full_name == "apache.rocketmq.v2.SendMessageRequest"
+    messages = send.input_type.fields_by_name["messages"].message_type
+    assert messages is not None
+    assert messages.full_name == "apache.rocketmq.v2.Message"
+    read = pool.FindServiceByName(services[1]).methods_by_name["ReadMessages"].output_type
+    assert read.fields_by_name["messages"].message_type is messages
 
 
 def test_what_only_we_have_is_known() -> None:

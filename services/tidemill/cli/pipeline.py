@@ -87,6 +87,12 @@ def _given(
         given["topics"] = ",".join(topics)
     elif pattern:
         given["topicPattern"] = pattern
+    return given | _pairs(more)
+
+
+def _pairs(more: list[str] | None) -> dict[str, str]:
+    """Return what `--option` says."""
+    given = {}
     for pair in more or ():
         name, found, value = pair.partition("=")
         if not found:
@@ -108,9 +114,11 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
         return work(importlib.import_module(module))
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
-        if told is None:
-            raise
-        fail(told[1], EXIT_REFUSED)
+        if told is not None:
+            fail(told[1], EXIT_REFUSED)
+        if isinstance(error, OSError):  # A folder or a file that is not what it should be.
+            fail(str(error), EXIT_REFUSED)
+        raise
 
 
 _ARCHIVE = "tidemill.pipeline.jobs.archive_commands"
@@ -181,6 +189,9 @@ def archive(
 @app.command("archive-verify")
 def archive_verify(
     to: To, endpoints: Endpoints = ENDPOINTS, master: Master = None, gate: Gate = "",
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Seal what a store had that is not there any more.")
+    ] = False,
     option: OptionPairs = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Compare what is archived with the broker, and seal what agrees; status 2 where it does not.
@@ -188,13 +199,18 @@ def archive_verify(
     Example: tidemill pipeline archive-verify --to ./archive
     """
     del config
-    given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
-    wrong = _run(
+    given = _given(
+        endpoints, None, EVERY_TOPIC, option, archivePath=to,
+        failOnDataLoss="false" if allow_loss else "true",
+    )  # fmt: skip
+    verified = _run(
         _ARCHIVE, lambda jobs: jobs.verify(_archive_settings(jobs, given, master, gate_group=gate))
     )
-    for sentence in wrong:
+    for sentence in verified.closed:
+        typer.echo(f"sealed by its files alone: {sentence}", err=True)
+    for sentence in verified.wrong:
         typer.echo(sentence)
-    if wrong:
+    if verified.wrong:
         raise typer.Exit(EXIT_FOUND)
     typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
 
@@ -384,11 +400,10 @@ def replay(
     """
     del config
     given = _given(endpoints, topic, topic_pattern or EVERY_TOPIC, None)
-    more = dict(pair.split("=", 1) for pair in option or () if "=" in pair)
-    sink = {"endpoints": endpoints, "topic": into, **more}
+    sink = {"endpoints": endpoints, "topic": into, **_pairs(option)}
     if rate is not None:
         sink["maxRatePerTask"] = str(rate)
-    plan = _run(
+    replayed = _run(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(
@@ -400,8 +415,9 @@ def replay(
         ),
     )  # fmt: skip
     typer.echo("", err=True)
-    verb = "would be sent" if dry_run else "are sent"
+    plan = replayed.plan
+    sent = "would be sent" if dry_run else f"are to be sent; {replayed.sent:,} of them were, now"
     typer.echo(
         f"{plan.rows:,} messages, stored from {utc(plan.first_stored_ms)} to"
-        f" {utc(plan.last_stored_ms)}, {verb}"
+        f" {utc(plan.last_stored_ms)}, {sent}"
     )

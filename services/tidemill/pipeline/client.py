@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import os
 import random
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +21,8 @@ from typing import Any, Final, TypeVar, final
 
 import grpc
 
-from tidemill.pipeline.errors import Refused, Unreachable
-from tidemill.pipeline.offsets import QueueEnds, QueueName
+from tidemill.pipeline.errors import Gone, Refused, Unreachable
+from tidemill.pipeline.offsets import Incarnation, Queue, QueueEnds, QueueName
 from tidemill.pipeline.options import Connection, Topics
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -44,6 +43,9 @@ _AGAIN: Final = frozenset(
         grpc.StatusCode.CANCELLED,
     }
 )
+# How a broker names it that a queue is not there any more.
+_GONE: Final = frozenset({"LogChanged", "TopicNotFound"})
+_BEHIND_END: Final = "IllegalOffset"
 _ERROR_KEY: Final = "tidemill-error"  # trailer in which a cluster names an error
 _SERVER_TROUBLE: Final = 50_000  # codes of the protocol from here on are the server's trouble
 
@@ -71,13 +73,18 @@ class BrokerLog:
 class Cluster:
     """Where everything ends: queues of the topics that were asked for, and logs."""
 
-    queues: dict[QueueName, QueueEnds]
+    queues: dict[Queue, QueueEnds]
     logs: dict[str, BrokerLog]
 
     @property
     def unreachable(self) -> set[str]:
         """Return the broker groups that gave no answer."""
         return {log.broker for log in self.logs.values() if log.error}
+
+    def has_lost(self, queue: Queue) -> bool:
+        """Say whether the broker group of a queue, which was asked for, has it no more."""
+        log = self.logs.get(queue.broker)
+        return log is not None and not log.error and queue not in self.queues
 
 
 class Client:
@@ -112,24 +119,41 @@ class Client:
                 self._source().GetQueues(request, timeout=CALL_S, metadata=self._headers())
             )
         )
-        queues: dict[QueueName, QueueEnds] = {}
+        queues: dict[Queue, QueueEnds] = {}
         logs: dict[str, BrokerLog] = {}
         for group in (group for answer in answers for group in answer.groups):
             logs[group.broker] = BrokerLog(
                 broker=group.broker, log_id=group.log_id, log_min=group.log_min,
                 log_end=group.log_end, error=group.error,
             )  # fmt: skip
-            for queue in group.queues:
-                if queue.topic not in topics.names and not matches(topics.pattern, queue.topic):
+            for each in group.queues:
+                if not topics.have(each.topic):
                     continue
-                name = QueueName(queue.topic, group.broker, queue.queue_id)
-                queues[name] = QueueEnds(
-                    name=name, topic_id=queue.topic_id, log_id=group.log_id,
-                    min_offset=queue.min_offset, max_offset=queue.max_offset, bytes=queue.bytes,
+                incarnation = Incarnation(group.log_id, each.topic_id)
+                queue = Queue(each.topic, group.broker, each.queue_id, incarnation)
+                queues[queue] = QueueEnds(
+                    queue=queue, min_offset=each.min_offset, max_offset=each.max_offset,
+                    bytes=each.bytes,
                 )  # fmt: skip
         return Cluster(queues=queues, logs=logs)
 
-    def offset_at(self, name: QueueName, at_ms: int) -> int:
+    def whole_cluster(self, topics: Topics) -> Cluster:
+        """Return as `cluster` what there is at all broker groups.
+
+        Where one gives no answer all are asked again. Raises Unreachable.
+        """
+
+        def ask() -> Cluster:
+            cluster = self.cluster(topics)
+            missing = sorted(cluster.unreachable)
+            if missing:
+                why = "; ".join(f"{name}: {cluster.logs[name].error}" for name in missing)
+                raise _Busy(f"{why}. What is there cannot be known without it")
+            return cluster
+
+        return self._again(ask)
+
+    def offset_at(self, name: QueueName | Queue, at_ms: int) -> int:
         """Return the first offset of a queue that was stored then or later; its end if none was."""
         request = service.QueryOffsetRequest(
             message_queue=self._queue(name), query_offset_policy=v2.TIMESTAMP
@@ -145,7 +169,7 @@ class Client:
 
         return self._again(ask)
 
-    def update_offset(self, group: str, name: QueueName, offset: int) -> None:
+    def update_offset(self, group: str, name: QueueName | Queue, offset: int) -> None:
         """Say how far a group has read a queue: its pull offset, apart from what consumers pop."""
         request = service.UpdateOffsetRequest(
             group=self.topic(group), message_queue=self._queue(name), offset=offset
@@ -174,7 +198,7 @@ class Client:
 
     def messages(
         self,
-        name: QueueName,
+        queue: Queue,
         *,
         start: int,
         end: int,
@@ -184,14 +208,16 @@ class Client:
     ) -> Iterator[pb.ReadMessagesReply]:
         """Yield the messages of a range in pages, each with where the next begins.
 
-        A call that breaks off, or takes too long, goes on behind the last page that came.
+        A call that breaks off, or takes too long, goes on behind the last page that came. Raises
+        Gone where the broker has another queue of that name, or none.
         """
+        log_id, topic_id = queue.incarnation
         at, attempt = start, 0
         while at < end:
             request = pb.ReadMessagesRequest(
-                namespace=self._connection.namespace, topic=name.topic, broker=name.broker,
-                queue_id=name.queue_id, from_offset=at, until_offset=end, filter=tags,
-                without_bodies=not with_bodies,
+                namespace=self._connection.namespace, topic=queue.topic, broker=queue.broker,
+                queue_id=queue.queue_id, from_offset=at, until_offset=end, filter=tags,
+                without_bodies=not with_bodies, log_id=log_id, topic_id=topic_id,
             )  # fmt: skip
             try:
                 for page in self._source().ReadMessages(
@@ -200,6 +226,13 @@ class Client:
                     at, attempt = max(at, page.next_offset), 0
                     yield page
             except grpc.RpcError as error:
+                if _name_of(error) in _GONE:
+                    raise Gone(
+                        f"{queue} is not there any more: {_sentence(error)}. Its topic was deleted,"
+                        " or the store of the broker group made anew"
+                    ) from error
+                if _name_of(error) == _BEHIND_END:
+                    return  # Whoever was told of a later end asks again.
                 attempt += 1
                 self._recover(error, attempt)
             else:
@@ -366,7 +399,7 @@ class Client:
             *self._credentials.headers(),
         )
 
-    def _queue(self, name: QueueName) -> v2.MessageQueue:
+    def _queue(self, name: QueueName | Queue) -> v2.MessageQueue:
         return v2.MessageQueue(
             topic=self.topic(name.topic), id=name.queue_id, broker=v2.Broker(name=name.broker)
         )
@@ -429,16 +462,6 @@ def _channel(connection: Connection, endpoint: str) -> grpc.Channel:
     return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(**read), options=options)
 
 
-def matches(pattern: str, topic: str) -> bool:
-    """Say whether a topic is one that an option's expression means.
-
-    The cluster's own topics, which begin with %, are meant by those that begin so, too.
-    """
-    if topic.startswith("%") and not pattern.startswith("%"):
-        return False
-    return bool(pattern) and re.fullmatch(pattern, topic) is not None
-
-
 def _glob(pattern: str) -> str:
     if not pattern:
         return ""
@@ -461,5 +484,9 @@ def _sentence(error: Exception) -> str:
     if not isinstance(error, grpc.RpcError):
         return str(error)
     call: Any = error
-    named = dict(call.trailing_metadata() or ()).get(_ERROR_KEY)
-    return f"{call.details()} ({named or call.code().name})"
+    return f"{call.details()} ({_name_of(error) or call.code().name})"
+
+
+def _name_of(error: grpc.RpcError) -> str:
+    call: Any = error
+    return str(dict(call.trailing_metadata() or ()).get(_ERROR_KEY, ""))

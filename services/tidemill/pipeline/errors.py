@@ -3,6 +3,7 @@
 PipelineError
 ├─ BadOption        an option or a setting cannot be used; nothing was read
 ├─ DataLoss         what was to be read is gone
+│  └─ Gone            the queue itself is: its topic was deleted, or its store made anew
 ├─ Refused          the cluster will not do it, however often it is asked
 ├─ Unreachable      nobody answered, as often as was allowed
 └─ ArchiveError     the archive contradicts itself, or what it should be of
@@ -36,6 +37,10 @@ class BadOption(PipelineError):
 
 class DataLoss(PipelineError):
     """Messages or events that were to be read are not there any more."""
+
+
+class Gone(DataLoss):
+    """A queue is not there any more, whatever has its name now."""
 
 
 class Refused(PipelineError):

@@ -52,11 +52,11 @@ class QueryWatch(StreamingQueryListener):
                 continue
             if begin is None:
                 # The first batch of a query: Spark does not say where it began.
-                topics = {name.topic for name in end.at}
+                topics = {queue.topic for queue in end.at}
                 rows[topics.pop() if len(topics) == 1 else EVERY] += source.numInputRows
             else:
-                for name, at in end.at.items():
-                    rows[name.topic] += at - begin.at.get(name, at)
+                for queue, at in end.at.items():
+                    rows[queue.topic] += at - begin.at.get(queue, at)
             self._tell_waiting(end, latest)
             self._publish(end)
         self._metrics.rows.update(rows)
@@ -79,16 +79,16 @@ class QueryWatch(StreamingQueryListener):
         if latest is None:
             return
         waiting = Counter[str]()
-        for name, at in latest.at.items():
-            waiting[name.topic] += max(0, at - end.at.get(name, at))
+        for queue, at in latest.at.items():
+            waiting[queue.topic] += max(0, at - end.at.get(queue, at))
         self._metrics.waiting.update(waiting)
 
     def _publish(self, end: Offsets) -> None:
         if self._client is None or not self._group:
             return
-        for name, at in end.at.items():
+        for queue, at in end.at.items():
             try:
-                self._client.update_offset(self._group, name, at)
+                self._client.update_offset(self._group, queue, at)
             except PipelineError as error:
                 # It is for dashboards: the query does not fail for it, and the next batch tells it.
                 log.warning("progress is not published: %s", error)

@@ -1,8 +1,8 @@
 """Offsets of a read: the document that Spark keeps, what a trigger may take, and how it is split.
 
-Pure. A stream's document is `{"v": 1, "o": {"orders": {"broker-a": {"0": 123}}}, "t": {...}}` with
-keys sorted, so equal offsets are equal texts. `t` has the id of each topic at each broker group: a
-topic that was deleted and made again is another one, whose offsets begin anew.
+Pure. A stream's document is `{"v": 2, "o": {"orders": {"broker-a": {"LOG/7": {"0": 123}}}}}` with
+keys sorted, so equal offsets are equal texts. `LOG/7` is the incarnation: offsets mean something in
+the one log and the one topic that they were told of (ADR 0054).
 """
 
 from __future__ import annotations
@@ -13,11 +13,28 @@ from typing import Any, Final, NamedTuple, final
 
 from tidemill.pipeline.errors import PipelineError
 
-VERSION: Final = 1  # of the document
+VERSION: Final = 2  # of the document
+_WITHOUT_LOGS: Final = 1  # the version before, which is still read
+
+
+class Incarnation(NamedTuple):
+    """Which log, and which topic in it, a name means; an empty log id is of whichever there is."""
+
+    log_id: str
+    topic_id: int
+
+    def __str__(self) -> str:
+        return f"{self.log_id}/{self.topic_id}"
+
+    @classmethod
+    def of(cls, text: str) -> Incarnation:
+        """Read what `str` wrote."""
+        log_id, _, topic_id = text.rpartition("/")
+        return cls(log_id, int(topic_id))
 
 
 class QueueName(NamedTuple):
-    """One queue of one topic at one broker group."""
+    """One queue of one topic at one broker group, as people write it."""
 
     topic: str
     broker: str
@@ -27,22 +44,32 @@ class QueueName(NamedTuple):
         return f"queue {self.queue_id} of {self.topic} at {self.broker}"
 
 
+class Queue(NamedTuple):
+    """A queue for as long as its offsets mean the same."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    incarnation: Incarnation
+
+    @property
+    def name(self) -> QueueName:
+        """Return what it is called, as others before and behind it are."""
+        return QueueName(self.topic, self.broker, self.queue_id)
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEnds:
     """Where a queue begins and ends."""
 
-    name: QueueName
-    topic_id: int
-    log_id: str
+    queue: Queue
     min_offset: int
     max_offset: int
     bytes: int = 0  # that all its messages take, about
-
-    @property
-    def incarnation(self) -> str:
-        """What tells its offsets from those of an earlier queue of the same name."""
-        return f"{self.log_id}/{self.topic_id}"
 
     @property
     def bytes_per_row(self) -> float:
@@ -56,7 +83,7 @@ class QueueEnds:
 class QueueRange:
     """Offsets of one queue: from `start`, before `end`."""
 
-    name: QueueName
+    queue: Queue
     start: int
     end: int
 
@@ -69,53 +96,87 @@ class QueueRange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """A place in every queue, and the topic each was of."""
+    """A place in every queue."""
 
-    at: Mapping[QueueName, int]
-    topic_ids: Mapping[tuple[str, str], int]  # by topic and broker group
+    at: Mapping[Queue, int]
 
     def as_document(self) -> dict[str, Any]:
         """Return what Spark keeps."""
-        places: dict[str, dict[str, dict[str, int]]] = {}
-        for name in sorted(self.at):
-            queues = places.setdefault(name.topic, {}).setdefault(name.broker, {})
-            queues[str(name.queue_id)] = self.at[name]
-        topics: dict[str, dict[str, int]] = {}
-        for topic, broker in sorted(self.topic_ids):
-            topics.setdefault(topic, {})[broker] = self.topic_ids[topic, broker]
-        return {"v": VERSION, "o": places, "t": topics}
+        places: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
+        for queue in sorted(self.at):
+            brokers = places.setdefault(queue.topic, {})
+            of = brokers.setdefault(queue.broker, {}).setdefault(str(queue.incarnation), {})
+            of[str(queue.queue_id)] = self.at[queue]
+        return {"v": VERSION, "o": places}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Offsets:
-        """Read what `as_document` made."""
-        if document.get("v") != VERSION:
+        """Read what `as_document` made, now or in the version before."""
+        version = document.get("v")
+        if version == _WITHOUT_LOGS:
+            return cls(at=dict(_without_logs(document)))
+        if version != VERSION:
             raise PipelineError(
-                f"the checkpoint has offsets of version {document.get('v')}, and this program reads"
-                f" version {VERSION}: start it with a new checkpoint"
+                f"the checkpoint has offsets of version {version}, and this program reads"
+                f" version {VERSION} and the one before: start it with a new checkpoint"
             )
         return cls(
             at={
-                QueueName(topic, broker, int(queue)): int(offset)
+                Queue(topic, broker, int(queue), Incarnation.of(text)): int(offset)
                 for topic, brokers in document["o"].items()
-                for broker, queues in brokers.items()
+                for broker, incarnations in brokers.items()
+                for text, queues in incarnations.items()
                 for queue, offset in queues.items()
-            },
-            topic_ids={
-                (topic, broker): int(topic_id)
-                for topic, brokers in document.get("t", {}).items()
-                for broker, topic_id in brokers.items()
-            },
+            }
+        )
+
+    def among(self, queues: Iterable[Queue]) -> Offsets:
+        """Return the same places with their logs, where they were written without.
+
+        Raises PipelineError where a place may be of several queues.
+        """
+        if all(queue.incarnation.log_id for queue in self.at):
+            return self
+        named: dict[QueueName, list[Queue]] = {}
+        for queue in queues:
+            named.setdefault(queue.name, []).append(queue)
+        return Offsets(
+            at={_with_log(queue, named.get(queue.name, [])): at for queue, at in self.at.items()}
         )
 
 
-def topic_ids(queues: Iterable[QueueEnds]) -> dict[tuple[str, str], int]:
-    """Return which topic each name is at each broker group."""
-    return {(queue.name.topic, queue.name.broker): queue.topic_id for queue in queues}
+def _without_logs(document: Mapping[str, Any]) -> Iterable[tuple[Queue, int]]:
+    """Yield the places of version 1, which tells the topics' ids apart from the places."""
+    ids = document.get("t", {})
+    for topic, brokers in document["o"].items():
+        for written, queues in brokers.items():
+            # An archive's queue of a topic before the last one of its name has it with its broker.
+            broker, is_whole, text = written.partition("#")
+            own = (
+                Incarnation.of(text)
+                if is_whole
+                else Incarnation("", int(ids.get(topic, {}).get(written, 0)))
+            )
+            for queue_id, offset in queues.items():
+                yield Queue(topic, broker, int(queue_id), own), int(offset)
 
 
-def backlog(
-    start: Mapping[QueueName, int], target: Mapping[QueueName, int]
-) -> dict[QueueName, int]:
+def _with_log(queue: Queue, alike: list[Queue]) -> Queue:
+    """Return which of the queues of its name one without a log is; itself, if none of them."""
+    log_id, topic_id = queue.incarnation
+    if log_id:
+        return queue
+    # Of an archive not even the topic was written.
+    found = [each for each in alike if topic_id in {0, each.incarnation.topic_id}]
+    if len(found) > 1:
+        raise PipelineError(
+            f"the checkpoint is of an earlier program, which did not say of which topic of the name"
+            f" {queue.topic} its places are, and there are several: start it with a new checkpoint"
+        )
+    return found[0] if found else queue
+
+
+def backlog(start: Mapping[Queue, int], target: Mapping[Queue, int]) -> dict[Queue, int]:
     """Return how many offsets lie between, of the queues that have some."""
     return {
         name: end - start.get(name, 0) for name, end in target.items() if end > start.get(name, 0)
@@ -123,8 +184,8 @@ def backlog(
 
 
 def take_rows(
-    start: Mapping[QueueName, int], target: Mapping[QueueName, int], rows_max: int
-) -> dict[QueueName, int]:
+    start: Mapping[Queue, int], target: Mapping[Queue, int], rows_max: int
+) -> dict[Queue, int]:
     """Return how far a trigger of `rows_max` rows goes: shared in proportion to the backlog.
 
     Exactly `rows_max` in sum where there are so many and not more queues than that; each queue that
@@ -155,11 +216,11 @@ def take_rows(
 
 
 def take_bytes(
-    start: Mapping[QueueName, int],
-    target: Mapping[QueueName, int],
-    bytes_per_row: Mapping[QueueName, float],
+    start: Mapping[Queue, int],
+    target: Mapping[Queue, int],
+    bytes_per_row: Mapping[Queue, float],
     bytes_max: int,
-) -> dict[QueueName, int]:
+) -> dict[Queue, int]:
     """Return how far a trigger of about `bytes_max` bytes goes, by what rows take on average."""
     waiting = backlog(start, target)
     total = sum(rows * bytes_per_row.get(name, 1.0) for name, rows in waiting.items())
@@ -191,5 +252,5 @@ def split(
         for i in range(count):
             first = each.start + each.rows * i // count
             last = each.start + each.rows * (i + 1) // count
-            parts.append(QueueRange(name=each.name, start=first, end=last))
+            parts.append(QueueRange(queue=each.queue, start=first, end=last))
     return parts

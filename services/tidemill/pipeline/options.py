@@ -58,7 +58,9 @@ def _both(name: str, default: str, meaning: str) -> Option:
 CONNECTION: Final = (
     _both("endpoints", "", "Addresses of proxies, `host:port[,host:port]`; required."),
     _both("namespace", "", "Of topics and groups."),
-    _both("maxRetries", "5", "How often a call that failed is made again."),
+    _both(
+        "maxRetries", "5", "How often a call is made again that failed, or where a broker is away."
+    ),
     _both("retryBackoffMs", "200", "Pause before the first time; it doubles, up to 5 s."),
     _both("auth.accessKey", "", "Whose calls they are."),
     _both("auth.secretKeyFile", "", "File with the secret key; its text is never kept."),
@@ -76,7 +78,7 @@ SOURCE: Final = (
     _both("topicPattern", "", "Topics whose whole name matches; looked at again at every trigger."),
     _both("dataset", "messages", "`messages`, `events`, `dlq`, `pending`, `inflight`, `groups`."),
     _both("groups", "", "Consumer groups, by commas: of `dlq`, `inflight` and `groups`; all."),
-    _both("filter", "*", "Tags, as `a || b`, evaluated by the broker."),
+    _both("filter", "*", "Tags, as `a || b`; no SQL."),
     _both(
         "startingOffsets",
         "",
@@ -93,7 +95,7 @@ SOURCE: Final = (
     _stream("maxTriggerDelay", "15m", "But not longer than this."),
     _both("minPartitions", "", "Large ranges are split so that about so many tasks run."),
     _both("rowsPerPartition", "500000", "The most that one task reads."),
-    _both("failOnDataLoss", "true", "Whether a range that is gone fails the query."),
+    _both("failOnDataLoss", "true", "Whether a range, or a queue, that is gone fails the query."),
     _stream("newQueues", "earliest", "Where queues that are found later start."),
     _stream("failAfterMs", "600000", "How long a broker group may be away until the query fails."),
     _both("includeBody", "true", "Whether bodies are asked for."),
@@ -143,6 +145,17 @@ class Topics:
 
     names: tuple[str, ...] = ()
     pattern: str = ""
+
+    def have(self, topic: str) -> bool:
+        """Say whether a topic is one of them.
+
+        The cluster's own topics, which begin with %, are meant by expressions that begin so, too.
+        """
+        if topic in self.names:
+            return True
+        if topic.startswith("%") and not self.pattern.startswith("%"):
+            return False
+        return bool(self.pattern) and re.fullmatch(self.pattern, topic) is not None
 
 
 EARLIEST: Final = -2  # in a start
@@ -247,7 +260,7 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         dataset=dataset,
         topics=topics,
         groups=values.names("groups"),
-        filter=values.text("filter") or "*",
+        filter=_filter(values),
         start=start,
         end=end,
         start_strategy=values.choice("startingTimestampStrategy", ("error", "latest")),
@@ -380,6 +393,8 @@ class _Values:
         return int(found[1]) * _UNIT_MS[found[2]]
 
 
+# What an expression has and a tag hardly does.
+_SQL: Final = re.compile(r"[<>=]|\bTAGS\b|\s(is|in|between|like|and|or|not)\s", re.IGNORECASE)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
@@ -406,6 +421,19 @@ def _connection(values: _Values, *, is_needed: bool = True) -> Connection:
         certificate_file=values.text("tls.certificateFile"),
         key_file=values.text("tls.keyFile"),
     )
+
+
+def _filter(values: _Values) -> str:
+    """Return the tags that are asked for; none, and a star among them, are all."""
+    tags = [tag for tag in map(str.strip, values.text("filter").split("||")) if tag]
+    if not tags or "*" in tags:
+        return "*"
+    for tag in tags:
+        if "|" in tag:
+            values.refuse("filter", "tags are separated by two bars")
+        if _SQL.search(tag):
+            values.refuse("filter", "SQL is not served; it is tags, as `a || b`")
+    return " || ".join(tags)
 
 
 def _retries(values: _Values) -> int:

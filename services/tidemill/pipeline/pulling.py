@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tidemill.pipeline.client import Client
-from tidemill.pipeline.errors import DataLoss
-from tidemill.pipeline.offsets import QueueName, QueueRange
+from tidemill.pipeline.errors import DataLoss, Gone
+from tidemill.pipeline.offsets import Queue, QueueRange
 from tidemill.pipeline.options import SourceOptions
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -19,47 +19,77 @@ STALLS_MAX: Final = 20  # answers in a row that go no further, below an end that
 log = logging.getLogger("tidemill.pipeline")
 
 
+# Is told what of a queue is gone, from an offset up to another one, and why. May raise.
+OnGap = Callable[[Queue, int, int, str], None]
+
+TAKEN: Final = "retention took them before they were read"
+_ENDS_SOONER: Final = (
+    "the queue was told to end behind them, and ends before: the broker has lost messages"
+)
+
+
 def pull_range(
-    client: Client, options: SourceOptions, part: QueueRange, *, with_bodies: bool = True
+    client: Client,
+    options: SourceOptions,
+    part: QueueRange,
+    *,
+    with_bodies: bool = True,
+    on_gap: OnGap | None = None,
 ) -> Iterator[list[v2.Message]]:
     """Yield the messages of a range, in order, gathered from pages.
 
-    A hole is passed over. What retention took raises DataLoss, or is passed over with a warning.
+    A hole is passed over. What retention took, and what went with the queue, goes to `on_gap`;
+    without it that raises DataLoss, or is passed over with a warning, as the options say.
     """
+    tell = on_gap or gaps_told(fails=options.fails_on_data_loss)
     gathered: list[v2.Message] = []
     size, at, stalls = 0, part.start, 0
     while at < part.end:
         begin, until = at, min(part.end, at + options.pull_batch)
-        for page in client.messages(
-            part.name, start=at, end=until, tags=options.filter, with_bodies=with_bodies,
-            timeout_ms=options.pull_timeout_ms,
-        ):  # fmt: skip
-            if page.is_gone:
-                gone = min(page.min_offset, part.end)
-                tell_gap(part.name, at, gone, fails=options.fails_on_data_loss)
-            gathered.extend(page.messages)
-            size += sum(len(message.body) for message in page.messages)
-            at = max(at, page.next_offset)
-            if len(gathered) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield gathered
-                gathered, size = [], 0
+        try:
+            for page in client.messages(
+                part.queue, start=at, end=until, tags=options.filter, with_bodies=with_bodies,
+                timeout_ms=options.pull_timeout_ms,
+            ):  # fmt: skip
+                if page.is_gone:
+                    tell(part.queue, at, min(page.min_offset, part.end), TAKEN)
+                gathered.extend(page.messages)
+                size += sum(len(message.body) for message in page.messages)
+                at = max(at, page.next_offset)
+                if len(gathered) >= BATCH_ROWS or size >= BATCH_BYTES:
+                    yield gathered
+                    gathered, size = [], 0
+        except Gone as error:
+            tell(part.queue, at, part.end, str(error))
+            break
         stalls = stalls + 1 if at == begin else 0
         if stalls > STALLS_MAX:
-            raise DataLoss(
-                f"{part.name} ends at {at}, and was told to end at {part.end} or behind it: the"
-                " broker has lost messages, or another one took its place"
-            )
+            tell(part.queue, at, part.end, _ENDS_SOONER)
+            break
         if stalls:
             client.pause(stalls)
     if gathered:
         yield gathered
 
 
-def tell_gap(name: QueueName, start: int, end: int, *, fails: bool) -> None:
-    """Say that a range is gone: as an error, or as a warning where losing it is allowed."""
+def gaps_told(*, fails: bool) -> OnGap:
+    """Return what says that a range is gone: as an error, or as a warning where that is allowed."""
+
+    def tell(queue: Queue, start: int, end: int, why: str) -> None:
+        what = f"{queue}: offsets from {start} to {end} are gone: {why}"
+        if fails:
+            raise DataLoss(f"{what}. With failOnDataLoss=false the read goes on behind them")
+        log.warning("%s; they are passed over", what)
+
+    return tell
+
+
+def tell_lost(queue: Queue, at: int, *, fails: bool) -> None:
+    """Say that a queue itself is gone, which was read up to an offset."""
+    what = (
+        f"{queue} is not there any more: its topic was deleted, or the store of the broker group"
+        f" made anew. It was read up to offset {at}; what stood behind it is gone"
+    )
     if fails:
-        raise DataLoss(
-            f"{name}: offsets from {start} to {end} are gone, by retention or because the topic was"
-            " deleted. With failOnDataLoss=false the read goes on behind them"
-        )
-    log.warning("%s: offsets from %d to %d are gone and are passed over", name, start, end)
+        raise Gone(f"{what}. With failOnDataLoss=false the read goes on without it")
+    log.warning("%s", what)

@@ -27,6 +27,8 @@ EVENT_NAMES: Final[dict[int, str]] = {
     for name, value in pb.EventKind.items()
     if value != pb.EVENT_KIND_UNSPECIFIED
 }
+ENCODING: Final = "body_encoding"  # among system_properties
+PACKED: Final = v2.Encoding.Name(v2.GZIP)  # its value where a body has to be unpacked
 _US: Final = 1_000_000  # microseconds of a second
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS  # zlib's name for gzip
 
@@ -78,7 +80,7 @@ def _rest(system: v2.SystemProperties) -> list[tuple[str, str]]:
     """Return what has no column of its own."""
     rest = []
     if system.body_encoding:
-        rest.append(("body_encoding", v2.Encoding.Name(system.body_encoding)))
+        rest.append((ENCODING, v2.Encoding.Name(system.body_encoding)))
     if system.HasField("body_digest"):
         rest.append(("body_digest_type", v2.DigestType.Name(system.body_digest.type)))
         rest.append(("body_digest", system.body_digest.checksum))
@@ -98,12 +100,17 @@ def _body(message: v2.Message, *, decodes: bool) -> bytes:
     body: bytes = message.body
     if not decodes or message.system_properties.body_encoding != v2.GZIP:
         return body
+    return unpacked(body)
+
+
+def unpacked(body: bytes) -> bytes:
+    """Return what a body of encoding GZIP was before; itself, if it is none."""
     unpack = zlib.decompressobj(_GZIP_WINDOW)
     try:
-        unpacked = unpack.decompress(body, BODY_BYTES_MAX)
+        whole = unpack.decompress(body, BODY_BYTES_MAX)
     except zlib.error:
         return body  # Its sender said what is not so; the bytes are what there is.
-    return unpacked if unpack.eof else body
+    return whole if unpack.eof else body
 
 
 def _size(message: v2.Message) -> int:

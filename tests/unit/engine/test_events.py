@@ -285,6 +285,20 @@ def test_a_reset_is_told_of_each_queue() -> None:
     ]  # fmt: skip
 
 
+def test_the_deletion_of_a_group_is_told_once_whatever_topics_are_asked_for() -> None:
+    world = World()
+    world.topic(TOPIC, queues=2)
+    world.send("m0")
+    world.pop(1)
+    world.engine.administration.delete_group(GROUP, world.now_ms)
+    world.commit()
+    world.send("m1")
+    for query in (EventQuery(), EventQuery(topics=frozenset(["another"]))):
+        (reset,) = of_kinds(read(world, query), EventKind.RESET)
+        assert (reset.topic, reset.consumer_group, reset.reason) == ("", GROUP, "group_deleted")
+    assert of_kinds(read(world, EventQuery(message_id="id-m0")), EventKind.RESET) == []
+
+
 def test_a_slice_is_bounded_whatever_one_record_names() -> None:
     """Nobody asks for any of it, and each delivery has messages that nothing is known of."""
     world = World()

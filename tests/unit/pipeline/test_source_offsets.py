@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tidemill.pipeline.errors import PipelineError
 from tidemill.pipeline.offsets import (
+    Incarnation,
     Offsets,
-    QueueName,
+    Queue,
     QueueRange,
     backlog,
     split,
@@ -19,13 +20,15 @@ from tidemill.pipeline.offsets import (
     take_rows,
 )
 
-QUEUES = [QueueName("orders", broker, i) for broker in ("a", "b") for i in range(3)]
+QUEUES = [
+    Queue("orders", broker, i, Incarnation("log", 1)) for broker in ("a", "b") for i in range(3)
+]
 Backlogs = st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 1000))
 
 
 @given(Backlogs, st.integers(1, 500))
 def test_a_trigger_takes_exactly_as_many_rows_as_it_may(
-    waiting: dict[QueueName, int], rows_max: int
+    waiting: dict[Queue, int], rows_max: int
 ) -> None:
     start = dict.fromkeys(waiting, 7)
     target = {name: 7 + rows for name, rows in waiting.items()}
@@ -38,9 +41,7 @@ def test_a_trigger_takes_exactly_as_many_rows_as_it_may(
 
 
 @given(Backlogs, st.integers(1, 100_000))
-def test_a_trigger_by_bytes_never_stands_still(
-    waiting: dict[QueueName, int], bytes_max: int
-) -> None:
+def test_a_trigger_by_bytes_never_stands_still(waiting: dict[Queue, int], bytes_max: int) -> None:
     start = dict.fromkeys(waiting, 0)
     taken = take_bytes(start, waiting, dict.fromkeys(waiting, 100.0), bytes_max)
     share = backlog(start, taken)
@@ -57,13 +58,13 @@ def test_tasks_cover_every_range_once(
     sizes: list[tuple[int, int]], rows_per_partition: int, partitions_min: int
 ) -> None:
     ranges = [
-        QueueRange(name=QUEUES[i], start=start, end=start + rows)
+        QueueRange(queue=QUEUES[i], start=start, end=start + rows)
         for i, (start, rows) in enumerate(sizes)
     ]
     parts = split(ranges, rows_per_partition=rows_per_partition, partitions_min=partitions_min)
     assert all(0 < part.rows <= rows_per_partition for part in parts)
     for each in ranges:
-        mine = [part for part in parts if part.name == each.name]
+        mine = [part for part in parts if part.queue == each.queue]
         at = each.start
         for part in mine:
             assert part.start == at
@@ -76,15 +77,36 @@ def test_tasks_cover_every_range_once(
 
 def test_equal_offsets_are_equal_texts() -> None:
     at = {QUEUES[4]: 5, QUEUES[0]: 3, QUEUES[1]: 0}
-    one = Offsets(at=at, topic_ids={("orders", "b"): 7, ("orders", "a"): 1})
-    other = Offsets(
-        at=dict(reversed(at.items())), topic_ids={("orders", "a"): 1, ("orders", "b"): 7}
-    )
+    one, other = Offsets(at=at), Offsets(at=dict(reversed(at.items())))
     assert json.dumps(one.as_document()) == json.dumps(other.as_document())
-    assert one.as_document()["o"] == {"orders": {"a": {"0": 3, "1": 0}, "b": {"1": 5}}}
+    assert one.as_document()["o"] == {
+        "orders": {"a": {"log/1": {"0": 3, "1": 0}}, "b": {"log/1": {"1": 5}}}
+    }
     assert Offsets.from_document(one.as_document()) == one
 
 
-def test_a_document_of_another_version_is_refused() -> None:
+def test_a_document_of_a_later_version_is_refused() -> None:
     with pytest.raises(PipelineError, match="new checkpoint"):
-        Offsets.from_document({"v": 2, "o": {}})
+        Offsets.from_document({"v": 3, "o": {}})
+
+
+def test_a_document_without_logs_is_of_the_topics_that_it_names() -> None:
+    before = {"v": 1, "o": {"orders": {"a": {"0": 30, "1": 7}}}, "t": {"orders": {"a": 5}}}
+    same = [Queue("orders", "a", i, Incarnation("log", 5)) for i in range(2)]
+    assert Offsets.from_document(before).among(same) == Offsets(at={same[0]: 30, same[1]: 7})
+    # Of another topic, or where the broker group gives no answer, nobody says which log it was.
+    others = [Queue("orders", "a", i, Incarnation("log", 6)) for i in range(2)]
+    for there in (others, []):
+        kept = Offsets.from_document(before).among(there)
+        assert {queue.incarnation for queue in kept.at} == {Incarnation("", 5)}
+        assert Offsets.from_document(kept.as_document()) == kept
+
+
+def test_a_document_of_an_archive_without_logs_is_read_where_it_can_mean_one_thing() -> None:
+    first, second = (Queue("orders", "a", 0, Incarnation("log", topic_id)) for topic_id in (5, 9))
+    before = {"v": 1, "o": {"orders": {"a": {"0": 30}}}, "t": {"orders": {"a": 0}}}
+    assert Offsets.from_document(before).among([first]).at == {first: 30}
+    with pytest.raises(PipelineError, match="new checkpoint"):
+        Offsets.from_document(before).among([first, second])
+    named = {"v": 1, "o": {"orders": {"a#log/5": {"0": 30}}}, "t": {}}
+    assert Offsets.from_document(named).among([first, second]).at == {first: 30}

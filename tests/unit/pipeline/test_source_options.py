@@ -44,6 +44,9 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ({"failOnDataLoss": "maybe"}, False, "true or false"),
         ({"maxTriggerDelay": "soon"}, True, "a duration such as"),
         ({"topic": "", "topicPattern": "("}, False, "no regular expression"),
+        ({"filter": "a > 5"}, False, "SQL is not served"),
+        ({"filter": "TAGS is not null"}, True, "SQL is not served"),
+        ({"filter": "a | b"}, False, "two bars"),
     ],
 )
 def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, sentence: str) -> None:
@@ -64,6 +67,21 @@ def test_offsets_by_queue_and_instants() -> None:
     )
     assert of_time.start.at_ms == 1_795_305_600_000
     assert of_time.end.at_ms == 1_790_000_000_123
+
+
+@pytest.mark.parametrize(
+    ("given", "tags"),
+    [
+        ("a||b ", "a || b"),
+        ("a||", "a"),
+        ("||", "*"),
+        ("a || *", "*"),
+        ("", "*"),
+        ("new or", "new or"),
+    ],
+)
+def test_tags_are_the_same_by_every_road(given: str, tags: str) -> None:
+    assert parse_source({**GIVEN, "filter": given}, is_stream=False).filter == tags
 
 
 def test_an_archive_is_read_without_a_cluster() -> None:

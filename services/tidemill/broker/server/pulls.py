@@ -17,11 +17,13 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.pull import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.server.admin import in_round, refusal
+from tidemill.broker.server.log_id import log_id_of
 from tidemill.broker.server.long_polling import Notification, Pop
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
     GroupNotFound,
+    LogChanged,
     NotMaster,
     ServiceError,
     TopicNotFound,
@@ -70,7 +72,11 @@ class PullReader:
 
     def _pull(self, request: pb.PullRequest, reply: pb.PullReply) -> Generator[None, None, None]:
         engine = self._rounds.engine
+        if request.log_id not in ("", log_id_of(engine)):
+            raise LogChanged(f"the log is another one than {request.log_id}: its queues are, too")
         queue = _queue(engine, request.topic_id, request.queue_id)
+        if request.topic not in ("", engine.catalog.topics[TopicId(request.topic_id)].name):
+            raise TopicNotFound(f"the topic {request.topic} has another id")
         pull = engine.pull(
             queue,
             request.offset,

@@ -1,8 +1,9 @@
 """The manifest of an archive: entries in order, and what they make together.
 
 Pure. An entry is a file of its own, `manifest/00000000000000000012.json`, whose number nobody else
-can take; the fold of all of them is the archive. A data file that no entry names is not part of it,
-so a process that is killed before its entry leaves nothing behind that a reader would see.
+can take; the fold of all of them is the archive (`snapshot.py` has what a fold has come to). A data
+file that no entry names is not part of it, so a process that is killed before its entry leaves
+nothing behind that a reader would see.
 
 A queue is archived in ranges of offsets that follow each other without gap or overlap; the end of
 the last is where the next batch begins. An entry that does not follow is refused by the fold.
@@ -11,19 +12,23 @@ the last is where the next batch begins. An entry that does not follow is refuse
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
 
 from tidemill.pipeline.errors import ArchiveError
+from tidemill.pipeline.offsets import Incarnation, Queue
 
-VERSION: Final = 1  # of an entry
+VERSION: Final = 2  # of an entry
+VERSIONS: Final = (1, 2)  # that are read; the first knows no closed ranges
+HOUR_MS: Final = 3_600_000  # what a folder has, and what is joined of sealed ranges
 
 Kind = Literal["append", "seal", "compact", "expire"]
 
 
 class QueueKey(NamedTuple):
-    """One queue, for as long as its offsets mean the same: see `offsets.QueueEnds.incarnation`."""
+    """One queue, for as long as its offsets mean the same, as it is written."""
 
     namespace: str
     topic: str
@@ -31,17 +36,29 @@ class QueueKey(NamedTuple):
     queue_id: int
     incarnation: str
 
+    @classmethod
+    def of(cls, namespace: str, queue: Queue) -> QueueKey:
+        """Return the key of a queue."""
+        return cls(namespace, queue.topic, queue.broker, queue.queue_id, str(queue.incarnation))
+
+    @property
+    def queue(self) -> Queue:
+        """Return the queue, as others than an archive know it."""
+        incarnation = Incarnation.of(self.incarnation)
+        return Queue(self.topic, self.broker, self.queue_id, incarnation)
+
     def __str__(self) -> str:
         return f"queue {self.queue_id} of {self.topic} at {self.broker}"
 
 
 Marks: TypeAlias = tuple[tuple[QueueKey, int], ...]  # an offset of each queue
+Closed: TypeAlias = tuple[tuple[QueueKey, int, int], ...]  # ranges of queues
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """What one batch archived of one queue: a row of the manifest."""
+    """What one batch archived of one queue: a row of the manifest; once sealed, all of an hour."""
 
     key: QueueKey
     start: int
@@ -51,8 +68,13 @@ class Range:
     min_store_ms: int
     max_store_ms: int
     crc_xor: int  # of body_crc32 of all rows
-    # Offsets that were gone before they could be archived; rows lie behind them.
+    # Offsets that were gone before they could be archived.
     lost: int = 0
+
+    @property
+    def hour(self) -> int:
+        """Return the hour that its last message was stored in."""
+        return self.max_store_ms // HOUR_MS
 
 
 @final
@@ -93,6 +115,8 @@ class Entry:
     removed: tuple[str, ...] = ()  # paths that count no more
     # Of seal: what is sealed of each queue ends there. Of expire: what is left begins there.
     marks: Marks = ()
+    # Of seal: what no broker had any more to compare with. The files agree with the manifest.
+    closed: Closed = ()
 
     def as_json(self) -> str:
         """Return the text of its file."""
@@ -104,9 +128,9 @@ class Entry:
         try:
             found = json.loads(text)
             version = found.pop("v")
-            if version != VERSION:
+            if version not in VERSIONS:
                 raise ArchiveError(
-                    f"the archive has a manifest of version {version}, and this program reads"
+                    f"the archive has a manifest of version {version}, and this program reads up to"
                     f" version {VERSION}"
                 )
             return cls(
@@ -116,6 +140,9 @@ class Entry:
                     "files": tuple(data_file(each) for each in found["files"]),
                     "removed": tuple(found["removed"]),
                     "marks": tuple((QueueKey(*key), at) for key, at in found["marks"]),
+                    "closed": tuple(
+                        (QueueKey(*key), start, end) for key, start, end in found.get("closed", ())
+                    ),
                 }
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -141,46 +168,103 @@ class ArchivedQueue:
     start: int = 0
     end: int = 0
     sealed: int = 0
+    closed: list[tuple[int, int]] = field(default_factory=list)  # sealed, and never compared
 
     def unsealed(self) -> list[Range]:
         """Return the ranges that are to be compared with the broker."""
         return [each for each in self.ranges if each.start >= self.sealed]
 
+    def seal(self, at: int) -> None:
+        """Seal what lies before an offset; of it the ranges of an hour become one.
+
+        Nothing asks for less: what is sealed goes by its hour. So a manifest that is read whole has
+        as many ranges as hours, however many batches there were.
+        """
+        self.sealed = max(self.sealed, at)
+        joined: list[Range] = []
+        for each in self.ranges:
+            last = joined[-1] if joined else None
+            is_same = (
+                last is not None
+                and each.end <= self.sealed
+                and each.hour == last.hour
+                and bool(each.rows) == bool(last.rows)
+            )
+            if last is not None and is_same:
+                joined[-1] = _joined(last, each)
+            else:
+                joined.append(each)
+        self.ranges = joined
+
+
+def _joined(first: Range, second: Range) -> Range:
+    return Range(
+        key=first.key, start=first.start, end=second.end, rows=first.rows + second.rows,
+        bytes=first.bytes + second.bytes,
+        min_store_ms=min(first.min_store_ms, second.min_store_ms),
+        max_store_ms=max(first.max_store_ms, second.max_store_ms),
+        crc_xor=first.crc_xor ^ second.crc_xor, lost=first.lost + second.lost,
+    )  # fmt: skip
+
 
 @final
 @dataclass(slots=True)
 class Archive:
-    """The fold of all entries."""
+    """The fold of all entries. It may be shared: see `ArchiveStore.archive`."""
 
     next_number: int = 0
+    # Of one name, one after the other, in the order in which they came.
     queues: dict[QueueKey, ArchivedQueue] = field(default_factory=dict)
     files: dict[str, DataFile] = field(default_factory=dict)
-    ever_removed: set[str] = field(default_factory=set)
+    # Files that count no more, and since when: who planned before may still be reading them.
+    let_go_at_ms: dict[str, int] = field(default_factory=dict)
+    # Where rows of a queue are, by offset: (start, end, path). And the longest of these spans.
+    _places: dict[QueueKey, list[tuple[int, int, str]]] = field(default_factory=dict)
+    _longest: dict[QueueKey, int] = field(default_factory=dict)
 
-    def apply(self, entry: Entry) -> None:
-        """Take an entry in. Raises ArchiveError where it does not follow."""
+    def check(self, entry: Entry) -> None:
+        """Raise ArchiveError where an entry does not follow."""
         if entry.number != self.next_number:
             raise ArchiveError(
                 f"the manifest has entry {entry.number} where {self.next_number} should be: a file"
                 " of it is missing"
             )
+        ends: dict[QueueKey, int] = {}
+        for each in entry.ranges:
+            queue = self.queues.get(each.key)
+            end = ends.get(each.key, each.start if queue is None else queue.end)
+            if each.start != end or each.end <= each.start:
+                raise ArchiveError(
+                    f"{each.key}: a range from {each.start} to {each.end} does not follow what ends"
+                    f" at {end}"
+                )
+            ends[each.key] = each.end
+        for path in entry.removed:
+            if path not in self.files:
+                raise ArchiveError(f"entry {entry.number} removes {path}, which is not there")
+        for key, _ in entry.marks:
+            if key not in self.queues and key not in ends:
+                raise ArchiveError(f"entry {entry.number} marks {key}, which is not there")
+
+    def apply(self, entry: Entry) -> None:
+        """Take an entry in. Raises ArchiveError where it does not follow, and changes nothing."""
+        self.check(entry)
         for each in entry.ranges:
             self._append(each)
         for path in entry.removed:
-            if self.files.pop(path, None) is None:
-                raise ArchiveError(f"entry {entry.number} removes {path}, which is not there")
-            self.ever_removed.add(path)
+            self._let_go(path, entry.at_ms)
         for file in entry.files:
-            self.files[file.path] = file
+            self.put(file)
+        for key, start, end in entry.closed:
+            self.queues[key].closed.append((start, end))
         for key, at in entry.marks:
-            queue = self.queues.get(key)
-            if queue is None:
-                raise ArchiveError(f"entry {entry.number} marks {key}, which is not there")
+            queue = self.queues[key]
             if entry.kind == "seal":
-                queue.sealed = max(queue.sealed, at)
+                queue.seal(at)
             else:
                 queue.start = max(queue.start, at)
                 queue.ranges = [each for each in queue.ranges if each.end > queue.start]
+                queue.closed = [each for each in queue.closed if each[1] > queue.start]
         self.next_number += 1
 
     def _append(self, added: Range) -> None:
@@ -189,23 +273,35 @@ class Archive:
             queue = self.queues[added.key] = ArchivedQueue(
                 start=added.start, end=added.start, sealed=added.start
             )
-        if added.start != queue.end or added.end <= added.start:
-            raise ArchiveError(
-                f"{added.key}: a range from {added.start} to {added.end} does not follow what ends"
-                f" at {queue.end}"
-            )
         queue.ranges.append(added)
         queue.end = added.end
 
+    def put(self, file: DataFile) -> None:
+        """Take a file in."""
+        self.files[file.path] = file
+        for span in file.spans:
+            insort(self._places.setdefault(span.key, []), (span.start, span.end, file.path))
+            longest = self._longest.get(span.key, 0)
+            self._longest[span.key] = max(longest, span.end - span.start)
+
+    def _let_go(self, path: str, at_ms: int) -> None:
+        for span in self.files.pop(path).spans:
+            places = self._places[span.key]
+            del places[bisect_left(places, (span.start, span.end, path))]
+        self.let_go_at_ms[path] = at_ms
+
     def holding(self, key: QueueKey, start: int, end: int) -> list[DataFile]:
         """Return the files that have rows of a queue between two offsets, in order of offsets."""
-        found = [
-            (span.start, file)
-            for file in self.files.values()
-            for span in file.spans
-            if span.key == key and span.start < end and span.end > start
-        ]
-        return [file for _, file in sorted(found, key=lambda each: each[0])]
+        places = self._places.get(key, [])
+        # Spans do not overlap, but for those of compactions of before, which put two into one.
+        first = bisect_left(places, (start - self._longest.get(key, 0),))
+        found: dict[str, DataFile] = {}
+        for begin, stop, path in places[first:]:
+            if begin >= end:
+                break
+            if stop > start:
+                found.setdefault(path, self.files[path])
+        return list(found.values())
 
 
 def fold(entries: Iterable[Entry]) -> Archive:
@@ -231,26 +327,22 @@ def sealing(archive: Archive, passed: Iterable[Range]) -> Marks:
     return tuple(marks)
 
 
-def settled(archive: Archive, passed: Iterable[Range], first: Mapping[QueueKey, int]) -> Marks:
-    """Return up to where a broker need not keep each queue any more, for the archive's sake.
+def by_incarnation(files: Iterable[DataFile]) -> list[list[DataFile]]:
+    """Return files by what may be together in one: of each broker group one incarnation of a topic.
 
-    That is what is sealed, and what has passed behind a range that nobody can compare any more:
-    one of which the broker, where queues begin at `first`, has let something go. Else it would keep
-    all that follows for ever.
+    A row says its queue's name and not its incarnation, so those of two could not be told apart.
     """
-    compared = {(each.key, each.start) for each in passed}
-    marks = []
-    for key, low in sorted(first.items()):
-        queue = archive.queues[key]
-        at = queue.sealed
-        for each in queue.ranges:
-            if each.end <= at:
-                continue
-            if (key, each.start) not in compared and each.start >= low:
+    together: list[tuple[dict[tuple[str, str], str], list[DataFile]]] = []
+    for file in files:
+        own = {(each.key.topic, each.key.broker): each.key.incarnation for each in file.spans}
+        for known, fitting in together:
+            if all(known.get(name, own[name]) == own[name] for name in own):
+                known.update(own)
+                fitting.append(file)
                 break
-            at = each.end
-        marks.append((key, at))
-    return tuple(marks)
+        else:
+            together.append((own, [file]))
+    return [fitting for _, fitting in together]
 
 
 def expiring(

@@ -1,17 +1,27 @@
-"""Reading rows back out of an archive, without Spark: one queue, a range of offsets, in order."""
+"""Reading rows back out of an archive, without Spark: one queue, a range of offsets, in order.
+
+What a disk has changed is not handed out: pages have checksums, and a body is compared with the one
+that its row has. Raises ArchiveError for a file that is not what it was.
+"""
 
 from __future__ import annotations
 
+import itertools
+import zlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidemill.pipeline.archive.manifest import Archive, DataFile, QueueKey
 from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.errors import ArchiveError
 
 BATCH_ROWS = 2_048  # as many as a batch from a broker has; with bodies of 1 KiB 2 MiB
+
+Piece = tuple[int, int, DataFile]  # from an offset, before another one
 
 
 def read_range(
@@ -25,31 +35,100 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a queue from `start`, before `end`, out of the files that hold them.
 
-    Columns come as they are in the files, in the order that was asked for.
+    Columns come as they are in the files, in the order that was asked for. Bodies are checked.
     """
-    needed = list(dict.fromkeys([*columns, "broker", "queue_id", "queue_offset"]))
-    for file in files:
-        with store.open(file.path) as opened:
-            parquet = pq.ParquetFile(opened)
-            groups = _row_groups(parquet, key, start=start, end=end)
-            if not groups:
+    for first, last, file in pieces(files, key, start=start, end=end):
+        yield from read_piece(store, file, key, start=first, end=last, columns=columns)
+
+
+def pieces(files: Sequence[DataFile], key: QueueKey, *, start: int, end: int) -> list[Piece]:
+    """Return which file has which offsets of a queue, in order of offsets.
+
+    Where spans overlap, as compactions of before left them, each cut of one begins another piece:
+    a file may have nothing between two cuts, and then the other one has.
+    """
+    spans = sorted(
+        (
+            (max(start, span.start), min(end, span.end), file)
+            for file in files
+            for span in file.spans
+            if span.key == key and span.start < end and span.end > start
+        ),
+        key=lambda each: each[:2],
+    )
+    if all(before[1] <= after[0] for before, after in itertools.pairwise(spans)):
+        return spans
+    cuts = sorted({cut for first, last, _ in spans for cut in (first, last)})
+    return [
+        (low, high, file)
+        for low, high in itertools.pairwise(cuts)
+        for first, last, file in spans
+        if first <= low and high <= last
+    ]
+
+
+def read_piece(
+    store: ArchiveStore,
+    file: DataFile,
+    key: QueueKey,
+    *,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a queue out of one file."""
+    try:
+        yield from _read_piece(store, file, key, start, end, columns)
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveError(f"{file.path} cannot be read: {error}") from error
+
+
+def _read_piece(
+    store: ArchiveStore, file: DataFile, key: QueueKey, start: int, end: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    has_bodies = "body" in columns
+    more = ["broker", "queue_id", "queue_offset", *(["body_crc32"] if has_bodies else [])]
+    needed = list(dict.fromkeys([*columns, *more]))
+    with store.open(file.path) as opened:
+        parquet = pq.ParquetFile(opened, page_checksum_verification=True)
+        groups = _row_groups(parquet, key, start=start, end=end)
+        if not groups:
+            return
+        left = sum(parquet.metadata.row_group(group).num_rows for group in groups)
+        for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=needed):
+            left -= batch.num_rows
+            mine = pc.and_(
+                pc.and_(
+                    pc.equal(batch["broker"], key.broker),
+                    pc.equal(batch["queue_id"], key.queue_id),
+                ),
+                pc.and_(
+                    pc.greater_equal(batch["queue_offset"], start),
+                    pc.less(batch["queue_offset"], end),
+                ),
+            )
+            kept = batch.filter(mine)
+            if not kept.num_rows:
                 continue
-            for batch in parquet.iter_batches(
-                batch_size=BATCH_ROWS, row_groups=groups, columns=needed
-            ):
-                mine = pc.and_(
-                    pc.and_(
-                        pc.equal(batch["broker"], key.broker),
-                        pc.equal(batch["queue_id"], key.queue_id),
-                    ),
-                    pc.and_(
-                        pc.greater_equal(batch["queue_offset"], start),
-                        pc.less(batch["queue_offset"], end),
-                    ),
-                )
-                kept = batch.filter(mine)
-                if kept.num_rows:
-                    yield kept.select(list(columns))
+            if has_bodies:
+                _check_bodies(kept, file, key)
+            yield kept.select(list(columns))
+        # Where the head of a page is damaged its rows are left out, and nobody says so.
+        if left:
+            raise ArchiveError(f"{file.path} is damaged: {left} of its rows cannot be read")
+
+
+def _check_bodies(batch: pa.RecordBatch, file: DataFile, key: QueueKey) -> None:
+    found = np.fromiter(
+        (zlib.crc32(body) for body in batch["body"].to_pylist()), np.int64, batch.num_rows
+    )
+    wrong = np.flatnonzero(found != batch["body_crc32"].to_numpy())
+    if len(wrong):
+        offset = batch["queue_offset"][int(wrong[0])].as_py()
+        raise ArchiveError(
+            f"{file.path} is damaged: the body at offset {offset} of {key} is not the one that was"
+            " archived"
+        )
 
 
 def _row_groups(parquet: pq.ParquetFile, key: QueueKey, *, start: int, end: int) -> list[int]:

@@ -1,10 +1,14 @@
 """Where an archive lies: a folder of this machine, or an object store that pyarrow reaches.
 
     DIR/messages/namespace=/topic=orders/dt=2026-11-22/hour=23/RUN-....parquet
-    DIR/manifest/00000000000000000012.json
+    DIR/manifest/00000000000000000129.json
+    DIR/manifest/00000000000000000128.snapshot.json    what the entries before it have come to
 
 An entry is committed by taking its number: on a file system by a link, which fails where the number
 is taken, after the data files and the entry itself are synced.
+
+Invariant: of the entries before a snapshot the last one stays. Whoever was stopped so long that the
+number it is about to take was deleted finds that the one before it is gone, too.
 """
 
 from __future__ import annotations
@@ -14,17 +18,26 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import pyarrow.fs as pa_fs
 
-from tidemill.pipeline.archive.manifest import Archive, Entry, fold
+from tidemill.pipeline.archive import snapshot
+from tidemill.pipeline.archive.manifest import Archive, Entry
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError
 
 MANIFEST: Final = "manifest"
 MESSAGES: Final = "messages"
 _NUMBER_DIGITS: Final = 20
+_ENTRY: Final = ".json"
+_SNAPSHOT: Final = ".snapshot.json"
+# Entries behind a snapshot until there is another one, if they are half as large as it is: so all
+# snapshots together take a few times what the entries do, and a reader twice the last one.
+SNAPSHOT_ENTRIES: Final = 64
+
+
+Mark: TypeAlias = tuple[int, int]  # of a file: its bytes, and when it was written
 
 
 class ArchiveStore:
@@ -35,36 +48,156 @@ class ArchiveStore:
         # Spark's name for the store, and Arrow's.
         self._files, self._root = _file_system(path)
         self._is_local = isinstance(self._files, pa_fs.LocalFileSystem)
+        self._archive: Archive | None = None
+        self._last: Mark | None = None  # of the last entry that was read
+        # Of the snapshot that was read, and of what was read behind it.
+        self._snapshot_bytes = 0
+        self._behind_count = 0
+        self._behind_bytes = 0
 
     # ------------------------------------------------------------ the manifest
 
-    def archive(self) -> Archive:
-        """Read the manifest and fold it. An archive that is not there yet is empty."""
-        return fold(self.entries())
+    @property
+    def is_there(self) -> bool:
+        """Say whether anything was ever archived."""
+        return self.archive().next_number > 0
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield the entries in order."""
-        selector = pa_fs.FileSelector(f"{self._root}/{MANIFEST}", allow_not_found=True)
-        names = sorted(
-            info.path for info in self._files.get_file_info(selector)
-            if info.base_name.endswith(".json")
-        )  # fmt: skip
-        for name in names:
-            with self._files.open_input_stream(name) as file:
-                yield Entry.from_json(file.read().decode())
+    def archive(self) -> Archive:
+        """Return what the manifest says now, of which only what is new is read.
+
+        An archive that is not there yet is empty. What is returned is shared and goes on with the
+        next call: whoever tries something out on it checks and does not apply.
+        """
+        if self._archive is None or self._mark_of_last() != self._last:
+            self._archive = self._read_whole()
+        while True:
+            try:
+                self._take(self._archive, self._entry_path(self._archive.next_number))
+            except FileNotFoundError:
+                return self._archive
+
+    def _mark_of_last(self) -> Mark | None:
+        """Return by what the last entry that was read is known, as it is there now.
+
+        Another one, or none: what is here is another archive, or so far on that entries were
+        deleted which were never read.
+        """
+        assert self._archive is not None, "something was read"
+        number = self._archive.next_number
+        return self._mark(self._entry_path(number - 1)) if number else None
+
+    def _mark(self, path: str) -> Mark | None:
+        info = self._files.get_file_info(path)
+        if info.type == pa_fs.FileType.NotFound:
+            return None
+        return int(info.size), int(info.mtime_ns or 0)
+
+    def _read_whole(self) -> Archive:
+        """Read the last snapshot, and the entries that are there behind it."""
+        archive = Archive()
+        self._last = None
+        self._snapshot_bytes = self._behind_count = self._behind_bytes = 0
+        numbers: list[int] = []
+        snapshots = [0]
+        for name, _ in self._manifest():
+            number = int(name[:_NUMBER_DIGITS])
+            (snapshots if name.endswith(_SNAPSHOT) else numbers).append(number)
+        first = max(snapshots)
+        if first:
+            text = self._read(self._path(first, _SNAPSHOT))
+            archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
+            self._last = self._mark(self._entry_path(first - 1))
+        # By a listing, so that one that is missing in the middle is found out.
+        for number in sorted(number for number in numbers if number >= first):
+            self._take(archive, self._entry_path(number))
+        return archive
+
+    def _take(self, archive: Archive, path: str) -> None:
+        text = self._read(path)
+        archive.apply(Entry.from_json(text))
+        self._last = self._mark(path)
+        self._behind_count += 1
+        self._behind_bytes += len(text)
+
+    def _manifest(self) -> Iterator[tuple[str, int]]:
+        """Yield entries and snapshots by name, and when each was made."""
+        for name, made_at_ms in self._named(MANIFEST):
+            if name.endswith(_ENTRY) and name[:_NUMBER_DIGITS].isdigit():
+                yield name, made_at_ms
+
+    def _named(self, folder: str) -> Iterator[tuple[str, int]]:
+        selector = pa_fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
+        for info in self._files.get_file_info(selector):
+            yield info.base_name, int(info.mtime_ns or 0) // 1_000_000
 
     def commit(self, entry: Entry) -> None:
         """Make an entry count. Raises AnotherWriter where its number is taken."""
-        path = f"{self._root}/{MANIFEST}/{entry.number:0{_NUMBER_DIGITS}d}.json"
+        path = self._entry_path(entry.number)
         self._files.create_dir(f"{self._root}/{MANIFEST}", recursive=True)
-        text = entry.as_json().encode()
+        self._put(path, entry.as_json().encode())
+        if entry.number and not self._has(self._entry_path(entry.number - 1)):
+            # This process stood still until its number was long taken, and deleted: see above.
+            self._files.delete_file(path)
+            raise AnotherWriter(_taken(path))
+        self._sum_up()
+
+    def _put(self, path: str, text: bytes) -> None:
         if self._is_local:
-            _commit_local(Path(path), text)
+            _link(Path(path), text)
             return
-        if self._files.get_file_info(path).type != pa_fs.FileType.NotFound:
+        if self._has(path):
             raise AnotherWriter(_taken(path))
         with self._files.open_output_stream(path) as file:
             file.write(text)
+
+    def _sum_up(self) -> None:
+        """Write a snapshot where enough was committed since the last one."""
+        archive = self.archive()
+        if self._behind_count < SNAPSHOT_ENTRIES or self._behind_bytes < self._snapshot_bytes / 2:
+            return
+        text = snapshot.as_json(archive).encode()
+        # Whoever else writes it now writes the same.
+        with contextlib.suppress(AnotherWriter):
+            self._put(self._path(archive.next_number, _SNAPSHOT), text)
+        self._snapshot_bytes, self._behind_count, self._behind_bytes = len(text), 0, 0
+
+    def forget_entries(self, *, before_ms: int) -> int:
+        """Delete what a snapshot of before an instant has made needless; return how many files."""
+        made = dict(self._manifest())
+        old = [
+            int(name[:_NUMBER_DIGITS])
+            for name, made_at_ms in made.items()
+            if name.endswith(_SNAPSHOT) and made_at_ms <= before_ms
+        ]
+        last = max(old, default=0)
+        gone = [
+            name
+            for name in sorted(made)
+            if int(name[:_NUMBER_DIGITS]) < last - (not name.endswith(_SNAPSHOT))
+        ]
+        # Of processes that were killed between link and unlink.
+        drafts = [
+            name for name, made_at_ms in self._named(MANIFEST)
+            if name.startswith(".") and made_at_ms <= before_ms
+        ]  # fmt: skip
+        # The first ones first: what is left has no gap.
+        for name in [*gone, *drafts]:
+            self._files.delete_file(f"{self._root}/{MANIFEST}/{name}")
+        return len(gone) + len(drafts)
+
+    def _entry_path(self, number: int) -> str:
+        return self._path(number, _ENTRY)
+
+    def _path(self, number: int, kind: str) -> str:
+        return f"{self._root}/{MANIFEST}/{number:0{_NUMBER_DIGITS}d}{kind}"
+
+    def _read(self, path: str) -> str:
+        with self._files.open_input_stream(path) as file:
+            text: bytes = file.read()
+        return text.decode()
+
+    def _has(self, path: str) -> bool:
+        return bool(self._files.get_file_info(path).type != pa_fs.FileType.NotFound)
 
     # ------------------------------------------------------------ data files
 
@@ -112,6 +245,17 @@ class ArchiveStore:
             self._files.delete_file(f"{self._root}/{path}")
 
 
+_stores: dict[tuple[int, str], ArchiveStore] = {}
+
+
+def shared_store(path: str) -> ArchiveStore:
+    """Return this process's store of an archive, for those who look at it again and again."""
+    key = (os.getpid(), path)
+    if key not in _stores:
+        _stores[key] = ArchiveStore(path)
+    return _stores[key]
+
+
 def _file_system(path: str) -> tuple[Any, str]:
     if "://" not in path:
         return pa_fs.LocalFileSystem(), str(Path(path).absolute())
@@ -124,7 +268,7 @@ def _file_system(path: str) -> tuple[Any, str]:
     return files, root.rstrip("/")
 
 
-def _commit_local(path: Path, text: bytes) -> None:
+def _link(path: Path, text: bytes) -> None:
     """Link a synced file to its name, which exactly one process can."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     draft.write_bytes(text)

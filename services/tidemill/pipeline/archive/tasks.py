@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, final
 
+import numpy as np
 import pyarrow as pa
 
 from tidemill.pipeline import schema as columns
-from tidemill.pipeline.archive.manifest import DataFile, QueueKey, Range, Span, data_file
+from tidemill.pipeline.archive.manifest import DataFile, QueueKey, Range, data_file
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.archive.writing import Written, crc_xor, merge_files, write_range
+from tidemill.pipeline.archive.writing import Written, merge_files, write_range
 from tidemill.pipeline.client import connect
-from tidemill.pipeline.errors import DataLoss
-from tidemill.pipeline.offsets import QueueName, QueueRange
+from tidemill.pipeline.errors import ArchiveError, DataLoss
+from tidemill.pipeline.offsets import Queue, QueueRange
 from tidemill.pipeline.options import SourceOptions
-from tidemill.pipeline.pulling import pull_range
+from tidemill.pipeline.pulling import OnGap, pull_range
 from tidemill.pipeline.rows import message_batch
 
 ANSWER: Final = "answer string"  # the one column of what tasks answer
@@ -40,6 +41,7 @@ class Task:
     end: int
     files: tuple[DataFile, ...] = ()
     expected: Range | None = None
+    nobody: str = ""  # why no broker is asked
     folder: str = ""
     bytes_max: int = 0
 
@@ -79,82 +81,142 @@ def run_task(
         return {"range": asdict(written.range), "files": [asdict(each) for each in written.files]}
     if task.work == "verify":
         assert task.expected is not None, "a verification has what it compares with"
-        try:
-            wrong, gone = verify(store, options, task), ""
-        except DataLoss as error:
-            wrong, gone = "", str(error)  # Nobody can say any more; it stays unsealed.
-        return {"range": asdict(task.expected), "wrong": wrong, "gone": gone}
+        wrong, closed = verify(store, options, task)
+        return {"range": asdict(task.expected), "wrong": wrong, "closed": closed}
     assert task.work == "compact", task.work
     return compact(store, task, schema)
 
 
 def append(store: ArchiveStore, options: SourceOptions, task: Task, schema: pa.Schema) -> Written:
     """Pull a range from its broker group and write it."""
-    return write_range(
-        store, task.key, _pulled(options, task, schema), start=task.start, end=task.end,
-        run=task.run, schema=schema,
-    )  # fmt: skip
-
-
-def _pulled(options: SourceOptions, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    key = task.key
-    part = QueueRange(
-        name=QueueName(key.topic, key.broker, key.queue_id), start=task.start, end=task.end
+    gaps = Gaps()
+    batches = _pulled(options, task, schema, gaps.refuse if options.fails_on_data_loss else gaps)
+    written = write_range(
+        store, task.key, batches, start=task.start, end=task.end, run=task.run, schema=schema
     )
-    for messages in pull_range(connect(options.connection), options, part):
+    written.range = replace(written.range, lost=gaps.offsets)
+    return written
+
+
+@final
+@dataclass(slots=True)
+class Gaps:
+    """What was gone of a range when it was pulled."""
+
+    found: list[tuple[int, int]] = field(default_factory=list)
+    why: str = ""  # of the last one
+
+    def __call__(self, _queue: Queue, start: int, end: int, why: str) -> None:
+        """Take one in."""
+        self.found.append((start, end))
+        self.why = why
+
+    def refuse(self, queue: Queue, start: int, end: int, why: str) -> None:
+        """Raise DataLoss."""
+        raise lost_before_archived(queue, start, end, why)
+
+    @property
+    def offsets(self) -> int:
+        """Return how many offsets they are."""
+        return sum(end - start for start, end in self.found)
+
+
+def lost_before_archived(queue: Queue, start: int, end: int, why: str) -> DataLoss:
+    """Return the error that an archive cannot have what it should."""
+    return DataLoss(
+        f"{queue}: offsets from {start} to {end} were gone before they were archived: {why}. With"
+        " --allow-loss the archive goes on behind them, and says so in its manifest"
+    )
+
+
+def _pulled(
+    options: SourceOptions, task: Task, schema: pa.Schema, on_gap: OnGap
+) -> Iterator[pa.RecordBatch]:
+    key = task.key
+    part = QueueRange(queue=key.queue, start=task.start, end=task.end)
+    for messages in pull_range(connect(options.connection), options, part, on_gap=on_gap):
         yield message_batch(
             messages, schema=schema, topic=key.topic, broker=key.broker, namespace=key.namespace,
             decodes_body=False,
         )  # fmt: skip
 
 
-def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> str:
-    """Compare a row of the manifest with the archive's files and with the broker.
+def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str, str]:
+    """Compare a row of the manifest, the archive's files, their checksums, and the broker.
 
-    Returns what is wrong; empty: nothing is.
+    Returns what is wrong, and why some or all of it could not be compared with the broker; each is
+    empty where nothing is.
     """
     expected = task.expected
     assert expected is not None, "a verification compares with a row of the manifest"
-    looked = ["queue_offset", "body_crc32"]
-    archived = _looked(
-        read_range(
-            store, task.files, task.key, start=expected.start, end=expected.end, columns=looked
+    looked = ["queue_offset", "body_crc32", "body"]
+    try:
+        archived = _looked(
+            read_range(
+                store, task.files, task.key, start=expected.start, end=expected.end, columns=looked
+            )
         )
-    )
+    except ArchiveError as error:
+        return str(error), ""
     if (archived.rows, archived.crc_xor) != (expected.rows, expected.crc_xor):
-        return f"the manifest has {expected.rows} rows, its files {_counted(archived, expected)}"
+        return (
+            f"the manifest has {expected.rows} rows, its files {_counted(archived, expected)}",
+            "",
+        )
     if archived.is_out_of_order:
-        return "the files have an offset twice, or out of order"
+        return "the files have an offset twice, or out of order", ""
+    if task.nobody:
+        return "", task.nobody
     schema = pa.schema([pa.field("queue_offset", pa.int64()), pa.field("body_crc32", pa.int64())])
-    stored = _looked(_pulled(options, task, schema))
-    if stored != archived:
-        return f"the archive has {archived.rows} rows, the broker {_counted(stored, expected)}"
-    return ""
+    gaps = Gaps()
+    stored = _looked(_pulled(options, task, schema, gaps))
+    kept = archived.without(gaps.found)
+    if kept != stored:
+        return f"the archive has {kept.rows} rows, the broker {_counted(stored, expected)}", ""
+    return "", gaps.why
 
 
 @final
-@dataclass(slots=True)
 class _Looked:
-    """What rows amount to."""
+    """Rows by their offsets and the checksums of their bodies: 16 bytes each."""
 
-    rows: int = 0
-    crc_xor: int = 0
-    offsets_sum: int = 0
-    last: int = -1
-    is_out_of_order: bool = False
+    def __init__(self, offsets: Any, checksums: Any) -> None:
+        self._offsets, self._checksums = offsets, checksums
+
+    @property
+    def rows(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def crc_xor(self) -> int:
+        return int(np.bitwise_xor.reduce(self._checksums, initial=0))
+
+    @property
+    def is_out_of_order(self) -> bool:
+        return bool((self._offsets[1:] <= self._offsets[:-1]).any())
+
+    def without(self, gaps: Sequence[tuple[int, int]]) -> _Looked:
+        """Return what lies in none of these ranges."""
+        kept = np.ones(self.rows, bool)
+        for start, end in gaps:
+            kept &= (self._offsets < start) | (self._offsets >= end)
+        return _Looked(self._offsets[kept], self._checksums[kept])
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Looked), other
+        return np.array_equal(self._offsets, other._offsets) and np.array_equal(
+            self._checksums, other._checksums
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # Nobody puts it into a set.
 
 
 def _looked(batches: Iterator[pa.RecordBatch]) -> _Looked:
-    found = _Looked()
+    offsets, checksums = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for batch in batches:
-        offsets = batch["queue_offset"].to_numpy()
-        found.rows += batch.num_rows
-        found.crc_xor ^= crc_xor(batch)
-        found.offsets_sum += int(offsets.sum())
-        if offsets[0] <= found.last or (offsets[1:] <= offsets[:-1]).any():
-            found.is_out_of_order = True
-        found.last = int(offsets[-1])
-    return found
+        offsets.append(batch["queue_offset"].to_numpy())
+        checksums.append(batch["body_crc32"].to_numpy())
+    return _Looked(np.concatenate(offsets), np.concatenate(checksums))
 
 
 def _counted(found: _Looked, expected: Range) -> str:
@@ -163,22 +225,9 @@ def _counted(found: _Looked, expected: Range) -> str:
 
 def compact(store: ArchiveStore, task: Task, schema: pa.Schema) -> dict[str, Any]:
     """Write the files of a folder as fewer, larger ones."""
-    spans = [(span, file) for file in task.files for span in file.spans]
-    of_span = {(span.key, span.start): file for span, file in spans}
-
-    def read(span: Span) -> Iterator[pa.RecordBatch]:
-        file = of_span[span.key, span.start]
-        for batch in read_range(
-            store, [file], span.key, start=span.start, end=span.end, columns=schema.names
-        ):
-            yield pa.RecordBatch.from_arrays(
-                [batch[field.name].cast(field.type) for field in schema], schema=schema
-            )
-
     files = merge_files(
-        store, [span for span, _ in spans], read, folder=task.folder, schema=schema,
-        bytes_max=task.bytes_max,
-    )  # fmt: skip
+        store, task.files, folder=task.folder, schema=schema, bytes_max=task.bytes_max
+    )
     before, after = sum(file.rows for file in task.files), sum(file.rows for file in files)
     assert before == after, f"compaction keeps all rows: {before} before, {after} after"
     return {

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, final
 
@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill.pipeline.archive.manifest import DataFile, QueueKey, Range, Span
+from tidemill.pipeline.archive.manifest import HOUR_MS, DataFile, QueueKey, Range, Span
+from tidemill.pipeline.archive.reading import pieces, read_piece
 from tidemill.pipeline.archive.store import ArchiveStore
 
-HOUR_MS: Final = 3_600_000  # what a folder has
 GROUP_ROWS: Final = 32_768  # of a row group: what a reader of one offset reads at least
 GROUP_BYTES: Final = 64 << 20  # and no more than this of it is held
+_ENDLESS: Final = 2**63 - 1  # behind every offset
 _COMPRESSION_LEVEL: Final = 1  # of zstd: higher ones cost twice the time for a tenth of the bytes
 # Columns with few values. Others are written plainly: ids and bodies differ in every row.
 _DICTIONARIES: Final = [
@@ -51,7 +52,10 @@ def write_range(
     run: str,
     schema: pa.Schema,
 ) -> Written:
-    """Write the rows of a range, which come in order of offsets, and say what was written."""
+    """Write the rows of a range, which come in order of offsets, and say what was written.
+
+    How many offsets were gone is known to whoever pulls them.
+    """
     files = _Files(store, key, run, schema)
     total = _Sums()
     with contextlib.closing(files):
@@ -72,28 +76,33 @@ def write_range(
 
 
 def merge_files(
-    store: ArchiveStore,
-    spans: list[Span],
-    read: Callable[[Span], Iterator[pa.RecordBatch]],
-    *,
-    folder: str,
-    schema: pa.Schema,
+    store: ArchiveStore, files: Sequence[DataFile], *, folder: str, schema: pa.Schema,
     bytes_max: int,
-) -> list[DataFile]:
-    """Write the rows of spans by queue and offset into as few files as that size needs."""
+) -> list[DataFile]:  # fmt: skip
+    """Write the rows of files by queue and offset into as few files of that size as they need."""
     done: list[DataFile] = []
     current: _File | None = None
-    for span in sorted(spans, key=lambda each: (each.key, each.start)):
-        for batch in read(span):
-            if current is None:
-                current = _File(store, f"{folder}/{_name('compact')}", schema)
-            current.write(batch, span.key)
-            if current.bytes >= bytes_max:
-                done.append(current.close())
-                current = None
+    for key in sorted({span.key for file in files for span in file.spans}):
+        end = -1
+        for first, last, file in pieces(files, key, start=0, end=_ENDLESS):
+            # Between two pieces that do not touch another file may have rows.
+            follows, end = first == end, last
+            for batch in read_piece(store, file, key, start=first, end=last, columns=schema.names):
+                if current is None:
+                    current = _File(store, f"{folder}/{_name('compact')}", schema)
+                current.write(_cast(batch, schema), key, follows=follows)
+                follows = True
+                if current.written_bytes >= bytes_max:
+                    done.append(current.close())
+                    current = None
     if current is not None:
         done.append(current.close())
     return done
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [batch[field.name].cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 @final
@@ -155,7 +164,7 @@ class _Files:
             )  # fmt: skip
             self._open = _File(self._store, f"{folder}/{_name(self._run)}", self._schema)
             self._hour = hour
-        self._open.write(batch, self._key)
+        self._open.write(batch, self._key, follows=True)
 
     def close(self) -> None:
         if self._open is not None:
@@ -173,12 +182,12 @@ class _File:
     def __init__(self, store: ArchiveStore, path: str, schema: pa.Schema) -> None:
         self._store, self._path = store, path
         self._exits = contextlib.ExitStack()
-        sink = self._exits.enter_context(store.writing(path))
+        self._sink = self._exits.enter_context(store.writing(path))
         self._writer = self._exits.enter_context(
             pq.ParquetWriter(
-                sink, schema, compression="zstd", compression_level=_COMPRESSION_LEVEL,
+                self._sink, schema, compression="zstd", compression_level=_COMPRESSION_LEVEL,
                 use_dictionary=_DICTIONARIES, write_statistics=["queue_id", "queue_offset",
-                "store_timestamp"], coerce_timestamps="us",
+                "store_timestamp"], coerce_timestamps="us", write_page_checksum=True,
             )
         )  # fmt: skip
         self._schema = schema
@@ -188,24 +197,26 @@ class _File:
         self._rows = 0
         self._max_store_ms = 0
         self._spans: list[Span] = []
-        self.bytes = 0  # about, while it is open: before compression
 
-    def write(self, batch: pa.RecordBatch, key: QueueKey) -> None:
+    @property
+    def written_bytes(self) -> int:
+        """Return how large the file is so far, as it lies on the disk."""
+        return int(self._sink.tell())
+
+    def write(self, batch: pa.RecordBatch, key: QueueKey, *, follows: bool) -> None:
+        """Add rows of a queue; they follow the last ones where nothing lies between them."""
         offsets = batch["queue_offset"]
         first, last = int(offsets[0].as_py()), int(offsets[-1].as_py())
         span = Span(key=key, start=first, end=last + 1, rows=batch.num_rows)
-        if self._spans and self._spans[-1].key == key:
+        if follows and self._spans and self._spans[-1].key == key:
             before = self._spans.pop()
-            span = Span(
-                key=key, start=before.start, end=last + 1, rows=before.rows + batch.num_rows
-            )
+            span = replace(before, end=last + 1, rows=before.rows + batch.num_rows)
         self._spans.append(span)
         self._rows += batch.num_rows
         self._max_store_ms = max(self._max_store_ms, int(store_ms(batch).max()))
         self._held.append(batch)
         self._held_rows += batch.num_rows
         self._held_bytes += batch.nbytes
-        self.bytes += batch.nbytes
         if self._held_rows >= GROUP_ROWS or self._held_bytes >= GROUP_BYTES:
             self._flush()
 

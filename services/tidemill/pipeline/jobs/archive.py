@@ -21,29 +21,32 @@ from typing import Any, Final, final
 from tidemill.pipeline import schema as columns
 from tidemill.pipeline.archive.manifest import (
     Archive,
+    Closed,
     DataFile,
     Entry,
+    Marks,
     QueueKey,
     Range,
+    by_incarnation,
     data_file,
     expiring,
     renumbered,
     sealing,
-    settled,
 )
 from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.archive.tasks import Runner, Task
+from tidemill.pipeline.archive.tasks import Runner, Task, lost_before_archived
 from tidemill.pipeline.client import Cluster, connect
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError, DataLoss, Refused, Unreachable
-from tidemill.pipeline.offsets import QueueEnds, QueueName, QueueRange, split, take_rows
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, Refused
+from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
 from tidemill.pipeline.options import LATEST, SourceOptions
+from tidemill.pipeline.pulling import TAKEN
 
 BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
 TASK_ROWS: Final = 100_000  # of one task, so that a few large queues keep all cores at work
 COMMITS_MAX: Final = 10  # attempts to take a number while others take them
-FILE_BYTES: Final = 256 << 20  # of a compacted file, before compression: 128 MiB or less after it
-SMALL_BYTES: Final = 64 << 20  # a file of fewer bytes is worth compacting
-ORPHAN_AGE_MS: Final = 86_400_000  # a file that no entry names may be of a job that still runs
+FILE_BYTES: Final = 128 << 20  # of a compacted file; one of half of it is worth compacting
+ORPHAN_AGE_MS: Final = 86_400_000  # a file that does not count may be of a job that still runs
+_DELETED: Final = "the topic was deleted, or the store of the broker group made anew"
 
 Progress = Callable[["Done"], None]
 
@@ -59,6 +62,15 @@ class Done:
     waiting: int  # rows that are there and not archived yet
     stored_to_ms: int = 0  # of the last batch: when the last of its messages was stored
     by_topic: Mapping[str, int] = field(default_factory=dict)  # rows of the last batch
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What a verification has come to, in sentences."""
+
+    wrong: list[str]
+    closed: list[str]  # what was sealed though no broker has it any more
 
 
 @final
@@ -91,127 +103,153 @@ class ArchiveJob:
     def append(self, progress: Progress = lambda _: None) -> Done:
         """Archive what is there now, in batches, and say how much that was."""
         cluster = self.look()
+        self._check_known(cluster)
         self._hold(cluster)
-        target = {name: queue.max_offset for name, queue in cluster.queues.items()}
+        target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
         while True:
-            archive = self._store.archive()
-            tasks, lost = self.plan(archive, cluster, target)
+            tasks, lost = self.plan(self._store.archive(), cluster, target)
             if not tasks and not lost:
                 return done
             ranges, files = _made(self._run_tasks(self._options, tasks))
             self.commit("append", ranges=(*lost, *ranges), files=files)
-            ended = {(each.key.topic, each.key.broker, each.key.queue_id): each.end
-                     for each in ranges}  # fmt: skip
             done = Done(
                 rows=done.rows + sum(each.rows for each in ranges),
                 bytes=done.bytes + sum(each.bytes for each in ranges),
                 batches=done.batches + 1,
-                waiting=self._waiting(archive, cluster, target, ended),
+                waiting=self._waiting(target),
                 stored_to_ms=max((each.max_store_ms for each in ranges), default=0),
                 by_topic=_by_topic(ranges),
             )
             progress(done)
+            # A topic may have been deleted, or made anew, since.
+            cluster = self.look()
+
+    def _check_known(self, cluster: Cluster) -> None:
+        """Raise BadOption for a topic that is asked for by name, and is nowhere."""
+        known = {queue.topic for queue in cluster.queues}
+        known |= {key.topic for key in self._store.archive().queues}
+        missing = sorted(set(self._options.topics.names) - known)
+        if missing:
+            raise BadOption(f"there is no topic {', '.join(missing)}, and none in the archive")
 
     def look(self) -> Cluster:
         """Ask where the queues end; all broker groups must answer, or what is new is not known."""
-        cluster = connect(self._options.connection).cluster(self._options.topics)
-        missing = sorted(cluster.unreachable)
-        if missing:
-            raise Unreachable(f"no answer from {', '.join(missing)}: what is new is not known")
-        return cluster
+        return connect(self._options.connection).whole_cluster(self._options.topics)
 
     def plan(
-        self, archive: Archive, cluster: Cluster, target: dict[QueueName, int]
+        self, archive: Archive, cluster: Cluster, target: Mapping[Queue, QueueEnds]
     ) -> tuple[list[Task], list[Range]]:
-        """Return the tasks of the next batch, and ranges that retention took before it."""
+        """Return the tasks of the next batch, and ranges that were gone before it.
+
+        `target`: what is to be archived, as it was when that began.
+        """
         starts, lost = {}, []
-        for name, queue in sorted(cluster.queues.items()):
+        for queue, ends in sorted(target.items()):
             key = self.key_of(queue)
-            archived = archive.queues.get(key)
-            begin = self._begin(queue) if archived is None else archived.end
-            if begin < queue.min_offset:
-                lost.append(self._lost(key, begin, queue.min_offset))
-                begin = queue.min_offset
-            starts[name] = begin
-        until = take_rows(starts, target, self._batch_rows)
+            begin = self._begin(archive, ends)
+            now = cluster.queues.get(queue)
+            least, why = (ends.max_offset, _DELETED) if now is None else (now.min_offset, TAKEN)
+            if begin < least:
+                lost.append(self._lost(key, begin, least, why))
+            starts[queue] = max(begin, least)
+        until = take_rows(
+            starts, {queue: ends.max_offset for queue, ends in target.items()}, self._batch_rows
+        )
         ranges = [
-            QueueRange(name=name, start=start, end=until[name])
-            for name, start in sorted(starts.items())
-            if until[name] > start
+            QueueRange(queue=queue, start=start, end=until[queue])
+            for queue, start in sorted(starts.items())
+            if until[queue] > start
         ]
         parts = split(ranges, rows_per_partition=self._task_rows, partitions_min=self._cores)
         return [
             Task(
-                work="append", run=self.run, key=self.key_of(cluster.queues[part.name]),
-                start=part.start, end=part.end,
+                work="append", run=self.run, key=self.key_of(part.queue), start=part.start,
+                end=part.end,
             )
             for part in parts
         ], lost  # fmt: skip
 
-    def key_of(self, queue: QueueEnds) -> QueueKey:
+    def key_of(self, queue: Queue) -> QueueKey:
         """Return the name of a queue in the archive."""
-        return QueueKey(
-            self._options.connection.namespace, queue.name.topic, queue.name.broker,
-            queue.name.queue_id, queue.incarnation,
-        )  # fmt: skip
+        return QueueKey.of(self._options.connection.namespace, queue)
 
-    def _begin(self, queue: QueueEnds) -> int:
-        # A queue that is not archived yet: all of it, unless the start was asked to be the end.
-        return queue.max_offset if self._options.start.everywhere == LATEST else queue.min_offset
+    def _begin(self, archive: Archive, ends: QueueEnds) -> int:
+        """Return where the next batch of a queue begins."""
+        archived = archive.queues.get(self.key_of(ends.queue))
+        if archived is not None:
+            return archived.end
+        # One that is not archived yet: all of it, unless the start was asked to be the end.
+        return ends.max_offset if self._options.start.everywhere == LATEST else ends.min_offset
 
-    def _lost(self, key: QueueKey, start: int, end: int) -> Range:
+    def _lost(self, key: QueueKey, start: int, end: int, why: str) -> Range:
         if self._options.fails_on_data_loss:
-            raise DataLoss(
-                f"{key}: offsets from {start} to {end} were gone before they were archived. With"
-                " --allow-loss the archive goes on behind them, and says so in its manifest"
-            )
+            raise lost_before_archived(key.queue, start, end, why)
         return Range(
             key=key, start=start, end=end, rows=0, bytes=0, min_store_ms=0, max_store_ms=0,
             crc_xor=0, lost=end - start,
         )  # fmt: skip
 
-    def _waiting(
-        self,
-        archive: Archive,
-        cluster: Cluster,
-        target: dict[QueueName, int],
-        ended: dict[tuple[str, str, int], int],
-    ) -> int:
-        waiting = 0
-        for name, queue in cluster.queues.items():
-            archived = archive.queues.get(self.key_of(queue))
-            begin = self._begin(queue) if archived is None else archived.end
-            to = ended.get((name.topic, name.broker, name.queue_id), begin)
-            waiting += max(0, target[name] - max(begin, to))
-        return waiting
+    def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
+        archive = self._store.archive()
+        return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
     # ------------------------------------------------------------ afterwards
 
-    def verify(self) -> list[str]:
-        """Compare what is not sealed, seal what agrees, and return what does not."""
-        archive = self._store.archive()
-        tasks = [
-            Task(
-                work="verify", run=self.run, key=key, start=each.start, end=each.end,
-                expected=each, files=tuple(archive.holding(key, each.start, each.end)),
-            )
-            for key, queue in sorted(archive.queues.items())
-            for each in queue.unsealed()
-        ]  # fmt: skip
-        passed, wrong = [], []
+    def check_there(self) -> None:
+        """Raise BadOption where nothing was ever archived."""
+        if not self._store.is_there:
+            raise BadOption(f"there is no archive at {self._store.path}")
+
+    def verify(self) -> Verified:
+        """Compare what is not sealed, seal what agrees, and return what does not.
+
+        What no broker has any more is sealed by its files alone, and the seal says so.
+        """
+        cluster, archive = self.look(), self._store.archive()
+        wrong: list[str] = []
+        passed: list[Range] = []
+        tasks: list[Task] = []
+        for key, queue in sorted(archive.queues.items()):
+            unsealed = queue.unsealed()
+            nobody = _nobody_has(key, cluster) if unsealed else ""
+            if nobody and self._options.fails_on_data_loss:
+                # It may be the wrong cluster that was asked.
+                wrong.append(
+                    f"{key}, offsets from {unsealed[0].start} to {queue.end}: {nobody}. If that is"
+                    " for good, --allow-loss seals them by their files alone"
+                )
+                continue
+            # Of what was lost before it was archived there is nothing to compare.
+            passed += [each for each in unsealed if not each.rows and each.lost]
+            tasks += [
+                Task(
+                    work="verify", run=self.run, key=key, start=each.start, end=each.end,
+                    expected=each, nobody=nobody,
+                    files=tuple(archive.holding(key, each.start, each.end)),
+                )
+                for each in unsealed
+                if each.rows or not each.lost
+            ]  # fmt: skip
+        closed: dict[Range, str] = {}
         for answer in self._run_tasks(self._options, tasks):
             of = _range(answer["range"])
-            told = answer["wrong"] or answer["gone"]
-            if told:
-                wrong.append(f"{of.key}, offsets from {of.start} to {of.end}: {told}")
-            else:
-                passed.append(of)
+            if answer["wrong"]:
+                wrong.append(f"{_place(of)}: {answer['wrong']}")
+                continue
+            passed.append(of)
+            if answer["closed"]:
+                closed[of] = answer["closed"]
         marks = sealing(archive, passed)
+        # Those behind what is wrong are looked at again.
+        ends = dict(marks)
+        closed = {of: why for of, why in closed.items() if of.end <= ends.get(of.key, 0)}
         if marks:
-            self.commit("seal", marks=marks)
-        self._release(passed)
-        return sorted(wrong)
+            ranges = tuple((of.key, of.start, of.end) for of in closed)
+            self.commit("seal", marks=marks, closed=ranges)
+        self._release()
+        told = [f"{_place(of)}: {why}" for of, why in closed.items()]
+        return Verified(wrong=sorted(wrong), closed=sorted(told))
 
     # ------------------------------------------------------------ what brokers keep
 
@@ -220,28 +258,22 @@ class ArchiveJob:
         if not self._gate_group:
             return
         told, archive = self._told(cluster), self._store.archive()
-        for name, queue in sorted(cluster.queues.items()):
-            if name not in told:
+        for queue, ends in sorted(cluster.queues.items()):
+            if queue.name not in told:
                 archived = archive.queues.get(self.key_of(queue))
-                at = self._begin(queue) if archived is None else archived.sealed
-                self._tell(name, at)
+                at = self._begin(archive, ends) if archived is None else archived.sealed
+                self._tell(queue, at)
 
-    def _release(self, passed: Iterable[Range]) -> None:
-        """Tell brokers what they need not keep any more."""
+    def _release(self) -> None:
+        """Tell brokers what they need not keep any more: what is sealed."""
         if not self._gate_group:
             return
         cluster, archive = self.look(), self._store.archive()
-        known = {
-            key: queue
-            for queue in cluster.queues.values()
-            if (key := self.key_of(queue)) in archive.queues
-        }
-        first = {key: queue.min_offset for key, queue in known.items()}
         told = self._told(cluster)
-        for key, at in settled(archive, passed, first):
-            name = known[key].name
-            if told.get(name) != at:
-                self._tell(name, at)
+        for queue in sorted(cluster.queues):
+            archived = archive.queues.get(self.key_of(queue))
+            if archived is not None and told.get(queue.name) != archived.sealed:
+                self._tell(queue, archived.sealed)
 
     def _told(self, cluster: Cluster) -> dict[QueueName, int]:
         """Return how far brokers think that queues are sealed."""
@@ -260,22 +292,26 @@ class ArchiveJob:
                     told[name] = each.pull_offset
         return told
 
-    def _tell(self, name: QueueName, at: int) -> None:
-        connect(self._options.connection).update_offset(self._gate_group, name, at)
+    def _tell(self, queue: Queue, at: int) -> None:
+        connect(self._options.connection).update_offset(self._gate_group, queue, at)
 
     def compact(self, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
-        """Write small files of a folder together; return how many there were and are."""
+        """Write small files of a folder together; return how many there were and are.
+
+        Each file but one that comes of it is as large as that, and so is never small again.
+        """
         archive = self._store.archive()
         folders: dict[str, list[DataFile]] = {}
         for path, file in sorted(archive.files.items()):
-            if file.bytes < SMALL_BYTES:
+            if file.bytes < bytes_max // 2:
                 folders.setdefault(path.rpartition("/")[0], []).append(file)
         tasks = [
             Task(
                 work="compact", run=self.run, key=files[0].spans[0].key, start=0, end=0,
                 files=tuple(files), folder=folder, bytes_max=bytes_max,
             )
-            for folder, files in sorted(folders.items())
+            for folder, small in sorted(folders.items())
+            for files in by_incarnation(small)
             if len(files) > 1
         ]  # fmt: skip
         answers = self._run_tasks(self._options, tasks)
@@ -293,17 +329,21 @@ class ArchiveJob:
         return len(removed)
 
     def vacuum(self, *, age_ms: int = ORPHAN_AGE_MS) -> int:
-        """Delete files that no entry names and that are older than any job; return how many."""
-        alive = self._store.archive().files
+        """Delete files that nobody reads any more; return how many.
+
+        That is files that no entry names and that are older than any job, those that an entry let
+        go of so long ago, and of the manifest what a snapshot has made needless.
+        """
+        archive = self._store.archive()
         latest_ms = self._now_ms() - age_ms
         gone = [
             path
             for path, made_at_ms in self._store.data_files()
-            if path not in alive and made_at_ms <= latest_ms
+            if path not in archive.files and archive.let_go_at_ms.get(path, made_at_ms) <= latest_ms
         ]
         for path in gone:
             self._store.delete(path)
-        return len(gone)
+        return len(gone) + self._store.forget_entries(before_ms=latest_ms)
 
     # ------------------------------------------------------------ the manifest
 
@@ -314,7 +354,8 @@ class ArchiveJob:
         ranges: Iterable[Range] = (),
         files: Iterable[DataFile] = (),
         removed: tuple[str, ...] = (),
-        marks: tuple[tuple[QueueKey, int], ...] = (),
+        marks: Marks = (),
+        closed: Closed = (),
     ) -> None:
         """Commit an entry behind those that are there, if it still follows them.
 
@@ -323,13 +364,13 @@ class ArchiveJob:
         entry = Entry(
             number=0, kind=kind, at_ms=self._now_ms(), run=self.run,
             schema_version=columns.VERSION, ranges=tuple(ranges), files=tuple(files),
-            removed=removed, marks=marks,
+            removed=removed, marks=marks, closed=closed,
         )  # fmt: skip
         for attempt in range(COMMITS_MAX):
             archive = self._store.archive()
             numbered = renumbered(entry, archive.next_number)
             try:
-                archive.apply(numbered)
+                archive.check(numbered)
             except ArchiveError as error:
                 raise AnotherWriter(
                     f"another one changed the archive meanwhile ({error}); run one archiver at a"
@@ -342,6 +383,20 @@ class ArchiveJob:
                     raise
             else:
                 return
+
+
+def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
+    """Return why nobody can be asked for what a queue had; empty: its broker group can."""
+    log = cluster.logs.get(key.broker)
+    if log is None:
+        return f"there is no broker group {key.broker}"
+    if log.log_id != key.queue.incarnation.log_id:
+        return f"{key.broker} has another store than the one that was archived"
+    return ""
+
+
+def _place(of: Range) -> str:
+    return f"{of.key}, offsets from {of.start} to {of.end}"
 
 
 def _by_topic(ranges: Iterable[Range]) -> dict[str, int]:

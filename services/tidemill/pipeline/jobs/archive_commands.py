@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.errors import Unreachable, told_by
-from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done
+from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, Verified
 from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
 from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.options import parse_source
@@ -61,16 +61,18 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
             time.sleep(every_s)
 
 
-def verify(settings: ArchiveSettings) -> list[str]:
+def verify(settings: ArchiveSettings) -> Verified:
     """Compare what is not sealed with the broker; return what is wrong."""
+    _check_there(settings)
     with _job("archive-verify", settings) as (job, run):
-        wrong = job.verify()
-        run.detail["wrong"] = wrong
-        return wrong
+        verified = job.verify()
+        run.detail.update(asdict(verified))
+        return verified
 
 
 def compact(settings: ArchiveSettings) -> tuple[int, int]:
     """Make larger files of small ones; return how many there were and are."""
+    _check_there(settings)
     with _job("archive-compact", settings) as (job, _):
         return job.compact()
 
@@ -80,6 +82,7 @@ def expire(settings: ArchiveSettings, *, days: float) -> int:
     options = parse_source(settings.given, is_stream=False)
     clock = SystemClock()
     job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=clock.wall_ms)
+    job.check_there()
     before_ms = clock.wall_ms() - round(days * DAY_MS)
     with recorded("archive-expire", options.archive_path):
         return job.expire(before_ms=before_ms, topics=options.topics.names)
@@ -89,8 +92,15 @@ def vacuum(settings: ArchiveSettings) -> int:
     """Delete files that no entry of the manifest names; return how many. Needs no Spark."""
     options = parse_source(settings.given, is_stream=False)
     job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
+    job.check_there()
     with recorded("archive-vacuum", options.archive_path):
         return job.vacuum()
+
+
+def _check_there(settings: ArchiveSettings) -> None:
+    """Raise BadOption where there is no archive, before Spark is started for it."""
+    options = parse_source(settings.given, is_stream=False)
+    ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms).check_there()
 
 
 @contextmanager

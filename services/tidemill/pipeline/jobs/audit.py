@@ -7,6 +7,8 @@ terminal. It reads all events that are there and writes its tables anew, so it c
 from __future__ import annotations
 
 import html
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 FOLDER: Final = "audit"
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 GRACE_S: Final = 600.0  # after it was due or stored until nothing of it is expected any more
+LINE_SHOWN: Final = 80  # bytes of a line that is wrong
 CURVE_POINTS: Final = 500  # of a curve: what a screen can show
 
 
@@ -66,11 +69,15 @@ def run(settings: AuditSettings) -> Verdict:
     """Read, reconcile, write, and return the verdict."""
     if "://" in settings.to:
         raise BadOption("--to is a folder of this machine: the page is written beside the tables")
+    check_window(settings.window)
+    if settings.sends and "://" not in settings.sends:
+        check_sends(Path(settings.sends))
     say = progress_line()
     say("starting Spark")
     with recorded("audit", settings.to) as record, session("audit", settings.master) as spark:
         say("reading events")
         events = read_events(spark, settings.given)
+        check_any(events, settings.given)
         verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
         record.rows = events.count()
         record.detail = dict(verdict.counts)
@@ -94,6 +101,42 @@ def read_events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
     return reader.load().persist()
 
 
+def check_any(events: DataFrame, given: Mapping[str, str]) -> None:
+    """Raise BadOption where topics were asked for by name, and no event tells of any of them."""
+    topics = given.get("topics") or given.get("topic")
+    if topics and events.isEmpty():
+        raise BadOption(
+            f"no event tells of topic {topics}: there is none, or nothing ever happened"
+        )
+
+
+def check_window(window: str) -> None:
+    """Raise BadOption for what Spark would not take for a duration."""
+    if not re.fullmatch(r"[1-9]\d{0,5} (second|minute|hour|day|week)s?", window):
+        raise BadOption(f"--window {window}: it is a duration such as 30 seconds or 5 minutes")
+
+
+def check_sends(path: Path) -> None:
+    """Raise BadOption for a list of sends with a line that is none."""
+    if not path.is_file():
+        raise BadOption(f"--sends {path}: there is no such file")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip() and not _is_send(line):
+                text = line[:LINE_SHOWN].decode("utf-8", "replace").strip()
+                raise BadOption(
+                    f"--sends {path}, line {number}: it is no JSON with a message_id: {text}"
+                )
+
+
+def _is_send(line: bytes) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("message_id"), str)
+
+
 def judge(
     spark: SparkSession, events: DataFrame, settings: AuditSettings, *, now_ms: int
 ) -> Verdict:
@@ -107,6 +150,8 @@ def judge(
     sends = None
     if settings.sends:
         sends = spark.read.schema("message_id string, topic string").json(settings.sends)
+        if not sends.where("message_id is null").isEmpty():
+            raise BadOption(f"--sends {settings.sends}: a line is no JSON with a message_id")
     made = transforms.audit(events, rules, sends=sends)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
     made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
@@ -201,8 +246,6 @@ def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _journey(found: Mapping[str, Any]) -> str:
-    import json
-
     steps = json.loads(found["journey"] or "[]")
     lines = [
         " ".join(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tidemill.pipeline.jobs.audit import read_events
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs.audit import check_any, read_events
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 
@@ -44,13 +46,18 @@ class Measured:
 
 def run(settings: AccuracySettings) -> Measured:
     """Read, measure, write, compare."""
+    before = Path(settings.baseline) / FOLDER / "by_band"
+    if settings.baseline and "://" not in settings.baseline and not before.is_dir():
+        raise BadOption(f"--baseline {settings.baseline}: there is no earlier run at {before}")
     say = progress_line()
     say("starting Spark")
     with (
         recorded("delay-accuracy", settings.to) as record,
         session("delay-accuracy", settings.master) as spark,
     ):
-        measured = measure(spark, read_events(spark, settings.given), settings)
+        events = read_events(spark, settings.given)
+        check_any(events, settings.given)
+        measured = measure(spark, events, settings)
         record.rows = sum(band["count"] for band in measured.bands)
         record.detail = {"worse": measured.worse}
         return measured

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from tidemill.common.clock import SystemClock
+from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
 LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
+PROGRESS_MAX: Final = 100_000  # batches of one run, of some hundred bytes each
+_SENT: Final = "sent"  # what is observed of each batch
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
 
@@ -54,6 +57,15 @@ class Plan:
     begin_ms: int = 0
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a replay has come to."""
+
+    plan: Plan
+    sent: int  # by this run
+
+
 def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     """Look at what would be sent, and send nothing."""
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
@@ -67,11 +79,18 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
         F.count("*").alias("n"), F.min(stored_ms).alias("low"), F.max(stored_ms).alias("high")
     ).first()
     assert row is not None, "an aggregate has a row"
+    if not row.n:
+        raise BadOption(
+            f"there is nothing to replay: {settings.archive} has no message of these topics and"
+            " times"
+        )
     return Plan(rows=row.n, first_stored_ms=row.low or 0, last_stored_ms=row.high or 0)
 
 
-def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
-    """Send what is left to send, and return the plan that this goes by."""
+def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Replayed:
+    """Send what is left to send, and return how much that was, and the plan that this goes by."""
+    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
     begun = _begun(spark, settings, now_ms)
     timing = None
     if settings.timing != "asap":
@@ -91,7 +110,10 @@ def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
     for name, value in stream.items():
         reader = reader.option(name, value)
     kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
-    writer = to_send(kept, timing).writeStream.format(NAME)
+    counted = to_send(kept, timing).observe(_SENT, F.count(F.lit(1)).alias("rows"))
+    # Of all batches of the run: how many messages there were is added up at its end.
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", PROGRESS_MAX)
+    writer = counted.writeStream.format(NAME)
     for name, value in settings.sink.items():
         writer = writer.option(name, value)
     query = (
@@ -100,20 +122,23 @@ def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
         .start()
     )
     query.awaitTermination()
-    return begun
+    told = [each["observedMetrics"].get(_SENT) for each in query.recentProgress]
+    return Replayed(plan=begun, sent=sum(each["rows"] for each in told if each is not None))
 
 
-def run(settings: ReplaySettings, *, is_dry: bool) -> Plan:
+def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     """Replay, or only look."""
+    if not ArchiveStore(settings.archive).is_there:
+        raise BadOption(f"there is no archive at {settings.archive}")
     say = progress_line()
     say("starting Spark")
     if is_dry:
         with session("replay", settings.master) as spark:
-            return plan(spark, settings)
+            return Replayed(plan=plan(spark, settings), sent=0)
     with recorded("replay", settings.state) as record, session("replay", settings.master) as spark:
-        begun = send(spark, settings, now_ms=SystemClock().wall_ms())
-        record.rows = begun.rows
-        return begun
+        replayed = send(spark, settings, now_ms=SystemClock().wall_ms())
+        record.rows = replayed.sent
+        return replayed
 
 
 def _of_source(settings: ReplaySettings) -> dict[str, str]:

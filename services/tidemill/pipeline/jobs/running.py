@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.common.metrics import version
+from tidemill.pipeline.errors import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +30,8 @@ SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins t
 QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
 
 Say = Callable[[str], None]
+
+log: Final = logging.getLogger("tidemill.pipeline")
 
 
 @final
@@ -75,6 +79,8 @@ def session(
 @contextlib.contextmanager
 def recorded(job: str, folder: str) -> Iterator[Run]:
     """Keep a record of the block as a run of a job; of a failure, too."""
+    if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
+        raise BadOption(f"{folder} is no folder")
     clock = SystemClock()
     run = Run(
         job=job,
@@ -99,8 +105,12 @@ def _write(run: Run, folder: str) -> None:
     if "://" in folder:
         return
     path = Path(folder) / RUNS / f"{run.run}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(run), sort_keys=True) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(run), sort_keys=True) + "\n")
+    except OSError as error:
+        # The error of the run itself, if it had one, is what matters.
+        log.warning("the run is not recorded: %s", error)
 
 
 def progress_line() -> Say:

@@ -24,6 +24,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "priority": ("int",),
     "dedup_key": ("string",),
 }
+_DUE_MS_MAX: Final = 253_402_300_799_999  # the last instant that a Timestamp of protobuf can be
 
 
 class BadRow(Exception):
@@ -67,6 +68,8 @@ def message_of(
     system.born_timestamp.FromMilliseconds(now_ms)
     due_ms = _due_ms(row, now_ms)
     group = row.get("message_group")
+    if due_ms is not None and not 0 <= due_ms <= _DUE_MS_MAX:
+        raise BadRow("it is due outside the years 1970 to 9999")
     if due_ms is not None and group:
         raise BadRow("it has a due time and a message group: a message is delayed or in order")
     system.message_type = v2.FIFO if group else v2.NORMAL if due_ms is None else v2.DELAY

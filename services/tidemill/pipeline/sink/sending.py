@@ -138,22 +138,38 @@ class Sender:
     def _judge(self, flight: _Flight, answer: Any) -> str | None:
         """Take an answer in; return why what is left of the send is to be sent again."""
         entries = answer.entries or []
+        if not entries and len(flight.messages) > 1 and _is_refusal(answer.status):
+            self._halve(flight)
+            return None
         again: list[int] = []
         told = ""
         for i in range(len(flight.messages)):
             status = entries[i].status if i < len(entries) else answer.status
             if status.code == v2.OK:
                 self.sent.rows += 1
-            elif status.code >= _TROUBLE or status.code == v2.TOO_MANY_REQUESTS:
+            elif _is_refusal(status):
+                self._refuse(flight.numbers[i], f"{v2.Code.Name(status.code)}: {status.message}")
+            else:
                 again.append(i)
                 told = status.message
-            else:
-                self._refuse(flight.numbers[i], f"{v2.Code.Name(status.code)}: {status.message}")
         if not again:
             return None
         flight.numbers = [flight.numbers[i] for i in again]
         flight.messages = [flight.messages[i] for i in again]
         return told
+
+    def _halve(self, flight: _Flight) -> None:
+        """Send a refused send as two: one bad message spoils all, and nobody says which.
+
+        Nothing of it was stored. A bad message among 32 takes ten sends until it is alone.
+        """
+        middle = len(flight.messages) // 2
+        halves = []
+        for part in (slice(middle), slice(middle, None)):
+            messages = flight.messages[part]
+            call = self._client.send_soon(messages, timeout_ms=self._options.send_timeout_ms)
+            halves.append(_Flight(flight.numbers[part], messages, call))
+        self._flights.extendleft(reversed(halves))
 
     def _again(self, flight: _Flight, why: str) -> None:
         if flight.attempt > self._max_retries:
@@ -168,6 +184,13 @@ class Sender:
         if not self._options.dead_letter_path:
             raise Refused(f"a row cannot be sent: {why}; onError=dead-letter keeps such rows apart")
         self.sent.bad.append((number, why))
+
+
+def _is_refusal(status: v2.Status) -> bool:
+    """Say whether it would be the same each time."""
+    return bool(
+        status.code != v2.OK and status.code < _TROUBLE and status.code != v2.TOO_MANY_REQUESTS
+    )
 
 
 def _belong_together(first: v2.Message, other: v2.Message) -> bool:

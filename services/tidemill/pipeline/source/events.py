@@ -26,7 +26,6 @@ from tidemill.pipeline.options import LATEST, SourceOptions, Topics
 from tidemill.pipeline.pulling import log
 from tidemill.pipeline.rows import event_batch
 from tidemill.pipeline.schema import arrow_schema
-from tidemill.pipeline.source.places import all_reachable
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
@@ -123,6 +122,10 @@ def _look(options: SourceOptions) -> Cluster:
     return connect(options.connection).cluster(Topics())
 
 
+def _look_at_all(options: SourceOptions) -> Cluster:
+    return connect(options.connection).whole_cluster(Topics())
+
+
 class EventReader(DataSourceReader):
     """A batch read of events."""
 
@@ -132,8 +135,7 @@ class EventReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return a task for each broker group."""
-        cluster = _look(self.options)
-        all_reachable(cluster, self.options.connection.endpoints)
+        cluster = _look_at_all(self.options)
         return [
             EventRange(part)
             for each in cluster.logs.values()
@@ -168,8 +170,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
-        cluster = _look(self.options)
-        all_reachable(cluster, self.options.connection.endpoints)
+        cluster = _look_at_all(self.options)
         return _document(
             {
                 each.broker: LogPlace(_start(self.options, each), each.log_id)
@@ -203,7 +204,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
         """Freeze where this run ends."""
-        self._target = self._ends()
+        logs = _look_at_all(self.options).logs.values()
+        self._target = {each.broker: LogPlace(each.log_end, each.log_id) for each in logs}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name.
         """Return where the logs ended when they were looked at last."""

@@ -16,7 +16,6 @@ from tidemill.pipeline.client import Client, connect
 from tidemill.pipeline.options import Dataset, SourceOptions, Topics
 from tidemill.pipeline.rows import in_flight_batch, pending_batch, progress_batch
 from tidemill.pipeline.schema import arrow_schema
-from tidemill.pipeline.source.places import all_reachable
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -75,8 +74,8 @@ class ListingReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return a task for each broker group."""
         topics = self.options.topics
-        cluster = connect(self.options.connection).cluster(topics if topics.pattern else Topics())
-        all_reachable(cluster, self.options.connection.endpoints)
+        client = connect(self.options.connection)
+        cluster = client.whole_cluster(topics if topics.pattern else Topics())
         names = topics.names
         if topics.pattern:
             names = tuple(sorted({name.topic for name in cluster.queues})) or ("",)

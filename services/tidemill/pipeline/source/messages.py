@@ -29,16 +29,15 @@ from pyspark.sql.streaming.datasource import (
 
 from tidemill.pipeline import offsets as plan
 from tidemill.pipeline.archive.manifest import DataFile, QueueKey
-from tidemill.pipeline.archive.reading import read_range
-from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.errors import Unreachable
-from tidemill.pipeline.offsets import Offsets, QueueName, QueueRange
+from tidemill.pipeline.offsets import Offsets, Queue, QueueRange
 from tidemill.pipeline.options import EARLIEST, LATEST, SourceOptions
-from tidemill.pipeline.pulling import pull_range, tell_gap
+from tidemill.pipeline.pulling import TAKEN, gaps_told, pull_range, tell_lost
 from tidemill.pipeline.rows import message_batch
 from tidemill.pipeline.schema import arrow_schema
-from tidemill.pipeline.source.places import Places, View, all_reachable
+from tidemill.pipeline.source.archived import read_archived
+from tidemill.pipeline.source.places import Places, View
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,19 +47,12 @@ _OF_BODIES = frozenset({"body", "body_crc32"})
 
 
 class MessageRange(InputPartition):
-    """One task: a range of a queue, and which part of it an archive has."""
+    """One task: a range of a queue, at its broker or in the files of an archive."""
 
-    def __init__(
-        self,
-        part: QueueRange,
-        *,
-        key: QueueKey | None = None,
-        files: tuple[DataFile, ...] = (),
-    ) -> None:
+    def __init__(self, part: QueueRange, *, files: tuple[DataFile, ...] | None = None) -> None:
         super().__init__(part)
         self.part = part
-        self.key = key  # of the archive; None: it is read from a broker
-        self.files = files
+        self.files = files  # of the archive; None: it is read from the broker
 
 
 def plan_ranges(
@@ -69,20 +61,17 @@ def plan_ranges(
     """Return the tasks of some ranges, those that are archived apart from the others."""
     archived, live = [], []
     for each in ranges:
-        to = min(each.end, max(each.start, view.archived_to.get(each.name, each.start)))
-        archived.append(QueueRange(name=each.name, start=each.start, end=to))
-        live.append(QueueRange(name=each.name, start=to, end=each.end))
+        to = min(each.end, max(each.start, view.archived_to.get(each.queue, each.start)))
+        archived.append(QueueRange(queue=each.queue, start=each.start, end=to))
+        live.append(QueueRange(queue=each.queue, start=to, end=each.end))
     size = {
         "rows_per_partition": options.rows_per_partition, "partitions_min": options.partitions_min,
     }  # fmt: skip
     parts = [MessageRange(part) for part in plan.split(live, **size)]
-    if not view.keys:
-        return parts
-    archive = ArchiveStore(options.archive_path).archive()
     for part in plan.split(archived, **size):
-        key = view.keys[part.name]
-        files = tuple(archive.holding(key, part.start, part.end))
-        parts.append(MessageRange(part, key=key, files=files))
+        key = QueueKey.of(options.connection.namespace, part.queue)
+        files = tuple(view.archive.holding(key, part.start, part.end))
+        parts.append(MessageRange(part, files=files))
     return parts
 
 
@@ -90,40 +79,17 @@ def read_messages(
     options: SourceOptions, schema: pa.Schema, partition: MessageRange
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches. Runs in an executor."""
-    if partition.key is not None:
-        yield from _read_archived(options, schema, partition, partition.key)
-        return
     part = partition.part
+    if partition.files is not None:
+        yield from read_archived(options, schema, part, partition.files)
+        return
     # Bodies are not even read where no column is made of them.
     with_bodies = bool(_OF_BODIES.intersection(schema.names))
     for messages in pull_range(connect(options.connection), options, part, with_bodies=with_bodies):
         yield message_batch(
-            messages, schema=schema, topic=part.name.topic, broker=part.name.broker,
+            messages, schema=schema, topic=part.queue.topic, broker=part.queue.broker,
             namespace=options.connection.namespace, decodes_body=options.decodes_body,
         )  # fmt: skip
-
-
-def _read_archived(
-    options: SourceOptions, schema: pa.Schema, partition: MessageRange, key: QueueKey
-) -> Iterator[pa.RecordBatch]:
-    store, part = ArchiveStore(options.archive_path), partition.part
-    tags = _tags(options.filter)
-    columns = list(dict.fromkeys([*schema.names, *(["tag"] if tags else [])]))
-    for batch in read_range(
-        store, partition.files, key, start=part.start, end=part.end, columns=columns
-    ):
-        kept = batch
-        if tags:
-            kept = batch.filter(pa.compute.is_in(batch["tag"], pa.array(tags)))
-        if kept.num_rows:
-            yield pa.RecordBatch.from_arrays(
-                [kept[field.name].cast(field.type) for field in schema], schema=schema
-            )
-
-
-def _tags(expression: str) -> list[str]:
-    tags = [tag.strip() for tag in expression.split("||")]
-    return [] if "*" in tags else tags
 
 
 # ---------------------------------------------------------------- batch
@@ -140,25 +106,25 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Look where the queues begin and end, and share the ranges between tasks."""
         places = Places(self.options)
-        view = places.view()
-        all_reachable(view, self.options.connection.endpoints)
+        view = places.whole_view()
         starts = places.resolve(self.options.start, view, word=EARLIEST)
         places.check_young(starts, view)
         ends = places.resolve(self.options.end, view, word=LATEST)
         ranges = []
-        for name, start in sorted(starts.items()):
-            if not self.wanted.takes(name):
+        for queue, start in sorted(starts.items()):
+            if not self.wanted.takes(queue):
                 continue
-            first, last = self.wanted.bounds(start, ends[name])
-            first = self._after_gap(view, name, first, last)
-            ranges.append(QueueRange(name=name, start=first, end=last))
+            first, last = self.wanted.bounds(start, ends[queue])
+            first = self._after_gap(view, queue, first, last)
+            ranges.append(QueueRange(queue=queue, start=first, end=last))
         return list(plan_ranges(self.options, ranges, view))
 
-    def _after_gap(self, view: View, name: QueueName, start: int, end: int) -> int:
-        least = view.queues[name].min_offset
+    def _after_gap(self, view: View, queue: Queue, start: int, end: int) -> int:
+        least = view.queues[queue].min_offset
         if start < least and start < end:
             if self.options.start.by_queue is not None:
-                tell_gap(name, start, min(least, end), fails=self.options.fails_on_data_loss)
+                tell = gaps_told(fails=self.options.fails_on_data_loss)
+                tell(queue, start, min(least, end), TAKEN)
             return min(least, end)
         return start
 
@@ -179,12 +145,12 @@ class Wanted:
     first: int = 0
     end: int = 2**63 - 1
 
-    def takes(self, name: QueueName) -> bool:
+    def takes(self, queue: Queue) -> bool:
         """Say whether a queue is read."""
         return (
-            (self.topics is None or name.topic in self.topics)
-            and (self.brokers is None or name.broker in self.brokers)
-            and (self.queue_ids is None or name.queue_id in self.queue_ids)
+            (self.topics is None or queue.topic in self.topics)
+            and (self.brokers is None or queue.broker in self.brokers)
+            and (self.queue_ids is None or queue.queue_id in self.queue_ids)
         )
 
     def bounds(self, start: int, end: int) -> tuple[int, int]:
@@ -250,7 +216,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
-        self._target: dict[QueueName, int] | None = None
+        self._target: dict[Queue, int] | None = None
         self._seen: Offsets | None = None
         self._last_batch_s = time.monotonic()
         self._away_since_s: dict[str, float] = {}
@@ -260,11 +226,10 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
         places = Places(self.options)
-        view = places.view()
-        all_reachable(view, self.options.connection.endpoints)
+        view = places.whole_view()
         starts = places.resolve(self.options.start, view, word=LATEST)
         places.check_young(starts, view)
-        return _document(starts, view)
+        return Offsets(at=starts).as_document()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
         """Return what the options say of a trigger."""
@@ -277,7 +242,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the next trigger goes. Reads no message."""
         view = self._look()
-        given = Offsets.from_document(start)
+        given = Offsets.from_document(start).among(view.queues)
         begin = self._begin(given, view)
         target = self._reachable_ends(begin, view)
         if self._waits_for_more(begin, target):
@@ -285,18 +250,16 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             target = plan.take_rows(begin, target, limit.max_rows)
         elif isinstance(limit, ReadMaxBytes):
-            per_row = {name: queue.bytes_per_row for name, queue in view.queues.items()}
+            per_row = {queue: ends.bytes_per_row for queue, ends in view.queues.items()}
             target = plan.take_bytes(begin, target, per_row, limit.max_bytes)
         if target == begin and target == dict(given.at):
             return start  # Nothing new: the same text.
         self._last_batch_s = time.monotonic()
-        return _document(target, view, before=given)
+        return Offsets(at=target).as_document()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
         """Freeze where this run ends."""
-        view = Places(self.options).view()
-        all_reachable(view, self.options.connection.endpoints)
-        self._target = view.ends
+        self._target = Places(self.options).whole_view().ends
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name.
         """Return where the queues ended when they were looked at last."""
@@ -304,23 +267,29 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share a trigger between tasks."""
-        given, until = Offsets.from_document(start), Offsets.from_document(end)
         view = Places(self.options).view()
-        begin = self._begin(given, view)
+        given = Offsets.from_document(start).among(view.queues)
+        until = Offsets.from_document(end).among(view.queues)
         ranges = []
-        for name, last in sorted(until.at.items()):
-            queue = view.queues.get(name)
-            least = last if queue is None else queue.min_offset
-            # A queue that this trigger found: from where new queues start.
-            default = least if self.options.new_queues == EARLIEST else last
-            first = begin.get(name, given.at.get(name, default))
-            if queue is None and name.broker in view.unreachable:
-                least = first  # Its tasks find out.
+        for queue, last in sorted(until.at.items()):
+            first = given.at.get(queue)
+            ends = view.queues.get(queue)
+            if ends is None and self._has_lost(queue, view):
+                if first is None or first < last:
+                    tell_lost(queue, first or 0, fails=self.options.fails_on_data_loss)
+                continue
+            if first is None:
+                if ends is None:
+                    raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
+                # This trigger found it. Where it ended then is where it starts, or where it began.
+                first = ends.min_offset if self._is_read_whole(queue, given) else last
+            least = first if ends is None else ends.min_offset  # Its tasks find out.
             if first < least and first < last:
-                tell_gap(name, first, min(least, last), fails=self.options.fails_on_data_loss)
+                tell = gaps_told(fails=self.options.fails_on_data_loss)
+                tell(queue, first, min(least, last), TAKEN)
                 first = min(least, last)
             if first < last:
-                ranges.append(QueueRange(name=name, start=first, end=last))
+                ranges.append(QueueRange(queue=queue, start=first, end=last))
         return list(plan_ranges(self.options, ranges, view))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -341,48 +310,52 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise Unreachable(
                     f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
                 )
-        self._seen = Offsets(at=view.ends, topic_ids=plan.topic_ids(view.queues.values()))
+        self._seen = Offsets(at=view.ends)
         return view
 
-    def _begin(self, given: Offsets, view: View) -> dict[QueueName, int]:
-        """Return where each queue goes on: as given, or where new ones and new topics start."""
-        begin = dict(given.at)
-        for name, queue in view.queues.items():
-            before = given.topic_ids.get((name.topic, name.broker))
-            if name in begin and before not in {None, queue.topic_id}:
-                tell_gap(name, begin[name], begin[name] + 1, fails=self.options.fails_on_data_loss)
-                begin[name] = queue.min_offset
-            elif name not in begin:
-                new = self.options.new_queues == EARLIEST
-                begin[name] = queue.min_offset if new else queue.max_offset
+    def _begin(self, given: Offsets, view: View) -> dict[Queue, int]:
+        """Return where each queue goes on: as given, or where new ones start; without lost ones."""
+        begin = {}
+        for queue, at in given.at.items():
+            if self._has_lost(queue, view):
+                tell_lost(queue, at, fails=self.options.fails_on_data_loss)
+            else:
+                begin[queue] = at
+        for queue, ends in view.queues.items():
+            if queue not in begin:
+                is_whole = self._is_read_whole(queue, given)
+                begin[queue] = ends.min_offset if is_whole else ends.max_offset
         return begin
 
-    def _reachable_ends(self, begin: Mapping[QueueName, int], view: View) -> dict[QueueName, int]:
+    def _has_lost(self, queue: Queue, view: View) -> bool:
+        # One of a topic that is not asked for any more keeps its place.
+        return self.options.topics.have(queue.topic) and view.has_lost(queue)
+
+    def _is_read_whole(self, found: Queue, given: Offsets) -> bool:
+        """Say whether a queue that was found is read from its first message on.
+
+        One of a topic that was made anew always is: its name was read already.
+        """
+        return self.options.new_queues == EARLIEST or any(
+            (queue.topic, queue.broker) == (found.topic, found.broker)
+            and queue.incarnation != found.incarnation
+            for queue in given.at
+        )
+
+    def _reachable_ends(self, begin: Mapping[Queue, int], view: View) -> dict[Queue, int]:
         """Return how far there is something, at most to the frozen target of this run."""
         target = dict(begin)  # What cannot be asked stays where it is.
-        for name, queue in view.queues.items():
-            end = queue.max_offset
+        for queue, ends in view.queues.items():
+            end = ends.max_offset
             if self._target is not None:
-                end = min(end, self._target.get(name, begin[name]))
-            # An end that went back is told by the task that reads: it is data loss.
-            target[name] = max(end, begin[name])
+                end = min(end, self._target.get(queue, begin[queue]))
+            target[queue] = max(end, begin[queue])
         return target
 
-    def _waits_for_more(
-        self, begin: Mapping[QueueName, int], target: Mapping[QueueName, int]
-    ) -> bool:
+    def _waits_for_more(self, begin: Mapping[Queue, int], target: Mapping[Queue, int]) -> bool:
         least = self.options.rows_per_trigger_min
         if least is None or self._target is not None:
             return False
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         there = sum(plan.backlog(begin, target).values())
         return there < least and waited_ms < self.options.trigger_delay_ms_max
-
-
-def _document(
-    at: Mapping[QueueName, int], view: View, *, before: Offsets | None = None
-) -> dict[str, Any]:
-    # Of what cannot be asked now, the topic that it was.
-    known = dict(before.topic_ids) if before is not None else {}
-    known.update(plan.topic_ids(view.queues.values()))
-    return Offsets(at=at, topic_ids=known).as_document()

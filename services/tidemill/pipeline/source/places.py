@@ -6,17 +6,16 @@ archive of a queue ends, so no offset is read twice and none passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import final
 
 from tidemill.pipeline.archive.manifest import Archive, QueueKey
 from tidemill.pipeline.archive.reading import first_offset_at
-from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.client import Client, Cluster, connect, matches
-from tidemill.pipeline.errors import BadOption, Unreachable
-from tidemill.pipeline.offsets import QueueEnds, QueueName
+from tidemill.pipeline.archive.store import ArchiveStore, shared_store
+from tidemill.pipeline.client import Client, Cluster, connect
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
 
 
@@ -25,21 +24,29 @@ from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, To
 class View:
     """What there is to read at one moment."""
 
-    queues: Mapping[QueueName, QueueEnds]
-    unreachable: frozenset[str] = frozenset()  # broker groups
-    # Of queues that are archived in part: under which key, and what is before `archived_to`.
-    keys: Mapping[QueueName, QueueKey] = field(default_factory=dict)
-    archived_to: Mapping[QueueName, int] = field(default_factory=dict)
+    # Of queues of one name, one after the other, the last one comes last.
+    queues: Mapping[Queue, QueueEnds]
+    # What brokers said; None where only an archive was looked at.
+    cluster: Cluster | None = None
+    # Of queues that are archived in part: what is before `archived_to`.
+    archive: Archive = field(default_factory=Archive)
+    archived_to: Mapping[Queue, int] = field(default_factory=dict)
 
     @property
-    def ends(self) -> dict[QueueName, int]:
+    def unreachable(self) -> set[str]:
+        """Return the broker groups that gave no answer."""
+        return set() if self.cluster is None else self.cluster.unreachable
+
+    @property
+    def ends(self) -> dict[Queue, int]:
         """Return where the queues end."""
-        return {name: queue.max_offset for name, queue in self.queues.items()}
+        return {queue: ends.max_offset for queue, ends in self.queues.items()}
 
-    @property
-    def starts(self) -> dict[QueueName, int]:
-        """Return where the queues begin."""
-        return {name: queue.min_offset for name, queue in self.queues.items()}
+    def has_lost(self, queue: Queue) -> bool:
+        """Say whether a queue that was asked for is not there any more."""
+        if self.cluster is None:
+            return queue not in self.queues
+        return self.cluster.has_lost(queue)
 
 
 class Places:
@@ -48,9 +55,10 @@ class Places:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    @cached_property
-    def _store(self) -> ArchiveStore:
-        return ArchiveStore(self._options.archive_path)
+    @property
+    def store(self) -> ArchiveStore:
+        """Return the archive, of which only what is new is read each time."""
+        return shared_store(self._options.archive_path)
 
     @property
     def client(self) -> Client:
@@ -58,60 +66,64 @@ class Places:
         return connect(self._options.connection)
 
     def view(self) -> View:
-        """Look at everything once, with one call to the cluster."""
+        """Look at everything once, with one call to the cluster; some of it may give no answer."""
+        return self._view(self.client.cluster)
+
+    def whole_view(self) -> View:
+        """Look at everything, all broker groups among it. Raises Unreachable."""
+        return self._view(self.client.whole_cluster)
+
+    def _view(self, look: Callable[[Topics], Cluster]) -> View:
         mode = self._options.read_mode
         if mode == "archive":
-            return self._archived(self._store.archive())
-        cluster = self.client.cluster(self._options.topics)
-        view = View(queues=cluster.queues, unreachable=frozenset(cluster.unreachable))
+            return self._archived(self.store.archive())
+        cluster = look(self._options.topics)
+        view = View(queues=cluster.queues, cluster=cluster)
         if mode == "auto" and self._options.archive_path:
-            return self._both(view, self._store.archive())
+            return self._both(view, self.store.archive())
         return view
 
-    def resolve(self, place: Place, view: View, *, word: int) -> dict[QueueName, int]:
+    def resolve(self, place: Place, view: View, *, word: int) -> dict[Queue, int]:
         """Return the offset of a place in every queue; `word` is for queues that it leaves out."""
         if place.at_ms is not None:
-            return {name: self._at(name, view, place.at_ms) for name in view.queues}
+            return {queue: self._at(queue, view, place.at_ms) for queue in view.queues}
         if place.group:
             progress = self._progress(place.group, view)
-            return {name: _clamp(progress.get(name, EARLIEST), queue)
-                    for name, queue in view.queues.items()}  # fmt: skip
-        named = place.by_queue or {}
-        _check_known(named, view)
+            return {queue: _clamp(progress.get(queue.name, EARLIEST), ends)
+                    for queue, ends in view.queues.items()}  # fmt: skip
         everywhere = word if place.everywhere is None else place.everywhere
+        named = _named(place.by_queue or {}, view)
         return {
-            name: _of_word(
-                named.get(name.topic, {}).get(name.broker, {}).get(name.queue_id, everywhere), queue
-            )
-            for name, queue in view.queues.items()
+            queue: _of_word(named.get(queue, everywhere), ends)
+            for queue, ends in view.queues.items()
         }
 
-    def check_young(self, starts: Mapping[QueueName, int], view: View) -> None:
+    def check_young(self, starts: Mapping[Queue, int], view: View) -> None:
         """Raise BadOption where an instant has no message in a queue, and that is an error."""
         if self._options.start.at_ms is None or self._options.start_strategy == "latest":
             return
-        without = [name for name, at in starts.items() if at >= view.queues[name].max_offset]
+        without = [queue for queue, at in starts.items() if at >= view.queues[queue].max_offset]
         if len(without) == len(starts) and starts:
             raise BadOption(
                 "startingTimestamp: no queue has a message that was stored then or later; with"
                 " startingTimestampStrategy=latest the read starts at the end"
             )
 
-    def _at(self, name: QueueName, view: View, at_ms: int) -> int:
-        key = view.keys.get(name)
-        if key is not None:
-            found = first_offset_at(self._store, self._store.archive(), key, at_ms)
-            if found < view.archived_to[name] or self._options.read_mode == "archive":
+    def _at(self, queue: Queue, view: View, at_ms: int) -> int:
+        if queue in view.archived_to:
+            key = self._key_of(queue)
+            found = first_offset_at(self.store, view.archive, key, at_ms)
+            if found < view.archived_to[queue] or self._options.read_mode == "archive":
                 return found
-        queue = view.queues[name]
-        if queue.max_offset == queue.min_offset:
-            return queue.max_offset
-        return min(queue.max_offset, max(queue.min_offset, self.client.offset_at(name, at_ms)))
+        ends = view.queues[queue]
+        if ends.max_offset == ends.min_offset:
+            return ends.max_offset
+        return min(ends.max_offset, max(ends.min_offset, self.client.offset_at(queue, at_ms)))
 
     def _progress(self, group: str, view: View) -> dict[QueueName, int]:
         """Return how far a group is: by what it has acked, or pulled where it pulls."""
         found = {}
-        for broker in {name.broker for name in view.queues}:
+        for broker in {queue.broker for queue in view.queues}:
             for item in self.client.progress(broker, [group]):
                 name = QueueName(item.topic, broker, item.queue_id)
                 found[name] = max(item.commit_offset, item.pull_offset)
@@ -119,83 +131,64 @@ class Places:
 
     # ------------------------------------------------------------ the archive
 
+    def _key_of(self, queue: Queue) -> QueueKey:
+        return QueueKey.of(self._options.connection.namespace, queue)
+
     def _archived(self, archive: Archive) -> View:
-        queues, keys, to = {}, {}, {}
-        for key, queue in archive.queues.items():
-            if not _is_wanted(self._options.topics, key.topic):
-                continue
-            if key.namespace != self._options.connection.namespace:
-                continue
-            name = _name_of(key, archive)
-            queues[name] = QueueEnds(
-                name=name, topic_id=0, log_id=key.incarnation,
-                min_offset=queue.start, max_offset=queue.end,
-            )  # fmt: skip
-            keys[name], to[name] = key, queue.end
-        return View(queues=queues, keys=keys, archived_to=to)
+        queues = {
+            key.queue: QueueEnds(queue=key.queue, min_offset=each.start, max_offset=each.end)
+            for key, each in archive.queues.items()
+            if key.namespace == self._options.connection.namespace
+            and self._options.topics.have(key.topic)
+        }
+        ends = {queue: each.max_offset for queue, each in queues.items()}
+        return View(queues=queues, archive=archive, archived_to=ends)
 
     def _both(self, view: View, archive: Archive) -> View:
         queues = dict(view.queues)
-        keys: dict[QueueName, QueueKey] = {}
-        to: dict[QueueName, int] = {}
-        for name, ends in view.queues.items():
-            key = QueueKey(
-                self._options.connection.namespace, name.topic, name.broker, name.queue_id,
-                ends.incarnation,
-            )  # fmt: skip
-            archived = archive.queues.get(key)
+        to: dict[Queue, int] = {}
+        for queue, ends in view.queues.items():
+            archived = archive.queues.get(self._key_of(queue))
             if archived is None:
                 continue
-            keys[name], to[name] = key, archived.end
-            queues[name] = replace(
+            to[queue] = archived.end
+            queues[queue] = replace(
                 ends,
                 min_offset=min(ends.min_offset, archived.start),
                 max_offset=max(ends.max_offset, archived.end),
             )
-        return replace(view, queues=queues, keys=keys, archived_to=to)
+        return replace(view, queues=queues, archive=archive, archived_to=to)
 
 
-def _name_of(key: QueueKey, archive: Archive) -> QueueName:
-    """Return a name for an archived queue that no other one has.
+def _named(given: Mapping[str, Mapping[str, Mapping[int, int]]], view: View) -> dict[Queue, int]:
+    """Return the queues that a user gave offsets for.
 
-    Of several topics of one name, one after the other, those before the last are told apart by
-    their incarnation; all but one of them are history.
+    A name means the last queue of it; one before is named with its incarnation, `broker#LOG/7`.
+    Raises BadOption where there is none.
     """
-    alike = [other for other in archive.queues if other[:4] == key[:4]]
-    if alike[-1] == key:
-        return QueueName(key.topic, key.broker, key.queue_id)
-    return QueueName(key.topic, f"{key.broker}#{key.incarnation}", key.queue_id)
-
-
-def _is_wanted(topics: Topics, topic: str) -> bool:
-    return topic in topics.names or matches(topics.pattern, topic)
-
-
-def _check_known(named: Mapping[str, Mapping[str, Mapping[int, int]]], view: View) -> None:
-    """Raise BadOption where an offset is given for a queue that is not read."""
-    for topic, brokers in named.items():
+    last = {queue.name: queue for queue in view.queues}
+    whole = {
+        QueueName(queue.topic, f"{queue.broker}#{queue.incarnation}", queue.queue_id): queue
+        for queue in view.queues
+    }
+    found = {}
+    for topic, brokers in given.items():
         for broker, queues in brokers.items():
-            for queue_id in queues:
+            for queue_id, offset in queues.items():
                 name = QueueName(topic, broker, queue_id)
-                if name not in view.queues and broker not in view.unreachable:
+                queue = last.get(name) or whole.get(name)
+                if queue is not None:
+                    found[queue] = offset
+                elif broker not in view.unreachable:
                     raise BadOption(f"offsets are given for {name}, which is not there")
+    return found
 
 
-def _of_word(offset: int, queue: QueueEnds) -> int:
+def _of_word(offset: int, ends: QueueEnds) -> int:
     if offset == EARLIEST:
-        return queue.min_offset
-    return queue.max_offset if offset == LATEST else offset
+        return ends.min_offset
+    return ends.max_offset if offset == LATEST else offset
 
 
-def _clamp(offset: int, queue: QueueEnds) -> int:
-    return min(max(offset, queue.min_offset), queue.max_offset)
-
-
-def all_reachable(cluster: Cluster | View, connection: Iterable[str]) -> None:
-    """Raise Unreachable where a broker group gave no answer."""
-    missing = sorted(cluster.unreachable)
-    if missing:
-        raise Unreachable(
-            f"no answer from {', '.join(missing)}, asked through {', '.join(connection)}; what is"
-            " there cannot be known without it"
-        )
+def _clamp(offset: int, ends: QueueEnds) -> int:
+    return min(max(offset, ends.min_offset), ends.max_offset)

@@ -1,8 +1,10 @@
 """J2: what was produced against what was consumed, out of lifecycle events alone.
 
-Pure: events in, tables out. A message is known by where it first stood, (broker, topic, queue_id,
-queue_offset), so two stores of one message id are two messages; a delayed one by its timer until it
-fires. A group is held to every message of a topic from which it was ever delivered one.
+Pure: events in, tables out. A message is known by where it first stood, (broker, topic, topic_id,
+queue_id, queue_offset), so two stores of one message id are two messages, and so are those of two
+topics of one name (ADR 0054); a delayed one by its timer until it fires. A group is held to every
+message of a topic from which it was ever delivered one; one that was deleted and made again is
+another group.
 
 What the kinds of findings mean:
 
@@ -30,12 +32,15 @@ if TYPE_CHECKING:
 KINDS: Final = ("missing", "duplicate", "redelivered", "early", "late", "orphan-ack")
 # What must not be: an audit that finds one of them ends with status 2.
 BROKEN: Final = ("missing", "early")
+GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
 JOURNEY_MAX: Final = 200  # events told of one finding: a message that loops has no end
-_PLACE: Final = ("broker", "topic", "queue_id", "queue_offset")
+_QUEUE: Final = ("broker", "topic", "topic_id", "queue_id")
+_PLACE: Final = (*_QUEUE, "queue_offset")
 _MOVES: Final = ("delivered", "acked", "renewed", "nacked", "revived", "dead-lettered")
 FINDINGS: Final = (
-    "kind string, topic string, consumer_group string, broker string, queue_id int,"
-    " queue_offset bigint, timer_id bigint, message_id string, at timestamp, detail string"
+    "kind string, topic string, consumer_group string, broker string, topic_id bigint,"
+    " queue_id int, queue_offset bigint, timer_id bigint, message_id string, at timestamp,"
+    " detail string"
 )
 
 
@@ -92,11 +97,30 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
 
 
 def at_first_place(events: DataFrame) -> DataFrame:
-    """Return events with `topic`, `queue_id`, `queue_offset` of where their message first stood."""
+    """Return events with the place, `_PLACE`, at which their message first stood.
+
+    A copy says the name of that topic alone: it is the one that had the name then, since copies are
+    deleted with their topic.
+    """
     is_copy = F.col("origin_topic").isNotNull()
+    topics = (
+        events.where(~is_copy & (F.col("topic_id") > 0))
+        .groupBy("broker", "topic", "topic_id")
+        .agg(F.min("log_position").alias("since"))
+        .groupBy("broker", "topic")
+        .agg(F.array_sort(F.collect_list(F.struct("since", "topic_id"))).alias("topics"))
+    )
+    then = F.filter("topics", lambda one: one["since"] <= F.col("log_position"))
+    # Of before the first event that there is: the first topic.
+    of_copy = F.coalesce(F.try_element_at(then, F.lit(-1)), F.try_element_at("topics", F.lit(1)))
+    own = F.when(is_copy, of_copy["topic_id"]).otherwise(F.col("topic_id"))
     return (
         events.withColumn("stands_on", F.col("topic"))
         .withColumn("topic", F.coalesce("origin_topic", "topic"))
+        .join(F.broadcast(topics), ["broker", "topic"], "left")
+        # No null: places are joined by it.
+        .withColumn("topic_id", F.coalesce(own, F.lit(0).cast("bigint")))
+        .drop("topics")
         .withColumn(
             "queue_id", F.when(is_copy, F.col("origin_queue_id")).otherwise(F.col("queue_id"))
         )
@@ -141,6 +165,7 @@ def _timers(placed: DataFrame) -> DataFrame:
                 ),
             ).alias("due"),
             F.min(F.when(event == "fired", F.col("event_ts"))).alias("fired_at"),
+            F.max(F.when(event == "fired", F.col("topic_id"))).alias("topic_id"),
             F.max(F.when(event == "fired", F.col("queue_id"))).alias("queue_id"),
             F.max(F.when(event == "fired", F.col("queue_offset"))).alias("queue_offset"),
             F.max((event == "recalled").cast("int")).alias("recalled"),
@@ -156,12 +181,20 @@ def _groups(placed: DataFrame) -> DataFrame:
     event, position = F.col("event"), F.col("log_position")
     of_message = Window.partitionBy(*_PLACE, "consumer_group")
     floor = Window.partitionBy("broker")
-    of_queue = Window.partitionBy("broker", "topic", "queue_id", "consumer_group")
+    of_queue = Window.partitionBy(*_QUEUE, "consumer_group")
+    of_group = Window.partitionBy("broker", "consumer_group")
+    is_deletion = F.col("reason") == GROUP_DELETED
     moves = (
         placed.withColumn("floor", F.min("log_position").over(floor))
-        .withColumn("reset", F.max(F.when(event == "reset", position)).over(of_queue))
+        .withColumn(
+            "reset",
+            F.greatest(
+                F.max(F.when(event == "reset", position)).over(of_queue),
+                F.max(F.when((event == "reset") & is_deletion, position)).over(of_group),
+            ),
+        )
         .where(event.isin(*_MOVES) & F.col("consumer_group").isNotNull() & (F.col("topic") != ""))
-        # What a group was given before it was set to another offset counts no more.
+        # What a group was given before it was set to another offset, or deleted, counts no more.
         .where(F.col("reset").isNull() | (position > F.col("reset")))
         .withColumn("first_ack", F.min(F.when(event == "acked", position)).over(of_message))
     )
@@ -216,7 +249,7 @@ def _missing_timers(timers: DataFrame, rules: Rules) -> DataFrame:
         & (F.col("recalled") == 0)
         & (F.col("dead_lettered") == 0)
         & (F.col("due") < _closed(rules))
-    ).drop("queue_id", "queue_offset")
+    ).drop("topic_id", "queue_id", "queue_offset")
     return _finding("missing", lost, at="due", detail=F.lit("it was due, and was not fired"))
 
 
@@ -237,7 +270,7 @@ def _untimely(timers: DataFrame, rules: Rules) -> DataFrame:
 
 def _skipped(available: DataFrame, groups: DataFrame, placed: DataFrame, rules: Rules) -> DataFrame:
     """Messages that a group was never given, though it was given what lies behind them."""
-    queue = ["broker", "topic", "queue_id"]
+    queue = list(_QUEUE)
     passed = (
         groups.where(
             (F.col("delivered") > 0) & ~F.col("consumer_group").isin(*rules.filtered_groups)
@@ -319,12 +352,13 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
         F.col("event_ts").alias("at"), "log_position", "event_index", "event", "stands_on",
         "consumer_group", "attempt", "detail",
     )  # fmt: skip
-    key = ["broker", "topic", "queue_id", "queue_offset"]
+    key = list(_PLACE)
     # Findings are few: only what is theirs is gathered.
     theirs = found.select(*key, "timer_id").distinct()
     same = (placed["broker"] == theirs["broker"]) & (
         (
             (placed["topic"] == theirs["topic"])
+            & (placed["topic_id"] == theirs["topic_id"])
             & (placed["queue_id"] == theirs["queue_id"])
             & (placed["queue_offset"] == theirs["queue_offset"])
             & ~placed["event"].isin("scheduled", "recalled", "moved")

@@ -6,11 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.common.errors import IllegalOffset
+from tidemill.common.errors import BadRequest, IllegalOffset
 from tidemill.message import limits
+from tidemill.message.resource_names import check_topic
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.message_codec import OF_READ, encode_read, encode_topic
-from tidemill.proxy.server.queues import PULL_BYTES_MAX, PULL_MAX, Queue, find_queue
+from tidemill.proxy.server.queues import (
+    PULL_BYTES_MAX,
+    PULL_MAX,
+    Queue,
+    find_broker,
+    find_queue,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -37,7 +44,7 @@ class RangeReader:
         However many ranges an address reads at once, it has one place among those who read.
         """
         limits.NAMESPACE.check_text(request.namespace)
-        queue = find_queue(self._cluster, request.topic, request.broker, request.queue_id)
+        queue = _queue_of(self._cluster, request)
         if request.from_offset < 0:
             raise IllegalOffset(f"an offset is 0 or more, not {request.from_offset}")
         pull = link_pb2.PullRequest(
@@ -49,6 +56,8 @@ class RangeReader:
             tags=tags_of(v2.FilterExpression(type=v2.TAG, expression=request.filter)),
             without_bodies=request.without_bodies,
             until_offset=max(request.until_offset, 0),
+            log_id=request.log_id,
+            topic=request.topic if request.topic_id else "",
         )
         topic_wire = encode_topic(request.namespace, request.topic)
         asking = asyncio.create_task(self._ask(queue, pull, address, topic_wire), name="range")
@@ -91,3 +100,15 @@ class RangeReader:
             queue, pull,
             reader=address, header=OF_READ, topic_wire=topic_wire, timeout_ms=PAGE_TIMEOUT_MS,
         )  # fmt: skip
+
+
+def _queue_of(cluster: Cluster, request: pb.ReadMessagesRequest) -> Queue:
+    """Return the queue of a request: by its topic's id where it has one, and else by name."""
+    if not request.topic_id:
+        return find_queue(cluster, request.topic, request.broker, request.queue_id)
+    # The broker told the id, and knows what it means. This proxy may not have heard of the topic
+    # yet, and would say that there is none.
+    check_topic(request.topic)
+    if request.queue_id < 0:
+        raise BadRequest(f"a queue is 0 or more, not {request.queue_id}")
+    return Queue(find_broker(cluster, request.broker), request.topic_id, request.queue_id)

@@ -34,6 +34,8 @@ def _of_renewal(record: Record) -> int:
 
 def _of_config(record: Record) -> int:
     item = config.decode_item(record.body)
+    if item["op"] == "deleteGroup":
+        return 1
     return len(item["offsets"]) if item["op"] == "reset" else 0
 
 

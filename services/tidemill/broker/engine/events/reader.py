@@ -503,6 +503,14 @@ class _Maker:
         if not self._wants(EventKind.RESET):
             return
         item = config.decode_item(record.body)
+        if item["op"] == "deleteGroup":
+            # Of all topics, whichever are asked for, and of no message.
+            if not self._message_id:
+                yield Event(
+                    header.log_offset, 0, EventKind.RESET, header.stored_at_ms, "", 0, 0, 0,
+                    consumer_group=self._lookup.group_name(item["id"]), reason="group_deleted",
+                )  # fmt: skip
+            return
         if item["op"] != "reset":
             return
         group = self._lookup.group_name(item["group_id"])

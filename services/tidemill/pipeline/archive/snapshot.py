@@ -1,0 +1,95 @@
+"""What the entries of a manifest have come to, as one file, so that they are not read again.
+
+Pure. `manifest/00000000000000000128.snapshot.json` is the fold of all entries before number 128.
+Everybody would write the same into it. It is derived: without it the entries are folded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple
+from typing import Any, Final
+
+from tidemill.pipeline.archive.manifest import (
+    Archive,
+    ArchivedQueue,
+    DataFile,
+    QueueKey,
+    Range,
+    Span,
+)
+from tidemill.pipeline.errors import ArchiveError
+
+VERSION: Final = 1  # of a snapshot
+# A file that was let go of is deleted a day later, and need not be remembered for much longer.
+LET_GO_MS: Final = 7 * 86_400_000
+
+
+def as_json(archive: Archive) -> str:
+    """Return an archive as text. A key is written once, with everything of its queue."""
+    numbers = {key: number for number, key in enumerate(archive.queues)}
+    latest_ms = max(archive.let_go_at_ms.values(), default=0)
+    document = {
+        "v": VERSION,
+        "next": archive.next_number,
+        "queues": [
+            [
+                list(key), queue.start, queue.end, queue.sealed, queue.closed,
+                [astuple(each)[1:] for each in queue.ranges],
+            ]
+            for key, queue in archive.queues.items()
+        ],
+        "files": [
+            [
+                file.path, file.bytes, file.rows, file.max_store_ms,
+                [[numbers[span.key], span.start, span.end, span.rows] for span in file.spans],
+            ]
+            for file in archive.files.values()
+        ],
+        "letGo": {
+            path: at_ms
+            for path, at_ms in archive.let_go_at_ms.items()
+            if at_ms > latest_ms - LET_GO_MS
+        },
+    }  # fmt: skip
+    return json.dumps(document, separators=(",", ":"))
+
+
+def from_json(text: str) -> Archive:
+    """Read what `as_json` wrote. Raises ArchiveError for what it has not."""
+    try:
+        found = json.loads(text)
+        if found["v"] != VERSION:
+            raise ArchiveError(
+                f"the archive has a snapshot of version {found['v']}, and this program reads"
+                f" version {VERSION}"
+            )
+        archive = Archive(next_number=found["next"], let_go_at_ms=found["letGo"])
+        for own, start, end, sealed, closed, ranges in found["queues"]:
+            key = QueueKey(*own)
+            archive.queues[key] = ArchivedQueue(
+                ranges=[_range(key, *each) for each in ranges],
+                start=start, end=end, sealed=sealed, closed=[(a, b) for a, b in closed],
+            )  # fmt: skip
+        keys = list(archive.queues)
+        for path, size, rows, max_store_ms, spans in found["files"]:
+            archive.put(
+                DataFile(
+                    path=path, bytes=size, rows=rows, max_store_ms=max_store_ms,
+                    spans=tuple(
+                        Span(key=keys[number], start=start, end=end, rows=count)
+                        for number, start, end, count in spans
+                    ),
+                )
+            )  # fmt: skip
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ArchiveError(f"a snapshot of the manifest cannot be read: {error}") from error
+    return archive
+
+
+def _range(key: QueueKey, *fields: Any) -> Range:
+    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost = fields
+    return Range(
+        key=key, start=start, end=end, rows=rows, bytes=size, min_store_ms=min_store_ms,
+        max_store_ms=max_store_ms, crc_xor=crc_xor, lost=lost,
+    )  # fmt: skip

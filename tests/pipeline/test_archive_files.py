@@ -1,0 +1,330 @@
+"""Files of an archive: what a disk does to them, in which order they are read, and when they go.
+
+Without a session of Spark: the job's tasks run here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.archiving import NOW_MS, archive_job, archived_bodies, sealed
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.micro_batches import read_batch
+from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
+from tidemill.pipeline.archive.reading import first_offset_at, pieces
+from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+
+
+def put_noise(cluster: FakeCluster, count: int, size: int, *, seed: int = 1) -> None:
+    """Store bodies that do not compress."""
+    source = random.Random(seed)
+    for _ in range(count):
+        message = v2.Message(topic=v2.Resource(name="orders"), body=source.randbytes(size))
+        message.system_properties.store_timestamp.FromMilliseconds(FIRST_STORED_AT_MS)
+        cluster.put(message, "a")
+
+
+def the_file(to: str) -> Path:
+    (path,) = ArchiveStore(to).archive().files
+    return Path(to) / path
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("place", ["middle", "header", "zeros"])
+def test_a_body_that_the_disk_changed_is_neither_sealed_nor_handed_out(
+    cluster: FakeCluster, tmp_path: Path, place: str
+) -> None:
+    to = str(tmp_path)
+    put_noise(cluster, 20, 2_000)
+    archive_job(cluster, to).append()
+    path = the_file(to)
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    (column,) = [each for each in columns if each.path_in_schema == "body"]
+    data = bytearray(path.read_bytes())
+    begin, size = column.data_page_offset, column.total_compressed_size
+    match place:
+        case "middle":
+            data[begin + size // 2] ^= 1
+        case "header":
+            data[begin + 1] ^= 1
+        case _:
+            data[begin + size // 3 : begin + size // 3 + 128] = bytes(128)
+    path.write_bytes(data)
+    (wrong,) = archive_job(cluster, to).verify().wrong
+    assert path.name in wrong
+    assert sealed(to) == [("orders", 0, 20)]
+    with pytest.raises(ArchiveError, match=path.name):
+        read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+
+
+def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """As files of before are, whose pages have no checksums."""
+    to = str(tmp_path)
+    put_noise(cluster, 20, 100)
+    archive_job(cluster, to).append()
+    path = the_file(to)
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("body")
+    bodies = table["body"].to_pylist()
+    bodies[7] = b"another"
+    pq.write_table(table.set_column(at, table.schema.field(at), [bodies]), path)
+    (wrong,) = archive_job(cluster, to).verify().wrong
+    assert "offset 7 of queue 0 of orders" in wrong
+    with pytest.raises(ArchiveError, match="offset 7"):
+        read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+
+
+# ---------------------------------------------------------------- what a file lets go of
+
+
+def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    archive_job(cluster, to).append()
+    files = [Path(to) / path for path in ArchiveStore(to).archive().files]
+    for path in files:
+        os.utime(path, (NOW_MS / 1000 - 9 * DAY_MS / 1000,) * 2)
+    assert archive_job(cluster, to).compact() == (len(files), 1)
+    assert archive_job(cluster, to, now_ms=NOW_MS + DAY_MS // 2).vacuum() == 0
+    assert all(path.exists() for path in files)
+    assert archive_job(cluster, to, now_ms=NOW_MS + DAY_MS + HOUR_MS).vacuum() == len(files)
+    assert len(archived_bodies(to)[0]) == 40
+
+
+# ---------------------------------------------------------------- order
+
+
+def offsets(cluster: FakeCluster, to: str) -> list[int]:
+    rows = read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+    return [row["queue_offset"] for row in rows]
+
+
+def test_a_compaction_around_a_large_file_keeps_the_order_and_ends(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+
+    def archive() -> None:
+        archive_job(cluster, to, batch_rows=10**6, task_rows=10**6).append()
+
+    cluster.add("orders", "a", 0, 50)
+    archive()
+    put_noise(cluster, 60, 5_000)
+    archive()
+    cluster.add("orders", "a", 0, 50)
+    archive()
+    before = len(ArchiveStore(to).archive().files)
+    removed, made = archive_job(cluster, to).compact(bytes_max=400_000)
+    assert 1 < removed < before
+    assert made < removed
+    assert offsets(cluster, to) == list(range(160))
+    spans = [
+        [(span.start, span.end) for span in file.spans]
+        for file in ArchiveStore(to).archive().files.values()
+    ]
+    assert all(high - low <= 60 for each in spans for low, high in each), "none is around another"
+    assert archive_job(cluster, to).verify().wrong == []
+    assert archive_job(cluster, to).compact(bytes_max=400_000) == (0, 0)
+
+
+def test_what_compresses_well_is_compacted_once(cluster: FakeCluster, tmp_path: Path) -> None:
+    to = str(tmp_path)
+    for _ in range(4):
+        cluster.add("orders", "a", 0, 50, body_size=20_000)
+        archive_job(cluster, to).append()
+    before = len(ArchiveStore(to).archive().files)
+    assert before >= 4
+    # A million before compression; a tenth of that on the disk.
+    assert archive_job(cluster, to).compact(bytes_max=1_000_000) == (before, 1)
+    assert archive_job(cluster, to).compact(bytes_max=1_000_000) == (0, 0)
+    assert len(archived_bodies(to)[0]) == 200
+
+
+def test_a_clock_that_went_back_an_hour_does_not_change_the_order(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    for hour in (1, 2, 1, 2, 3):
+        cluster.add("orders", "a", 0, 10, stored_at_ms=FIRST_STORED_AT_MS + hour * HOUR_MS)
+    archive_job(cluster, to).append()
+    assert offsets(cluster, to) == list(range(50))
+    archive_job(cluster, to).compact()
+    assert offsets(cluster, to) == list(range(50))
+    store = ArchiveStore(to)
+    (key,) = store.archive().queues
+    late_ms = FIRST_STORED_AT_MS + 2 * HOUR_MS
+    assert first_offset_at(store, store.archive(), key, late_ms) == 10
+
+
+def test_two_topics_of_a_name_are_not_mixed_by_a_compaction(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    archive_job(cluster, to).append()
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 40, body_size=20)
+    archive_job(cluster, to).append()
+    before = archived_bodies(to)
+    archive_job(cluster, to).compact()
+    assert len(ArchiveStore(to).archive().files) == 2
+    assert archived_bodies(to) == before
+    assert archive_job(cluster, to).compact() == (0, 0)
+
+
+def a_file(path: str, *spans: tuple[int, int]) -> DataFile:
+    key: Any = "key"
+    made = tuple(Span(key=key, start=low, end=high, rows=1) for low, high in spans)
+    return DataFile(path=path, bytes=1, rows=len(made), max_store_ms=0, spans=made)
+
+
+def test_pieces_of_spans_that_lie_around_others_come_in_order() -> None:
+    """As compactions of before left them: one span, though another file has its middle."""
+    around, inside = a_file("a", (0, 90)), a_file("b", (30, 60))
+    key: Any = "key"
+    found = [
+        (low, high, file.path) for low, high, file in pieces([around, inside], key, start=5, end=80)
+    ]
+    assert found == [(5, 30, "a"), (30, 60, "a"), (30, 60, "b"), (60, 80, "a")]
+
+
+# ---------------------------------------------------------------- bodies that are packed
+
+
+def by_offset(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["queue_offset"])
+
+
+def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, tmp_path: Path) -> None:
+    to = str(tmp_path)
+    texts = [b"plain text" * 9, b"not packed at all", b"more" * 50]
+    for number, text in enumerate(texts):
+        body = text if number == 1 else gzip.compress(text)
+        message = v2.Message(topic=v2.Resource(name="orders"), body=body)
+        encoding = v2.IDENTITY if number == 1 else v2.GZIP
+        message.system_properties.body_encoding = encoding
+        cluster.put(message, "a")
+    packed = [
+        message.body for message in cluster.brokers["a"].queues["orders", 0].messages if message
+    ]
+    archive_job(cluster, to).append()
+    cluster.add("orders", "a", 0, 1)
+    for mode in ("archive", "auto"):
+        rows = by_offset(read_batch(cluster, topic="orders", archivePath=to, readMode=mode))
+        assert [row["body"] for row in rows][:3] == texts
+        raw = read_batch(cluster, topic="orders", archivePath=to, readMode=mode, bodyEncoding="raw")
+        assert [row["body"] for row in by_offset(raw)][:3] == packed
+
+
+# ---------------------------------------------------------------- the manifest
+
+
+class CountingStore(ArchiveStore):
+    """Counts what is read of the manifest."""
+
+    reads = 0
+
+    def _read(self, path: str) -> str:
+        text = super()._read(path)
+        CountingStore.reads += 1
+        return text
+
+
+def test_a_manifest_is_read_from_its_last_snapshot_on_and_each_entry_once(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    entries = SNAPSHOT_ENTRIES + 10
+    job = archive_job(cluster, to)
+    for _ in range(entries):
+        cluster.add("orders", "a", 0, 1)
+        job.append()
+    whole = ArchiveStore(to).archive()
+    assert whole.next_number == entries
+    CountingStore.reads = 0
+    store = CountingStore(to)
+    assert store.archive() == whole
+    assert CountingStore.reads == 11, "a snapshot, and ten entries"
+    cluster.add("orders", "a", 0, 1)
+    archive_job(cluster, to, store=store).append()
+    assert CountingStore.reads == 12, "and the one that it wrote itself"
+    # The same without the snapshot.
+    for path in (tmp_path / "manifest").glob("*.snapshot.json"):
+        path.unlink()
+    assert ArchiveStore(to).archive() == store.archive()
+
+
+def test_another_archive_at_the_same_place_is_not_taken_for_the_one_before(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path / "archive")
+    cluster.add("orders", "a", 0, 3)
+    archive_job(cluster, to).append()
+    store = ArchiveStore(to)
+    (before,) = store.archive().queues.values()
+    assert before.end == 3
+    shutil.rmtree(to)
+    cluster.delete("orders")
+    for end in (1, 2):
+        cluster.add("orders", "a", 0, 1)
+        archive_job(cluster, to).append()
+        (now,) = store.archive().queues.values()
+        assert now.end == end
+    shutil.rmtree(to)
+    assert store.archive().queues == {}
+
+
+class StoppedStore(ArchiveStore):
+    """Knows the manifest as it was when its process was stopped."""
+
+    is_stopped = False
+
+    def archive(self) -> Archive:
+        return self._archive if self.is_stopped and self._archive else super().archive()
+
+
+def test_entries_before_a_snapshot_are_deleted_and_their_numbers_are_not_given_again(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    store = StoppedStore(to)
+    stopped = archive_job(cluster, to, store=store)
+    clock = itertools.count(FIRST_STORED_AT_MS, HOUR_MS)
+    cluster.add("orders", "a", 0, 1)
+    stopped.append()
+    store.is_stopped = True
+    other = archive_job(cluster, to)
+    for _ in range(SNAPSHOT_ENTRIES + 10):
+        cluster.add("orders", "a", 0, 1, stored_at_ms=next(clock))
+        other.append()
+    before = archived_bodies(to)
+    # The files are of now; to a job of years later they are old.
+    vacuum = archive_job(cluster, to, now_ms=2 * NOW_MS)
+    assert vacuum.vacuum() == SNAPSHOT_ENTRIES - 1
+    assert archived_bodies(to) == before
+    # The next number of what stood still is free again.
+    with pytest.raises(AnotherWriter):
+        stopped.commit("append")
+    assert archived_bodies(to) == before
+    assert archive_job(cluster, to).append().rows == 0

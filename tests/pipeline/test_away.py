@@ -1,0 +1,46 @@
+"""A broker group that is away for a moment, and one that stays away. Without a session of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.archiving import archive_job
+from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import Stream, read_batch
+from tidemill.pipeline.errors import BadOption, Unreachable
+
+Work = Callable[[FakeCluster, Path], int]
+
+WORKS: dict[str, Work] = {
+    "batch": lambda cluster, _: len(read_batch(cluster, topic="orders")),
+    "stream": lambda cluster, _: len(Stream(cluster, topic="orders").run()),
+    "archive": lambda cluster, to: archive_job(cluster, str(to)).append().rows,
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_who_must_know_all_asks_again(cluster: FakeCluster, tmp_path: Path, name: str) -> None:
+    cluster.add("orders", "a", 0, 5)
+    cluster.add("orders", "b", 0, 5)
+    cluster.away = {"b": 2}
+    assert WORKS[name](cluster, tmp_path) == 10
+    cluster.away = {"b": 1000}
+    with pytest.raises(Unreachable, match=r"asked 3 times: b: it is away"):
+        WORKS[name](cluster, tmp_path)
+
+
+def test_a_topic_that_is_nowhere_is_an_error_of_who_asks(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    job = archive_job(cluster, str(tmp_path), topicPattern="", topics="orders,nosuch")
+    with pytest.raises(BadOption, match="there is no topic nosuch"):
+        job.append()
+    own = {"topicPattern": "", "topics": "orders"}
+    assert archive_job(cluster, str(tmp_path), **own).append().rows == 5  # type: ignore[arg-type]  # By name.
+    # One that is in the archive was there.
+    cluster.delete("orders")
+    assert archive_job(cluster, str(tmp_path), **own).append().rows == 0  # type: ignore[arg-type]  # By name.

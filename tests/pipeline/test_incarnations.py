@@ -1,0 +1,279 @@
+"""A name that is given again: by a topic, or by a store. Without a session of Spark (ADR 0054)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from tests.support.archiving import archive_job, archived_bodies, sealed
+from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import COLUMNS, Stream, read_batch
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
+from tidemill.pipeline.jobs.archive import Done
+from tidemill.pipeline.offsets import Offsets
+from tidemill.pipeline.source.messages import MessageStreamReader
+
+HOUR_MS = 3_600_000
+LATER_MS = 1_700_000_000_000 + 10 * HOUR_MS
+
+
+def bodies(*offsets: range) -> list[bytes]:
+    return [f"orders/a/0/{i}".encode().ljust(10, b".") for each in offsets for i in each]
+
+
+def make_anew(cluster: FakeCluster, count: int) -> None:
+    """Delete the topic and make another one, with so many messages of other bodies."""
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, count, body_size=20, stored_at_ms=LATER_MS)
+
+
+def new_bodies(count: int) -> list[bytes]:
+    return [f"orders/a/0/{i}".encode().ljust(20, b".") for i in range(count)]
+
+
+# ---------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize("count", [20, 60])
+def test_a_store_that_was_made_anew_is_another_one_though_its_ids_are_the_same(
+    cluster: FakeCluster, count: int
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    strict, lax = Stream(cluster, topic="orders"), Stream(
+        cluster, topic="orders", failOnDataLoss="false"
+    )  # fmt: skip
+    assert strict.run() == lax.run() == bodies(range(30))
+    cluster.make_store_anew("a")
+    cluster.add("orders", "a", 0, count)
+    with pytest.raises(Gone, match="store of the broker group made anew"):
+        strict.run()
+    assert lax.run() == bodies(range(count))
+    assert lax.run() == []
+
+
+def test_a_topic_that_was_deleted_with_what_nobody_read_is_told(cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 30)
+    cluster.add("others", "a", 0, 1)
+    stream = Stream(cluster, topic="orders")
+    lax = Stream(cluster, topic="orders", failOnDataLoss="false")
+    assert stream.run() == lax.run() == bodies(range(30))
+    cluster.add("orders", "a", 0, 10)
+    cluster.delete("orders")
+    with pytest.raises(Gone, match="read up to offset 30"):
+        stream.run()
+    assert lax.run() == []
+    make_anew(cluster, 20)
+    assert lax.run() == new_bodies(20)
+
+
+def test_a_topic_that_is_made_anew_under_a_planned_batch_does_not_stop_the_stream(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    lax = Stream(cluster, topic="orders", failOnDataLoss="false", newQueues="latest")
+    strict = Stream(cluster, topic="orders")
+    with pytest.raises(Gone):
+        strict.run(lambda: make_anew(cluster, 20))
+    with pytest.raises(Gone):
+        strict.run()  # The plan is in the checkpoint.
+    assert lax.run(lambda: make_anew(cluster, 25)) == []
+    # Its name was read already, so it is read whole.
+    assert lax.run() == new_bodies(25)
+
+
+def make_anew_at_the_next_pull(cluster: FakeCluster, count: int) -> None:
+    def once(request: object) -> None:
+        del request
+        cluster.on_pull = lambda _request: None
+        make_anew(cluster, count)
+
+    cluster.on_pull = once
+
+
+def test_a_pull_never_gives_what_another_topic_of_the_name_has(cluster: FakeCluster) -> None:
+    """Deleted and made anew behind the plan of the tasks themselves."""
+    cluster.add("orders", "a", 0, 30)
+    make_anew_at_the_next_pull(cluster, 60)
+    with pytest.raises(DataLoss, match="offsets from 0 to 30 are gone"):
+        read_batch(cluster, topic="orders")
+    make_anew_at_the_next_pull(cluster, 90)
+    assert read_batch(cluster, topic="orders", failOnDataLoss="false") == []
+
+
+def test_a_broker_group_that_is_away_has_lost_nothing(cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 30)
+    cluster.add("orders", "b", 0, 5)
+    stream = Stream(cluster, topic="orders")
+    assert len(stream.run()) == 35
+    cluster.add("orders", "a", 0, 3)
+    cluster.brokers["b"].error = "it is away"
+    reader = MessageStreamReader(stream.options, COLUMNS)
+    end = reader.latestOffset(stream.start, ReadAllAvailable())
+    at = {queue.broker: at for queue, at in Offsets.from_document(end).at.items()}
+    assert at == {"a": 33, "b": 5}
+    assert [part.part.start for part in reader.partitions(stream.start, end)] == [30]
+    # What was found there by this very batch is not passed over either.
+    del stream.start["o"]["orders"]["b"]
+    with pytest.raises(Unreachable):
+        reader.partitions(stream.start, end)
+
+
+def test_a_checkpoint_of_before_goes_on_where_it_was(cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 30)
+    stream = Stream(cluster, topic="orders")
+    stream.start = {"v": 1, "o": {"orders": {"a": {"0": 25}}}, "t": {"orders": {"a": 1}}}
+    assert stream.run() == bodies(range(25, 30))
+    cluster.make_store_anew("a")
+    cluster.add("orders", "a", 0, 60)
+    with pytest.raises(Gone):
+        stream.run()
+
+
+# ---------------------------------------------------------------- archives
+
+
+def test_a_stream_over_an_archive_reads_each_topic_of_a_name_once(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 30)
+    archive_job(cluster, to).append()
+    stream = Stream(cluster, topic="orders", archivePath=to, readMode="archive")
+    assert stream.run() == bodies(range(30))
+    make_anew(cluster, 50)
+    archive_job(cluster, to).append()
+    assert stream.run() == new_bodies(50)
+    both = read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+    assert [row["body"] for row in both] == bodies(range(30)) + new_bodies(50)
+    # A name means the last one; the one before has a name of its own.
+    key = next(iter(ArchiveStore(to).archive().queues))
+    first = json.dumps({"orders": {f"a#{key.incarnation}": {"0": 28}, "a": {"0": 49}}})
+    some = read_batch(
+        cluster, topic="orders", archivePath=to, readMode="archive", startingOffsets=first
+    )
+    assert [row["body"] for row in some] == bodies(range(28, 30)) + new_bodies(50)[49:]
+
+
+def made_anew_after(batches: int, cluster: FakeCluster) -> Callable[[Done], None]:
+    def progress(done: Done) -> None:
+        if done.batches == batches:
+            make_anew(cluster, 60)
+
+    return progress
+
+
+def test_an_archive_run_never_files_one_topic_under_another(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    job = archive_job(cluster, to, batch_rows=10)
+    with pytest.raises(DataLoss, match="from 20 to 40 were gone before they were archived"):
+        job.append(made_anew_after(2, cluster))
+    archive_job(cluster, to).append()
+    assert archived_bodies(to) == [bodies(range(20)), new_bodies(60)]
+
+
+def test_an_archive_run_that_may_lose_says_what_it_lost(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    job = archive_job(cluster, to, batch_rows=10, failOnDataLoss="false")
+    job.append(made_anew_after(2, cluster))
+    archive_job(cluster, to).append()
+    assert archived_bodies(to) == [bodies(range(20)), new_bodies(60)]
+    old = next(iter(ArchiveStore(to).archive().queues.values()))
+    assert (old.end, sum(each.lost for each in old.ranges)) == (40, 20)
+
+
+def test_a_task_of_an_archive_run_takes_nothing_of_another_topic(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    make_anew_at_the_next_pull(cluster, 60)
+    with pytest.raises(DataLoss, match="from 0 to 20 were gone before they were archived"):
+        archive_job(cluster, to).append()
+    make_anew_at_the_next_pull(cluster, 30)
+    archive_job(cluster, to, failOnDataLoss="false").append()
+    assert archived_bodies(to) == [[]]
+    (lost,) = ArchiveStore(to).archive().queues.values()
+    assert (lost.end, sum(each.lost for each in lost.ranges)) == (60, 60)
+
+
+def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    cluster.add("gone", "a", 0, 5)
+    cluster.add("others", "a", 0, 5)
+    archive_job(cluster, to).append()
+    make_anew(cluster, 40)
+    cluster.delete("gone")
+    archive_job(cluster, to).append()
+    verified = archive_job(cluster, to).verify()
+    assert verified.wrong == []
+    assert len(verified.closed) == 3  # two tasks of the one, one of the other
+    assert "is not there any more" in verified.closed[0]
+    assert all(at == end for _, at, end in sealed(to))
+    closed = {
+        key.topic: queue.closed
+        for key, queue in ArchiveStore(to).archive().queues.items()
+        if queue.closed
+    }
+    assert closed == {"orders": [(0, 20), (20, 40)], "gone": [(0, 5)]}
+    again = archive_job(cluster, to).verify()
+    assert (again.wrong, again.closed) == ([], [])
+
+
+def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    for broker in ("a", "b", "c"):
+        cluster.add("orders", broker, 0, 5)
+    archive_job(cluster, to).append()
+    cluster.make_store_anew("a")
+    del cluster.brokers["b"]
+    verified = archive_job(cluster, to).verify()
+    assert [sentence.partition(": ")[2] for sentence in verified.wrong] == [
+        f"{why}. If that is for good, --allow-loss seals them by their files alone"
+        for why in (
+            "a has another store than the one that was archived", "there is no broker group b"
+        )
+    ]  # fmt: skip
+    assert [at for _, at, _ in sealed(to)] == [0, 0, 5]
+    verified = archive_job(cluster, to, failOnDataLoss="false").verify()
+    assert (verified.wrong, len(verified.closed)) == ([], 2)
+    assert [at for _, at, _ in sealed(to)] == [5, 5, 5]
+
+
+def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 30)
+    archive_job(cluster, to).append()
+    cluster.add("orders", "a", 0, 30)
+    # 30 to 40 were never archived; of 0 to 20 and 20 to 30 nobody has anything any more.
+    cluster.expire("orders", "a", 0, 40)
+    archive_job(cluster, to, failOnDataLoss="false").append()
+    cluster.expire("orders", "a", 0, 45)
+    # What is still there is compared.
+    message = cluster.brokers["a"].queues["orders", 0].messages[47]
+    assert message is not None
+    right, message.body = message.body, b"another"
+    verified = archive_job(cluster, to).verify()
+    assert len(verified.wrong) == 1
+    assert sealed(to) == [("orders", 40, 60)]
+    message.body = right
+    verified = archive_job(cluster, to).verify()
+    assert (verified.wrong, len(verified.closed)) == ([], 1)
+    assert sealed(to) == [("orders", 60, 60)]

@@ -1,0 +1,60 @@
+"""One task of the sink against a cluster in memory, without Spark: what becomes of a bad row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.client import Client
+from tidemill.pipeline.errors import Refused
+from tidemill.pipeline.options import parse_sink
+from tidemill.pipeline.sink.sending import Sender, Sent
+
+NOW_MS = 1_800_000_000_000
+DEAD_LETTERS = {"onError": "dead-letter", "deadLetterPath": "/nowhere"}
+
+
+def send(cluster: FakeCluster, rows: list[dict[str, Any]], **given: str) -> Sent:
+    options = parse_sink({"endpoints": cluster.endpoint, "topic": "orders", **given})
+    client = Client(options.connection)
+    try:
+        return Sender(client, options, max_retries=2, now_ms=lambda: NOW_MS).send(rows)
+    finally:
+        client.close()
+
+
+def test_a_row_that_spoils_its_send_goes_alone(cluster: FakeCluster) -> None:
+    rows = [{"body": b"%d" % i} for i in range(70)]
+    for i in (7, 40, 41):
+        rows[i]["body"] = b"spoil the call"
+    sent = send(cluster, rows, **DEAD_LETTERS)
+    assert sent.rows == 67
+    assert sorted(number for number, _ in sent.bad) == [7, 40, 41]
+    assert {why for _, why in sent.bad} == {"ILLEGAL_MESSAGE_TAG: a tag has no |"}
+    good = [b"%d" % i for i in range(70) if i not in {7, 40, 41}]
+    assert sorted(message.body for message in cluster.sent) == sorted(good)
+    with pytest.raises(Refused, match="a tag has no"):
+        send(cluster, rows)
+
+
+@pytest.mark.parametrize(
+    "due",
+    [
+        {"delay_ms": 2**62},
+        {"delay_ms": -(2**62)},
+        {"due_timestamp": -62_135_596_800_001},
+        {"due_timestamp": 253_402_300_800_000},
+    ],
+)
+def test_a_due_time_that_no_message_can_have_is_of_a_bad_row(
+    cluster: FakeCluster, due: dict[str, int]
+) -> None:
+    rows: list[dict[str, Any]] = [{"body": b"a"}, {"body": b"b", **due}, {"body": b"c"}]
+    sent = send(cluster, rows, **DEAD_LETTERS)
+    assert (sent.rows, sent.bad) == (2, [(1, "it is due outside the years 1970 to 9999")])
+
+
+def test_the_last_instant_that_there_is_can_be_sent(cluster: FakeCluster) -> None:
+    assert send(cluster, [{"body": b"a", "due_timestamp": 253_402_300_799_999}]).rows == 1

@@ -1,0 +1,72 @@
+"""The archive's job over a cluster in memory, its tasks run here one after the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.archive.reading import read_range
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.tasks import Task, run_task
+from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.options import SourceOptions, parse_source
+
+NOW_MS = 1_800_000_000_000
+
+
+def archive_job(
+    cluster: FakeCluster,
+    path: str,
+    *,
+    store: ArchiveStore | None = None,
+    batch_rows: int = 50,
+    task_rows: int = 20,
+    now_ms: int = NOW_MS,
+    **options: str,
+) -> ArchiveJob:
+    """Return a job over everything that is there."""
+    parsed = parse_source(
+        {"endpoints": cluster.endpoint, "topicPattern": ".*", "archivePath": path,
+         "readMode": "broker", "pullBatchSize": "7", "maxRetries": "2", "retryBackoffMs": "5",
+         **options},
+        is_stream=False,
+    )  # fmt: skip
+    own = store or ArchiveStore(path)
+
+    def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        return [run_task(options, task, own) for task in tasks]
+
+    return ArchiveJob(
+        parsed,
+        run_here,
+        now_ms=itertools.count(now_ms).__next__,
+        store=own,
+        batch_rows=batch_rows,
+        cores=1,
+        task_rows=task_rows,
+    )
+
+
+def archived_bodies(path: str) -> list[list[bytes]]:
+    """Return what a reader of the archive sees of each queue, in the order of the manifest."""
+    store = ArchiveStore(path)
+    archive = store.archive()
+    return [
+        [
+            body
+            for batch in read_range(
+                store, archive.holding(key, queue.start, queue.end), key, start=queue.start,
+                end=queue.end, columns=["body"],
+            )
+            for body in batch["body"].to_pylist()
+        ]
+        for key, queue in archive.queues.items()
+    ]  # fmt: skip
+
+
+def sealed(path: str) -> list[tuple[str, int, int]]:
+    """Return of each queue its topic, how far it is sealed, and where it ends."""
+    queues = ArchiveStore(path).archive().queues
+    return [(key.topic, queue.sealed, queue.end) for key, queue in queues.items()]
