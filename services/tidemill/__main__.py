@@ -9,7 +9,8 @@ import signal
 import sys
 
 from tidemill.cli.processes import PROCESSES
-from tidemill.proxy.keeper import is_kept, keep
+from tidemill.common.parent import die_with_parent
+from tidemill.proxy.keeper import has_keeper, is_kept, keep
 
 _STDIN = 0  # the descriptor
 _INIT_PID = 1  # of the first process of a container
@@ -20,6 +21,9 @@ def main() -> None:
     """Run a process, or a command against a running one."""
     open_missing_streams()
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
+    if command == "proxy" and has_keeper(arguments):
+        # However stuck it is: who kills the first process of a proxy wants its port to be free.
+        die_with_parent(signal.SIGKILL)
     if os.getpid() == _INIT_PID:
         live_as_init(has_children=command == "standalone")
     if command in PROCESSES:

@@ -191,6 +191,8 @@ def audited(row: Row) -> str:
     if "audit" not in row:
         return ""
     told = row["audit"]
+    if "failed" in told:
+        return "**could not judge**"
     return (
         f"**differs** ({told['answers_lost']})"
         if told["differences"]
@@ -218,6 +220,8 @@ def notes_of(fault: Fault, row: Row) -> list[str]:
         )
     if row["errors_before"]:
         notes.append(f"{row['errors_before']} errors while the clients started, not counted above.")
+    if why := row.get("audit", {}).get("failed"):
+        notes.append(f"The audit could not judge: `{shortened(why)}`")
     if differences := row.get("audit", {}).get("differences"):
         notes.append(
             f"{len(differences)} findings of one of history and audit alone, such as"

@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--clients", default=",".join(LANGUAGES), help="languages, with commas")
     parser.add_argument("--endpoint", default=ENDPOINT, help="where clients find the proxies")
     parser.add_argument("--values", default="", help="a values file of this cluster")
+    parser.add_argument("--no-audit", action="store_true", help="save a minute a fault")
     parser.add_argument("--keep", action="store_true", help="use what is installed, and leave it")
     options = parser.parse_args()
     chosen = chosen_of(options.faults)
@@ -56,6 +57,7 @@ def main() -> int:
         languages=options.clients.split(","),
         endpoint=options.endpoint,
     )
+    is_audited = audit.is_possible() and not options.no_audit
     tables = ledger.read()
     results = set()
     with installed(cluster, keep=options.keep):
@@ -65,8 +67,8 @@ def main() -> int:
             times = options.times or fault.times
             try:
                 with release_of(cluster, fault) as own:
-                    row = tried(own, fault, times, clients, about)
-            except AssertionError as why:
+                    row = tried(own, fault, times, clients, about, is_audited=is_audited)
+            except (AssertionError, subprocess.SubprocessError) as why:
                 # What comes next may do all the same; a release that is not whole fails it too.
                 row = ledger.row_failed(str(why), about)
             ledger.enter(tables, fault, row)
@@ -134,7 +136,13 @@ def about_of(cluster: Cluster, clients: Clients) -> dict[str, Any]:
 
 
 def tried(
-    cluster: Cluster, fault: Fault, times: int, clients: Clients, about: dict[str, Any]
+    cluster: Cluster,
+    fault: Fault,
+    times: int,
+    clients: Clients,
+    about: dict[str, Any],
+    *,
+    is_audited: bool,
 ) -> ledger.Row:
     """Do a fault under load, and return its row: judged, or why it was not done."""
     if reason := missing(cluster, fault, about["nodes"]):
@@ -163,7 +171,8 @@ def tried(
             "load_average": round(os.getloadavg()[1], 1),
             "cores": os.cpu_count(),
         }
-        if audit.is_possible():
+        # What stood in a log that is gone no audit of the new one can know.
+        if is_audited and not fault.loses:
             measured["audit"] = audit.opinion(cluster, kept)
         return ledger.row_of(fault, found, about | measured)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,14 +30,16 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 WITHIN_MS = int(START_S * 1000)
 KILLS = 3
 EXIT_USAGE = 2
+SECOND_SIGNAL_STATUS = 130
 
 
 class KeptProxy:
     """`tidemill proxy` as a container runs it: its first process, and the one that serves."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, broker_pid: int) -> None:
         self.process = process
         self.log = log
+        self.broker_pid = broker_pid
 
     def events(self, name: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -43,8 +48,19 @@ class KeptProxy:
     def serving(self, life: int = 0) -> tuple[int, str]:
         """Return the id of the process of a life, and its address, once it serves."""
         told = eventually(lambda: self.events("proxy serving")[life], within_ms=WITHIN_MS)
+        return self.pid(), str(told["grpc"])
+
+    def pid(self) -> int:
+        """Return the id of the process that serves, or starts."""
         [pid] = descendants(self.process.pid)[1:]
-        return pid, str(told["grpc"])
+        return pid
+
+    def next_pid(self, former: int) -> int:
+        """Return the id of the process that follows `former`, as soon as there is one."""
+        return eventually(
+            lambda: [one for one in descendants(self.process.pid)[1:] if one != former],
+            within_ms=WITHIN_MS, every_s=0.001,
+        )[0]  # fmt: skip
 
     def kill(self, life: int = 0) -> str:
         """Kill the process of a life; return its address."""
@@ -55,14 +71,23 @@ class KeptProxy:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[KeptProxy]:
+    with kept_proxy(tmp_path) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def kept_proxy(folder: Path, *more: str, **started: Any) -> Iterator[KeptProxy]:
+    """Run a proxy and its broker for the block; `started` says how, as subprocess.Popen does."""
     with contextlib.ExitStack() as running:
-        _, address, _ = running.enter_context(broker(tmp_path / "data", "--auto-create"))
-        log = tmp_path / "proxy.log"
+        stored, address, _ = running.enter_context(broker(folder / "data", "--auto-create"))
+        log = folder / "proxy.log"
         stderr = running.enter_context(log.open("w"))
         flags = [f"--brokers={address}", "--grpc-port=0", "--metrics-port=0", "--drain-delay-ms=0"]
-        process = subprocess.Popen(command("proxy", *flags), env=environment(), stderr=stderr)
+        process = subprocess.Popen(
+            command("proxy", *flags, *more), env=environment(), stderr=stderr, **started
+        )
         try:
-            yield KeptProxy(process, log)
+            yield KeptProxy(process, log, stored.pid)
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -76,6 +101,12 @@ def refuses(address: str) -> bool:
     except ConnectionError:
         return True
     return False
+
+
+def is_ready(kept: KeptProxy) -> bool:
+    metrics: str = kept.events("proxy serving")[-1]["metrics"]
+    with httpx.Client(trust_env=False) as client:
+        return client.get(metrics.replace("/metrics", "/readyz")).is_success
 
 
 def send(address: str) -> int:
@@ -127,6 +158,68 @@ def test_one_that_keeps_dying_is_given_up(kept: KeptProxy) -> None:
         address = kept.kill(life)
     assert kept.process.wait(STOP_S) == 128 + signal.SIGKILL
     assert refuses(address)
+    [told] = kept.events("the proxy ends again and again, and is given up")
+    assert told["ended"] == "signal 9"
+
+
+def test_one_that_dies_before_it_serves_again_is_started_once_more(kept: KeptProxy) -> None:
+    pid, address = kept.serving()
+    for _ in range(2):
+        os.kill(pid, signal.SIGKILL)
+        pid = kept.next_pid(pid)  # of a life that has had no time to serve
+    assert not refuses(address)
+    assert send(address) == v2.OK
+
+
+def test_one_that_does_not_serve_in_time_closes_the_port_and_goes_on(kept: KeptProxy) -> None:
+    """So that newcomers are led elsewhere, for as long as its brokers are away."""
+    pid, address = kept.serving()
+    os.kill(kept.broker_pid, signal.SIGSTOP)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: refuses(address), within_ms=2 * WITHIN_MS)
+        assert kept.process.poll() is None
+    finally:
+        os.kill(kept.broker_pid, signal.SIGCONT)
+    _, address = kept.serving(1)
+    assert send(address) == v2.OK
+
+
+def test_a_signal_for_both_processes_is_one(tmp_path: Path) -> None:
+    """As systemd sends it, and `pkill`: what is under way still ends."""
+    with kept_proxy(tmp_path, "--drain-delay-ms=1000") as kept:
+        pid, _ = kept.serving()
+        for each in (kept.process.pid, pid):
+            os.kill(each, signal.SIGTERM)
+        assert kept.process.wait(STOP_S) == 0
+        assert kept.events("proxy stopped")
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with kept_proxy(tmp_path, "--drain-delay-ms=60000") as kept:
+        kept.serving()
+        kept.process.terminate()
+        eventually(lambda: not is_ready(kept), within_ms=WITHIN_MS)
+        kept.process.terminate()
+        assert kept.process.wait(STOP_S) == SECOND_SIGNAL_STATUS
+
+
+def test_a_terminal_that_is_gone_ends_it(tmp_path: Path) -> None:
+    ours, terminal = pty.openpty()
+    with kept_proxy(
+        tmp_path, stdin=terminal, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+    ) as kept:  # fmt: skip
+        kept.serving()
+        os.close(terminal)
+        os.close(ours)
+        assert kept.process.wait(STOP_S) == 0
+
+
+def test_a_folder_of_our_name_is_not_taken_for_the_program(tmp_path: Path) -> None:
+    (tmp_path / "tidemill").mkdir()
+    with kept_proxy(tmp_path, cwd=tmp_path) as kept:
+        assert send(kept.serving()[1]) == v2.OK
 
 
 def test_the_proxy_ends_with_its_keeper(kept: KeptProxy) -> None:
@@ -134,6 +227,13 @@ def test_the_proxy_ends_with_its_keeper(kept: KeptProxy) -> None:
     kept.process.kill()
     assert eventually(lambda: refuses(address), within_ms=WITHIN_MS)
     assert eventually(lambda: not Path(f"/proc/{pid}/cmdline").exists(), within_ms=WITHIN_MS)
+
+
+def test_one_that_stands_still_ends_with_its_keeper(kept: KeptProxy) -> None:
+    pid, address = kept.serving()
+    os.kill(pid, signal.SIGSTOP)
+    kept.process.kill()
+    assert eventually(lambda: refuses(address), within_ms=WITHIN_MS)
 
 
 def test_what_the_proxy_says_of_its_settings_and_its_status_are_the_keepers(tmp_path: Path) -> None:

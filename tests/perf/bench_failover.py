@@ -5,11 +5,13 @@
               all replicas are in sync again. Of each: the longest time without a send that was
               answered OK, from just before the fault until all are in sync. Beside it the longest
               such time of the same senders while nothing is done, which is the machine's
+    in-flight the same faults, of a group of which so many messages are in flight: whoever takes
+              over has their deliveries in its table
     rates     three replicas against one, both up and measured in turn, so that both have the same
               machine: sends a second, and CPU a message of all processes together
 
-`python -m tests.perf.bench_failover [faults|rates] --count 10 --fault kill`. On a machine that
-others use say its load with the figures, which are printed with the load's average.
+`python -m tests.perf.bench_failover [faults|in-flight|rates] --count 10 --fault kill`. On a machine
+that others use say its load with the figures, which are printed with the load's average.
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ PAUSE_S: Final = 0.005  # between two sends of one sender: it measures times, no
 MESSAGES: Final = 10_000  # a turn of `rates`
 WARM_UP: Final = 2_000
 START_S: Final = 120.0
+CALL_S: Final = 60.0  # of who fills a topic: a machine that others use takes its time
+FILLERS: Final = 16
+AT_ONCE: Final = 32  # messages a call
+HIDDEN_MS: Final = 12 * 3_600_000  # as long as a delivery may last
 BODY: Final = b"x" * 128
 FAULTS: Final = ("kill", "kill-all", "stop", "stop-all", "transfer")
 
@@ -142,6 +148,38 @@ async def until_epoch(group: Replicated, epoch: int) -> None:
         await asyncio.sleep(0.1)
 
 
+async def put_in_flight(endpoint: str, count: int) -> None:
+    """Send so many messages, and receive all of them, for longer than anything here takes."""
+    numbers, received = itertools.count(), 0
+
+    async def fill(client: Api) -> None:
+        while (first := next(numbers) * AT_ONCE) < count:
+            size = min(AT_ONCE, count - first)
+            messages = [message("held", BODY, message_id=str(first + n)) for n in range(size)]
+            answer = await client.send(*messages)
+            assert answer.status.code == v2.OK, answer.status
+
+    async def take(client: Api) -> None:
+        nonlocal received
+        while received < count:
+            found = await client.receive("held", "bench", invisible_ms=HIDDEN_MS)
+            received += len(found)
+
+    async with api(endpoint, call_s=CALL_S) as client:
+        await asyncio.gather(*(fill(client) for _ in range(FILLERS)))
+        await asyncio.gather(*(take(client) for _ in range(FILLERS)))
+
+
+def measure_in_flight(running: Standalone, kind: str, count: int, in_flight: int) -> dict[str, Any]:
+    """Measure faults of a group with so many deliveries in flight."""
+    running.put("topics/held", queues=16)
+    asyncio.run(put_in_flight(running.grpc, in_flight))
+    result = asyncio.run(measure_faults(running, kind, count))
+    left = running.lag("bench")
+    assert left == in_flight, f"{left} of {in_flight} are in flight afterwards"
+    return {"in_flight": in_flight, **result}
+
+
 def measure_rates(messages: int, turns: int, folder: Path) -> dict[str, Any]:
     """Measure one replica and three in turn; return medians, and the ratio of each turn."""
     rates: dict[int, list[float]] = {1: [], 3: []}
@@ -177,9 +215,10 @@ def measure_rates(messages: int, turns: int, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["faults", "rates"])
+    parser.add_argument("what", nargs="?", choices=["faults", "in-flight", "rates"])
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--fault", choices=FAULTS, default="kill")
+    parser.add_argument("--in-flight", type=int, default=1_000_000)
     parser.add_argument("--messages", type=int, default=MESSAGES)
     parser.add_argument("--turns", type=int, default=7)
     arguments = parser.parse_args()
@@ -192,6 +231,12 @@ def main() -> None:
                 running.put("topics/bench", queues=4)
                 result["faults"] = asyncio.run(
                     measure_faults(running, arguments.fault, arguments.count)
+                )
+        if arguments.what == "in-flight":
+            with standalone(folder / "held", *FLAGS, start_s=START_S) as running:
+                running.put("topics/bench", queues=4)
+                result["in_flight"] = measure_in_flight(
+                    running, arguments.fault, arguments.count, arguments.in_flight
                 )
         if arguments.what in {None, "rates"}:
             result["rates"] = measure_rates(arguments.messages, arguments.turns, folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.audit import audited
+from tests.chaos.figures import DISTURBED
 from tests.support.api import api, message
 from tests.support.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -54,6 +55,11 @@ async def facts_of(running: Standalone) -> list[dict[str, Any]]:
     return facts
 
 
+def disturbance_of(fact: dict[str, Any]) -> dict[str, Any]:
+    begun = fact["at"] - 1_000_000
+    return {"fact": DISTURBED, "what": "a kill", "begun": begun, "ended": fact["at"], "fails": []}
+
+
 def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -67,9 +73,13 @@ def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
             spark, [*facts, phantom], to=str(tmp_path / "whole"), endpoints=running.grpc
         )
         assert whole == ([], [])
-        # A client that keeps silent about a delivery: its answer counts as lost.
+        # A client that keeps silent about a delivery: its answer counts as lost in a disturbance.
         silent = next(fact for fact in facts if fact["fact"] == "received")
         told = [fact for fact in facts if fact is not silent]
-        differences, lost = audited(spark, told, to=str(tmp_path / "lie"), endpoints=running.grpc)
-    assert differences == []
-    assert len(lost) == len(silent["keys"])
+        judged = [
+            audited(spark, facts, to=str(tmp_path / name), endpoints=running.grpc)
+            for name, facts in (("lie", told), ("loss", [*told, disturbance_of(silent)]))
+        ]
+    [(alone, none), (differences, lost)] = judged
+    assert (len(alone), none) == (len(silent["keys"]), [])
+    assert (differences, len(lost)) == ([], len(silent["keys"]))

@@ -81,6 +81,14 @@ def test_a_relaxed_rule_is_seen_in_the_history(name: str) -> None:
     assert run.was_staged, "what was found is not of the situation"
 
 
+@pytest.mark.parametrize("whose", ["a master", "a replica"])
+def test_who_has_a_slow_disk_is_done_without_and_comes_back(whose: str) -> None:
+    runs = [run_seed(seed, trouble_s=0, situation=f"slow disk of {whose}") for seed in range(4)]
+    for run in runs:
+        assert not run.findings, str(run)
+        assert run.was_staged, "\n".join(run.notes)
+
+
 def test_who_stood_still_while_it_was_replaced_acknowledges_nothing() -> None:
     """What an operator's order loses is lost when it is given, and nothing afterwards."""
     runs = [run_seed(seed, trouble_s=0, situation="replaced while still") for seed in range(10)]

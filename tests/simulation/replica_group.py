@@ -371,7 +371,7 @@ class World:
         faults = [
             self._kill, self._kill, self._cut_power, self._pause, self._partition, self._one_way,
             self._isolate, self._store_away, self._transfer, self._kill_controller, self._wipe,
-            self._drain, self._resize, self._lower,
+            self._drain, self._resize, self._lower, self._slow_down,
         ]  # fmt: skip
         while self.loop.time() < end_s:
             await asyncio.sleep(self.random.expovariate(1 / 1.5))
@@ -533,6 +533,15 @@ class World:
         self.wanted_replicas = REPLICAS
         self.note(f"{REPLICAS} replicas are wanted")
 
+    async def _slow_down(self) -> None:
+        """Let each sync of a disk take longer than a second, for longer than that is a stall."""
+        replica = self.random.choice(self.replicas[:REPLICAS])
+        self.note(f"the disk of {replica.name} is slow")
+        replica.sync_s = self.random.uniform(1.1, 2.0)
+        await asyncio.sleep(self.random.uniform(4.0, 12.0))
+        replica.sync_s = 0.0
+        self.note(f"the disk of {replica.name} is well")
+
     async def _lower(self) -> None:
         """Let one replica be enough, and after a while as many as before."""
         self.note("one replica is enough")
@@ -553,6 +562,7 @@ class World:
         self.network.heal()
         for replica in self.replicas:
             replica.volume.is_stuck = replica.volume.is_full = False
+            replica.sync_s = 0.0
         self.sends, self.store.is_away = True, False
         self.has_stalls = False
 

@@ -23,6 +23,7 @@ from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
 from tidemill.broker.engine.replication.messages import Ack, Hello
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.replication import Replication
+from tidemill.broker.server.sync_pace import SyncPace
 from tidemill.common.replica_group import GroupView, Member, ReplicaId
 from tidemill.controller.election.registration import Registration
 from tidemill.controller.election.sessions import Health, Heartbeat
@@ -95,6 +96,8 @@ class ReplicaProcess:
         self.machine: Replication | None = None
         self.log: ReplicatedLog
         self.is_registered = False
+        self.sync_s = 0.0  # what each sync of its disk takes beyond what one does
+        self._pace = SyncPace()
         self.world = world
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
@@ -111,6 +114,7 @@ class ReplicaProcess:
         self.is_alive, self.is_paused, self.is_registered = True, False, False
         self.member = Member(self.id, f"{self.id}.{self.lives}")
         self._written = asyncio.Event()
+        self._pace = SyncPace()
         self._open()
         for work in (self._tick, self._sync, self._beat, self._register):
             self._tasks.append(asyncio.ensure_future(work()))
@@ -290,6 +294,7 @@ class ReplicaProcess:
         while True:
             await asyncio.sleep(TICK_S)
             if self.machine is not None and not self.is_paused:
+                self.machine.is_slow = self.is_slow
                 self.machine.tick(self._now_ms())
                 self._act()
 
@@ -300,9 +305,12 @@ class ReplicaProcess:
             self._written.clear()
             machine, finish = self.machine, self.volume.begin_sync()
             is_stall = self.world.has_stalls and random.random() < STALL_PART
-            await asyncio.sleep(random.uniform(0, STALL_S_MAX if is_stall else SYNC_S_MAX))
+            self._pace.began(self.world.now_ms())
+            longest_s = STALL_S_MAX if is_stall else SYNC_S_MAX
+            await asyncio.sleep(self.sync_s + random.uniform(0, longest_s))
             while self.is_paused or self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(TICK_S)
+            self._pace.ended(self.world.now_ms())
             # What was cut meanwhile is written anew, and synced by the next one.
             if machine is not None and machine is self.machine:
                 finish()
@@ -310,6 +318,11 @@ class ReplicaProcess:
                 self._act()
             elif self.machine is not None:
                 self._written.set()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its disk is too slow for it to be waited for."""
+        return self._pace.is_slow(self.world.now_ms())
 
     async def _beat(self) -> None:
         while True:
@@ -335,7 +348,8 @@ class ReplicaProcess:
             is_master=master is not None, epoch_seen=log.epoch_seen,
             version_seen=0 if machine is None or machine.view is None else machine.view.version,
             log_epoch=last_epoch(cut_at(log.journal, log.log_end)), log_end=log.log_end,
-            durable_end=log.durable_offset, confirm=log.confirm_offset, health=Health.OK,
+            durable_end=log.durable_offset, confirm=log.confirm_offset,
+            health=Health.SLOW if self.is_slow else Health.OK,
             page_age_ms=paused_ms, blocked_ms=round(1000 * blocked_s),
             peer_silence_ms=self.world.network.silences(self),
         )  # fmt: skip

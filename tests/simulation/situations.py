@@ -27,6 +27,10 @@ STEP_S_MAX = 6.0  # the longest wait here is for a lag to be noticed, and a prop
 LOOK_S = 0.005
 WORK_S = 0.3  # in which clients send some messages, and they are confirmed if they are going to be
 ELECTION_S = 3.0  # in which whoever may be master is
+SLOW_SYNC_S = 1.5  # and what a sync takes: no disk that anybody would wait for
+# An election is followed by no other for half a minute, but where nothing is confirmed.
+GUARDED_S = 45.0
+ANSWERS = 50
 ORDER_EVERY_S = 0.5  # an operator who is refused tries again
 ORDERS_MAX = 20
 BOTH_S = 2.0  # in which a stream falls silent, its member is missed, and a proposal is made of it
@@ -392,6 +396,38 @@ async def power_cut_of_all(stage: Stage) -> None:
     stage.cut_power(*stage.all)
 
 
+async def slow_disk_of_a_master(stage: Stage) -> None:
+    """No sync of a master comes back within a second: another one leads, and it is done without."""
+    world, master = stage.world, stage.master
+    master.sync_s = SLOW_SYNC_S
+    if not await world.until(lambda: stage.record.master != master.member, GUARDED_S):
+        raise NotReached
+    await stage.until(lambda: not stage.is_member(master))
+    await _goes_on(stage)
+    master.sync_s = 0.0
+    if not await world.until(lambda: stage.is_member(master), GUARDED_S):
+        raise NotReached
+
+
+async def slow_disk_of_a_replica(stage: Stage) -> None:
+    """No sync of a replica comes back within a second: it is done without, and comes back."""
+    world, third = stage.world, stage.third
+    third.sync_s = SLOW_SYNC_S
+    if not await world.until(lambda: not stage.is_member(third), GUARDED_S):
+        raise NotReached
+    await _goes_on(stage)
+    third.sync_s = 0.0
+    if not await world.until(lambda: stage.is_member(third), GUARDED_S):
+        raise NotReached
+    assert stage.record.master == stage.master.member, "nobody else was needed"
+
+
+async def _goes_on(stage: Stage) -> None:
+    """Wait until clients are answered at their usual pace. Raises NotReached."""
+    answered = stage.world.run.answered
+    await stage.until(lambda: stage.world.run.answered > answered + ANSWERS)
+
+
 async def replaced_while_still(stage: Stage) -> None:
     """Who has everything stands still, an operator replaces it, and it goes on."""
     world, (master, second, third) = stage.world, stage.all
@@ -455,6 +491,8 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "elected again unawares": Situation(elected_again_unawares),
     "power cut at the beginning": Situation(power_cut_at_the_beginning, FSYNC),
     "power cut of all": Situation(power_cut_of_all, FSYNC),
+    "slow disk of a master": Situation(slow_disk_of_a_master, FSYNC),
+    "slow disk of a replica": Situation(slow_disk_of_a_replica, FSYNC),
 }
 
 # With what an operator orders: what is lost by it is no finding, and whatever else is lost is one.

@@ -30,7 +30,8 @@ async def api(endpoint: str, *, call_s: float = CALL_S) -> AsyncIterator[Api]:
     options = (
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        # In truth how long an attempt may take, which on a busy machine is longer than a backoff.
+        ("grpc.min_reconnect_backoff_ms", round(CALL_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 200),
         ("grpc.max_receive_message_length", -1),
     )

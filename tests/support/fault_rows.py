@@ -32,7 +32,9 @@ _CLAIMS = "tests/unit/engine/test_claims.py::"
 _ELECTION = "tests/unit/controller/test_election.py::"
 _MACHINES = "tests/unit/engine/replication/test_machines.py::"
 _GROUP = "tests/component/controller/test_group.py::"
-_SIMULATION = "tests/property/test_replica_simulation.py::test_no_answer_is_taken_back"
+_SIMULATED = "tests/property/test_replica_simulation.py::"
+_SIMULATION = _SIMULATED + "test_no_answer_is_taken_back"
+_SLOW = _SIMULATED + "test_who_has_a_slow_disk_is_done_without_and_comes_back"
 
 ROWS: Final[dict[int, Row]] = {
     1: Row(
@@ -137,9 +139,10 @@ ROWS: Final[dict[int, Row]] = {
             ("tests/unit/broker/test_sync_pace.py::"
              "test_a_disk_is_slow_when_no_sync_was_quick_for_five_seconds"),
             _ELECTION + "test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not",
+            _SLOW,
         ),
     ),
-    21: Row("a slow disk at a replica", (_SIMULATION,)),
+    21: Row("a slow disk at a replica", (_SLOW, _SIMULATION)),
     22: Row(
         "a full disk",
         (
@@ -281,8 +284,8 @@ ROWS: Final[dict[int, Row]] = {
 # Of rows that have a test the means of the matrix that are not there; 30 and 31 have none.
 MISSING: Final[dict[int, str]] = {
     17: "no real proxy behind a relay that the others do not have",
-    20: "no process with a disk that takes seconds: what it says, and the decision",
-    21: "no process with a disk that takes seconds: the simulation's stall for up to two",
+    20: "no process with a disk that takes seconds: the simulation has one",
+    21: "no process with a disk that takes seconds: the simulation has one",
     22: "no three processes on disks that fill up",
     23: "no process whose disk answers EIO: what it does then is to end",
     29: "no process whose clock jumps: replicas and controllers read the monotonic one alone",

@@ -20,6 +20,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pipeline
 ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an error by its class
 RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second
 RECONNECT_MS_MAX = 5_000
+CONNECT_MS_MAX = 2_000  # far away, and of a broker that is busy; one that is down refuses at once
 CONNECT_PATIENCE_S = 2.0  # gRPC waits up to a second between its first attempts
 # Where a broker group has replicas: a failover takes two seconds, and is known half a second later.
 FAILOVER_PATIENCE_S = 3.5
@@ -358,7 +359,8 @@ def _channel(
 ) -> grpc.aio.Channel:
     options = (
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
-        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS_MIN),
+        # In truth how long an attempt to connect may take, with its TLS handshake.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS_MAX),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     )

@@ -32,12 +32,12 @@ from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import (
     announce_ready,
     cannot_listen,
-    die_with_parent,
     run,
     stop_on_signal,
 )
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import Readiness
 from tidemill.transport.aio.notices import Notices
 from tidemill.transport.aio.tls import (

@@ -15,8 +15,9 @@ import structlog
 from tidemill.broker.data_dir import locked_data_dir
 from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.sync_process import SyncProcess
-from tidemill.common.lifecycle import die_with_parent, leaves, run, stop_on_signal
+from tidemill.common.lifecycle import leaves, run, stop_on_signal
 from tidemill.common.log import configure_logging
+from tidemill.common.parent import die_with_parent
 from tidemill.common.replica_group import Member, ReplicaId
 
 if TYPE_CHECKING:

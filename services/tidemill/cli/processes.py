@@ -14,8 +14,9 @@ def broker(arguments: Sequence[str]) -> int:
 
 def proxy(arguments: Sequence[str]) -> int:
     """Serve RocketMQ 5 clients."""
-    from tidemill.common.lifecycle import die_with_parent, run
+    from tidemill.common.lifecycle import run
     from tidemill.common.log import configure_logging
+    from tidemill.common.parent import die_with_parent
     from tidemill.proxy.app import serve
     from tidemill.proxy.settings import ProxySettings
 
@@ -25,7 +26,8 @@ def proxy(arguments: Sequence[str]) -> int:
         level=settings.log_level,
         log_format=settings.log_format,
     )
-    die_with_parent()
+    if settings.keeper_fd is None:
+        die_with_parent()
     return run(lambda: serve(settings))
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import gc
 import json
@@ -27,13 +26,11 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import structlog
 
-_PR_SET_PDEATHSIG = 1  # prctl option: the signal this process gets when its parent ends (Linux)
 # A collection of the youngest looks through that many objects, and every second one through twice
 # as many, at 0.1 to 0.45 us each. With the usual eleven times as many everybody would wait for
 # 20 ms.
@@ -145,19 +142,22 @@ def stop_on_signal(
 ) -> Iterator[asyncio.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets; a second signal exits at once.
 
-    The loss of the supervisor counts as a signal, and so does that of the terminal, which comes as
-    SIGHUP. Otherwise SIGHUP calls `on_hangup`: files that were renewed are to be read again. Needs
-    a running event loop.
+    The loss of the supervisor sets it too, and is followed by a signal (`die_with_parent`), so it
+    is none. The loss of the terminal, which comes as SIGHUP, is one. Otherwise SIGHUP calls
+    `on_hangup`: files that were renewed are to be read again. Needs a running event loop.
     """
     has_terminal = os.isatty(_STDIN)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    had_signal = False
 
     def on_signal() -> None:
-        if stop.is_set():
+        nonlocal had_signal
+        if had_signal:
             # The operator is in a hurry; recovery copes with any instant.
             before_exit()
             os._exit(_SECOND_SIGNAL_STATUS)
+        had_signal = True
         stop.set()
 
     def on_sighup() -> None:
@@ -210,9 +210,3 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_A_COLLECTION, _YOUNG_BEFORE_MIDDLE, _MIDDLE_BEFORE_ALL)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the parent ends, even if this process is busy then."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -106,6 +106,11 @@ def _plain(text: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
+def logs_text(log_format: LogFormat) -> bool:
+    """Whether lines are for people, and not JSON."""
+    return log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
+
+
 def configure_logging(*, process: str, level: str, log_format: LogFormat = "auto") -> None:
     """Route structlog, and what libraries log, to standard error as events of `process`."""
     shared: list[Processor] = [
@@ -115,9 +120,8 @@ def configure_logging(*, process: str, level: str, log_format: LogFormat = "auto
         structlog.processors.format_exc_info,
     ]
     renderer: Processor = structlog.processors.JSONRenderer(default=str)
-    is_terminal = sys.stderr.isatty()
-    if log_format == "text" or (log_format == "auto" and is_terminal):
-        renderer = TextRenderer(has_colors=is_terminal)
+    if logs_text(log_format):
+        renderer = TextRenderer(has_colors=sys.stderr.isatty())
     stream = cast("TextIO", LogStream(sys.stderr.fileno()))
     global _severity  # A process has one log.
     severity = _severity = logging.getLevelNamesMapping()[level.upper()]

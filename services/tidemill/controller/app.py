@@ -14,13 +14,13 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import (
     StartRefused,
     announce_ready,
-    die_with_parent,
     run,
     settle_memory,
     stop_on_signal,
 )
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
+from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import Readiness
 from tidemill.controller.group import Group
 from tidemill.controller.groups import Groups

@@ -256,18 +256,15 @@ class Group:
         it has seen an epoch, which an operator must set the record above.
         """
         async with self._writing:
-            stored, now_ms = await self._read(), self._clock.monotonic_ms()
-            for member, session in self._sight().sessions.items():
-                age_ms = now_ms - session.heard_at_ms
-                if session.is_dead or age_ms > GONE_MS:
-                    continue
-                if session.beat is not None and age_ms <= self._timing.session_timeout_ms:
-                    return Refused(f"replica {member.replica_id} is there: stop it first")
-                return Refused(
-                    f"replica {member.replica_id} is not heard of for {age_ms // 1_000} s: it may"
-                    f" stand still, and go on. Stop it, or wait until it is silent for"
-                    f" {GONE_MS // 1_000} s"
-                )
+            stored, sessions = await self._read(), self._sight().sessions
+            ages_ms = {
+                member: self._clock.monotonic_ms() - session.heard_at_ms
+                for member, session in sessions.items()
+                if not session.is_dead
+            }
+            last = min(ages_ms, key=ages_ms.__getitem__, default=None)
+            if last is not None and ages_ms[last] <= GONE_MS:
+                return Refused(_of_who_is_there(last, ages_ms[last], self._timing))
             if await self._store.remove(self.name, stored.token) is not None:
                 return Refused("its record is being changed: somebody is there")
             log.warning("a broker group is forgotten", group=self.name, epoch=stored.record.epoch)
@@ -498,3 +495,13 @@ class Group:
         else:
             log.info("the broker group is well again", group=self.name)
         self.alarm = alarm
+
+
+def _of_who_is_there(member: Member, age_ms: int, timing: Timing) -> str:
+    """Say why a group is not forgotten, of which this replica was heard last."""
+    if age_ms <= timing.session_timeout_ms:
+        return f"replica {member.replica_id} is there: stop it first"
+    return (
+        f"replica {member.replica_id} is not heard of for {age_ms // 1_000} s: it may stand still,"
+        f" and go on. Stop it, or wait until it is silent for {GONE_MS // 1_000} s"
+    )

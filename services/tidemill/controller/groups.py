@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # Of one cluster: far more than any has, so that names which somebody makes up cannot fill memory.
 GROUPS_MAX: Final = 1_000
+# Begun from one address, of those that are there: as many as a cluster has, all on one machine. So
+# a stranger who says that it is one founder after the other leaves room for those who are.
+FOUNDED_PER_ADDRESS_MAX: Final = 64
 
 log = structlog.get_logger()
 
@@ -36,6 +39,7 @@ class Groups:
         self._store = store
         self._make = make
         self._founds_with = founds_with
+        self._founded_from: dict[str, str] = {}  # from which address a group was begun here
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -52,7 +56,7 @@ class Groups:
                 async with self.changed:
                     self.changed.notify_all()
 
-    async def of(self, name: str, *, is_founder: bool) -> Group:
+    async def of(self, name: str, *, is_founder: bool, address: str) -> Group:
         """Return a group; make it where its first replica comes, and that is wanted.
 
         The others wait for it: a name that is misspelt would make a group that nobody begins.
@@ -60,10 +64,12 @@ class Groups:
         Raises BrokerGroupNotFound, Overloaded, StoreUnreachable.
         """
         if name not in self.by_name and self._founds_with is not None and is_founder and name:
-            self._check_room(name)
+            self._check_room(name, address)
             # Of one that is there nothing comes. A replica that has seen an epoch is not fooled by
             # a group that is new: `decide` stops there.
             record = GroupRecord(min_in_sync=self._founds_with)
+            # Beforehand: others may come while it is stored.
+            self._founded_from[name] = address
             if isinstance(await self._store.create(name, record), Stored):
                 log.info("a broker group is made", group=name, min_in_sync=self._founds_with)
         return await self.find(name)
@@ -85,9 +91,12 @@ class Groups:
         found = {name: group.view() for name, group in self.by_name.items()}
         return {name: view for name, view in found.items() if view is not None}
 
-    def _check_room(self, name: str) -> None:
+    def _check_room(self, name: str, address: str) -> None:
         """Before it is stored: what is in the store is watched over."""
-        if len(self.by_name) >= GROUPS_MAX:
+        count = sum(one == address for one in self._founded_from.values())
+        if count >= FOUNDED_PER_ADDRESS_MAX:
+            raise Overloaded(f"{count} broker groups were begun from {address} already")
+        if len(self.by_name.keys() | self._founded_from.keys()) >= GROUPS_MAX:
             raise Overloaded(f"there are {GROUPS_MAX} broker groups already, and {name} is not one")
 
     def _known(self, name: str) -> Group | None:
@@ -106,6 +115,7 @@ class Groups:
             self._running[group.name] = task
 
     def _forget(self, name: str) -> None:
+        self._founded_from.pop(name, None)
         group = self.by_name.pop(name, None)
         if group is not None:
             group.forget()

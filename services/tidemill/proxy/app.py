@@ -12,6 +12,7 @@ import structlog
 
 from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
+from tidemill.common.log import logs_text
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import Readiness
 from tidemill.proxy.broker_calls import BrokerCalls
@@ -131,7 +132,10 @@ async def serve(settings: ProxySettings) -> None:
                     watched(readiness, server),
                 ):
                     if settings.keeper_fd is not None:
-                        give_to_keep(settings.keeper_fd, server.descriptors())
+                        give_to_keep(
+                            settings.keeper_fd, server.descriptors(),
+                            logs_text=logs_text(settings.log_format),
+                        )  # fmt: skip
                     metrics.is_serving, readiness.phase = True, "serving"
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
                     log.info("proxy serving", tls=settings.tls, **addresses)

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from tidemill.common.lifecycle import StartRefused, die_with_parent, stop_on_signal
+from tidemill.common.lifecycle import StartRefused, stop_on_signal
 from tidemill.common.log import configure_logging
+from tidemill.common.parent import die_with_parent
 from tidemill.standalone.child import Addresses, Child, ChildFailed
 from tidemill.standalone.places import (
     CONTROLLER,

@@ -338,6 +338,33 @@ def test_a_name_that_is_misspelt_makes_a_group_only_by_its_first_replica() -> No
     play(scenario)
 
 
+def test_a_stranger_that_says_it_is_many_founders_leaves_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidemill.controller.groups.FOUNDED_PER_ADDRESS_MAX", 3)
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            streams = [Talk(one, "Session") for _ in range(10)]
+            for number, talk in enumerate(streams):
+                # All at once: the first is not stored yet when the last one comes.
+                talk.say(attach=wire.Attach(group=f"made-up-{number}", member=member(0)))
+            done: set[asyncio.Task[None]] = set()
+            open_ = {asyncio.ensure_future(talk.stream.ended()) for talk in streams}
+            while len(done) < 7:
+                more, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
+                done |= more
+            assert "3 broker groups were begun from" in str(done.pop().exception())
+            assert len(world.store.contents.records) == 3
+            for each in open_:
+                each.cancel()
+            # From another address there is room.
+            group = await world.groups.of(NAME, is_founder=True, address="another")
+            assert group.name == NAME
+
+    play(scenario)
+
+
 def test_no_more_groups_are_stored_than_are_watched_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.controller.groups.GROUPS_MAX", 1)
 
@@ -381,6 +408,20 @@ def test_streams_of_replicas_and_of_proxies_have_one_limit(
             with pytest.raises(RpcError) as refused:
                 await beyond.stream.ended()
             assert refused.value.code is RpcCode.RESOURCE_EXHAUSTED
+
+    play(scenario)
+
+
+def test_one_address_has_a_part_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.controller.server.service.STREAMS_PER_ADDRESS_MAX", 1)
+
+    async def scenario(world: World) -> None:
+        async with world.connect() as one:
+            await join(one, 0)
+            beyond = Talk(one, "Session")
+            beyond.say(attach=wire.Attach(group=NAME, member=member(1)))
+            with pytest.raises(RpcError, match=r"1 streams of 127\.0\.0\.1 are open already"):
+                await beyond.stream.ended()
 
     play(scenario)
 

@@ -119,6 +119,7 @@ _CONNECTIONS = Row(
             "Restarts",
             "Proxies that died and were started again in their container, since it started.",
             Query("sum by (node_id) (rocketmq_proxy_restarts_total{HERE})", "{{node_id}}"),
+            alerts=("ProxyRestarts",),
         ),
         panel(
             "Streams",

@@ -86,11 +86,6 @@ class Sessions:
         self._actions: list[Action] = []
 
     @property
-    def is_registered(self) -> bool:
-        """Whether this run of the replica is the one of the record."""
-        return self._is_registered
-
-    @property
     def has_controller(self) -> bool:
         """Whether anybody is there who could let another replica be master."""
         return any(stream.is_welcomed for stream in self._streams.values())

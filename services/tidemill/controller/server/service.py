@@ -21,7 +21,7 @@ from tidemill.controller.election.reports import Report
 from tidemill.controller.election.retirement import is_retired, retire, stay
 from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.server.session import Session
-from tidemill.controller.server.wire import to_group
+from tidemill.controller.server.wire import host_of, to_group
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.aio.call import (
     ClientGone,
@@ -33,7 +33,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.replica_wire import to_view
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from google.protobuf.message import Message
 
@@ -48,6 +48,8 @@ M = TypeVar("M", bound="Message")
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["Controller"].full_name
 # Of replicas and proxies: three of each of GROUPS_MAX would be as many.
 STREAMS_MAX: Final = 4_096
+# Of one address: more than all of a cluster has that runs on one machine.
+STREAMS_PER_ADDRESS_MAX: Final = 1_024
 # A proxy that follows routes hears something at least this often, so that a stream which is silent
 # is known to be broken by either end.
 ROUTES_PERIOD_S: Final = 5.0
@@ -71,7 +73,7 @@ class ControllerService:
         self._timing = timing
         self._metrics = metrics
         self._is_leading = is_leading
-        self._streams = 0
+        self._streams: Counter[str] = Counter()  # by address
         self._proxies: Counter[str] = Counter()  # streams of routes, by the name of the proxy
         self._is_ending = asyncio.Event()
 
@@ -98,8 +100,10 @@ class ControllerService:
     # ------------------------------------------------------------ streams
 
     async def _session(self, call: RpcCall) -> None:
-        self._check_streams()
-        self._streams += 1
+        with self._counted(call):
+            await self._serve_session(call)
+
+    async def _serve_session(self, call: RpcCall) -> None:
         session = Session(
             call,
             self._groups,
@@ -108,33 +112,44 @@ class ControllerService:
             metrics=self._metrics,
             is_leading=self._is_leading(),
         )
+        serving = asyncio.ensure_future(session.serve())
+        ending = asyncio.ensure_future(self._is_ending.wait())
         try:
-            serving = asyncio.ensure_future(session.serve())
-            ending = asyncio.ensure_future(self._is_ending.wait())
-            try:
-                await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
-                if serving.done():
-                    _raise_of(serving)
-            finally:
-                ending.cancel()
-                serving.cancel()
-                await asyncio.wait((serving,))
+            await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                _raise_of(serving)
         finally:
-            self._streams -= 1
+            ending.cancel()
+            serving.cancel()
+            await asyncio.wait((serving,))
 
-    def _check_streams(self) -> None:
-        if self._streams >= STREAMS_MAX:
+    @contextlib.contextmanager
+    def _counted(self, call: RpcCall) -> Iterator[None]:
+        """Count a stream for the block. Raises RpcError where there are too many."""
+        host = host_of(call.peer())
+        if self._streams.total() >= STREAMS_MAX:
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, f"{STREAMS_MAX} streams are open already")
+        if self._streams[host] >= STREAMS_PER_ADDRESS_MAX:
+            limit = f"{STREAMS_PER_ADDRESS_MAX} streams of {host} are open already"
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, limit)
+        self._streams[host] += 1
+        try:
+            yield
+        finally:
+            self._streams[host] -= 1
+            if not self._streams[host]:
+                del self._streams[host]
 
     async def _watch_routes(self, call: RpcCall, request: bytes) -> None:
         proxy = _parse(wire.WatchRoutesRequest, request).proxy
-        self._check_streams()
-        self._streams += 1
+        with self._counted(call):
+            await self._serve_routes(call, proxy)
+
+    async def _serve_routes(self, call: RpcCall, proxy: str) -> None:
         self._proxies[proxy] += 1
         try:
             await self._tell_routes(call)
         finally:
-            self._streams -= 1
             self._proxies[proxy] -= 1
             self._proxies += Counter()  # Only those that are there.
 

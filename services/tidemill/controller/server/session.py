@@ -19,7 +19,7 @@ from tidemill.controller.election.decide import FOUNDER, live_of, release
 from tidemill.controller.election.membership import Refused, change_sync_state_set
 from tidemill.controller.election.registration import Fenced, presence_of, register
 from tidemill.controller.meta_store import StoreUnreachable
-from tidemill.controller.server.wire import from_heartbeat, from_register
+from tidemill.controller.server.wire import from_heartbeat, from_register, host_of
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.replica_wire import from_member, from_proposal, to_view
@@ -152,7 +152,9 @@ class Session:
         try:
             # Who has seen an epoch is of a group whose record is lost: somebody must hear of it.
             is_founder = attach.member.replica_id == FOUNDER or attach.epoch_seen > 0
-            group = await self._groups.of(attach.group, is_founder=is_founder)
+            group = await self._groups.of(
+                attach.group, is_founder=is_founder, address=host_of(self._call.peer())
+            )
         except ServiceError as error:
             raise RpcError(RpcCode.NOT_FOUND, error.message) from None
         except StoreUnreachable as error:

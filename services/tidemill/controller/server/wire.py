@@ -21,6 +21,11 @@ _HEALTH: Final = {
 _HEALTH_ON_WIRE: Final = {health: number for number, health in _HEALTH.items()}
 
 
+def host_of(peer: str) -> str:
+    """Return the host of whoever has called, without the port."""
+    return peer.partition(":")[2].rpartition(":")[0]  # of `ipv4:10.0.0.1:5000`
+
+
 def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
     """Return the heartbeat of a message; a health that nobody knows is no good one."""
     return Heartbeat(

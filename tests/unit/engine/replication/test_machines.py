@@ -277,6 +277,7 @@ def test_a_run_that_is_followed_by_another_one_acks_no_more() -> None:
     master, extent = pair.master.master, LogExtent((), 0, 0)
     assert master is not None
     for stream, number in ((100, 0), (101, 1)):
+        pair.now_ms += 1_001  # The run before it is heard of no more.
         master.hello(stream, Hello("g", run(2, number), "s", 1, 1, extent, 0), pair.now_ms)
     before = master.sync_state.commitment
     master.ack(100, Ack(1, run(2, 0), 1, 1, 0), pair.now_ms)
@@ -323,6 +324,20 @@ def test_what_is_confirmed_is_never_cut() -> None:
     assert pair.logs[1].data == b"\x01aabb\x02c"
     assert pair.replica.diverged == {1}
     assert not pair.master.diverged
+
+
+def test_another_run_does_not_take_the_place_of_one_that_copies_and_is_heard() -> None:
+    pair = Pair(AckMode.SYNC_MEMORY)
+    pair.learn(view(sss=(0,)))
+    hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
+    pair.master.hello(9, hello, pair.now_ms)
+    actions = pair.master.take_actions()
+    assert [a.stream for a in actions if isinstance(a, Close)] == [9]
+    # The same run opens another stream when its own has broken.
+    again = hello._replace(member=run(1))
+    pair.master.hello(10, again, pair.now_ms)
+    actions = pair.master.take_actions()
+    assert [a.stream for a in actions if isinstance(a, Close)] == [1]
 
 
 def test_a_log_without_an_epoch_in_common_is_told_by_the_master_that_refuses_it() -> None:

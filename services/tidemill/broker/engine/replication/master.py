@@ -172,8 +172,8 @@ class Master:
             self.resign(None)
             self._actions.append(StepDown(f"a replica has seen epoch {hello.epoch_seen}"))
             return
-        if self._has_in_sync(hello.member, now_ms):
-            self._refuse(stream, "another run of this replica is in sync, and there")
+        if self._has_another(hello.member, now_ms):
+            self._refuse(stream, "another run of this replica is there")
             return
         log = self._log
         mine = LogExtent(self._journal, log.log_min, log.log_end)
@@ -207,18 +207,17 @@ class Master:
         self._actions.append(Send(stream, Refusal(why, view)))
         self._actions.append(Close(stream, why))
 
-    def _has_in_sync(self, newcomer: Member, now_ms: int) -> bool:
-        """Whether another run of the replica is a member, and was heard a moment ago.
+    def _has_another(self, newcomer: Member, now_ms: int) -> bool:
+        """Whether another run of the replica was heard a moment ago, and the newcomer is no member.
 
         Whoever starts with a number that is not its own, from a copy of the volume, must not take
-        the place of who has it. A process that has ended is heard of no more.
+        the place of who has it, in sync or copying. A process that has ended is heard of no more.
         """
         if newcomer in self.sync_state.view.sss:
             return False
         return any(
             one.member.replica_id == newcomer.replica_id
             and one.member != newcomer
-            and one.member in self.sync_state.view.sss
             and now_ms - one.heard_at_ms <= self._config.stream_silence_ms
             for one in self._streams.values()
         )
