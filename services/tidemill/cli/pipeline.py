@@ -403,7 +403,7 @@ def replay(
     sink = {"endpoints": endpoints, "topic": into, **_pairs(option)}
     if rate is not None:
         sink["maxRatePerTask"] = str(rate)
-    replayed = _run(
+    plan = _run(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(
@@ -415,8 +415,7 @@ def replay(
         ),
     )  # fmt: skip
     typer.echo("", err=True)
-    plan = replayed.plan
-    sent = "would be sent" if dry_run else f"are to be sent; {replayed.sent:,} of them were, now"
+    sent = "would be sent" if dry_run else "are sent, by this run or those before it"
     typer.echo(
         f"{plan.rows:,} messages, stored from {utc(plan.first_stored_ms)} to"
         f" {utc(plan.last_stored_ms)}, {sent}"

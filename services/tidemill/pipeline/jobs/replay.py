@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
 LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
-PROGRESS_MAX: Final = 100_000  # batches of one run, of some hundred bytes each
-_SENT: Final = "sent"  # what is observed of each batch
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
 
@@ -57,15 +55,6 @@ class Plan:
     begin_ms: int = 0
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """What a replay has come to."""
-
-    plan: Plan
-    sent: int  # by this run
-
-
 def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     """Look at what would be sent, and send nothing."""
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
@@ -87,10 +76,8 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     return Plan(rows=row.n, first_stored_ms=row.low or 0, last_stored_ms=row.high or 0)
 
 
-def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Replayed:
-    """Send what is left to send, and return how much that was, and the plan that this goes by."""
-    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
-
+def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
+    """Send what is left to send, and return the plan that this goes by."""
     begun = _begun(spark, settings, now_ms)
     timing = None
     if settings.timing != "asap":
@@ -110,10 +97,7 @@ def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Repla
     for name, value in stream.items():
         reader = reader.option(name, value)
     kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
-    counted = to_send(kept, timing).observe(_SENT, F.count(F.lit(1)).alias("rows"))
-    # Of all batches of the run: how many messages there were is added up at its end.
-    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", PROGRESS_MAX)
-    writer = counted.writeStream.format(NAME)
+    writer = to_send(kept, timing).writeStream.format(NAME)
     for name, value in settings.sink.items():
         writer = writer.option(name, value)
     query = (
@@ -122,11 +106,10 @@ def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Repla
         .start()
     )
     query.awaitTermination()
-    told = [each["observedMetrics"].get(_SENT) for each in query.recentProgress]
-    return Replayed(plan=begun, sent=sum(each["rows"] for each in told if each is not None))
+    return begun
 
 
-def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
+def run(settings: ReplaySettings, *, is_dry: bool) -> Plan:
     """Replay, or only look."""
     if not ArchiveStore(settings.archive).is_there:
         raise BadOption(f"there is no archive at {settings.archive}")
@@ -134,11 +117,11 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     say("starting Spark")
     if is_dry:
         with session("replay", settings.master) as spark:
-            return Replayed(plan=plan(spark, settings), sent=0)
+            return plan(spark, settings)
     with recorded("replay", settings.state) as record, session("replay", settings.master) as spark:
-        replayed = send(spark, settings, now_ms=SystemClock().wall_ms())
-        record.rows = replayed.sent
-        return replayed
+        begun = send(spark, settings, now_ms=SystemClock().wall_ms())
+        record.rows = begun.rows
+        return begun
 
 
 def _of_source(settings: ReplaySettings) -> dict[str, str]:
