@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -87,9 +87,20 @@ def reasons_since(before: wire.Group, after: wire.Group) -> list[str]:
 class ControlledGroup:
     """The processes, and what their controller says of them."""
 
-    def __init__(self, folder: Path, links: Links | None = None, *, controllers: int = 1) -> None:
-        """Start all of them; with `links` what they say to each other goes through these."""
+    def __init__(
+        self,
+        folder: Path,
+        links: Links | None = None,
+        *,
+        controllers: int = 1,
+        flags: Sequence[str] = (),
+    ) -> None:
+        """Start all of them; with `links` what they say to each other goes through these.
+
+        `flags` are the replicas'.
+        """
         self.folder = folder
+        self.flags = flags
         self.links = links
         self.controllers = [self.start_controller() for _ in range(controllers)]
         self.to_controllers: dict[int, list[Link]] = {}  # of each replica
@@ -119,7 +130,7 @@ class ControlledGroup:
         arguments = [
             "broker", f"--name={GROUP}", f"--replica-id={replica}",
             f"--data-dir={self.folder / str(replica)}",
-            "--auto-create", "--grpc-port=0", "--metrics-port=0",
+            "--auto-create", "--grpc-port=0", "--metrics-port=0", *self.flags,
         ]  # fmt: skip
         if self.links is not None and replica not in self.to_replica:
             self.to_replica[replica] = self.links.make()
@@ -229,12 +240,16 @@ class ControlledGroup:
 
 @contextlib.contextmanager
 def controlled_group(
-    folder: Path, links: Links | None = None, *, controllers: int = 1
+    folder: Path,
+    links: Links | None = None,
+    *,
+    controllers: int = 1,
+    flags: Sequence[str] = (),
 ) -> Iterator[ControlledGroup]:
     """Run the group for the block; afterwards none of its processes is left."""
     running: list[ControlledGroup] = []
     try:
-        running.append(ControlledGroup(folder, links, controllers=controllers))
+        running.append(ControlledGroup(folder, links, controllers=controllers, flags=flags))
         yield running[0]
     finally:
         for each in running:

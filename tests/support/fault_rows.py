@@ -146,6 +146,7 @@ ROWS: Final[dict[int, Row]] = {
     22: Row(
         "a full disk",
         (
+            "tests/e2e/test_full_disks.py",
             "tests/property/test_full_disk.py",
             _LOG + "test_a_replica_without_room_gives_up_what_its_master_has_given_up",
         ),
@@ -286,7 +287,6 @@ MISSING: Final[dict[int, str]] = {
     17: "no real proxy behind a relay that the others do not have",
     20: "no process with a disk that takes seconds: the simulation has one",
     21: "no process with a disk that takes seconds: the simulation has one",
-    22: "no three processes on disks that fill up",
     23: "no process whose disk answers EIO: what it does then is to end",
     29: "no process whose clock jumps: replicas and controllers read the monotonic one alone",
     30: "a clock that runs faster changes nothing in sync modes, and there is no other mode",

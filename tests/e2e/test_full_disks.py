@@ -1,0 +1,131 @@
+"""Replicas on disks that fill up, each on a small file system of its own: row 22 of the matrix.
+
+Nothing acknowledged is lost, nobody ends, and when there is room again all goes on by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.api import Api, api, message
+from tests.support.controlled_group import WITHIN_MS, ControlledGroup, controlled_group, proxy_of
+from tests.support.processes import descendants
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+MIB = 1 << 20
+SMALL, LARGE = 40 * MIB, 160 * MIB
+BODY = b"x" * (256 << 10)
+FLAGS = (
+    f"--segment-bytes={MIB}", f"--disk-reserve-bytes={12 * MIB}",
+    f"--checkpoint-log-bytes={4 * MIB}",
+)  # fmt: skip
+SENDS = 120  # 30 MiB: more than a small disk has beside its reserve
+CALL_S = 30.0
+
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(os.geteuid() != 0, reason="who mounts a file system is root"),
+]
+
+
+@contextlib.contextmanager
+def small_disks(folder: Path, *replicas: int) -> Iterator[None]:
+    """Give replicas small disks for the block."""
+    mounted = []
+    try:
+        for replica in replicas:
+            at = folder / str(replica)
+            at.mkdir()
+            if not is_mounted(at, "mount", "-t", "tmpfs", "-o", f"size={SMALL}", "none", str(at)):
+                pytest.skip("nothing can be mounted here")
+            mounted.append(at)
+        yield
+    finally:
+        for at in mounted:
+            subprocess.run(["umount", str(at)], check=True)
+
+
+def is_mounted(at: Path, *command: str) -> bool:
+    done = subprocess.run(command, capture_output=True, check=False)
+    return done.returncode == 0 and at.is_mount()
+
+
+def enlarge(folder: Path, *replicas: int) -> None:
+    for replica in replicas:
+        at = str(folder / str(replica))
+        subprocess.run(["mount", "-o", f"remount,size={LARGE}", at], check=True)
+
+
+async def send(client: Api, key: str) -> bool:
+    """Send a large message; whether it was stored."""
+    try:
+        answer = await client.send(message("orders", BODY, message_id=key))
+    except grpc.aio.AioRpcError:
+        return False
+    return answer.status.code == v2.OK
+
+
+async def received(client: Api, count: int) -> set[str]:
+    """Receive and ack until so many have come."""
+    found: set[str] = set()
+    async with asyncio.timeout(WITHIN_MS / 1000):
+        while len(found) < count:
+            for one in await client.receive("orders", "billing", batch_size=8):
+                found.add(one.system_properties.message_id)
+                await client.ack("orders", "billing", [one.system_properties.receipt_handle])
+    return found
+
+
+def test_a_replica_whose_disk_is_full_is_done_without_and_comes_back(tmp_path: Path) -> None:
+    async def play(group: ControlledGroup, endpoint: str) -> None:
+        async with api(endpoint, call_s=CALL_S) as client:
+            for number in range(SENDS):
+                assert await send(client, f"m{number}"), "two have room"
+            await asyncio.to_thread(group.await_group, lambda one: len(one.view.sss) == 2)
+            full = group.group()
+            assert 2 not in {one.replica_id for one in full.view.sss}
+            assert full.replicas[2].HasField("heartbeat"), "it is there"
+            enlarge(tmp_path, 2)
+            await asyncio.to_thread(group.await_in_sync)
+            assert len(await received(client, SENDS)) == SENDS
+
+    with small_disks(tmp_path, 2), controlled_group(tmp_path, flags=FLAGS) as group:
+        group.await_in_sync()
+        if group.master == 2:
+            group.move_master(0)
+        before = {one: descendants(group.replicas[one].pid) for one in range(3)}
+        with proxy_of(group) as proxy:
+            asyncio.run(play(group, proxy.grpc))
+        assert {one: descendants(group.replicas[one].pid) for one in range(3)} == before
+        group.end()
+
+
+def test_a_group_whose_disks_are_all_full_refuses_sends_and_takes_acks(tmp_path: Path) -> None:
+    async def play(group: ControlledGroup, endpoint: str) -> None:
+        stored = []
+        async with api(endpoint, call_s=CALL_S) as client:
+            for number in range(SENDS):
+                if not await send(client, f"m{number}"):
+                    break
+                stored.append(f"m{number}")
+            assert len(stored) < SENDS, "there was no room for all"
+            assert await received(client, len(stored)) >= set(stored), "and each is acked"
+            enlarge(tmp_path, 0, 1, 2)
+            async with asyncio.timeout(WITHIN_MS / 1000):
+                while not await send(client, "later"):  # noqa: ASYNC110  # Nobody tells of room.
+                    await asyncio.sleep(0.1)
+            await asyncio.to_thread(group.await_in_sync)
+
+    with small_disks(tmp_path, 0, 1, 2), controlled_group(tmp_path, flags=FLAGS) as group:
+        group.await_in_sync()
+        with proxy_of(group) as proxy:
+            asyncio.run(play(group, proxy.grpc))
+        group.end()
