@@ -154,7 +154,7 @@ def rss_mib(pid: int) -> float:
 async def call(client: Api, method: str, request: bytes) -> Answer:
     """Call any method with any bytes."""
     descriptor = SERVICE.methods_by_name[method]
-    path = f"/{SERVICE.full_name}/{method}"
+    path = f"/apache.rocketmq.v2.{SERVICE.name}/{method}"
     items: list[bytes] = []
     try:
         if descriptor.client_streaming:
