@@ -50,7 +50,8 @@ def small_disks(folder: Path, *replicas: int) -> Iterator[None]:
         yield
     finally:
         for at in mounted:
-            subprocess.run(["umount", str(at)], check=True)
+            # Lazily: what was killed may not have let go of its files yet.
+            subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
 def is_mounted(at: Path, *command: str) -> bool:
