@@ -16,12 +16,15 @@ from tests.support.pipeline_life import ACKED, DELAYED, GROUP, SENT, TOPIC, live
 from tests.support.pipeline_load import send_some
 from tests.support.processes import Standalone, standalone
 from tests.support.pulling import METADATA, PullClient, message_of
+from tests.support.tcp_links import BACK, tcp_links
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+BODY_BYTES = 4 << 10
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,33 @@ def client(broker: Standalone) -> Iterator[PullClient]:
 def read(spark: SparkSession, endpoint: str, **options: object) -> DataFrame:
     reader = spark.read.format("rocketmq").option("endpoints", endpoint)
     return reader.options(**options).load()
+
+
+def test_bodies_that_are_not_wanted_do_not_travel(spark: SparkSession, broker: Standalone) -> None:
+    broker.put("topics/large", queues=2)
+    sent = send_some(broker.grpc, "large", 200, body_size=BODY_BYTES)
+    with tcp_links() as links:
+        link = links.make(broker.grpc)
+
+        def travelled(frame: DataFrame) -> tuple[int, list[Any]]:
+            """Return the bytes that came to read a frame, and its rows."""
+            before = link.passed_bytes[BACK]
+            rows = frame.collect()
+            return link.passed_bytes[BACK] - before, rows
+
+        whole, rows = travelled(read(spark, link.address, topic="large"))
+        assert {(row.message_id, bytes(row.body)) for row in rows} == sent
+        assert whole > len(sent) * BODY_BYTES
+        without, rows = travelled(read(spark, link.address, topic="large", includeBody="false"))
+        assert {(row.message_id, row.body_size) for row in rows} == {
+            (message_id, BODY_BYTES) for message_id, _ in sent
+        }
+        assert without < whole / 5
+        assert {"body", "body_crc32"}.isdisjoint(rows[0].asDict())
+        reader = spark.read.format("rocketmq").schema("message_id string, tag string")
+        some, rows = travelled(reader.options(endpoints=link.address, topic="large").load())
+        assert {row.message_id for row in rows} == {message_id for message_id, _ in sent}
+        assert some < whole / 5
 
 
 def work_on_bills(broker: Standalone, client: PullClient) -> None:

@@ -126,6 +126,8 @@ GROUPS: Final = (
     Column("is_retry", "boolean", "the queue is of the group's retry topic for `topic`"),
 )
 
+OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
+
 COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
     "messages": MESSAGES,
     "dlq": MESSAGES,
