@@ -267,7 +267,7 @@ def audit(
     topic: TopicNames = None,
     topic_pattern: Pattern = "",
     sends: Annotated[
-        str, typer.Option(help="Acknowledged sends: JSON lines with message_id and topic.")
+        str, typer.Option(help="Acknowledged sends: JSON lines with message_id, topic, at_ms.")
     ] = "",
     grace: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="What is younger is not missed yet.")
