@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.common.clock import SystemClock
+from tidemill.pipeline.client import BrokerLog, Client, connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.page import curve, page, table
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.metrics import PipelineMetrics
+from tidemill.pipeline.options import Topics, parse_source
 from tidemill.pipeline.transforms import audit as transforms
 from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, Rules
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 FOLDER: Final = "audit"
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 GRACE_S: Final = 600.0  # after it was due or stored until nothing of it is expected any more
+SENDS: Final = "message_id string, topic string, at_ms bigint"
 LINE_SHOWN: Final = 80  # bytes of a line that is wrong
 CURVE_POINTS: Final = 500  # of a curve: what a screen can show
 
@@ -42,7 +45,7 @@ class AuditSettings:
     to: str
     given: Mapping[str, str]  # options of the source
     master: str | None = None
-    sends: str = ""  # file of acknowledged sends: JSON lines with message_id and topic
+    sends: str = ""  # file of acknowledged sends: JSON lines with message_id, topic and at_ms
     grace_s: float = GRACE_S
     late_ms: int = 1_000
     window: str = "5 minutes"
@@ -78,8 +81,12 @@ def run(settings: AuditSettings) -> Verdict:
         say("reading events")
         events = read_events(spark, settings.given)
         check_any(events, settings.given)
-        verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
         record.rows = events.count()
+        # Once all is read: what retention takes from now on was told.
+        begins_at_ms = told_from_ms(settings.given) if settings.sends else 0
+        verdict = judge(
+            spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms
+        )
         record.detail = dict(verdict.counts)
         if settings.metrics_file:
             metrics = PipelineMetrics("audit", succeeded_at_ms=SystemClock().wall_ms())
@@ -110,6 +117,24 @@ def check_any(events: DataFrame, given: Mapping[str, str]) -> None:
         )
 
 
+def told_from_ms(given: Mapping[str, str]) -> int:
+    """Return from when on events of all broker groups are there; 0: from their first ones on."""
+    options = parse_source({**given, "dataset": "events"}, is_stream=False)
+    client = connect(options.connection)
+    begins_at_ms = options.start.at_ms or 0
+    for each in client.whole_cluster(Topics()).logs.values():
+        # Retention has taken its beginning.
+        if each.log_min:
+            begins_at_ms = max(begins_at_ms, _first_event_ms(client, each))
+    return begins_at_ms
+
+
+def _first_event_ms(client: Client, of: BrokerLog) -> int:
+    pages = client.events(of.broker, start=of.log_min, until=of.log_end, log_id=of.log_id)
+    # Where there is none, nothing is told of any time before now.
+    return next((event.at_ms for page in pages for event in page.events), SystemClock().wall_ms())
+
+
 def check_window(window: str) -> None:
     """Raise BadOption for what Spark would not take for a duration."""
     if not re.fullmatch(r"[1-9]\d{0,5} (second|minute|hour|day|week)s?", window):
@@ -134,24 +159,38 @@ def _is_send(line: bytes) -> bool:
         found = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and isinstance(found.get("message_id"), str)
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("message_id"), str)
+        and isinstance(found.get("at_ms"), int | None)
+    )
 
 
 def judge(
-    spark: SparkSession, events: DataFrame, settings: AuditSettings, *, now_ms: int
+    spark: SparkSession,
+    events: DataFrame,
+    settings: AuditSettings,
+    *,
+    now_ms: int,
+    begins_at_ms: int = 0,
 ) -> Verdict:
-    """Make the tables and the page of an audit out of events."""
+    """Make the tables and the page of an audit out of events.
+
+    `begins_at_ms`: as `told_from_ms` says.
+    """
     rules = Rules(
         late_ms=settings.late_ms,
         window=settings.window,
         closed_at_ms=now_ms - round(settings.grace_s * 1000),
+        begins_at_ms=begins_at_ms,
         filtered_groups=tuple(settings.filtered_groups),
     )
     sends = None
     if settings.sends:
-        sends = spark.read.schema("message_id string, topic string").json(settings.sends)
+        sends = spark.read.schema(SENDS).json(settings.sends)
         if not sends.where("message_id is null").isEmpty():
             raise BadOption(f"--sends {settings.sends}: a line is no JSON with a message_id")
+        sends = of_topics(sends, settings.given)
     made = transforms.audit(events, rules, sends=sends)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
     made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
@@ -162,6 +201,15 @@ def judge(
     path = Path(folder) / "index.html"
     path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
     return verdict
+
+
+def of_topics(sends: DataFrame, given: Mapping[str, str]) -> DataFrame:
+    """Return the sends to topics whose events are read."""
+    names = [name.strip() for name in (given.get("topics") or given.get("topic") or "").split(",")]
+    pattern = given.get("topicPattern")
+    if any(names):
+        return sends.where(sends["topic"].isin(names))
+    return sends.where(sends["topic"].rlike(f"^(?:{pattern})$")) if pattern else sends
 
 
 def _verdict(spark: SparkSession, folder: str) -> Verdict:
