@@ -155,6 +155,27 @@ def test_a_master_that_is_replaced_or_says_so_itself_is_not_told_of() -> None:
     assert masters.cut_off() == {}
 
 
+def test_a_master_that_is_silent_is_told_of_and_not_left() -> None:
+    masters = Masters()
+    masters.learn(GROUP, view())
+    assert masters.dial(A) == A
+    assert masters.unasked(A) == []
+    masters.silent(A, A)
+    assert masters.cut_off() == {GROUP: CutOff(A, frozenset())}
+    assert masters.unasked(A) == [B, C]
+    masters.answered(A, B)
+    assert masters.unasked(A) == [C]
+    assert masters.cut_off() == {GROUP: CutOff(A, frozenset({B}))}
+    assert masters.dial(A) == A, "it is the master still"
+    masters.heard(A, A)
+    assert masters.cut_off() == {}
+    masters.answered(A, C)
+    masters.silent(A, B)
+    assert masters.cut_off() == {}, "who is not the master may be silent"
+    masters.silent(A, A)
+    assert masters.cut_off() == {GROUP: CutOff(A, frozenset())}, "what answered before is old"
+
+
 def test_a_master_that_was_just_elected_may_not_know_it_yet() -> None:
     """It is asked again, for a while, and nobody who was the master before is believed instead."""
     masters = Masters()
