@@ -13,12 +13,13 @@ from tests.simulation import replica_engines
 from tests.simulation.replica_engines import Clients
 from tests.simulation.replica_group import run_seed
 from tests.simulation.replica_process import Answer, ReplicaProcess
-from tests.simulation.situations import SITUATIONS
+from tests.simulation.situations import OPERATED, SITUATIONS
 from tests.support.replica_mutants import MUTANTS, NEVER_ASKED, mutated, replaced
 from tidemill.broker.engine.administration import Administration
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.metadata.catalog import Group
 from tidemill.broker.engine.replication import fencing
+from tidemill.controller.election import replacement
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "200"))
@@ -49,6 +50,7 @@ SEEN = {
     "another run is master": ("power cut at the beginning", 0),
     "a deposed master serves, and is followed": ("elected again unawares", 0),
 }
+FORGOTTEN = [name for name in OPERATED if name.startswith("forgotten")]
 ENGINE_PART = 5  # of so many seeds one is run with engines, too: it takes as much longer
 CHUNKS = 20  # the seeds are split into this many tests
 
@@ -102,6 +104,19 @@ def test_who_stood_still_while_it_was_replaced_acknowledges_nothing() -> None:
     with replaced(fencing, "is_late", lambda _silent_ms, *, silence_ms: silence_ms < 0):
         runs = [run_seed(seed, trouble_s=0, situation="replaced while still") for seed in range(10)]
     assert any("C1" in finding for run in runs for finding in run.findings)
+
+
+@pytest.mark.parametrize("situation", FORGOTTEN)
+def test_a_group_that_was_forgotten_is_led_again_by_whom_an_operator_names(situation: str) -> None:
+    runs = [run_seed(seed, trouble_s=TROUBLE_S, situation=situation) for seed in range(4)]
+    assert not any(run.findings for run in runs), "\n".join(map(str, runs))
+    assert any(run.was_staged for run in runs)
+
+
+def test_who_is_named_when_records_are_lost_leads_no_epoch_that_another_one_has_led() -> None:
+    with replaced(replacement, "UNSEEN_MAX", 0):
+        run = run_seed(0, trouble_s=0, situation="forgotten with an epoch")
+    assert any("C11" in finding for finding in run.findings)
 
 
 @pytest.mark.parametrize("name", NEVER_ASKED)

@@ -140,6 +140,7 @@ class World:
         self._checked: dict[str, tuple[int, int]] = {}
         self.was_replaced = False  # what is confirmed may be cut: an operator has said so
         self.store.on_replaced = self._given_up
+        self.store.on_removed = self._forgotten
         self._paused_at_s: dict[str, float] = {}
         self._answered_at_s = self.loop.time()
 
@@ -242,6 +243,10 @@ class World:
         self.was_replaced = True
         self._checked.clear()
         self.contents.give_up(bytes(self._confirmed))
+
+    def _forgotten(self) -> None:
+        for replica in self.replicas:
+            replica.forgotten()
 
     def check_ack(self, replica: ReplicaProcess, ack: Ack) -> None:
         """Check F-10: nothing of an epoch is acked when a later one was seen."""
