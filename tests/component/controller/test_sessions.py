@@ -452,6 +452,25 @@ def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
     play(scenario)
 
 
+def test_proxies_follow_a_group_that_was_forgotten_and_made_anew() -> None:
+    async def scenario(world: World) -> None:
+        routes = MasterRoutes([world.address], None, connect=connected, name="proxy-0", cluster="c")
+        async with world.connect() as one, world.connect() as again, routes.following():
+            await view_of_epoch(await join(one, 0), 1)
+            group = await world.groups.find(NAME)
+            # As after years: what is made anew has a lower version for long.
+            await group.change(lambda record, _: record._replace(version=record.version + 100))
+            await eventually(lambda: NAME in routes.masters.routes)
+            await eventually(lambda: routes.masters.routes[NAME].version > 100)
+            world.clock.advance(GONE_MS + 1)
+            await Controllers([world.address]).forget(NAME)
+            await view_of_epoch(await join(again, 0, run="b"), 1)
+            await eventually(lambda: NAME in routes.masters.routes)
+            await eventually(lambda: routes.masters.routes[NAME].version < 100)
+
+    play(scenario)
+
+
 def test_a_replica_of_a_group_that_was_forgotten_registers_again() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as again:

@@ -40,6 +40,18 @@ def test_a_route_of_a_lower_version_does_not_count() -> None:
     assert masters.dial(A) == B
 
 
+def test_a_group_that_was_made_anew_is_another_one() -> None:
+    masters = Masters()
+    masters.learn(GROUP, view(master=1, version=9)._replace(epoch=4))
+    assert not masters.served(A, A, epoch=1)
+    masters.forget(GROUP)
+    assert masters.routes == {}
+    assert masters.served(A, A, epoch=1)
+    masters.learn(GROUP, view(master=2, version=2)._replace(epoch=2))
+    assert masters.dial(A) == C
+    masters.forget("broker-7")
+
+
 def test_a_replica_that_is_not_the_master_says_who_is() -> None:
     masters = Masters()
     assert masters.dial(A) == A

@@ -2,6 +2,7 @@
 
     learn        controllers push what they know of groups, at once and again when it changes
     refused      a replica says that it is not the master, and who is
+    forget       there is no such group any more
     failed       nobody is there: then all known replicas are asked in turn, until one serves
     silent       who was dialled is connected and says nothing; `heard` when it does again
     answered     another replica is there, meanwhile
@@ -121,6 +122,13 @@ class Masters:
             for place in self._places.values()
             if place.address in all_addresses and self._update(place, self._routes[name])
         ]
+
+    def forget(self, name: str) -> None:
+        """Hear that there is no such group any more: one that is made anew begins with epoch 1."""
+        route = self._routes.pop(name, None)
+        for place in self._places.values():
+            if route is not None and place.address in route.addresses:
+                place.version, place.epoch, place.lost = NOTHING, 0, ""
 
     def refused(
         self, address: str, dialled: str, *, version: int, master: str, epoch: int = 0
