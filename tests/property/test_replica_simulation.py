@@ -51,6 +51,7 @@ SEEN = {
     "a deposed master serves, and is followed": ("elected again unawares", 0),
 }
 FORGOTTEN = [name for name in OPERATED if name.startswith("forgotten")]
+FORGOTTEN_WITH_ENGINES = [name for name in FORGOTTEN if name in Clients.situations]
 ENGINE_PART = 5  # of so many seeds one is run with engines, too: it takes as much longer
 CHUNKS = 20  # the seeds are split into this many tests
 
@@ -111,6 +112,14 @@ def test_a_group_that_was_forgotten_is_led_again_by_whom_an_operator_names(situa
     runs = [run_seed(seed, trouble_s=TROUBLE_S, situation=situation) for seed in range(4)]
     assert not any(run.findings for run in runs), "\n".join(map(str, runs))
     assert any(run.was_staged for run in runs)
+
+
+@pytest.mark.parametrize("situation", FORGOTTEN_WITH_ENGINES)
+def test_clients_of_a_group_that_was_forgotten_miss_nothing(situation: str) -> None:
+    for seed in range(2):
+        run = run_seed(seed, trouble_s=TROUBLE_S, situation=situation, contents=Clients)
+        assert not run.findings, str(run)
+        assert run.was_staged
 
 
 def test_who_is_named_when_records_are_lost_leads_no_epoch_that_another_one_has_led() -> None:

@@ -229,7 +229,7 @@ class World:
         """
         assert record.master is not None, "who was named"
         survivor = self.replicas[record.master.replica_id]
-        there = survivor.volume.confirmed_bytes(0, survivor.log.log_end)
+        there = survivor.volume.log_bytes()
         kept = next(
             (
                 n
@@ -239,10 +239,11 @@ class World:
             min(len(self._confirmed), len(there)),
         )
         self.note(f"{survivor.name} is master: {len(self._confirmed) - kept} bytes are lost")
-        del self._confirmed[kept:]
         self.was_replaced = True
         self._checked.clear()
-        self.contents.give_up(bytes(self._confirmed))
+        if kept < len(self._confirmed):
+            del self._confirmed[kept:]
+            self.contents.give_up(bytes(self._confirmed))
 
     def _forgotten(self) -> None:
         for replica in self.replicas:

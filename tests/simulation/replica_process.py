@@ -77,6 +77,9 @@ class Volume(Protocol):
     def is_member(self) -> None:
         """Hear that the master has seen this run catch up."""
 
+    def log_bytes(self) -> bytes:
+        """Return the whole log, whatever of it is known to be confirmed."""
+
     def confirmed_bytes(self, begin: int, end: int) -> bytes:
         """Return the log, where it is confirmed."""
 
