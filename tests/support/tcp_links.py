@@ -37,6 +37,7 @@ class Link:
         self._of_ports: dict[int, asyncio.Event] = {}  # of who has dialled: set while it passes
         self._delay_s = 0.0
         self._bytes_per_s = 0.0  # 0: as many as come
+        self.passed_bytes = [0, 0]  # so far, by direction
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         for gate in self._open:
@@ -133,8 +134,7 @@ class Link:
         gate: asyncio.Event,
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_MAX)
-        gates = self._open[direction], gate
-        writing = asyncio.ensure_future(self._write(queue, writer, gates))
+        writing = asyncio.ensure_future(self._write(queue, writer, direction, gate))
         try:
             while data := await reader.read(CHUNK_BYTES):
                 await queue.put((self._loop.time() + self._delay_s, data))
@@ -148,17 +148,19 @@ class Link:
         self,
         queue: asyncio.Queue[tuple[float, bytes]],
         writer: asyncio.StreamWriter,
-        gates: tuple[asyncio.Event, ...],
+        direction: int,
+        gate: asyncio.Event,
     ) -> None:
         while True:
             at_s, data = await queue.get()
             await asyncio.sleep(max(at_s - self._loop.time(), 0.0))
             if self._bytes_per_s:
                 await asyncio.sleep(len(data) / self._bytes_per_s)
-            for gate in gates:
-                await gate.wait()
+            await self._open[direction].wait()
+            await gate.wait()
             if not data:
                 return
+            self.passed_bytes[direction] += len(data)
             writer.write(data)
             await writer.drain()
 
