@@ -220,7 +220,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
             for n, one in enumerate(proxies)
         ]
         stop = asyncio.Event()
-        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(2 * LIMIT_S), asyncio.TaskGroup() as tasks:
             runs = [
                 tasks.create_task(one.run(producers=2, consumers=1, stop=stop)) for one in loads
             ]
