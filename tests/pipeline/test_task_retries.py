@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -56,6 +57,10 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(cluster: FakeCluste
     offsets = json.loads(done.stdout.splitlines()[-1])
     assert sorted(offsets) == list(range(STORED))
     check_repeats_are_known(cluster, {b"row %d" % n for n in range(ROWS)})
+    # A job's terminal has what went wrong, and nothing that Spark says of itself.
+    assert " ERROR " in done.stderr
+    of_itself = re.compile(r" WARN |log4j|log level")
+    assert [line for line in done.stderr.splitlines() if of_itself.search(line)] == []
 
 
 def test_a_batch_that_is_done_again_is_known_by_its_ids(
