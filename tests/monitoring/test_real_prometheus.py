@@ -15,13 +15,15 @@ import pytest
 
 from tests.e2e.conftest import Certificates
 from tests.support import queries
+from tests.support.api import api, message
 from tests.support.client_process import needs
 from tests.support.eventually import eventually
 from tests.support.everything import measuring, quick_start, touch_everything
 from tests.support.processes import Standalone, standalone
 from tests.support.prometheus import PROMETHEUS, Prometheus, prometheus
+from tests.support.replicated_standalone import FLAGS, Replicated
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tools.generate_dashboards import RULES
-from tools.watching.vocabulary import Page
 
 RATE = "10s"  # ten scrapes
 DATA_MS = 60_000  # until a few scrapes have seen everything
@@ -42,27 +44,29 @@ def targets(running: Standalone) -> dict[str, list[str]]:
 OF_REPLICAS = ("rocketmq_ha_", "rocketmq_controller_")
 
 
-def is_others(page: Page, expression: str) -> bool:
-    return any(prefix in expression for prefix in (*page.needs, *OF_REPLICAS))
+def is_of_replicas(expression: str) -> bool:
+    return any(prefix in expression for prefix in OF_REPLICAS)
 
 
-def without_data(asked: Prometheus) -> dict[str, str]:
-    """Return the queries that have no answer, by what asks them."""
+def without_data(asked: Prometheus, *, of_replicas: bool = False) -> dict[str, str]:
+    """Return the queries that have no answer, by what asks them: of replicas, or of the rest."""
     found = {}
     for page, panel, expression in queries.of_panels():
         query = queries.concrete(expression, rate=RATE)
         promql_parser.parse(query)
-        if not is_others(page, expression) and not asked.query(query):
+        if any(prefix in expression for prefix in page.needs):
+            continue
+        if is_of_replicas(expression) is of_replicas and not asked.query(query):
             found[f"{page.name}: {panel.title}: {query}"] = query
     for alert, operand in queries.operands_of_alerts():
-        if not any(prefix in operand for prefix in OF_REPLICAS) and not asked.query(operand):
+        if is_of_replicas(operand) is of_replicas and not asked.query(operand):
             found[f"{alert}: {operand}"] = operand
     return found
 
 
-def has_data(asked: Prometheus) -> Callable[[], bool]:
+def has_data(asked: Prometheus, *, of_replicas: bool = False) -> Callable[[], bool]:
     def check() -> bool:
-        missing = without_data(asked)
+        missing = without_data(asked, of_replicas=of_replicas)
         assert not missing, "\n".join(missing)
         return True
 
@@ -83,3 +87,25 @@ def test_every_panel_and_every_alert_has_data(tmp_path: Path, certificates: Cert
         # The certificate is good for two days, and the alert waits an hour.
         assert asked.query('ALERTS{alertname="CertificateExpires",alertstate="pending"}')
         assert not asked.query('ALERTS{alertstate="firing"}')
+
+
+def test_every_panel_and_every_alert_of_replicas_has_data(tmp_path: Path) -> None:
+    with (
+        standalone(tmp_path / "data", *FLAGS) as running,
+        prometheus(tmp_path, targets(running), RULES) as asked,
+    ):
+        group = Replicated(running)
+        asyncio.run(group.in_sync())
+        running.put("topics/orders", queues=4)
+        epoch = group.led()["epoch"]
+        group.transfer()
+        asyncio.run(group.in_sync(after_epoch=epoch))
+        asyncio.run(send_one(running))
+        eventually(has_data(asked, of_replicas=True), within_ms=DATA_MS)
+        assert not asked.query('ALERTS{alertstate="firing"}')
+
+
+async def send_one(running: Standalone) -> None:
+    async with api(running.grpc) as client:
+        answer = await client.send(message("orders", b"one"))
+        assert answer.status.code == v2.OK, answer.status

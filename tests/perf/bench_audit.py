@@ -6,9 +6,10 @@ State machine: one standalone (one broker group, two proxies), a topic of 8 queu
 100 bytes in batches of 128, consumers that take 32 at a time and forget one message in 2,000, while
 a broker or a proxy is killed every now and then. Producers and consumers are processes of their own
 and note what they were told. Planted: sends that are said to be acknowledged and never were made.
-Measured: the audit with Spark in local[2], from its start to its page. Its findings are compared
-with the clients' notes: what is missing is what was planted; nothing is early, late, an orphan or a
-duplicate; and each repeat is one that a client has seen, or whose answer a kill has lost.
+Measured: the audit with Spark in local[2] and the memory that a laptop's job has, from its start to
+its page. Its findings are compared with the clients' notes: what is missing is what was planted;
+nothing is early, late, an orphan or a duplicate; and each repeat is one that a client has seen, or
+whose answer a kill has lost.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ from typing import Any, TextIO
 import grpc
 from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-from tests.pipeline.conftest import SETTINGS
 from tests.support.api import POLL_MS_MIN, api, message
 from tests.support.killing import kill
 from tests.support.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
-from tidemill.pipeline.session import build_spark
+from tidemill.pipeline.jobs.running import session
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "audited", "readers"
@@ -186,25 +186,21 @@ async def _consume_all(
 
 def _audit(running: Standalone, folder: Path, kills: list[int]) -> dict[str, Any]:
     begin_s = time.perf_counter()
-    spark = build_spark(
-        "bench", master="local[2]", settings={**SETTINGS, "spark.driver.memory": "2g"}
-    )
-    spark.sparkContext.setLogLevel("ERROR")
     settings = AuditSettings(
         to=str(folder), given={"endpoints": running.grpc}, grace_s=0,
         sends=str(folder / "sends.jsonl"),
     )  # fmt: skip
-    events = read_events(spark, settings.given)
-    verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
-    took_s = time.perf_counter() - begin_s
-    figures = {
-        "audit_s": round(took_s, 1),
-        "events": events.count(),
-        "findings": verdict.counts,
-        "differences": _differences(spark, folder, events, kills),
-    }
-    spark.stop()
-    return figures
+    # As `tidemill pipeline audit` has it, with no more memory than that.
+    with session("audit", "local[2]") as spark:
+        events = read_events(spark, settings.given)
+        verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
+        took_s = time.perf_counter() - begin_s
+        return {
+            "audit_s": round(took_s, 1),
+            "events": events.count(),
+            "findings": verdict.counts,
+            "differences": _differences(spark, folder, events, kills),
+        }
 
 
 def _differences(spark: Any, folder: Path, events: Any, kills: list[int]) -> dict[str, int]:

@@ -5,8 +5,8 @@
               all replicas are in sync again. Of each: the longest time without a send that was
               answered OK, from just before the fault until all are in sync. Beside it the longest
               such time of the same senders while nothing is done, which is the machine's
-    in-flight the same faults, of a group of which so many messages are in flight: whoever takes
-              over has their deliveries in its table
+    in-flight the same faults, of a group of which so many messages are in flight while as many more
+              are delayed for weeks: whoever takes over has both in its tables
     rates     three replicas against one, both up and measured in turn, so that both have the same
               machine: sends a second, and CPU a message of all processes together
 
@@ -26,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +50,8 @@ CALL_S: Final = 60.0  # of who fills a topic: a machine that others use takes it
 FILLERS: Final = 16
 AT_ONCE: Final = 32  # messages a call
 HIDDEN_MS: Final = 12 * 3_600_000  # as long as a delivery may last
+FAR_S: Final = 20 * 86_400  # until the first of the delayed messages is due
+SPREAD_S: Final = 86_400  # between their first and their last
 BODY: Final = b"x" * 128
 FAULTS: Final = ("kill", "kill-all", "stop", "stop-all", "transfer")
 
@@ -150,14 +153,7 @@ async def until_epoch(group: Replicated, epoch: int) -> None:
 
 async def put_in_flight(endpoint: str, count: int) -> None:
     """Send so many messages, and receive all of them, for longer than anything here takes."""
-    numbers, received = itertools.count(), 0
-
-    async def fill(client: Api) -> None:
-        while (first := next(numbers) * AT_ONCE) < count:
-            size = min(AT_ONCE, count - first)
-            messages = [message("held", BODY, message_id=str(first + n)) for n in range(size)]
-            answer = await client.send(*messages)
-            assert answer.status.code == v2.OK, answer.status
+    received = 0
 
     async def take(client: Api) -> None:
         nonlocal received
@@ -166,18 +162,48 @@ async def put_in_flight(endpoint: str, count: int) -> None:
             received += len(found)
 
     async with api(endpoint, call_s=CALL_S) as client:
-        await asyncio.gather(*(fill(client) for _ in range(FILLERS)))
+        await send_all(client, [("held", 0)] * count)
         await asyncio.gather(*(take(client) for _ in range(FILLERS)))
 
 
-def measure_in_flight(running: Standalone, kind: str, count: int, in_flight: int) -> dict[str, Any]:
-    """Measure faults of a group with so many deliveries in flight."""
+async def put_timers(endpoint: str, count: int) -> None:
+    """Send so many messages that are due in weeks, spread over a day."""
+    first_s = int(time.time()) + FAR_S
+    due_ms = [(first_s + number * SPREAD_S // count) * 1000 for number in range(count)]
+    async with api(endpoint, call_s=CALL_S) as client:
+        await send_all(client, [("delayed", each) for each in due_ms])
+
+
+async def send_all(client: Api, wanted: Sequence[tuple[str, int]]) -> None:
+    """Send a message for each topic and due time (ms since 1970; 0: now), many a call."""
+    starts = iter(range(0, len(wanted), AT_ONCE))
+
+    async def fill() -> None:
+        for start in starts:
+            some = wanted[start : start + AT_ONCE]
+            answer = await client.send(
+                *(
+                    message(topic, BODY, message_id=str(start + number), due_at_ms=due_ms)
+                    for number, (topic, due_ms) in enumerate(some)
+                )
+            )
+            assert answer.status.code == v2.OK, answer.status
+
+    await asyncio.gather(*(fill() for _ in range(FILLERS)))
+
+
+def measure_in_flight(
+    running: Standalone, kind: str, count: int, *, in_flight: int, timers: int
+) -> dict[str, Any]:
+    """Measure faults of a group with so many deliveries in flight, and so many timers."""
     running.put("topics/held", queues=16)
+    running.put("topics/delayed", messageType="DELAY", queues=16)
     asyncio.run(put_in_flight(running.grpc, in_flight))
+    asyncio.run(put_timers(running.grpc, timers))
     result = asyncio.run(measure_faults(running, kind, count))
     left = running.lag("bench")
     assert left == in_flight, f"{left} of {in_flight} are in flight afterwards"
-    return {"in_flight": in_flight, **result}
+    return {"in_flight": in_flight, "timers": timers, **result}
 
 
 def measure_rates(messages: int, turns: int, folder: Path) -> dict[str, Any]:
@@ -214,11 +240,14 @@ def measure_rates(messages: int, turns: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=["faults", "in-flight", "rates"])
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--fault", choices=FAULTS, default="kill")
     parser.add_argument("--in-flight", type=int, default=1_000_000)
+    parser.add_argument("--timers", type=int, default=1_000_000)
     parser.add_argument("--messages", type=int, default=MESSAGES)
     parser.add_argument("--turns", type=int, default=7)
     arguments = parser.parse_args()
@@ -236,8 +265,9 @@ def main() -> None:
             with standalone(folder / "held", *FLAGS, start_s=START_S) as running:
                 running.put("topics/bench", queues=4)
                 result["in_flight"] = measure_in_flight(
-                    running, arguments.fault, arguments.count, arguments.in_flight
-                )
+                    running, arguments.fault, arguments.count,
+                    in_flight=arguments.in_flight, timers=arguments.timers,
+                )  # fmt: skip
         if arguments.what in {None, "rates"}:
             result["rates"] = measure_rates(arguments.messages, arguments.turns, folder)
     result["load_after"] = [round(average, 1) for average in os.getloadavg()]

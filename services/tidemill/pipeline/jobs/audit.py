@@ -197,7 +197,7 @@ def judge(
     made.summary.coalesce(1).write.mode("overwrite").parquet(f"{folder}/summary")
     verdict = _verdict(spark, folder)
     late = transforms.lateness(events, settings.window).limit(CURVE_POINTS).collect()
-    waits = transforms.lag(events, settings.window).limit(CURVE_POINTS).collect()
+    waits = made.lag.limit(CURVE_POINTS).collect()
     path = Path(folder) / "index.html"
     path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
     return verdict

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
-from pyspark.sql.window import Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -69,10 +68,13 @@ class Audit:
 
     summary:  one row a topic, group and window: how many of everything
     findings: one row an offending message and kind, with `journey`, its events in order
+    lag:      (window: timestamp, consumer_group: string, p50, p99, max: bigint ms), from store to
+              first delivery
     """
 
     summary: DataFrame
     findings: DataFrame
+    lag: DataFrame
 
 
 def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) -> Audit:
@@ -101,6 +103,7 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
     return Audit(
         summary=_summary(placed, available, timers, groups, found, rules),
         findings=_with_journeys(found, placed),
+        lag=_lag(groups, available, rules.window),
     )
 
 
@@ -187,26 +190,10 @@ def _timers(placed: DataFrame) -> DataFrame:
 def _groups(placed: DataFrame) -> DataFrame:
     """(place, consumer_group, ...), one row a message and group that had to do with each other."""
     event, position = F.col("event"), F.col("log_position")
-    of_message = Window.partitionBy(*_PLACE, "consumer_group")
-    floor = Window.partitionBy("broker")
-    of_queue = Window.partitionBy(*_QUEUE, "consumer_group")
-    of_group = Window.partitionBy("broker", "consumer_group")
-    is_deletion = F.col("reason") == GROUP_DELETED
-    moves = (
-        placed.withColumn("floor", F.min("log_position").over(floor))
-        .withColumn(
-            "reset",
-            F.greatest(
-                F.max(F.when(event == "reset", position)).over(of_queue),
-                F.max(F.when((event == "reset") & is_deletion, position)).over(of_group),
-            ),
-        )
-        .where(event.isin(*_MOVES) & F.col("consumer_group").isNotNull() & (F.col("topic") != ""))
-        # What a group was given before it was set to another offset, or deleted, counts no more.
-        .where(F.col("reset").isNull() | (position > F.col("reset")))
-        .withColumn("first_ack", F.min(F.when(event == "acked", position)).over(of_message))
+    moves = placed.where(
+        event.isin(*_MOVES) & F.col("consumer_group").isNotNull() & (F.col("topic") != "")
     )
-    is_delivered, is_acked = F.col("event") == "delivered", F.col("event") == "acked"
+    is_delivered, is_acked = event == "delivered", event == "acked"
     # What a client gives another time goes on as another delivery, named by the place of its event.
     goes_on = F.concat_ws(":", "broker", "log_position", F.lit(0))
     deliveries = F.collect_set(
@@ -215,22 +202,54 @@ def _groups(placed: DataFrame) -> DataFrame:
     # A delivery of before what was read is told by no event that was read.
     told_at = F.split("delivery", ":")[1].cast("bigint")
     acks = F.collect_set(F.when(is_acked & (told_at >= F.col("floor")), F.col("delivery")))
+    floors = placed.groupBy("broker").agg(F.min("log_position").alias("floor"))
     return (
-        moves.groupBy(*_PLACE, "consumer_group")
+        _since_reset(moves, placed)
+        .join(F.broadcast(floors), "broker")
+        .groupBy(*_PLACE, "consumer_group")
         .agg(
             F.max("message_id").alias("message_id"),
             F.sum(is_delivered.cast("int")).alias("delivered"),
             F.min(F.when(is_delivered, F.col("event_ts"))).alias("first_delivered_at"),
             F.max(F.when(is_delivered, F.col("event_ts"))).alias("last_delivered_at"),
-            F.sum((is_delivered & (position > F.col("first_ack"))).cast("int")).alias("after_ack"),
+            F.collect_list(F.when(is_delivered, position)).alias("delivered_positions"),
+            F.min(F.when(is_acked, position)).alias("first_ack"),
             F.max(is_acked.cast("int")).alias("acked"),
             F.min(F.when(is_acked, F.col("event_ts"))).alias("acked_at"),
             F.max((event == "dead-lettered").cast("int")).alias("dead_lettered"),
             F.size(F.array_except(acks, deliveries)).alias("orphans"),
             F.min("event_ts").alias("at"),
         )
+        .withColumn(
+            "after_ack",
+            F.size(F.filter("delivered_positions", lambda one: one > F.col("first_ack"))),
+        )
+        .drop("delivered_positions", "first_ack")
         .withColumn("again", F.greatest(F.lit(0), F.col("delivered") - 1 - F.col("after_ack")))
     )
+
+
+def _since_reset(moves: DataFrame, placed: DataFrame) -> DataFrame:
+    """Leave out what a group was given before it was set to another offset, or deleted.
+
+    Resets are few: they go to the moves, so that nothing is sorted by whole queues and groups.
+    """
+    resets = placed.where("event = 'reset'")
+
+    def last(*of: str) -> DataFrame:
+        return resets.groupBy(*of).agg(F.max("log_position").alias("reset"))
+
+    of_queues = last(*_QUEUE, "consumer_group")
+    resets = resets.where(F.col("reason") == GROUP_DELETED)
+    of_groups = last("broker", "consumer_group")
+    for found in (of_queues, of_groups):
+        of = found.drop("reset").columns
+        moves = (
+            moves.join(F.broadcast(found), of, "left")
+            .where(F.col("reset").isNull() | (F.col("log_position") > F.col("reset")))
+            .drop("reset")
+        )
+    return moves
 
 
 # ---------------------------------------------------------------- findings
@@ -371,22 +390,16 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
         "consumer_group", "attempt", "detail",
     )  # fmt: skip
     key = list(_PLACE)
-    # Findings are few: only what is theirs is gathered.
     theirs = found.select(*key, "timer_id").distinct()
-    same = (placed["broker"] == theirs["broker"]) & (
-        (
-            (placed["topic"] == theirs["topic"])
-            & (placed["topic_id"] == theirs["topic_id"])
-            & (placed["queue_id"] == theirs["queue_id"])
-            & (placed["queue_offset"] == theirs["queue_offset"])
-            & ~placed["event"].isin("scheduled", "recalled", "moved")
-        )
-        | (placed["timer_id"] == theirs["timer_id"])
-    )
+    # Each of the two can be looked up, what one of them is true of cannot.
+    at_place = placed.where(~F.col("event").isin("scheduled", "recalled", "moved")).drop("timer_id")
+    of_timer = placed.drop(*(name for name in key if name != "broker"))
+    columns = [*key, "timer_id", step.alias("step")]
     steps = (
-        placed.withColumn("step", step)
-        .join(F.broadcast(theirs), same)
-        .groupBy(*(theirs[name] for name in (*key, "timer_id")))
+        at_place.join(theirs, key)
+        .select(columns)
+        .unionByName(of_timer.join(theirs, ["broker", "timer_id"]).select(columns))
+        .groupBy(*key, "timer_id")
         .agg(
             F.to_json(
                 F.slice(F.array_sort(F.collect_set("step")), 1, JOURNEY_MAX)
@@ -484,12 +497,10 @@ def lateness(events: DataFrame, window: str) -> DataFrame:
     )
 
 
-def lag(events: DataFrame, window: str) -> DataFrame:
-    """(window: timestamp, consumer_group: string, p50, p99, max: bigint ms), store to delivery."""
-    placed = at_first_place(events)
-    first = _groups(placed).where("delivered > 0")
+def _lag(groups: DataFrame, available: DataFrame, window: str) -> DataFrame:
+    first = groups.where("delivered > 0")
     waited_ms = F.unix_millis("first_delivered_at") - F.unix_millis("since")
-    since = _available(placed).select(*_PLACE, F.col("at").alias("since"))
+    since = available.select(*_PLACE, F.col("at").alias("since"))
     return (
         first.join(since, [*_PLACE])
         .withColumn("waited_ms", waited_ms)

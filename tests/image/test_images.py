@@ -1,0 +1,74 @@
+"""The Dockerfile, where there is Docker: what it builds serves, read-only, as nobody special."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.eventually import eventually
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILD_S = 1_800.0  # where nothing is cached, with what is downloaded
+CALL_S = 300.0
+SERVES_MS = 120_000
+
+
+def docker(*words: str, timeout_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
+    """Run docker; both streams are in `stdout`."""
+    return subprocess.run(
+        ["docker", *words],
+        cwd=ROOT, text=True, timeout=timeout_s, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def answered(*words: str, timeout_s: float = CALL_S) -> str:
+    done = docker(*words, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stdout
+    return done.stdout.strip()
+
+
+# Not with the tools that CI has to have: it may have no daemon, which no file of ours installs.
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(
+        shutil.which("docker") is None or docker("info").returncode != 0,
+        reason="there is no Docker daemon",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    tag = f"tidemill-test:{secrets.token_hex(4)}"
+    answered("build", "--tag", tag, ".", timeout_s=BUILD_S)
+    yield tag
+    docker("image", "rm", "--force", tag)
+
+
+def test_the_image_serves_from_a_root_that_nobody_may_write(image: str) -> None:
+    name = f"tidemill-test-{secrets.token_hex(4)}"
+    answered(
+        "run", "--detach", "--read-only", "--network", "none", "--cap-drop", "ALL",
+        "--tmpfs", "/data:uid=10001", "--name", name, image,
+    )  # fmt: skip
+    try:
+        eventually(lambda: "standalone serves" in answered("logs", name), within_ms=SERVES_MS)
+        answered("stop", "--time", "60", name)
+        [state] = json.loads(answered("inspect", name))
+        assert state["State"]["ExitCode"] == 0, answered("logs", name)
+        assert state["Config"]["User"] not in ("", "0", "root")
+    finally:
+        docker("rm", "--force", name)
+
+
+@pytest.mark.parametrize("tool", ["gcc", "cc", "ld", "make", "pip"])
+def test_the_image_has_nothing_to_build_with(image: str, tool: str) -> None:
+    look = ["--entrypoint", "sh", image, "-c", f"command -v sh && ! command -v {tool}"]
+    assert answered("run", "--rm", "--network", "none", *look).endswith("/sh")
