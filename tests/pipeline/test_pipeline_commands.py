@@ -64,9 +64,7 @@ def test_a_status_says_whether_the_archive_is_wrong_or_the_cluster_away(
     cluster.add("orders", "a", 0, 20, body_size=500)
     archive.append()
     (path,) = archive.files()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    path.write_bytes(path.read_bytes()[:-100])
 
     def verified(endpoint: str) -> tuple[int, str]:
         line = f"pipeline archive-verify --to {archive.path} --endpoints {endpoint} -O maxRetries=0"
