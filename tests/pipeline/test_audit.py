@@ -14,14 +14,23 @@ from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.audit import (
     SENDS,
     AuditSettings,
+    Verdict,
     check_any,
     judge,
     of_topics,
+    read_sends,
     told_from_ms,
 )
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
 from tidemill.pipeline.schema import EVENTS
-from tidemill.pipeline.transforms.audit import ACK_MS, Rules, audit, lateness, never_stored
+from tidemill.pipeline.transforms.audit import (
+    ACK_MS,
+    KINDS,
+    Rules,
+    audit,
+    lateness,
+    never_stored,
+)
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -228,6 +237,61 @@ def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) ->
     }  # fmt: skip
     # Where events tell everything, nothing is unknown.
     assert found(0) == {"missing": {"after", "before", "about then", "sometime"}}
+
+
+def test_who_reads_dead_letters_is_not_held_to_their_topics(spark: SparkSession) -> None:
+    story = Story()
+    for i in range(20):
+        story.tell("stored", i, i)
+        if i in {3, 15}:
+            story.delivered(i, 100 + i)
+            copy: dict[str, Any] = {
+                "topic": "%DLQ%g", "origin_topic": "orders", "origin_queue_id": 0,
+                "origin_queue_offset": i,
+            }  # fmt: skip
+            story.tell("dead-lettered", i, 200 + i, consumer_group="g", reason="attempts", **copy)
+            story.consumed(i, 300 + i, group="handler", **copy)
+        elif i != 9:
+            story.consumed(i, 100 + i)
+    found = audit(story.frame(spark), Rules()).findings.collect()
+    assert [(r.kind, r.consumer_group, r.queue_offset) for r in found] == [("missing", "g", 9)]
+
+
+def test_findings_of_a_topic_are_those_of_all_its_groups() -> None:
+    one = dict.fromkeys((kind.replace("-", "_") for kind in KINDS), 0)
+    totals: list[dict[str, Any]] = [
+        {**one, "topic": "orders", "consumer_group": None, "late": 5},
+        {**one, "topic": "orders", "consumer_group": "g", "redelivered": 4, "late": 1},
+        {**one, "topic": "orders", "consumer_group": "h"},
+    ]
+    found = Verdict(counts={}, totals=totals, findings=[]).by_topic()
+    assert {key: count for key, count in found.items() if count} == {
+        ("orders", "late"): 6, ("orders", "redelivered"): 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["_lost.jsonl", ".lost.jsonl", "lost[1].jsonl", "lost.jsonl"])
+def test_a_list_of_sends_is_read_whatever_its_name(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text('{"message_id": "a", "more": {"x": [1]}}\n\n{"message_id": "b", "at_ms": 7}\n')
+    found = [tuple(row) for row in read_sends(spark, str(path)).collect()]
+    assert found == [("a", None, None), ("b", None, 7)]
+    path.write_text("\n")
+    assert read_sends(spark, str(path)).collect() == []
+
+
+def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    story = Story()
+    for timer, due_ms in enumerate((1_000, 5_000), 1):
+        story.tell("scheduled", timer, 100, due_ms=due_ms, timer_id=timer, message_id=f"t{timer}")
+    given = {"endpoints": "127.0.0.1:1", "endingTimestamp": str(START_MS + 3_000)}
+    settings = AuditSettings(to=str(tmp_path), given=given, grace_s=0)
+    verdict = judge(spark, story.frame(spark), settings, now_ms=START_MS + 60_000)
+    assert [row["message_id"] for row in verdict.findings] == ["t1"]
 
 
 def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster) -> None:

@@ -57,6 +57,31 @@ def test_a_window_is_a_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert done.exit_code == EXIT_REFUSED
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("to: [unclosed\n", "job.yaml cannot be read: while parsing"),
+        ("- a\n", "job.yaml is no mapping of options"),
+        ("nonsense: 1\n", "job.yaml: this command has no option nonsense"),
+        # Names as on the command line, and one of what there may be several of.
+        ("from: nosuch\ninto: t\nstate: s\ntopic: orders\n", "there is no archive at nosuch"),
+        ("from: nosuch\ninto: t\nstate: s\ndry_run: true\n", "there is no archive at nosuch"),
+        (None, "job.yaml cannot be read: [Errno 2]"),
+    ],
+)
+def test_a_file_of_options_is_read_or_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    if text is not None:
+        Path("job.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["replay", "--config", "job.yaml"])
+    assert sentence in done.output
+    assert "Traceback" not in done.output
+    assert done.exit_code != 0
+
+
 @pytest.mark.large
 def test_a_status_says_whether_the_archive_is_wrong_or_the_cluster_away(
     cluster: FakeCluster, archive: Archived

@@ -33,14 +33,26 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the options that a file has as defaults: `to: ./archive`, `topic: [orders]`."""
     if path is None:
         return None
-    found = yaml.safe_load(path.read_text("utf-8")) or {}
+    try:
+        found = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{path} is no mapping of options")
-    names = {parameter.name: parameter for parameter in context.command.params}
-    given = {str(name).replace("-", "_"): value for name, value in found.items()}
-    for name in given:
-        if name not in names:
+    # By the names that one would give on the command line.
+    named = {
+        word.removeprefix("--"): parameter
+        for parameter in context.command.params
+        for word in parameter.opts
+        if word.startswith("--")
+    }
+    given = {}
+    for name, value in found.items():
+        parameter = named.get(str(name).replace("_", "-"))
+        if parameter is None:
             raise typer.BadParameter(f"{path}: this command has no option {name}")
+        is_alone = getattr(parameter, "multiple", False) and not isinstance(value, list)
+        given[parameter.name] = [value] if is_alone else value
     context.default_map = given
     return path
 
@@ -406,15 +418,16 @@ def replay(
     """
     del config
     given = _given(endpoints, topic, topic_pattern or EVERY_TOPIC, None)
-    sink = {"endpoints": endpoints, "topic": into, **_pairs(option)}
+    sink = {"endpoints": endpoints, "topic": into}
     if rate is not None:
         sink["maxRatePerTask"] = str(rate)
     replayed = _run(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(
-                archive=source, given=given, sink=sink, state=state, timing=timing.value,
-                speed=speed, since_ms=None if since is None else instant_ms(since),
+                archive=source, given=given, sink=sink, more=_pairs(option), state=state,
+                timing=timing.value, speed=speed,
+                since_ms=None if since is None else instant_ms(since),
                 until_ms=None if until is None else instant_ms(until), master=master,
             ),
             is_dry=dry_run,

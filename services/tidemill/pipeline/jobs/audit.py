@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
+import pyarrow as pa
+from pyarrow import json as pa_json
+
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.client import BrokerLog, Client, connect
 from tidemill.pipeline.data_source import NAME
@@ -33,6 +36,8 @@ FOLDER: Final = "audit"
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 GRACE_S: Final = 600.0  # after it was due or stored until nothing of it is expected any more
 SENDS: Final = "message_id string, topic string, at_ms bigint"
+BLOCK_BYTES: Final = 16 << 20  # of a list of sends, parsed at once: no line is longer
+NEVER_MS: Final = 2**53
 LINE_SHOWN: Final = 80  # bytes of a line that is wrong
 CURVE_POINTS: Final = 500  # of a curve: what a screen can show
 
@@ -67,6 +72,14 @@ class Verdict:
         """Say whether something was lost or early."""
         return any(self.counts.get(kind) for kind in BROKEN)
 
+    def by_topic(self) -> dict[tuple[str, str], int]:
+        """Return the findings by topic and kind, of all groups together."""
+        found: Counter[tuple[str, str]] = Counter()
+        for row in self.totals:
+            for kind in KINDS:
+                found[row["topic"] or "", kind] += row[kind.replace("-", "_")]
+        return dict(found)
+
 
 def run(settings: AuditSettings) -> Verdict:
     """Read, reconcile, write, and return the verdict."""
@@ -91,11 +104,7 @@ def run(settings: AuditSettings) -> Verdict:
         if settings.metrics_file:
             metrics = PipelineMetrics("audit", succeeded_at_ms=SystemClock().wall_ms())
             metrics.rows["*"] = record.rows
-            metrics.findings = {
-                (row["topic"] or "", kind): row[kind.replace("-", "_")]
-                for row in verdict.totals
-                for kind in KINDS
-            }
+            metrics.findings = verdict.by_topic()
             metrics.write(settings.metrics_file)
         return verdict
 
@@ -181,16 +190,13 @@ def judge(
     rules = Rules(
         late_ms=settings.late_ms,
         window=settings.window,
-        closed_at_ms=now_ms - round(settings.grace_s * 1000),
+        closed_at_ms=min(now_ms - round(settings.grace_s * 1000), _end_ms(settings.given)),
         begins_at_ms=begins_at_ms,
         filtered_groups=tuple(settings.filtered_groups),
     )
     sends = None
     if settings.sends:
-        sends = spark.read.schema(SENDS).json(settings.sends)
-        if not sends.where("message_id is null").isEmpty():
-            raise BadOption(f"--sends {settings.sends}: a line is no JSON with a message_id")
-        sends = of_topics(sends, settings.given)
+        sends = of_topics(read_sends(spark, settings.sends), settings.given)
     made = transforms.audit(events, rules, sends=sends)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
     made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
@@ -201,6 +207,39 @@ def judge(
     path = Path(folder) / "index.html"
     path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
     return verdict
+
+
+def _end_ms(given: Mapping[str, str]) -> int:
+    """Return until when events are read: what was due then fired in none of them."""
+    if not given.get("endingTimestamp"):
+        return NEVER_MS
+    end = parse_source({**given, "dataset": "events"}, is_stream=False).end
+    return NEVER_MS if end.at_ms is None else end.at_ms
+
+
+def read_sends(spark: SparkSession, path: str) -> DataFrame:
+    """Return a list of sends. Raises BadOption for a line without a message_id.
+
+    Of a file on this machine Spark would take the name for a pattern, and one with an underscore in
+    front for no data at all.
+    """
+    if "://" in path:
+        sends = spark.read.schema(SENDS).json(path)
+        if not sends.where("message_id is null").isEmpty():
+            raise BadOption(f"--sends {path}: a line is no JSON with a message_id")
+        return sends
+    check_sends(Path(path))
+    if not Path(path).read_bytes().strip():
+        return spark.createDataFrame([], SENDS)
+    fields = {"message_id": pa.string(), "topic": pa.string(), "at_ms": pa.int64()}
+    table = pa_json.read_json(
+        path,
+        read_options=pa_json.ReadOptions(block_size=BLOCK_BYTES),
+        parse_options=pa_json.ParseOptions(
+            explicit_schema=pa.schema(fields.items()), unexpected_field_behavior="ignore"
+        ),
+    )
+    return spark.createDataFrame(table.select(list(fields)))
 
 
 def of_topics(sends: DataFrame, given: Mapping[str, str]) -> DataFrame:

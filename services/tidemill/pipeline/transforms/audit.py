@@ -4,7 +4,8 @@ Pure: events in, tables out. A message is known by where it first stood, (broker
 queue_id, queue_offset), so two stores of one message id are two messages, and so are those of two
 topics of one name (ADR 0054); a delayed one by its timer until it fires. A group is held to every
 message of a topic from which it was ever delivered one; one that was deleted and made again is
-another group.
+another group. Who was given a copy alone, as of a dead letter, is not held to the topic of
+its message.
 
 What the kinds of findings mean:
 
@@ -210,6 +211,10 @@ def _groups(placed: DataFrame) -> DataFrame:
         .agg(
             F.max("message_id").alias("message_id"),
             F.sum(is_delivered.cast("int")).alias("delivered"),
+            # Not as a copy: who reads dead letters has to do with their topics no more than that.
+            F.max((is_delivered & (F.col("stands_on") == F.col("topic"))).cast("int")).alias(
+                "delivered_there"
+            ),
             F.min(F.when(is_delivered, F.col("event_ts"))).alias("first_delivered_at"),
             F.max(F.when(is_delivered, F.col("event_ts"))).alias("last_delivered_at"),
             F.collect_list(F.when(is_delivered, position)).alias("delivered_positions"),
@@ -300,9 +305,9 @@ def _skipped(available: DataFrame, groups: DataFrame, placed: DataFrame, rules: 
     queue = list(_QUEUE)
     passed = (
         groups.where(
-            (F.col("delivered") > 0) & ~F.col("consumer_group").isin(*rules.filtered_groups)
+            (F.col("delivered_there") > 0) & ~F.col("consumer_group").isin(*rules.filtered_groups)
             if rules.filtered_groups
-            else F.col("delivered") > 0
+            else F.col("delivered_there") > 0
         )
         .groupBy(*queue, "consumer_group")
         .agg(
