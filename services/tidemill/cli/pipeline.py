@@ -1,4 +1,8 @@
-"""`tidemill pipeline ...`: jobs on Spark, which `pip install tidemill[pipeline]` brings."""
+"""`tidemill pipeline ...`: jobs on Spark, which `pip install tidemill[pipeline]` brings.
+
+Exit status: 0 done; 1 it could not be done, or an archive is not what it should be; 2 wrong usage,
+or an audit or a measurement found what must not be; 3 the cluster cannot be reached.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 import yaml
 
-from tidemill.cli.rest import EXIT_REFUSED, fail
+from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, fail
 from tidemill.cli.times import INSTANT, instant_ms, utc
 
 app = typer.Typer(
@@ -20,6 +24,7 @@ app = typer.Typer(
 )
 
 EXIT_FOUND = 2  # of an audit that found what must not be
+EXIT_DAMAGED = 1  # as of `tidemill store`
 
 R = TypeVar("R")
 
@@ -127,7 +132,8 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
         if told is not None:
-            fail(told[1], EXIT_REFUSED)
+            is_away = told[0] == errors.Unreachable.__name__
+            fail(told[1], EXIT_UNREACHABLE if is_away else EXIT_REFUSED)
         if isinstance(error, OSError):  # A folder or a file that is not what it should be.
             fail(str(error), EXIT_REFUSED)
         raise
@@ -206,7 +212,7 @@ def archive_verify(
     ] = False,
     option: OptionPairs = None, config: Config = None,
 ) -> None:  # fmt: skip
-    """Compare what is archived with the broker, and seal what agrees; status 2 where it does not.
+    """Compare what is archived with the broker, and seal what agrees; status 1 where it does not.
 
     Example: tidemill pipeline archive-verify --to ./archive
     """
@@ -223,7 +229,7 @@ def archive_verify(
     for sentence in verified.wrong:
         typer.echo(sentence)
     if verified.wrong:
-        raise typer.Exit(EXIT_FOUND)
+        raise typer.Exit(EXIT_DAMAGED)
     typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
 
 
