@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,26 @@ def test_one_call_fails_and_the_next_does_not(
     tmp_path: Path, call: str, numbers: frozenset[int]
 ) -> None:
     command = [sys.executable, "-c", CHILD, str(tmp_path / "file")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        other = "sync" if call == "write" else "write"
-        child.stdin.write(f"{other}\n")
-        said = [child.stdout.readline()]
-        child.stdin.write(f"{other}\n{call}\n{call}\n")
-        fail_once(child.pid, numbers, errno.EIO)
-        child.stdin.close()
-        said += child.stdout.readlines()
-    assert [int(line) for line in said] == [0, 0, errno.EIO, 0]
+    other = "sync" if call == "write" else "write"
+    with (
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        ) as child,
+        ThreadPoolExecutor(1) as threads,
+    ):
+
+        def ask(name: str) -> int:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(f"{name}\n")
+            return int(child.stdout.readline())
+
+        assert (ask(call), ask(other)) == (0, 0)
+        failing = threads.submit(fail_once, child.pid, numbers, errno.EIO)
+        # Some calls are made before the other thread traces them.
+        asked = [(ask(other), ask(call))]
+        while not failing.done():
+            asked.append((ask(other), ask(call)))
+        failing.result()
+        assert [answers for answers in asked if answers != (0, 0)] == [(0, errno.EIO)]
+        assert (ask(other), ask(call)) == (0, 0)
