@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import os
 import random
 import shutil
@@ -91,6 +92,57 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
     assert "offset 7 of queue 0 of orders" in wrong
     with pytest.raises(ArchiveError, match="offset 7"):
         read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["message_id", "tag", "keys.list.element", "properties.key_value.value", "store_timestamp"],
+)
+def test_a_file_is_not_sealed_where_a_column_is_damaged_that_is_not_compared(
+    cluster: FakeCluster, tmp_path: Path, column: str
+) -> None:
+    to = str(tmp_path)
+    for number in range(20):
+        message = v2.Message(topic=v2.Resource(name="orders"), body=b"body")
+        message.user_properties["colour"] = f"red{number}"
+        system = message.system_properties
+        system.message_id, system.tag = f"id-{number}", f"tag-{number}"
+        system.keys.append(f"key-{number}")
+        system.store_timestamp.FromMilliseconds(FIRST_STORED_AT_MS + number)
+        cluster.put(message, "a")
+    archive_job(cluster, to, task_rows=100).append()
+    path = the_file(to)
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    (found,) = [each for each in columns if each.path_in_schema == column]
+    data = bytearray(path.read_bytes())
+    data[found.data_page_offset + found.total_compressed_size * 2 // 3] ^= 0x10
+    path.write_bytes(data)
+    (wrong,) = archive_job(cluster, to).verify().wrong
+    assert path.name in wrong
+    assert sealed(to) == [("orders", 0, 20)]
+
+
+@pytest.mark.parametrize("first", [0, 700])
+def test_rows_that_a_footer_hides_are_missed(
+    cluster: FakeCluster, tmp_path: Path, first: int
+) -> None:
+    """A footer has no checksum, and of what its statistics say that it is elsewhere none is read."""
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 778)
+    archive_job(cluster, to, batch_rows=1000, task_rows=1000).append()
+    assert archive_job(cluster, to).verify().wrong == []
+    path = the_file(to)
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    last, nowhere = (777).to_bytes(8, "little"), (-1).to_bytes(8, "little", signed=True)
+    assert last in data[footer:]
+    path.write_bytes(data[:footer] + data[footer:].replace(last, nowhere))
+    start = json.dumps({"orders": {"a": {"0": first}}})
+    with pytest.raises(ArchiveError, match=f"it has 0 rows at offsets from {first} to 778"):
+        read_batch(
+            cluster, topic="orders", archivePath=to, readMode="archive", startingOffsets=start
+        )
 
 
 # ---------------------------------------------------------------- what a file lets go of
