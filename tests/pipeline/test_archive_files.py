@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.archiving import NOW_MS, archive_job, archived_bodies, sealed
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tests.support.micro_batches import read_batch
+from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
 from tidemill.pipeline.archive.reading import first_offset_at, pieces
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
@@ -345,6 +345,33 @@ def test_another_archive_at_the_same_place_is_not_taken_for_the_one_before(
         assert now.end == end
     shutil.rmtree(to)
     assert store.archive().queues == {}
+
+
+@pytest.mark.parametrize("mode", ["archive", "auto"])
+def test_a_folder_that_is_away_is_an_error_and_nothing_is_read_twice_when_it_is_back(
+    cluster: FakeCluster, tmp_path: Path, mode: str
+) -> None:
+    to, away = tmp_path / "archive", tmp_path / "away"
+    given = {"topic": "orders", "archivePath": str(to), "readMode": mode, "failOnDataLoss": "false"}
+    cluster.add("orders", "a", 0, 30)
+    with pytest.raises(ArchiveError, match="there is no archive at"):
+        read_batch(cluster, **given)
+    job = archive_job(cluster, str(to))
+    job.append()
+    stream = Stream(cluster, **given)
+    assert len(stream.run()) == 30
+    to.rename(away)
+    for reader in (stream.run, lambda: read_batch(cluster, **given)):
+        with pytest.raises(ArchiveError, match="what it lies on is away"):
+            reader()
+    # And an archiver that goes on begins no other one below it.
+    with pytest.raises(ArchiveError, match="what it lies on is away"):
+        job.append()
+    assert not to.exists()
+    away.rename(to)
+    assert job.append().rows == 0
+    assert stream.run() == []
+    assert len(read_batch(cluster, **given)) == 30
 
 
 class StoppedStore(ArchiveStore):

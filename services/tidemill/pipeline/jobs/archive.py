@@ -96,7 +96,17 @@ class ArchiveJob:
         self._now_ms = now_ms
         self._store = store or ArchiveStore(options.archive_path)
         self._batch_rows, self._task_rows, self._cores = batch_rows, task_rows, cores
+        self._was_there = False
         self.run = f"{now_ms():x}-{secrets.token_hex(4)}"
+
+    def _archive(self) -> Archive:
+        """Return what the manifest says now. Raises ArchiveError where it was there, and is away.
+
+        What a folder is mounted on may be away for a moment: another archive would begin below it.
+        """
+        archive = self._store.existing() if self._was_there else self._store.archive()
+        self._was_there = archive.next_number > 0
+        return archive
 
     # ------------------------------------------------------------ append
 
@@ -108,7 +118,7 @@ class ArchiveJob:
         target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
         while True:
-            tasks, lost = self.plan(self._store.archive(), cluster, target)
+            tasks, lost = self.plan(self._archive(), cluster, target)
             if not tasks and not lost:
                 return done
             ranges, files = _made(self._run_tasks(self._options, tasks))
@@ -128,7 +138,7 @@ class ArchiveJob:
     def _check_known(self, cluster: Cluster) -> None:
         """Raise BadOption for a topic that is asked for by name, and is nowhere."""
         known = {queue.topic for queue in cluster.queues}
-        known |= {key.topic for key in self._store.archive().queues}
+        known |= {key.topic for key in self._archive().queues}
         missing = sorted(set(self._options.topics.names) - known)
         if missing:
             raise BadOption(f"there is no topic {', '.join(missing)}, and none in the archive")
@@ -191,7 +201,7 @@ class ArchiveJob:
         )  # fmt: skip
 
     def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
-        archive = self._store.archive()
+        archive = self._archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
     # ------------------------------------------------------------ afterwards
@@ -206,7 +216,7 @@ class ArchiveJob:
 
         What no broker has any more is sealed by its files alone, and the seal says so.
         """
-        cluster, archive = self.look(), self._store.archive()
+        cluster, archive = self.look(), self._archive()
         wrong: list[str] = []
         passed: list[Range] = []
         tasks: list[Task] = []
@@ -257,7 +267,7 @@ class ArchiveJob:
         """Have brokers keep queues of which they were told nothing yet, before they are read."""
         if not self._gate_group:
             return
-        told, archive = self._told(cluster), self._store.archive()
+        told, archive = self._told(cluster), self._archive()
         for queue, ends in sorted(cluster.queues.items()):
             if queue.name not in told:
                 archived = archive.queues.get(self.key_of(queue))
@@ -268,7 +278,7 @@ class ArchiveJob:
         """Tell brokers what they need not keep any more: what is sealed."""
         if not self._gate_group:
             return
-        cluster, archive = self.look(), self._store.archive()
+        cluster, archive = self.look(), self._archive()
         told = self._told(cluster)
         for queue in sorted(cluster.queues):
             archived = archive.queues.get(self.key_of(queue))
@@ -300,7 +310,7 @@ class ArchiveJob:
 
         Each file but one that comes of it is as large as that, and so is never small again.
         """
-        archive = self._store.archive()
+        archive = self._archive()
         folders: dict[str, list[DataFile]] = {}
         for path, file in sorted(archive.files.items()):
             if file.bytes < bytes_max // 2:
@@ -323,7 +333,7 @@ class ArchiveJob:
 
     def expire(self, *, before_ms: int, topics: Iterable[str] = ()) -> int:
         """Let go of ranges that were stored before an instant; return how many files that were."""
-        marks, removed = expiring(self._store.archive(), before_ms=before_ms, topics=topics)
+        marks, removed = expiring(self._archive(), before_ms=before_ms, topics=topics)
         if marks:
             self.commit("expire", marks=marks, removed=removed)
         return len(removed)
@@ -334,7 +344,7 @@ class ArchiveJob:
         That is files that no entry names and that are older than any job, those that an entry let
         go of so long ago, and of the manifest what a snapshot has made needless.
         """
-        archive = self._store.archive()
+        archive = self._archive()
         latest_ms = self._now_ms() - age_ms
         gone = [
             path
@@ -367,7 +377,7 @@ class ArchiveJob:
             removed=removed, marks=marks, closed=closed,
         )  # fmt: skip
         for attempt in range(COMMITS_MAX):
-            archive = self._store.archive()
+            archive = self._archive()
             numbered = renumbered(entry, archive.next_number)
             try:
                 archive.check(numbered)
