@@ -13,7 +13,7 @@ from tests.support.archiving import archive_job, archived_bodies, sealed
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream, read_batch
 from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
+from tidemill.pipeline.errors import ArchiveError, DataLoss, Gone, Unreachable
 from tidemill.pipeline.jobs.archive import Done
 from tidemill.pipeline.offsets import Offsets
 from tidemill.pipeline.source.messages import MessageStreamReader
@@ -279,3 +279,45 @@ def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
     verified = archive_job(cluster, to).verify()
     assert (verified.wrong, len(verified.closed)) == ([], 1)
     assert sealed(to) == [("orders", 60, 60)]
+
+
+@pytest.mark.parametrize("batch_rows", [10, 1000])
+def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_had(
+    cluster: FakeCluster, tmp_path: Path, batch_rows: int
+) -> None:
+    """Its log has the same id, and gives the offsets behind the backup again."""
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    cluster.add("others", "a", 0, 5)
+    archive_job(cluster, to, batch_rows=batch_rows).append()
+    assert archive_job(cluster, to).verify().wrong == []
+    cluster.restore("orders", "a", 0, 20)
+    for strict in ("true", "false"):
+        job = archive_job(cluster, to, failOnDataLoss=strict)
+        with pytest.raises(ArchiveError, match="ends at 20, and is archived up to 40.* folder"):
+            job.append()
+    (wrong,) = archive_job(cluster, to).verify().wrong
+    assert "ends at 20, and is archived up to 40" in wrong
+    # And when it is longer than it ever was.
+    cluster.add("orders", "a", 0, 30, stored_at_ms=LATER_MS)
+    with pytest.raises(ArchiveError, match="message at offset 39 is of another time"):
+        archive_job(cluster, to, batch_rows=batch_rows).append()
+    assert archived_bodies(to)[0] == bodies(range(40))
+    # Into another folder it goes whole.
+    new = str(tmp_path / "new")
+    assert archive_job(cluster, new).append().rows == 55
+
+
+def test_what_a_restored_store_has_not_is_sealed_on_an_operators_word(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    cluster.add("orders", "a", 0, 40)
+    archive_job(cluster, to).append()
+    cluster.restore("orders", "a", 0, 30)
+    (wrong,) = archive_job(cluster, to).verify().wrong
+    assert "--allow-loss seals" in wrong
+    assert sealed(to) == [("orders", 0, 40)]
+    verified = archive_job(cluster, to, failOnDataLoss="false").verify()
+    assert (verified.wrong, len(verified.closed)) == ([], 2)
+    assert sealed(to) == [("orders", 40, 40)]

@@ -133,6 +133,11 @@ class FakeCluster:
                 for key in [key for key in broker.queues if key[0] == topic]:
                     del broker.queues[key]
 
+    def restore(self, topic: str, broker: str, queue_id: int, end: int) -> None:
+        """Put a backup in place of a store: the queue ends where it ended then."""
+        with self.lock:
+            del self.brokers[broker].queues[topic, queue_id].messages[end:]
+
     def make_store_anew(self, broker: str) -> None:
         """Put an empty store in place of a broker group's: the same ids are given again."""
         with self.lock:

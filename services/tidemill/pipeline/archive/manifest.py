@@ -174,6 +174,10 @@ class ArchivedQueue:
         """Return the ranges that are to be compared with the broker."""
         return [each for each in self.ranges if each.start >= self.sealed]
 
+    def ending_at(self, at: int) -> Range | None:
+        """Return the range that ends there, if there is one."""
+        return next((each for each in reversed(self.ranges) if each.end == at), None)
+
     def seal(self, at: int) -> None:
         """Seal what lies before an offset; of it the ranges of an hour become one.
 

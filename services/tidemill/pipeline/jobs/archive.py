@@ -21,6 +21,7 @@ from typing import Any, Final, final
 from tidemill.pipeline import schema as columns
 from tidemill.pipeline.archive.manifest import (
     Archive,
+    ArchivedQueue,
     Closed,
     DataFile,
     Entry,
@@ -34,7 +35,12 @@ from tidemill.pipeline.archive.manifest import (
     sealing,
 )
 from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.archive.tasks import Runner, Task, lost_before_archived
+from tidemill.pipeline.archive.tasks import (
+    Runner,
+    Task,
+    lost_before_archived,
+    not_the_archived,
+)
 from tidemill.pipeline.client import Cluster, connect
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, Refused
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
@@ -115,6 +121,7 @@ class ArchiveJob:
         cluster = self.look()
         self._check_known(cluster)
         self._hold(cluster)
+        self._check_ends(cluster)
         target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
         while True:
@@ -134,6 +141,7 @@ class ArchiveJob:
             progress(done)
             # A topic may have been deleted, or made anew, since.
             cluster = self.look()
+            self._check_ends(cluster)
 
     def _check_known(self, cluster: Cluster) -> None:
         """Raise BadOption for a topic that is asked for by name, and is nowhere."""
@@ -142,6 +150,14 @@ class ArchiveJob:
         missing = sorted(set(self._options.topics.names) - known)
         if missing:
             raise BadOption(f"there is no topic {', '.join(missing)}, and none in the archive")
+
+    def _check_ends(self, cluster: Cluster) -> None:
+        """Raise ArchiveError where a queue ends before what is archived of it."""
+        archive = self._archive()
+        for queue, ends in sorted(cluster.queues.items()):
+            archived = archive.queues.get(self.key_of(queue))
+            if archived is not None and ends.max_offset < archived.end:
+                raise not_the_archived(queue, _shorter(archived, ends))
 
     def look(self) -> Cluster:
         """Ask where the queues end; all broker groups must answer, or what is new is not known."""
@@ -172,13 +188,17 @@ class ArchiveJob:
             if until[queue] > start
         ]
         parts = split(ranges, rows_per_partition=self._task_rows, partitions_min=self._cores)
-        return [
-            Task(
-                work="append", run=self.run, key=self.key_of(part.queue), start=part.start,
-                end=part.end,
-            )
-            for part in parts
-        ], lost  # fmt: skip
+        tasks = []
+        for part in parts:
+            key = self.key_of(part.queue)
+            archived = archive.queues.get(key)
+            before = None if archived is None else archived.ending_at(part.start)
+            task = Task(
+                work="append", run=self.run, key=key, start=part.start, end=part.end,
+                expected=before,
+            )  # fmt: skip
+            tasks.append(task)
+        return tasks, lost
 
     def key_of(self, queue: Queue) -> QueueKey:
         """Return the name of a queue in the archive."""
@@ -222,7 +242,15 @@ class ArchiveJob:
         tasks: list[Task] = []
         for key, queue in sorted(archive.queues.items()):
             unsealed = queue.unsealed()
-            nobody = _nobody_has(key, cluster) if unsealed else ""
+            ends = cluster.queues.get(key.queue)
+            if ends is not None and ends.max_offset < queue.end:
+                nobody = str(not_the_archived(key.queue, _shorter(queue, ends)))
+                if self._options.fails_on_data_loss:
+                    what = "; --allow-loss seals what is not sealed by its files alone"
+                    wrong.append(nobody + (what if unsealed else ""))
+                    continue
+            else:
+                nobody = _nobody_has(key, cluster) if unsealed else ""
             if nobody and self._options.fails_on_data_loss:
                 # It may be the wrong cluster that was asked.
                 wrong.append(
@@ -403,6 +431,10 @@ def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
     if log.log_id != key.queue.incarnation.log_id:
         return f"{key.broker} has another store than the one that was archived"
     return ""
+
+
+def _shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
+    return f"it ends at {ends.max_offset}, and is archived up to {archived.end}"
 
 
 def _place(of: Range) -> str:
