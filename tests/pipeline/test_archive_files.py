@@ -127,7 +127,7 @@ def test_a_file_is_not_sealed_where_a_column_is_damaged_that_is_not_compared(
 def test_rows_that_a_footer_hides_are_missed(
     cluster: FakeCluster, tmp_path: Path, first: int
 ) -> None:
-    """A footer has no checksum, and of what its statistics say that it is elsewhere none is read."""
+    """A footer has no checksum, and what its statistics say to be elsewhere is not read."""
     to = str(tmp_path)
     cluster.add("orders", "a", 0, 778)
     archive_job(cluster, to, batch_rows=1000, task_rows=1000).append()

@@ -225,8 +225,23 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
     ) -> service.UpdateOffsetResponse:
         self.cluster.note("UpdateOffset", context)
         asked = request.message_queue
+        broker = self.cluster.brokers[asked.broker.name]
+        end = broker.queues[asked.topic.name, asked.id].end
+        if request.offset > end:
+            status = v2.Status(code=v2.ILLEGAL_OFFSET, message=f"the queue ends at {end}")
+            return service.UpdateOffsetResponse(status=status)
         key = (request.group.name, asked.broker.name, asked.id)
         self.cluster.pull_offsets[key] = request.offset
+        item = pb.Progress(
+            consumer_group=request.group.name, topic=asked.topic.name, queue_id=asked.id,
+            max_offset=end, commit_offset=-1, pop_offset=-1, pull_offset=request.offset,
+        )  # fmt: skip
+        same = (item.consumer_group, item.topic, item.queue_id)
+        broker.progress = [
+            each
+            for each in broker.progress
+            if (each.consumer_group, each.topic, each.queue_id) != same
+        ] + [item]
         return service.UpdateOffsetResponse(status=v2.Status(code=v2.OK))
 
     def SendMessage(

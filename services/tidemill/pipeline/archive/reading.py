@@ -1,8 +1,8 @@
 """Reading rows back out of an archive, without Spark: one queue, a range of offsets, in order.
 
-What a disk has changed is not handed out: pages have checksums, a body is compared with the one that
-its row has, and there are as many rows as the manifest says, since a footer, which says where they
-are, has no checksum. Raises ArchiveError for a file that is not what it was.
+What a disk has changed is not handed out: pages have checksums, a body is compared with the one
+that its row has, and there are as many rows as the manifest says, since a footer, which says where
+they are, has no checksum. Raises ArchiveError for a file that is not what it was.
 """
 
 from __future__ import annotations

@@ -38,13 +38,14 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.tasks import (
     Runner,
     Task,
+    check_follows,
     lost_before_archived,
     not_the_archived,
 )
 from tidemill.pipeline.client import Cluster, connect
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, Refused
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
-from tidemill.pipeline.options import LATEST, SourceOptions
+from tidemill.pipeline.options import LATEST, SourceOptions, Topics
 from tidemill.pipeline.pulling import TAKEN
 
 BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
@@ -52,6 +53,8 @@ TASK_ROWS: Final = 100_000  # of one task, so that a few large queues keep all c
 COMMITS_MAX: Final = 10  # attempts to take a number while others take them
 FILE_BYTES: Final = 128 << 20  # of a compacted file; one of half of it is worth compacting
 ORPHAN_AGE_MS: Final = 86_400_000  # a file that does not count may be of a job that still runs
+# As an expression of topics, those of the cluster's own among them that begin with %DLQ%.
+_EVERY_TOPIC: Final = "%?.*"
 _DELETED: Final = "the topic was deleted, or the store of the broker group made anew"
 
 Progress = Callable[["Done"], None]
@@ -224,6 +227,13 @@ class ArchiveJob:
         archive = self._archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
+    def _look_at_all(self) -> Cluster:
+        """As `look`, at all that may be in the archive, whatever this run was asked for."""
+        own = {key.topic for key in self._archive().queues if key.topic.startswith("%")}
+        names = sorted(name for name in own if not name.startswith("%DLQ%"))
+        topics = Topics(names=tuple(names), pattern=_EVERY_TOPIC)
+        return connect(self._options.connection).whole_cluster(topics)
+
     # ------------------------------------------------------------ afterwards
 
     def check_there(self) -> None:
@@ -236,7 +246,7 @@ class ArchiveJob:
 
         What no broker has any more is sealed by its files alone, and the seal says so.
         """
-        cluster, archive = self.look(), self._archive()
+        cluster, archive = self._look_at_all(), self._archive()
         wrong: list[str] = []
         passed: list[Range] = []
         tasks: list[Task] = []
@@ -285,33 +295,67 @@ class ArchiveJob:
         if marks:
             ranges = tuple((of.key, of.start, of.end) for of in closed)
             self.commit("seal", marks=marks, closed=ranges)
-        self._release()
+        wrong += self._release()
         told = [f"{_place(of)}: {why}" for of, why in closed.items()]
         return Verified(wrong=sorted(wrong), closed=sorted(told))
 
     # ------------------------------------------------------------ what brokers keep
 
     def _hold(self, cluster: Cluster) -> None:
-        """Have brokers keep queues of which they were told nothing yet, before they are read."""
+        """Have brokers keep what is not sealed, before it is read: what they were told is not so.
+
+        That is nothing yet, or more than this archive has sealed, as another one had.
+        """
         if not self._gate_group:
             return
         told, archive = self._told(cluster), self._archive()
+        refused = []
         for queue, ends in sorted(cluster.queues.items()):
-            if queue.name not in told:
-                archived = archive.queues.get(self.key_of(queue))
-                at = self._begin(archive, ends) if archived is None else archived.sealed
-                self._tell(queue, at)
-
-    def _release(self) -> None:
-        """Tell brokers what they need not keep any more: what is sealed."""
-        if not self._gate_group:
-            return
-        cluster, archive = self.look(), self._archive()
-        told = self._told(cluster)
-        for queue in sorted(cluster.queues):
             archived = archive.queues.get(self.key_of(queue))
-            if archived is not None and told.get(queue.name) != archived.sealed:
-                self._tell(queue, archived.sealed)
+            sealed = ends.min_offset if archived is None else archived.sealed
+            if 0 <= told.get(queue.name, -1) <= sealed:
+                continue
+            try:
+                at = self._sealed_there(queue, ends, archived)
+            except ArchiveError:
+                at = ends.min_offset  # None of it is what was sealed.
+            try:
+                self._tell(queue, at)
+            except Refused as error:
+                refused.append(str(error))
+        if refused:
+            raise Refused("; ".join(refused))
+
+    def _release(self) -> list[str]:
+        """Tell brokers what they need not keep any more: what is sealed.
+
+        Returns what they were not told, and why; it says nothing of the others.
+        """
+        if not self._gate_group:
+            return []
+        cluster, archive = self._look_at_all(), self._archive()
+        told = self._told(cluster)
+        refused = []
+        for queue, ends in sorted(cluster.queues.items()):
+            archived = archive.queues.get(self.key_of(queue))
+            if archived is None or told.get(queue.name) == min(archived.sealed, ends.max_offset):
+                continue
+            try:
+                self._tell(queue, self._sealed_there(queue, ends, archived))
+            except (ArchiveError, Refused) as error:
+                refused.append(f"{queue} is not let go of: {error}")
+        return refused
+
+    def _sealed_there(self, queue: Queue, ends: QueueEnds, archived: ArchivedQueue | None) -> int:
+        """Return up to which offset what a broker has is sealed.
+
+        Raises ArchiveError where what it has there is not what was archived.
+        """
+        if archived is None:
+            return ends.min_offset
+        at = min(archived.sealed, ends.max_offset)
+        check_follows(self._options, queue, archived.ending_at(at))
+        return at
 
     def _told(self, cluster: Cluster) -> dict[QueueName, int]:
         """Return how far brokers think that queues are sealed."""
