@@ -23,7 +23,7 @@ from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
 from tidemill.pipeline.archive.reading import first_offset_at, pieces
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 DAY_MS = 86_400_000
@@ -287,6 +287,14 @@ def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, tmp_path:
         assert [row["body"] for row in rows][:3] == texts
         raw = read_batch(cluster, topic="orders", archivePath=to, readMode=mode, bodyEncoding="raw")
         assert [row["body"] for row in by_offset(raw)][:3] == packed
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_a_job_that_is_to_archive_a_part_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="without startingOffsets or startingTimestamp and filter"):
+        archive_job(cluster, str(tmp_path), startingOffsets="latest", filter="a")
 
 
 # ---------------------------------------------------------------- the manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ GATE = "archive"
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
 
 
-def a_job(cluster: FakeCluster, to: Path, **options: str) -> ArchiveJob:
+def a_job(cluster: FakeCluster, to: Path, **options: Any) -> ArchiveJob:
     return archive_job(cluster, str(to), gate_group=GATE, **options)
 
 

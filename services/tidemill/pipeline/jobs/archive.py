@@ -45,7 +45,7 @@ from tidemill.pipeline.archive.tasks import (
 from tidemill.pipeline.client import Cluster, connect
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, Refused
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
-from tidemill.pipeline.options import LATEST, SourceOptions, Topics
+from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
 from tidemill.pipeline.pulling import TAKEN
 
 BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
@@ -82,6 +82,25 @@ class Verified:
     closed: list[str]  # what was sealed though no broker has it any more
 
 
+def check_options(options: SourceOptions) -> None:
+    """Raise BadOption for what means something to a read, and cannot to an archive.
+
+    It has whole queues: who reads goes by that, and a verification compares it with that.
+    """
+    asked = {
+        "startingOffsets or startingTimestamp": options.start != Place(everywhere=EARLIEST),
+        "endingOffsets or endingTimestamp": options.end != Place(everywhere=LATEST),
+        "filter": options.filter != "*",
+        "includeBody": not options.includes_body,
+    }
+    found = [name for name, is_asked in asked.items() if is_asked]
+    if found:
+        raise BadOption(
+            "an archive has queues from their first message on and whole, without"
+            f" {' and '.join(found)}; choose topics instead, or when it is read"
+        )
+
+
 @final
 class ArchiveJob:
     """One run over one archive."""
@@ -98,7 +117,11 @@ class ArchiveJob:
         cores: int = 2,
         gate_group: str = "",
     ) -> None:
-        """With a `gate_group` brokers keep what is not sealed, by its pull offsets (ADR 0053)."""
+        """With a `gate_group` brokers keep what is not sealed, by its pull offsets (ADR 0053).
+
+        Raises BadOption.
+        """
+        check_options(options)
         self._gate_group = gate_group
         self._options = options
         self._run_tasks = run_tasks
@@ -208,12 +231,11 @@ class ArchiveJob:
         return QueueKey.of(self._options.connection.namespace, queue)
 
     def _begin(self, archive: Archive, ends: QueueEnds) -> int:
-        """Return where the next batch of a queue begins."""
+        """Return where the next batch of a queue begins; the first has all of it."""
         archived = archive.queues.get(self.key_of(ends.queue))
         if archived is not None:
             return archived.end
-        # One that is not archived yet: all of it, unless the start was asked to be the end.
-        return ends.max_offset if self._options.start.everywhere == LATEST else ends.min_offset
+        return ends.min_offset
 
     def _lost(self, key: QueueKey, start: int, end: int, why: str) -> Range:
         if self._options.fails_on_data_loss:
@@ -252,9 +274,9 @@ class ArchiveJob:
         tasks: list[Task] = []
         for key, queue in sorted(archive.queues.items()):
             unsealed = queue.unsealed()
-            ends = cluster.queues.get(key.queue)
-            if ends is not None and ends.max_offset < queue.end:
-                nobody = str(not_the_archived(key.queue, _shorter(queue, ends)))
+            there = cluster.queues.get(key.queue)
+            if there is not None and there.max_offset < queue.end:
+                nobody = str(not_the_archived(key.queue, _shorter(queue, there)))
                 if self._options.fails_on_data_loss:
                     what = "; --allow-loss seals what is not sealed by its files alone"
                     wrong.append(nobody + (what if unsealed else ""))
