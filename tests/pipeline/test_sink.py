@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,12 +128,51 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         )  # fmt: skip
         now_ms = SystemClock().wall_ms()
         assert replay.plan(spark, settings).rows == 300
-        replay.send(spark, settings, now_ms=now_ms)
+        told: list[int] = []
+        done = replay.send(spark, settings, now_ms=now_ms, tell=told.append)
+        assert (done.plan.rows, done.sent, told) == (300, 300, [300])
         # It is through; once more sends nothing.
-        replay.send(spark, settings, now_ms=now_ms)
+        again = replay.send(spark, settings, now_ms=now_ms)
+        assert (again.plan, again.sent) == (done.plan, 0)
         second = archived("again")
     assert {(r.message_id, bytes(r.body), r.tag, tuple(r.keys)) for r in first} == {
         (r.properties[ORIGINAL_ID], bytes(r.body), r.tag, tuple(r.keys)) for r in second
     }
     assert len(second) == 300
     assert {r.message_id for r in first}.isdisjoint(r.message_id for r in second)
+
+
+def test_a_replay_is_of_what_was_archived_when_it_began(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    to = str(tmp_path / "archive")
+    with standalone(tmp_path / "data") as broker:
+        connection = {"endpoints": broker.grpc, "namespace": "tenant"}
+
+        def archive() -> None:
+            given = {**connection, "topicPattern": ".*", "archivePath": to, "readMode": "broker"}
+            options = parse_source(given, is_stream=False)
+            ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms).append()
+
+        def sent() -> int:
+            reader = spark.read.format("rocketmq").options(**connection, topic="again")
+            return int(reader.load().count())
+
+        send_some(broker.grpc, "orders", 20, namespace="tenant")
+        archive()
+        settings = replay.ReplaySettings(
+            archive=to, given={"topicPattern": ".*"}, state=str(tmp_path / "state"),
+            sink={"endpoints": broker.grpc, "topic": "again"},
+            # One of both sides, one of the source, one of the sink.
+            more={"namespace": "tenant", "failOnDataLoss": "false", "batchSize": "8"},
+        )  # fmt: skip
+        now_ms = SystemClock().wall_ms()
+        assert replay.send(spark, settings, now_ms=now_ms).sent == 20
+        # What it has sent is archived, and more of the first topic.
+        send_some(broker.grpc, "orders", 5, namespace="tenant")
+        archive()
+        assert replay.send(spark, settings, now_ms=now_ms).sent == 0
+        assert sent() == 20
+        # Another replay is of what is archived by now, but not of what it sends to.
+        other = dataclasses.replace(settings, state=str(tmp_path / "other"))
+        assert replay.plan(spark, other).rows == 25

@@ -8,23 +8,33 @@ wait for anything: messages that come later are delayed messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
-from tidemill.pipeline.transforms.replay import Timing, between, to_send
+from tidemill.pipeline.options import SINK, SOURCE
+from tidemill.pipeline.transforms.replay import Timing, between, to_send, up_to
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
+TOLD_S: Final = 60.0  # until Spark, which tells of batches afterwards, has told of the last one
 LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
+_PLACES: Final = "topic string, broker string, queue_id int, queue_offset bigint"
+_SOURCE: Final = frozenset(option.name for option in SOURCE)
+_SINK: Final = frozenset(option.name for option in SINK)
+_SENT: Final = "tidemill-sent"  # what the count of a batch is called
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
 
@@ -36,6 +46,7 @@ class ReplaySettings:
     archive: str
     given: Mapping[str, str]  # options of the source, which topics among them
     sink: Mapping[str, str]  # options of the sink
+    more: Mapping[str, str] = field(default_factory=dict)  # of whichever of the two knows them
     state: str  # folder of the checkpoint; another one is another replay
     timing: Literal["asap", "original", "scaled"] = "asap"
     speed: float = 1.0
@@ -52,32 +63,68 @@ class Plan:
     rows: int
     first_stored_ms: int
     last_stored_ms: int
+    # Where the archive ends, by topic, broker group and queue: what is archived while a replay goes
+    # on is not of it, and might be what it has sent.
+    ends: tuple[tuple[str, str, int, int], ...]
     begin_ms: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """The plan, and what of it this run has sent."""
+
+    plan: Plan
+    sent: int = 0
 
 
 def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     """Look at what would be sent, and send nothing."""
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-    reader = spark.read.format(NAME).schema("store_timestamp timestamp")
+    reader = spark.read.format(NAME).schema(f"{_PLACES}, store_timestamp timestamp")
     for name, value in _of_source(settings).items():
         reader = reader.option(name, value)
-    kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
     stored_ms = F.unix_millis("store_timestamp")
-    row = kept.agg(
-        F.count("*").alias("n"), F.min(stored_ms).alias("low"), F.max(stored_ms).alias("high")
-    ).first()
-    assert row is not None, "an aggregate has a row"
-    if not row.n:
+    rows = (
+        _kept(reader.load(), settings)
+        .groupBy("topic", "broker", "queue_id")
+        .agg(
+            F.count("*").alias("n"), F.min(stored_ms).alias("low"), F.max(stored_ms).alias("high"),
+            (F.max("queue_offset") + 1).alias("end"),
+        )
+        .orderBy("topic", "broker", "queue_id")
+        .collect()
+    )  # fmt: skip
+    if not rows:
         raise BadOption(
             f"there is nothing to replay: {settings.archive} has no message of these topics and"
             " times"
         )
-    return Plan(rows=row.n, first_stored_ms=row.low or 0, last_stored_ms=row.high or 0)
+    return Plan(
+        rows=sum(row.n for row in rows),
+        first_stored_ms=min(row.low for row in rows),
+        last_stored_ms=max(row.high for row in rows),
+        ends=tuple((row.topic, row.broker, row.queue_id, row.end) for row in rows),
+    )
 
 
-def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
-    """Send what is left to send, and return the plan that this goes by."""
+def _kept(messages: DataFrame, settings: ReplaySettings) -> DataFrame:
+    """Leave out what is not of the times, and, unless it is named, the topic that is sent to."""
+    kept = between(messages, since_ms=settings.since_ms, until_ms=settings.until_ms)
+    into = settings.sink.get("topic")
+    is_named = "topics" in settings.given or "topic" in settings.given
+    return kept if is_named or into is None else kept.where(kept["topic"] != into)
+
+
+def send(
+    spark: SparkSession,
+    settings: ReplaySettings,
+    *,
+    now_ms: int,
+    tell: Callable[[int], None] = lambda _sent: None,
+) -> Replayed:
+    """Send what is left to send; `tell` is told how much that was so far, after each batch."""
     begun = _begun(spark, settings, now_ms)
     timing = None
     if settings.timing != "asap":
@@ -96,20 +143,27 @@ def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
     }
     for name, value in stream.items():
         reader = reader.option(name, value)
-    kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
-    writer = to_send(kept, timing).writeStream.format(NAME)
-    for name, value in settings.sink.items():
+    kept = up_to(_kept(reader.load(), settings), begun.ends)
+    bad_before = _bad_rows(spark, settings)
+    counting = _Counting(tell)
+    writer = counting.observed(to_send(kept, timing)).writeStream.format(NAME)
+    for name, value in _of_sink(settings).items():
         writer = writer.option(name, value)
-    query = (
-        writer.option("checkpointLocation", f"{settings.state.rstrip('/')}/checkpoint")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    return begun
+    writer = writer.option("checkpointLocation", f"{settings.state.rstrip('/')}/checkpoint")
+    spark.streams.addListener(counting)
+    try:
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            counting.is_over.wait(TOLD_S)
+    finally:
+        spark.streams.removeListener(counting)
+    bad = _bad_rows(spark, settings) - bad_before
+    return Replayed(plan=begun, sent=counting.rows - bad)
 
 
-def run(settings: ReplaySettings, *, is_dry: bool) -> Plan:
+def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     """Replay, or only look."""
     if not ArchiveStore(settings.archive).is_there:
         raise BadOption(f"there is no archive at {settings.archive}")
@@ -117,15 +171,76 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Plan:
     say("starting Spark")
     if is_dry:
         with session("replay", settings.master) as spark:
-            return plan(spark, settings)
+            return Replayed(plan=plan(spark, settings))
     with recorded("replay", settings.state) as record, session("replay", settings.master) as spark:
-        begun = send(spark, settings, now_ms=SystemClock().wall_ms())
-        record.rows = begun.rows
-        return begun
+
+        def tell(sent: int) -> None:
+            record.rows = sent
+            say(f"sent {sent:,} messages")
+
+        replayed = send(spark, settings, now_ms=SystemClock().wall_ms(), tell=tell)
+        record.rows = replayed.sent
+        return replayed
+
+
+@final
+class _Counting(StreamingQueryListener):
+    """Counts the rows that a query hands to the sink, from what Spark tells of its batches."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._run = ""
+        self.rows = 0
+        self.is_over = threading.Event()  # nothing more is told of the query
+
+    def observed(self, frame: DataFrame) -> DataFrame:
+        """Return a frame whose rows are counted."""
+        from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+        return frame.observe(_SENT, F.count("*").alias("rows"))
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Take the query: this is called within its start."""
+        self._run = self._run or str(event.runId)
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Count a batch."""
+        counted = event.progress.observedMetrics.get(_SENT)
+        if str(event.progress.runId) == self._run and counted is not None and counted.rows:
+            self.rows += counted.rows
+            self._tell(self.rows)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Nothing to count."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Let go who waits for the last count."""
+        if str(event.runId) == self._run:
+            self.is_over.set()
+
+
+def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
+    """Return how many rows the table of those has that could not be sent."""
+    path = _of_sink(settings).get("deadLetterPath", "")
+    if not path:
+        return 0
+    try:
+        return int(spark.read.parquet(path).count())
+    except AnalysisException:
+        return 0  # It is made with its first row.
 
 
 def _of_source(settings: ReplaySettings) -> dict[str, str]:
-    return {**settings.given, "readMode": "archive", "archivePath": settings.archive}
+    own = {name: value for name, value in settings.more.items() if name in _SOURCE}
+    return {**settings.given, **own, "readMode": "archive", "archivePath": settings.archive}
+
+
+def _of_sink(settings: ReplaySettings) -> dict[str, str]:
+    # With what nobody knows: it says so, and what was meant.
+    own = {
+        name: value for name, value in settings.more.items() if name in _SINK or name not in _SOURCE
+    }
+    return {**settings.sink, **own}
 
 
 def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
@@ -141,7 +256,8 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
                 f"{settings.state} is of another replay; give the same options as then, or another"
                 " --state"
             )
-        return Plan(**kept["plan"])
+        ends = tuple(tuple(end) for end in kept["plan"]["ends"])
+        return Plan(**{**kept["plan"], "ends": ends})
     looked = plan(spark, settings)
     begun = Plan(**{**asdict(looked), "begin_ms": now_ms + LEAD_MS})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,6 +272,7 @@ def _asked(settings: ReplaySettings) -> dict[str, Any]:
         "archive": settings.archive,
         "topics": {name: settings.given.get(name, "") for name in ("topics", "topicPattern")},
         "into": settings.sink.get("topic", ""),
+        "namespace": settings.more.get("namespace", ""),
         "timing": settings.timing,
         "speed": settings.speed,
         "since_ms": settings.since_ms,
