@@ -220,7 +220,8 @@ def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
     closed = {
         key.topic: queue.closed for key, queue in archive.manifest().queues.items() if queue.closed
     }
-    assert closed == {"orders": [(0, 20), (20, 40)], "gone": [(0, 5)]}
+    # Where each ends, too: nobody knows what came behind that.
+    assert closed == {"orders": [(40, 40), (0, 20), (20, 40)], "gone": [(5, 5), (0, 5)]}
     again = archive.verify()
     assert (again.wrong, again.closed) == ([], [])
 
@@ -306,3 +307,47 @@ def test_what_a_restored_store_has_not_is_sealed_on_an_operators_word(
     verified = archive.job(failOnDataLoss="false").verify()
     assert (verified.wrong, len(verified.closed)) == ([], 2)
     assert archive.sealed() == [("orders", 40, 40)]
+
+
+def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    for topic in ("orders", "others"):
+        cluster.add(topic, "a", 0, 5)
+    assert archive.append().over == ()
+    cluster.add("orders", "a", 0, 10)
+    cluster.delete("orders")
+    assert archive.job(topicPattern="", topic="others").append().over == (), "it is not asked for"
+    (told,) = archive.append().over
+    assert told.startswith("queue 0 of orders at a is not there any more, its topic was deleted")
+    assert "behind offset 5, if anything did, is lost" in told
+    (queue, other) = archive.manifest().queues.values()
+    assert (queue.closed, other.closed) == ([(5, 5)], [])
+    assert archive.append().over == ()
+    # Also when nothing of it is left but where it ended, and when its name is given again.
+    archive.job().expire(before_ms=LATER_MS, topics=["orders"])
+    assert archive.append().over == ()
+    cluster.add("orders", "a", 0, 20)
+    assert archive.append().over == ()
+    cluster.delete("orders")
+    (told,) = archive.append().over
+    assert "behind offset 20, if anything did, is lost" in told
+
+
+def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_gone(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """It may be the wrong cluster that was asked."""
+    for broker in ("a", "b"):
+        cluster.add("orders", broker, 0, 5)
+    archive.append()
+    cluster.make_store_anew("a")
+    del cluster.brokers["b"]
+    for _ in range(2):
+        over = archive.append().over
+        assert ["--allow-loss" in told for told in over] == [True, True]
+    over = archive.job(failOnDataLoss="false").append().over
+    assert [told.partition(", ")[2].partition(";")[0] for told in over] == [
+        "a has another store than the one that was archived", "there is no broker group b"
+    ]  # fmt: skip
+    assert archive.append().over == ()

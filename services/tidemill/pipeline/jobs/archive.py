@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 from tidemill.pipeline import schema as columns
@@ -71,6 +71,8 @@ class Done:
     waiting: int  # rows that are there and not archived yet
     stored_to_ms: int = 0  # of the last batch: when the last of its messages was stored
     by_topic: Mapping[str, int] = field(default_factory=dict)  # rows of the last batch
+    # At the end: what may have been lost with queues that are there no more, in sentences, once.
+    over: tuple[str, ...] = ()
 
 
 @final
@@ -153,7 +155,7 @@ class ArchiveJob:
         while True:
             tasks, lost = self.plan(self._archive(), cluster, target)
             if not tasks and not lost:
-                return done
+                return replace(done, over=self._write_over(cluster))
             ranges, files = _made(self._run_tasks(self._options, tasks))
             self.commit("append", ranges=(*lost, *ranges), files=files)
             done = Done(
@@ -244,6 +246,31 @@ class ArchiveJob:
             key=key, start=start, end=end, rows=0, bytes=0, min_store_ms=0, max_store_ms=0,
             crc_xor=0, lost=end - start,
         )  # fmt: skip
+
+    def _write_over(self, cluster: Cluster) -> tuple[str, ...]:
+        """Write down which queues are there no more, and say so of those of which it is new.
+
+        Another store, or none, is what the wrong cluster has, too: that takes an operator's word.
+        """
+        told, over = [], []
+        for key, archived in sorted(self._archive().queues.items()):
+            is_asked = (
+                key.namespace == self._options.connection.namespace
+                and self._options.topics.have(key.topic)
+            )
+            if not is_asked or key.queue in cluster.queues or archived.is_over:
+                continue
+            nobody = _nobody_has(key, cluster)
+            lost = f"what came behind offset {archived.end}, if anything did, is lost"
+            if nobody and self._options.fails_on_data_loss:
+                told.append(f"{key}: {nobody}. If that is for good, {lost}: --allow-loss says so")
+            else:
+                why = nobody or "its topic was deleted"
+                told.append(f"{key} is not there any more, {why}; {lost}")
+                over.append((key, archived.end, archived.end))
+        if over:
+            self.commit("append", closed=tuple(over))
+        return tuple(told)
 
     def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
         archive = self._archive()

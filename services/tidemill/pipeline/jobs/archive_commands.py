@@ -56,8 +56,12 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
             metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
             if settings.metrics_file:
                 metrics.write(settings.metrics_file)
+            run.detail.update(over=[*run.detail.get("over", ()), *done.over])
             if every_s is None:
                 return done
+            for sentence in done.over:
+                say(sentence)
+                end_line()
             time.sleep(every_s)
 
 
