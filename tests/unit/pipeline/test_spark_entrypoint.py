@@ -1,7 +1,8 @@
-"""The entrypoint of the pipeline's image, by what it starts: Spark's pods, or a job."""
+"""The pipeline's jobs on Kubernetes: what `submit` submits, and what the image starts."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ENTRYPOINT = Path(__file__).resolve().parents[3] / "deploy" / "spark" / "entrypoint"
+SUBMIT = ENTRYPOINT.with_name("submit")
 # As Spark sets them in a pod.
 OF_DRIVER = {"SPARK_DRIVER_BIND_ADDRESS": "10.1.2.3"}
 OF_EXECUTOR = {
@@ -70,6 +72,41 @@ def test_an_executor_has_its_options_of_java_in_their_order(path: Path) -> None:
         "--app-id": "spark-1", "--hostname": "10.1.2.4", "--resourceProfileId": "0",
         "--podName": "archive-exec-1",
     }  # fmt: skip
+
+
+def submitted(path: Path, *, says: str = "", status: int = 0) -> tuple[int, list[str]]:
+    program = path / "bin" / "spark-submit"
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@"\nprintf "{says}" >&2\nexit {status}\n', "utf-8"
+    )
+    done = subprocess.run(
+        ["sh", SUBMIT, "archive", "--to", "/archive"],
+        env={
+            "PATH": f"{path}/bin:{os.environ['PATH']}", "MASTER": "k8s://here", "CLAIM": "kept",
+            "SPARK_OPTIONS": "--conf spark.executor.memory=4g", "TMPDIR": str(path),
+        },
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert [each.name for each in path.iterdir()] == ["bin"], "it leaves nothing behind"
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_a_submit_ends_as_its_driver_did(path: Path) -> None:
+    assert submitted(path, says="\\t exit code: 0\\n")[0] == 0
+    # Two reports of it: the last counts.
+    assert submitted(path, says="exit code: 0\\n\\t exit code: 2\\n")[0] == 2
+    assert submitted(path, says="no such master\\n", status=3)[0] == 3
+
+
+def test_a_submit_gives_all_pods_the_volume(path: Path) -> None:
+    words = submitted(path)[1]
+    assert words[-4:] == ["local:///opt/tidemill/main.py", "archive", "--to", "/archive"]
+    confs = {after for word, after in itertools.pairwise(words) if word == "--conf"}
+    for process in ("driver", "executor"):
+        volume = f"spark.kubernetes.{process}.volumes.persistentVolumeClaim.archive"
+        assert {f"{volume}.options.claimName=kept", f"{volume}.mount.path=/archive"} <= confs
+    assert "spark.executor.memory=4g" in confs
+    assert "spark.kubernetes.container.image=tidemill-spark:dev" in confs
 
 
 def test_an_executor_without_what_spark_sets_is_an_error(path: Path) -> None:
