@@ -6,6 +6,7 @@ Without a session of Spark: the job's tasks run here.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import random
 import shutil
@@ -17,10 +18,11 @@ import pytest
 
 from tests.support.archiving import NOW_MS, Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
 from tidemill.pipeline.archive.reading import first_offset_at, pieces
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 DAY_MS = 86_400_000
@@ -102,6 +104,24 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
     assert "offset 7 of queue 0 of orders" in wrong
     with pytest.raises(ArchiveError, match="offset 7"):
         archive.read()
+
+
+@pytest.mark.parametrize("first", [0, 700])
+def test_rows_that_a_footer_hides_are_missed(
+    cluster: FakeCluster, archive: Archived, first: int
+) -> None:
+    """A footer has no checksum, and what its statistics say to be elsewhere is not read."""
+    cluster.add("orders", "a", 0, 778)
+    archive.job(batch_rows=1000, task_rows=1000).append()
+    assert archive.verify().wrong == []
+    (path,) = archive.files()
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    last, nowhere = (777).to_bytes(8, "little"), (-1).to_bytes(8, "little", signed=True)
+    assert last in data[footer:]
+    path.write_bytes(data[:footer] + data[footer:].replace(last, nowhere))
+    with pytest.raises(ArchiveError, match=f"it has 0 rows at offsets from {first} to 778"):
+        archive.read(startingOffsets=json.dumps({"orders": {"a": {"0": first}}}))
 
 
 # ---------------------------------------------------------------- what a file lets go of
@@ -241,6 +261,14 @@ def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, archive: 
         assert [row["body"] for row in by_offset(raw)][:3] == packed
 
 
+# ---------------------------------------------------------------- options
+
+
+def test_a_job_that_is_to_archive_a_part_is_refused(archive: Archived) -> None:
+    with pytest.raises(BadOption, match="without startingOffsets or startingTimestamp and filter"):
+        archive.job(startingOffsets="latest", filter="a")
+
+
 # ---------------------------------------------------------------- the manifest
 
 
@@ -296,6 +324,33 @@ def test_another_archive_at_the_same_place_is_not_taken_for_the_one_before(
         assert now.end == end
     shutil.rmtree(archive.path)
     assert store.archive().queues == {}
+
+
+@pytest.mark.parametrize("mode", ["archive", "auto"])
+def test_a_folder_that_is_away_is_an_error_and_nothing_is_read_twice_when_it_is_back(
+    cluster: FakeCluster, tmp_path: Path, mode: str
+) -> None:
+    to, away = tmp_path / "archive", tmp_path / "away"
+    given = {"topic": "orders", "archivePath": str(to), "readMode": mode, "failOnDataLoss": "false"}
+    cluster.add("orders", "a", 0, 30)
+    with pytest.raises(ArchiveError, match="there is no archive at"):
+        read_batch(cluster, **given)
+    job = Archived(cluster, to).job()
+    job.append()
+    stream = Stream(cluster, **given)
+    assert len(stream.run()) == 30
+    to.rename(away)
+    for reader in (stream.run, lambda: read_batch(cluster, **given)):
+        with pytest.raises(ArchiveError, match="what it lies on is away"):
+            reader()
+    # And an archiver that goes on begins no other one below it.
+    with pytest.raises(ArchiveError, match="what it lies on is away"):
+        job.append()
+    assert not to.exists()
+    away.rename(to)
+    assert job.append().rows == 0
+    assert stream.run() == []
+    assert len(read_batch(cluster, **given)) == 30
 
 
 class StoppedStore(ArchiveStore):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -11,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream, read_batch
-from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
+from tidemill.pipeline.errors import ArchiveError, DataLoss, Gone, Unreachable
 from tidemill.pipeline.jobs.archive import Done
 from tidemill.pipeline.offsets import Offsets
 from tidemill.pipeline.source.messages import MessageStreamReader
@@ -219,7 +220,8 @@ def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
     closed = {
         key.topic: queue.closed for key, queue in archive.manifest().queues.items() if queue.closed
     }
-    assert closed == {"orders": [(0, 20), (20, 40)], "gone": [(0, 5)]}
+    # Where each ends, too: nobody knows what came behind that.
+    assert closed == {"orders": [(40, 40), (0, 20), (20, 40)], "gone": [(5, 5), (0, 5)]}
     again = archive.verify()
     assert (again.wrong, again.closed) == ([], [])
 
@@ -266,3 +268,86 @@ def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
     verified = archive.verify()
     assert (verified.wrong, len(verified.closed)) == ([], 1)
     assert archive.sealed() == [("orders", 60, 60)]
+
+
+@pytest.mark.parametrize("batch_rows", [10, 1000])
+def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_had(
+    cluster: FakeCluster, archive: Archived, tmp_path: Path, batch_rows: int
+) -> None:
+    """Its log has the same id, and gives the offsets behind the backup again."""
+    cluster.add("orders", "a", 0, 40)
+    cluster.add("others", "a", 0, 5)
+    archive.job(batch_rows=batch_rows).append()
+    assert archive.verify().wrong == []
+    cluster.restore("orders", "a", 0, 20)
+    for strict in ("true", "false"):
+        job = archive.job(failOnDataLoss=strict)
+        with pytest.raises(ArchiveError, match="ends at 20, and is archived up to 40"):
+            job.append()
+    (wrong,) = archive.verify().wrong
+    assert "ends at 20, and is archived up to 40" in wrong
+    # And when it is longer than it ever was.
+    cluster.add("orders", "a", 0, 30, stored_at_ms=LATER_MS)
+    with pytest.raises(ArchiveError, match="message at offset 39 is of another time"):
+        archive.job(batch_rows=batch_rows).append()
+    assert archive.bodies()[0] == bodies(range(40))
+    # Into another folder it goes whole.
+    assert Archived(cluster, tmp_path / "new").append().rows == 55
+
+
+def test_what_a_restored_store_has_not_is_sealed_on_an_operators_word(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 40)
+    archive.append()
+    cluster.restore("orders", "a", 0, 30)
+    (wrong,) = archive.verify().wrong
+    assert "--allow-loss seals" in wrong
+    assert archive.sealed() == [("orders", 0, 40)]
+    verified = archive.job(failOnDataLoss="false").verify()
+    assert (verified.wrong, len(verified.closed)) == ([], 2)
+    assert archive.sealed() == [("orders", 40, 40)]
+
+
+def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    for topic in ("orders", "others"):
+        cluster.add(topic, "a", 0, 5)
+    assert archive.append().over == ()
+    cluster.add("orders", "a", 0, 10)
+    cluster.delete("orders")
+    assert archive.job(topicPattern="", topic="others").append().over == (), "it is not asked for"
+    (told,) = archive.append().over
+    assert told.startswith("queue 0 of orders at a is not there any more, its topic was deleted")
+    assert "behind offset 5, if anything did, is lost" in told
+    (queue, other) = archive.manifest().queues.values()
+    assert (queue.closed, other.closed) == ([(5, 5)], [])
+    assert archive.append().over == ()
+    # Also when nothing of it is left but where it ended, and when its name is given again.
+    archive.job().expire(before_ms=LATER_MS, topics=["orders"])
+    assert archive.append().over == ()
+    cluster.add("orders", "a", 0, 20)
+    assert archive.append().over == ()
+    cluster.delete("orders")
+    (told,) = archive.append().over
+    assert "behind offset 20, if anything did, is lost" in told
+
+
+def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_gone(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """It may be the wrong cluster that was asked."""
+    for broker in ("a", "b"):
+        cluster.add("orders", broker, 0, 5)
+    archive.append()
+    cluster.make_store_anew("a")
+    del cluster.brokers["b"]
+    for _ in range(2):
+        over = archive.append().over
+        assert ["--allow-loss" in told for told in over] == [True, True]
+    over = archive.job(failOnDataLoss="false").append().over
+    assert [told.partition(", ")[2].partition(";")[0] for told in over] == [
+        "a has another store than the one that was archived", "there is no broker group b"
+    ]  # fmt: skip
+    assert archive.append().over == ()

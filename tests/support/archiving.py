@@ -27,6 +27,7 @@ def archive_job(
     batch_rows: int = 50,
     task_rows: int = 20,
     now_ms: int = NOW_MS,
+    gate_group: str = "",
     **options: str,
 ) -> ArchiveJob:
     """Return a job over everything that is there."""
@@ -49,6 +50,7 @@ def archive_job(
         batch_rows=batch_rows,
         cores=1,
         task_rows=task_rows,
+        gate_group=gate_group,
     )
 
 

@@ -135,6 +135,11 @@ class FakeCluster:
                 for key in [key for key in broker.queues if key[0] == topic]:
                     del broker.queues[key]
 
+    def restore(self, topic: str, broker: str, queue_id: int, end: int) -> None:
+        """Put a backup in place of a store: the queue ends where it ended then."""
+        with self.lock:
+            del self.brokers[broker].queues[topic, queue_id].messages[end:]
+
     def make_store_anew(self, broker: str) -> None:
         """Put an empty store in place of a broker group's: the same ids are given again."""
         with self.lock:
@@ -224,8 +229,23 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
     ) -> service.UpdateOffsetResponse:
         self.cluster.note("UpdateOffset", context)
         asked = request.message_queue
+        broker = self.cluster.brokers[asked.broker.name]
+        end = broker.queues[asked.topic.name, asked.id].end
+        if request.offset > end:
+            status = v2.Status(code=v2.ILLEGAL_OFFSET, message=f"the queue ends at {end}")
+            return service.UpdateOffsetResponse(status=status)
         key = (request.group.name, asked.broker.name, asked.id)
         self.cluster.pull_offsets[key] = request.offset
+        item = pb.Progress(
+            consumer_group=request.group.name, topic=asked.topic.name, queue_id=asked.id,
+            max_offset=end, commit_offset=-1, pop_offset=-1, pull_offset=request.offset,
+        )  # fmt: skip
+        same = (item.consumer_group, item.topic, item.queue_id)
+        broker.progress = [
+            each
+            for each in broker.progress
+            if (each.consumer_group, each.topic, each.queue_id) != same
+        ] + [item]
         return service.UpdateOffsetResponse(status=v2.Status(code=v2.OK))
 
     def SendMessage(

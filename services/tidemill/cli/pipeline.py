@@ -202,6 +202,10 @@ def archive(
     )
     if not done.rows:
         typer.echo("nothing new", err=True)
+    for sentence in done.over:
+        typer.echo(sentence)
+    if done.over and not allow_loss:
+        raise typer.Exit(EXIT_DAMAGED)
 
 
 @app.command("archive-verify")

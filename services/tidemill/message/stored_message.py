@@ -90,12 +90,20 @@ def decode(blob: bytes | memoryview) -> StoredMessage:
     Raises ValueError when the blob cannot be a stored message: too short, another version, or sizes
     that do not add up. Positions are checked, so that slices made with them stay inside the blob.
     """
+    message = decode_head(blob)
+    if message.body_wire_at + message.body_size > len(blob):
+        raise ValueError("the sizes in a stored message exceed it")
+    return message
+
+
+def decode_head(blob: bytes | memoryview) -> StoredMessage:
+    """Decode as `decode` a blob whose body may have been left out."""
     if len(blob) < FIXED_SIZE:
         raise ValueError(f"a stored message has at least {FIXED_SIZE} bytes, not {len(blob)}")
     message = StoredMessage._make(FIXED.unpack_from(blob))
     if message.version != VERSION:
         raise ValueError(f"unknown version {message.version} of a stored message")
-    if message.body_wire_at + message.body_size > len(blob):
+    if message.body_wire_at > len(blob):
         raise ValueError("the sizes in a stored message exceed it")
     limit = message.system_size
     if (
@@ -116,8 +124,8 @@ def is_well_formed(blob: bytes) -> bool:
 
 
 def message_id_of(blob: bytes | memoryview) -> str:
-    """Return the message id in `blob`."""
-    message = decode(blob)
+    """Return the message id in `blob`, whose body may have been left out."""
+    message = decode_head(blob)
     begin = message.system_at + message.id_at
     return str(blob[begin : begin + message.id_size], "utf-8")
 

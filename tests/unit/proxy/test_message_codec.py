@@ -395,9 +395,13 @@ def test_a_message_is_pulled_as_it_is_received_with_its_place_and_without_a_hand
     assert pulled(reply, namespace="space") == [expected]
 
 
-def test_what_a_copy_tells_of_itself_goes_to_that_message_alone() -> None:
+@pytest.mark.parametrize("has_body", [True, False])
+def test_what_a_copy_tells_of_itself_goes_to_that_message_alone(has_body: bool) -> None:
     count = 3 * message_codec.JOINED_A_SLICE
     blobs = [encode(sample()) for _ in range(count)]
+    body_size = stored_message.decode(blobs[70]).body_size
+    if not has_body:
+        blobs = [blob[: stored_message.decode(blob).body_wire_at] for blob in blobs]
     told = v2.Provenance(reason="damaged", consumer_group="group", origin_topic="first")
     reply = link_pb2.PullReply(
         blobs=blobs, queue_offsets=range(count), log_offsets=range(count),
@@ -407,11 +411,14 @@ def test_what_a_copy_tells_of_itself_goes_to_that_message_alone() -> None:
     found = pulled(reply)
     assert [message.system_properties.queue_offset for message in found] == list(range(count))
     told.log_offset = 70
+    told.body_size = 0 if has_body else body_size
     for number, message in enumerate(found):
         properties = message.system_properties
         if number == 70:
             assert properties.provenance == told
             assert properties.dead_letter_queue.topic == "first"
+            assert properties.dead_letter_queue.message_id == sample().system_properties.message_id
         else:
-            assert properties.provenance == v2.Provenance(log_offset=number)
+            own = v2.Provenance(log_offset=number, body_size=told.body_size)
+            assert properties.provenance == own
             assert not properties.HasField("dead_letter_queue")

@@ -116,6 +116,8 @@ class Entry:
     # Of seal: what is sealed of each queue ends there. Of expire: what is left begins there.
     marks: Marks = ()
     # Of seal: what no broker had any more to compare with. The files agree with the manifest.
+    # Of append: queues that are over. Such a range is where the queue ends, and has no offset:
+    # what stood behind it was lost, and nobody can say how much that was.
     closed: Closed = ()
 
     def as_json(self) -> str:
@@ -170,9 +172,18 @@ class ArchivedQueue:
     sealed: int = 0
     closed: list[tuple[int, int]] = field(default_factory=list)  # sealed, and never compared
 
+    @property
+    def is_over(self) -> bool:
+        """Say whether it was written down that the queue is there no more."""
+        return (self.end, self.end) in self.closed
+
     def unsealed(self) -> list[Range]:
         """Return the ranges that are to be compared with the broker."""
         return [each for each in self.ranges if each.start >= self.sealed]
+
+    def ending_at(self, at: int) -> Range | None:
+        """Return the range that ends there, if there is one."""
+        return next((each for each in reversed(self.ranges) if each.end == at), None)
 
     def seal(self, at: int) -> None:
         """Seal what lies before an offset; of it the ranges of an hour become one.
@@ -264,7 +275,9 @@ class Archive:
             else:
                 queue.start = max(queue.start, at)
                 queue.ranges = [each for each in queue.ranges if each.end > queue.start]
-                queue.closed = [each for each in queue.closed if each[1] > queue.start]
+                queue.closed = [
+                    each for each in queue.closed if each[1] > queue.start or each[0] == each[1]
+                ]
         self.next_number += 1
 
     def _append(self, added: Range) -> None:

@@ -1,7 +1,8 @@
 """Reading rows back out of an archive, without Spark: one queue, a range of offsets, in order.
 
-What a disk has changed is not handed out: pages have checksums, and a body is compared with the one
-that its row has. Raises ArchiveError for a file that is not what it was.
+What a disk has changed is not handed out: pages have checksums, a body is compared with the one
+that its row has, and there are as many rows as the manifest says, since a footer, which says where
+they are, has no checksum. Raises ArchiveError for a file that is not what it was.
 """
 
 from __future__ import annotations
@@ -77,10 +78,31 @@ def read_piece(
     columns: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a queue out of one file."""
+    rows = 0
     try:
-        yield from _read_piece(store, file, key, start, end, columns)
-    except (OSError, pa.ArrowException) as error:
+        for batch in _read_piece(store, file, key, start, end, columns):
+            rows += batch.num_rows
+            yield batch
+    # A name in a footer that is not what it was is no column, or no text.
+    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError) as error:
         raise ArchiveError(f"{file.path} cannot be read: {error}") from error
+    expected = _rows_of(file, key, start=start, end=end)
+    if expected is not None and rows != expected:
+        raise ArchiveError(
+            f"{file.path} is damaged: of {key} it has {rows} rows at offsets from {start} to {end},"
+            f" and the manifest {expected}"
+        )
+
+
+def _rows_of(file: DataFile, key: QueueKey, *, start: int, end: int) -> int | None:
+    """Return how many rows a file has between two offsets; None where the manifest cannot say."""
+    for span in file.spans:
+        if span.key == key and span.start <= start and end <= span.end:
+            if (span.start, span.end) == (start, end):
+                return span.rows
+            # Only of one without holes it is known where they are not.
+            return end - start if span.rows == span.end - span.start else None
+    return None
 
 
 def _read_piece(

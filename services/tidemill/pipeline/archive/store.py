@@ -76,6 +76,19 @@ class ArchiveStore:
             except FileNotFoundError:
                 return self._archive
 
+    def existing(self) -> Archive:
+        """Return the same to a reader. Raises ArchiveError where there is no archive.
+
+        To one that is away for a moment all queues would seem to be gone, and new when it is back.
+        """
+        archive = self.archive()
+        if not archive.next_number:
+            raise ArchiveError(
+                f"there is no archive at {self.path}: nothing was archived there yet, or what it"
+                " lies on is away"
+            )
+        return archive
+
     def _mark_of_last(self) -> Mark | None:
         """Return by what the last entry that was read is known, as it is there now.
 

@@ -40,6 +40,7 @@ class Task:
     start: int
     end: int
     files: tuple[DataFile, ...] = ()
+    # Of `verify` the range itself, of `append` the one before it.
     expected: Range | None = None
     nobody: str = ""  # why no broker is asked
     folder: str = ""
@@ -89,6 +90,7 @@ def run_task(
 
 def append(store: ArchiveStore, options: SourceOptions, task: Task, schema: pa.Schema) -> Written:
     """Pull a range from its broker group and write it."""
+    check_follows(options, task.key.queue, task.expected)
     gaps = Gaps()
     batches = _pulled(options, task, schema, gaps.refuse if options.fails_on_data_loss else gaps)
     written = write_range(
@@ -129,6 +131,34 @@ def lost_before_archived(queue: Queue, start: int, end: int, why: str) -> DataLo
     )
 
 
+def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> None:
+    """Raise ArchiveError where the last message of an archived range is not the broker's.
+
+    A store that was restored from a backup has the same log id, and gives the offsets behind it
+    again, to messages that are younger than any that was archived there.
+    """
+    if last is None or last.rows < last.end - last.start:
+        return  # Nobody knows which offset a hole was at.
+    part = QueueRange(queue=queue, start=last.end - 1, end=last.end)
+    # One that retention took is not there to be compared.
+    gone = Gaps()
+    client = connect(options.connection)
+    for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
+        stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()
+        if not last.min_store_ms <= stored_ms <= last.max_store_ms:
+            raise not_the_archived(
+                queue, f"its message at offset {part.start} is of another time than the archive's"
+            )
+
+
+def not_the_archived(queue: Queue, why: str) -> ArchiveError:
+    """Return the error that a queue is not the one that was archived, though it is called so."""
+    return ArchiveError(
+        f"{queue}: {why}. Its store was restored from a backup, or has lost messages; what it has"
+        " now is not what is archived, and goes into another folder: --to"
+    )
+
+
 def _pulled(
     options: SourceOptions, task: Task, schema: pa.Schema, on_gap: OnGap
 ) -> Iterator[pa.RecordBatch]:
@@ -149,7 +179,7 @@ def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str
     """
     expected = task.expected
     assert expected is not None, "a verification compares with a row of the manifest"
-    # Each column has checksums of its own, which are compared when it is read.
+    # All columns: of those whose values are not compared, pages are, with their checksums.
     every = columns.of_dataset("messages").names
     try:
         archived = _looked(

@@ -15,12 +15,13 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 from tidemill.pipeline import schema as columns
 from tidemill.pipeline.archive.manifest import (
     Archive,
+    ArchivedQueue,
     Closed,
     DataFile,
     Entry,
@@ -34,11 +35,17 @@ from tidemill.pipeline.archive.manifest import (
     sealing,
 )
 from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.archive.tasks import Runner, Task, lost_before_archived
+from tidemill.pipeline.archive.tasks import (
+    Runner,
+    Task,
+    check_follows,
+    lost_before_archived,
+    not_the_archived,
+)
 from tidemill.pipeline.client import Cluster, connect
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, Refused
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
-from tidemill.pipeline.options import LATEST, SourceOptions
+from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
 from tidemill.pipeline.pulling import TAKEN
 
 BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
@@ -46,6 +53,8 @@ TASK_ROWS: Final = 100_000  # of one task, so that a few large queues keep all c
 COMMITS_MAX: Final = 10  # attempts to take a number while others take them
 FILE_BYTES: Final = 128 << 20  # of a compacted file; one of half of it is worth compacting
 ORPHAN_AGE_MS: Final = 86_400_000  # a file that does not count may be of a job that still runs
+# As an expression of topics, those of the cluster's own among them that begin with %DLQ%.
+_EVERY_TOPIC: Final = "%?.*"
 _DELETED: Final = "the topic was deleted, or the store of the broker group made anew"
 
 Progress = Callable[["Done"], None]
@@ -62,6 +71,8 @@ class Done:
     waiting: int  # rows that are there and not archived yet
     stored_to_ms: int = 0  # of the last batch: when the last of its messages was stored
     by_topic: Mapping[str, int] = field(default_factory=dict)  # rows of the last batch
+    # At the end: what may have been lost with queues that are there no more, in sentences, once.
+    over: tuple[str, ...] = ()
 
 
 @final
@@ -71,6 +82,25 @@ class Verified:
 
     wrong: list[str]
     closed: list[str]  # what was sealed though no broker has it any more
+
+
+def check_options(options: SourceOptions) -> None:
+    """Raise BadOption for what means something to a read, and cannot to an archive.
+
+    It has whole queues: who reads goes by that, and a verification compares it with that.
+    """
+    asked = {
+        "startingOffsets or startingTimestamp": options.start != Place(everywhere=EARLIEST),
+        "endingOffsets or endingTimestamp": options.end != Place(everywhere=LATEST),
+        "filter": options.filter != "*",
+        "includeBody": not options.includes_body,
+    }
+    found = [name for name, is_asked in asked.items() if is_asked]
+    if found:
+        raise BadOption(
+            "an archive has queues from their first message on and whole, without"
+            f" {' and '.join(found)}; choose topics instead, or when it is read"
+        )
 
 
 @final
@@ -89,14 +119,28 @@ class ArchiveJob:
         cores: int = 2,
         gate_group: str = "",
     ) -> None:
-        """With a `gate_group` brokers keep what is not sealed, by its pull offsets (ADR 0053)."""
+        """With a `gate_group` brokers keep what is not sealed, by its pull offsets (ADR 0053).
+
+        Raises BadOption.
+        """
+        check_options(options)
         self._gate_group = gate_group
         self._options = options
         self._run_tasks = run_tasks
         self._now_ms = now_ms
         self._store = store or ArchiveStore(options.archive_path)
         self._batch_rows, self._task_rows, self._cores = batch_rows, task_rows, cores
+        self._was_there = False
         self.run = f"{now_ms():x}-{secrets.token_hex(4)}"
+
+    def _archive(self) -> Archive:
+        """Return what the manifest says now. Raises ArchiveError where it was there, and is away.
+
+        What a folder is mounted on may be away for a moment: another archive would begin below it.
+        """
+        archive = self._store.existing() if self._was_there else self._store.archive()
+        self._was_there = archive.next_number > 0
+        return archive
 
     # ------------------------------------------------------------ append
 
@@ -105,12 +149,13 @@ class ArchiveJob:
         cluster = self.look()
         self._check_known(cluster)
         self._hold(cluster)
+        self._check_ends(cluster)
         target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
         while True:
-            tasks, lost = self.plan(self._store.archive(), cluster, target)
+            tasks, lost = self.plan(self._archive(), cluster, target)
             if not tasks and not lost:
-                return done
+                return replace(done, over=self._write_over(cluster))
             ranges, files = _made(self._run_tasks(self._options, tasks))
             self.commit("append", ranges=(*lost, *ranges), files=files)
             done = Done(
@@ -124,14 +169,23 @@ class ArchiveJob:
             progress(done)
             # A topic may have been deleted, or made anew, since.
             cluster = self.look()
+            self._check_ends(cluster)
 
     def _check_known(self, cluster: Cluster) -> None:
         """Raise BadOption for a topic that is asked for by name, and is nowhere."""
         known = {queue.topic for queue in cluster.queues}
-        known |= {key.topic for key in self._store.archive().queues}
+        known |= {key.topic for key in self._archive().queues}
         missing = sorted(set(self._options.topics.names) - known)
         if missing:
             raise BadOption(f"there is no topic {', '.join(missing)}, and none in the archive")
+
+    def _check_ends(self, cluster: Cluster) -> None:
+        """Raise ArchiveError where a queue ends before what is archived of it."""
+        archive = self._archive()
+        for queue, ends in sorted(cluster.queues.items()):
+            archived = archive.queues.get(self.key_of(queue))
+            if archived is not None and ends.max_offset < archived.end:
+                raise not_the_archived(queue, _shorter(archived, ends))
 
     def look(self) -> Cluster:
         """Ask where the queues end; all broker groups must answer, or what is new is not known."""
@@ -162,25 +216,28 @@ class ArchiveJob:
             if until[queue] > start
         ]
         parts = split(ranges, rows_per_partition=self._task_rows, partitions_min=self._cores)
-        return [
-            Task(
-                work="append", run=self.run, key=self.key_of(part.queue), start=part.start,
-                end=part.end,
-            )
-            for part in parts
-        ], lost  # fmt: skip
+        tasks = []
+        for part in parts:
+            key = self.key_of(part.queue)
+            archived = archive.queues.get(key)
+            before = None if archived is None else archived.ending_at(part.start)
+            task = Task(
+                work="append", run=self.run, key=key, start=part.start, end=part.end,
+                expected=before,
+            )  # fmt: skip
+            tasks.append(task)
+        return tasks, lost
 
     def key_of(self, queue: Queue) -> QueueKey:
         """Return the name of a queue in the archive."""
         return QueueKey.of(self._options.connection.namespace, queue)
 
     def _begin(self, archive: Archive, ends: QueueEnds) -> int:
-        """Return where the next batch of a queue begins."""
+        """Return where the next batch of a queue begins; the first has all of it."""
         archived = archive.queues.get(self.key_of(ends.queue))
         if archived is not None:
             return archived.end
-        # One that is not archived yet: all of it, unless the start was asked to be the end.
-        return ends.max_offset if self._options.start.everywhere == LATEST else ends.min_offset
+        return ends.min_offset
 
     def _lost(self, key: QueueKey, start: int, end: int, why: str) -> Range:
         if self._options.fails_on_data_loss:
@@ -190,9 +247,41 @@ class ArchiveJob:
             crc_xor=0, lost=end - start,
         )  # fmt: skip
 
+    def _write_over(self, cluster: Cluster) -> tuple[str, ...]:
+        """Write down which queues are there no more, and say so of those of which it is new.
+
+        Another store, or none, is what the wrong cluster has, too: that takes an operator's word.
+        """
+        told, over = [], []
+        for key, archived in sorted(self._archive().queues.items()):
+            is_asked = (
+                key.namespace == self._options.connection.namespace
+                and self._options.topics.have(key.topic)
+            )
+            if not is_asked or key.queue in cluster.queues or archived.is_over:
+                continue
+            nobody = _nobody_has(key, cluster)
+            lost = f"what came behind offset {archived.end}, if anything did, is lost"
+            if nobody and self._options.fails_on_data_loss:
+                told.append(f"{key}: {nobody}. If that is for good, {lost}: --allow-loss says so")
+            else:
+                why = nobody or "its topic was deleted"
+                told.append(f"{key} is not there any more, {why}; {lost}")
+                over.append((key, archived.end, archived.end))
+        if over:
+            self.commit("append", closed=tuple(over))
+        return tuple(told)
+
     def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
-        archive = self._store.archive()
+        archive = self._archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
+
+    def _look_at_all(self) -> Cluster:
+        """As `look`, at all that may be in the archive, whatever this run was asked for."""
+        own = {key.topic for key in self._archive().queues if key.topic.startswith("%")}
+        names = sorted(name for name in own if not name.startswith("%DLQ%"))
+        topics = Topics(names=tuple(names), pattern=_EVERY_TOPIC)
+        return connect(self._options.connection).whole_cluster(topics)
 
     # ------------------------------------------------------------ afterwards
 
@@ -206,13 +295,21 @@ class ArchiveJob:
 
         What no broker has any more is sealed by its files alone, and the seal says so.
         """
-        cluster, archive = self.look(), self._store.archive()
+        cluster, archive = self._look_at_all(), self._archive()
         wrong: list[str] = []
         passed: list[Range] = []
         tasks: list[Task] = []
         for key, queue in sorted(archive.queues.items()):
             unsealed = queue.unsealed()
-            nobody = _nobody_has(key, cluster) if unsealed else ""
+            there = cluster.queues.get(key.queue)
+            if there is not None and there.max_offset < queue.end:
+                nobody = str(not_the_archived(key.queue, _shorter(queue, there)))
+                if self._options.fails_on_data_loss:
+                    what = "; --allow-loss seals what is not sealed by its files alone"
+                    wrong.append(nobody + (what if unsealed else ""))
+                    continue
+            else:
+                nobody = _nobody_has(key, cluster) if unsealed else ""
             if nobody and self._options.fails_on_data_loss:
                 # It may be the wrong cluster that was asked.
                 wrong.append(
@@ -247,33 +344,67 @@ class ArchiveJob:
         if marks:
             ranges = tuple((of.key, of.start, of.end) for of in closed)
             self.commit("seal", marks=marks, closed=ranges)
-        self._release()
+        wrong += self._release()
         told = [f"{_place(of)}: {why}" for of, why in closed.items()]
         return Verified(wrong=sorted(wrong), closed=sorted(told))
 
     # ------------------------------------------------------------ what brokers keep
 
     def _hold(self, cluster: Cluster) -> None:
-        """Have brokers keep queues of which they were told nothing yet, before they are read."""
-        if not self._gate_group:
-            return
-        told, archive = self._told(cluster), self._store.archive()
-        for queue, ends in sorted(cluster.queues.items()):
-            if queue.name not in told:
-                archived = archive.queues.get(self.key_of(queue))
-                at = self._begin(archive, ends) if archived is None else archived.sealed
-                self._tell(queue, at)
+        """Have brokers keep what is not sealed, before it is read: what they were told is not so.
 
-    def _release(self) -> None:
-        """Tell brokers what they need not keep any more: what is sealed."""
+        That is nothing yet, or more than this archive has sealed, as another one had.
+        """
         if not self._gate_group:
             return
-        cluster, archive = self.look(), self._store.archive()
-        told = self._told(cluster)
-        for queue in sorted(cluster.queues):
+        told, archive = self._told(cluster), self._archive()
+        refused = []
+        for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self.key_of(queue))
-            if archived is not None and told.get(queue.name) != archived.sealed:
-                self._tell(queue, archived.sealed)
+            sealed = ends.min_offset if archived is None else archived.sealed
+            if 0 <= told.get(queue.name, -1) <= sealed:
+                continue
+            try:
+                at = self._sealed_there(queue, ends, archived)
+            except ArchiveError:
+                at = ends.min_offset  # None of it is what was sealed.
+            try:
+                self._tell(queue, at)
+            except Refused as error:
+                refused.append(str(error))
+        if refused:
+            raise Refused("; ".join(refused))
+
+    def _release(self) -> list[str]:
+        """Tell brokers what they need not keep any more: what is sealed.
+
+        Returns what they were not told, and why; it says nothing of the others.
+        """
+        if not self._gate_group:
+            return []
+        cluster, archive = self._look_at_all(), self._archive()
+        told = self._told(cluster)
+        refused = []
+        for queue, ends in sorted(cluster.queues.items()):
+            archived = archive.queues.get(self.key_of(queue))
+            if archived is None or told.get(queue.name) == min(archived.sealed, ends.max_offset):
+                continue
+            try:
+                self._tell(queue, self._sealed_there(queue, ends, archived))
+            except (ArchiveError, Refused) as error:
+                refused.append(f"{queue} is not let go of: {error}")
+        return refused
+
+    def _sealed_there(self, queue: Queue, ends: QueueEnds, archived: ArchivedQueue | None) -> int:
+        """Return up to which offset what a broker has is sealed.
+
+        Raises ArchiveError where what it has there is not what was archived.
+        """
+        if archived is None:
+            return ends.min_offset
+        at = min(archived.sealed, ends.max_offset)
+        check_follows(self._options, queue, archived.ending_at(at))
+        return at
 
     def _told(self, cluster: Cluster) -> dict[QueueName, int]:
         """Return how far brokers think that queues are sealed."""
@@ -300,7 +431,7 @@ class ArchiveJob:
 
         Each file but one that comes of it is as large as that, and so is never small again.
         """
-        archive = self._store.archive()
+        archive = self._archive()
         folders: dict[str, list[DataFile]] = {}
         for path, file in sorted(archive.files.items()):
             if file.bytes < bytes_max // 2:
@@ -323,7 +454,7 @@ class ArchiveJob:
 
     def expire(self, *, before_ms: int, topics: Iterable[str] = ()) -> int:
         """Let go of ranges that were stored before an instant; return how many files that were."""
-        marks, removed = expiring(self._store.archive(), before_ms=before_ms, topics=topics)
+        marks, removed = expiring(self._archive(), before_ms=before_ms, topics=topics)
         if marks:
             self.commit("expire", marks=marks, removed=removed)
         return len(removed)
@@ -334,7 +465,7 @@ class ArchiveJob:
         That is files that no entry names and that are older than any job, those that an entry let
         go of so long ago, and of the manifest what a snapshot has made needless.
         """
-        archive = self._store.archive()
+        archive = self._archive()
         latest_ms = self._now_ms() - age_ms
         gone = [
             path
@@ -367,7 +498,7 @@ class ArchiveJob:
             removed=removed, marks=marks, closed=closed,
         )  # fmt: skip
         for attempt in range(COMMITS_MAX):
-            archive = self._store.archive()
+            archive = self._archive()
             numbered = renumbered(entry, archive.next_number)
             try:
                 archive.check(numbered)
@@ -393,6 +524,10 @@ def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
     if log.log_id != key.queue.incarnation.log_id:
         return f"{key.broker} has another store than the one that was archived"
     return ""
+
+
+def _shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
+    return f"it ends at {ends.max_offset}, and is archived up to {archived.end}"
 
 
 def _place(of: Range) -> str:

@@ -11,7 +11,7 @@ from typing import Final, final
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.errors import Unreachable, told_by
-from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, Verified
+from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, Verified, check_options
 from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
 from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.options import parse_source
@@ -56,8 +56,12 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
             metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
             if settings.metrics_file:
                 metrics.write(settings.metrics_file)
+            run.detail.update(over=[*run.detail.get("over", ()), *done.over])
             if every_s is None:
                 return done
+            for sentence in done.over:
+                say(sentence)
+                end_line()
             time.sleep(every_s)
 
 
@@ -106,6 +110,7 @@ def _check_there(settings: ArchiveSettings) -> None:
 @contextmanager
 def _job(name: str, settings: ArchiveSettings) -> Iterator[tuple[ArchiveJob, Run]]:
     options = parse_source(settings.given, is_stream=False)
+    check_options(options)  # Before Spark is started for it.
     with (
         recorded(name, options.archive_path) as run,
         session(name, settings.master) as spark,

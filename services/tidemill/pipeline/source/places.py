@@ -76,11 +76,11 @@ class Places:
     def _view(self, look: Callable[[Client, Topics], Cluster]) -> View:
         mode = self._options.read_mode
         if mode == "archive":
-            return self._archived(self.store.archive())
+            return self._archived(self.store.existing())
         cluster = look(self.client, self._options.topics)
         view = View(queues=cluster.queues, cluster=cluster)
         if mode == "auto" and self._options.archive_path:
-            return self._both(view, self.store.archive())
+            return self._both(view, self.store.existing())
         return view
 
     def resolve(self, place: Place, view: View, *, word: int) -> dict[Queue, int]:

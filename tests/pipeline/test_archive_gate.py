@@ -1,0 +1,88 @@
+"""What an archive tells brokers of what they need not keep (ADR 0053). Without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.archiving import archive_job
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tidemill.pipeline.errors import ArchiveError
+from tidemill.pipeline.jobs.archive import ArchiveJob
+
+GATE = "archive"
+LATER_MS = FIRST_STORED_AT_MS + 86_400_000
+
+
+def a_job(cluster: FakeCluster, to: Path, **options: Any) -> ArchiveJob:
+    return archive_job(cluster, str(to), gate_group=GATE, **options)
+
+
+def told(cluster: FakeCluster) -> dict[str, int]:
+    return {each.topic: each.pull_offset for each in cluster.brokers["a"].progress}
+
+
+def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """As a store is that was restored from a backup; the topics behind it are let go of."""
+    cluster.add("orders", "a", 0, 40)
+    a_job(cluster, tmp_path).append()
+    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert told(cluster) == {"orders": 40}
+    cluster.restore("orders", "a", 0, 20)
+    cluster.brokers["a"].progress.clear()
+    cluster.add("zebras", "a", 0, 10)
+    with pytest.raises(ArchiveError, match="ends at 20"):
+        a_job(cluster, tmp_path).append()
+    assert told(cluster) == {"orders": 20, "zebras": 0}
+    a_job(cluster, tmp_path, topicPattern="zebras").append()
+    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    assert "ends at 20" in wrong
+    assert told(cluster) == {"orders": 20, "zebras": 10}
+
+
+def test_what_a_restored_store_has_behind_its_backup_is_kept(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Though the queue is as long as it was, and longer than what is sealed of another past."""
+    cluster.add("orders", "a", 0, 40)
+    a_job(cluster, tmp_path).append()
+    cluster.add("zebras", "a", 0, 10)
+    a_job(cluster, tmp_path, topicPattern="zebras").append()
+    assert a_job(cluster, tmp_path).verify().wrong == []
+    cluster.restore("orders", "a", 0, 20)
+    cluster.add("orders", "a", 0, 20, stored_at_ms=LATER_MS)
+    cluster.brokers["a"].progress.clear()
+    assert a_job(cluster, tmp_path).append().rows == 0
+    assert told(cluster) == {"orders": 0, "zebras": 10}
+    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    assert "queue 0 of orders at a is not let go of" in wrong
+    assert told(cluster) == {"orders": 0, "zebras": 10}
+
+
+def test_another_archive_has_brokers_keep_what_it_has_not_sealed(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 40)
+    a_job(cluster, tmp_path / "first").append()
+    assert a_job(cluster, tmp_path / "first").verify().wrong == []
+    assert told(cluster) == {"orders": 40}
+    a_job(cluster, tmp_path / "second").append()
+    assert told(cluster) == {"orders": 0}
+    assert a_job(cluster, tmp_path / "second").verify().wrong == []
+    assert told(cluster) == {"orders": 40}
+
+
+@pytest.mark.parametrize("topic", ["%DLQ%copies", "%RETRY%copies"])
+def test_dead_letters_and_retries_that_are_sealed_are_let_go_of(
+    cluster: FakeCluster, tmp_path: Path, topic: str
+) -> None:
+    """Whoever verifies asks for all topics, which are none of the cluster's own."""
+    cluster.add(topic, "a", 0, 10)
+    a_job(cluster, tmp_path, topicPattern="", topic=topic).append()
+    assert told(cluster) == {topic: 0}
+    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert told(cluster) == {topic: 10}
