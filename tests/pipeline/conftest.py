@@ -18,6 +18,8 @@ collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.archiving import Archived
+
 # Two tasks at a time, as CI has cores; small plans.
 SETTINGS = {
     "spark.driver.memory": "1g",
@@ -63,6 +65,14 @@ def cluster() -> Iterator[FakeCluster]:
     """A cluster in memory, without a broker group yet."""
     with FakeCluster().serving() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def archive(cluster: FakeCluster, tmp_path: Path) -> Archived:
+    """An archive of that cluster, without anything in it yet."""
+    from tests.support.archiving import Archived
+
+    return Archived(cluster, tmp_path / "archive")
 
 
 def reading(spark: SparkSession, cluster: FakeCluster, **options: object) -> Any:

@@ -6,7 +6,6 @@ Without a session of Spark: the job's tasks run here.
 from __future__ import annotations
 
 import gzip
-import itertools
 import os
 import random
 import shutil
@@ -16,9 +15,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.archiving import NOW_MS, archive_job, archived_bodies, sealed
+from tests.support.archiving import NOW_MS, Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tests.support.micro_batches import read_batch
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
 from tidemill.pipeline.archive.reading import first_offset_at, pieces
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
@@ -38,22 +36,16 @@ def put_noise(cluster: FakeCluster, count: int, size: int, *, seed: int = 1) -> 
         cluster.put(message, "a")
 
 
-def the_file(to: str) -> Path:
-    (path,) = ArchiveStore(to).archive().files
-    return Path(to) / path
-
-
 # ---------------------------------------------------------------- damage
 
 
 @pytest.mark.parametrize("place", ["middle", "header", "zeros"])
 def test_a_body_that_the_disk_changed_is_neither_sealed_nor_handed_out(
-    cluster: FakeCluster, tmp_path: Path, place: str
+    cluster: FakeCluster, archive: Archived, place: str
 ) -> None:
-    to = str(tmp_path)
     put_noise(cluster, 20, 2_000)
-    archive_job(cluster, to).append()
-    path = the_file(to)
+    archive.append()
+    (path,) = archive.files()
     group = pq.ParquetFile(path).metadata.row_group(0)
     columns = [group.column(i) for i in range(group.num_columns)]
     (column,) = [each for each in columns if each.path_in_schema == "body"]
@@ -67,130 +59,123 @@ def test_a_body_that_the_disk_changed_is_neither_sealed_nor_handed_out(
         case _:
             data[begin + size // 3 : begin + size // 3 + 128] = bytes(128)
     path.write_bytes(data)
-    (wrong,) = archive_job(cluster, to).verify().wrong
+    (wrong,) = archive.verify().wrong
     assert path.name in wrong
-    assert sealed(to) == [("orders", 0, 20)]
+    assert archive.sealed() == [("orders", 0, 20)]
     with pytest.raises(ArchiveError, match=path.name):
-        read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+        archive.read()
 
 
 def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
     """As files of before are, whose pages have no checksums."""
-    to = str(tmp_path)
     put_noise(cluster, 20, 100)
-    archive_job(cluster, to).append()
-    path = the_file(to)
+    archive.append()
+    (path,) = archive.files()
     table = pq.read_table(path)
     at = table.schema.get_field_index("body")
     bodies = table["body"].to_pylist()
     bodies[7] = b"another"
     pq.write_table(table.set_column(at, table.schema.field(at), [bodies]), path)
-    (wrong,) = archive_job(cluster, to).verify().wrong
+    (wrong,) = archive.verify().wrong
     assert "offset 7 of queue 0 of orders" in wrong
     with pytest.raises(ArchiveError, match="offset 7"):
-        read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+        archive.read()
 
 
 # ---------------------------------------------------------------- what a file lets go of
 
 
 def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 40)
-    archive_job(cluster, to).append()
-    files = [Path(to) / path for path in ArchiveStore(to).archive().files]
+    archive.append()
+    files = archive.files()
     for path in files:
         os.utime(path, (NOW_MS / 1000 - 9 * DAY_MS / 1000,) * 2)
-    assert archive_job(cluster, to).compact() == (len(files), 1)
-    assert archive_job(cluster, to, now_ms=NOW_MS + DAY_MS // 2).vacuum() == 0
+    assert archive.compact() == (len(files), 1)
+    assert archive.job(now_ms=NOW_MS + DAY_MS // 2).vacuum() == 0
     assert all(path.exists() for path in files)
-    assert archive_job(cluster, to, now_ms=NOW_MS + DAY_MS + HOUR_MS).vacuum() == len(files)
-    assert len(archived_bodies(to)[0]) == 40
+    assert archive.job(now_ms=NOW_MS + DAY_MS + HOUR_MS).vacuum() == len(files)
+    assert len(archive.bodies()[0]) == 40
 
 
 # ---------------------------------------------------------------- order
 
 
-def offsets(cluster: FakeCluster, to: str) -> list[int]:
-    rows = read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
-    return [row["queue_offset"] for row in rows]
+def offsets(archive: Archived) -> list[int]:
+    return [row["queue_offset"] for row in archive.read()]
 
 
 def test_a_compaction_around_a_large_file_keeps_the_order_and_ends(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
 
-    def archive() -> None:
-        archive_job(cluster, to, batch_rows=10**6, task_rows=10**6).append()
+    def append() -> None:
+        archive.job(batch_rows=10**6, task_rows=10**6).append()
 
     cluster.add("orders", "a", 0, 50)
-    archive()
+    append()
     put_noise(cluster, 60, 5_000)
-    archive()
+    append()
     cluster.add("orders", "a", 0, 50)
-    archive()
-    before = len(ArchiveStore(to).archive().files)
-    removed, made = archive_job(cluster, to).compact(bytes_max=400_000)
+    append()
+    before = len(archive.manifest().files)
+    removed, made = archive.job().compact(bytes_max=400_000)
     assert 1 < removed < before
     assert made < removed
-    assert offsets(cluster, to) == list(range(160))
+    assert offsets(archive) == list(range(160))
     spans = [
         [(span.start, span.end) for span in file.spans]
-        for file in ArchiveStore(to).archive().files.values()
+        for file in archive.manifest().files.values()
     ]
     assert all(high - low <= 60 for each in spans for low, high in each), "none is around another"
-    assert archive_job(cluster, to).verify().wrong == []
-    assert archive_job(cluster, to).compact(bytes_max=400_000) == (0, 0)
+    assert archive.verify().wrong == []
+    assert archive.job().compact(bytes_max=400_000) == (0, 0)
 
 
-def test_what_compresses_well_is_compacted_once(cluster: FakeCluster, tmp_path: Path) -> None:
-    to = str(tmp_path)
+def test_what_compresses_well_is_compacted_once(cluster: FakeCluster, archive: Archived) -> None:
     for _ in range(4):
         cluster.add("orders", "a", 0, 50, body_size=20_000)
-        archive_job(cluster, to).append()
-    before = len(ArchiveStore(to).archive().files)
+        archive.append()
+    before = len(archive.manifest().files)
     assert before >= 4
     # A million before compression; a tenth of that on the disk.
-    assert archive_job(cluster, to).compact(bytes_max=1_000_000) == (before, 1)
-    assert archive_job(cluster, to).compact(bytes_max=1_000_000) == (0, 0)
-    assert len(archived_bodies(to)[0]) == 200
+    assert archive.job().compact(bytes_max=1_000_000) == (before, 1)
+    assert archive.job().compact(bytes_max=1_000_000) == (0, 0)
+    assert len(archive.bodies()[0]) == 200
 
 
 def test_a_clock_that_went_back_an_hour_does_not_change_the_order(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     for hour in (1, 2, 1, 2, 3):
         cluster.add("orders", "a", 0, 10, stored_at_ms=FIRST_STORED_AT_MS + hour * HOUR_MS)
-    archive_job(cluster, to).append()
-    assert offsets(cluster, to) == list(range(50))
-    archive_job(cluster, to).compact()
-    assert offsets(cluster, to) == list(range(50))
-    store = ArchiveStore(to)
+    archive.append()
+    assert offsets(archive) == list(range(50))
+    archive.compact()
+    assert offsets(archive) == list(range(50))
+    store = ArchiveStore(archive.path)
     (key,) = store.archive().queues
     late_ms = FIRST_STORED_AT_MS + 2 * HOUR_MS
     assert first_offset_at(store, store.archive(), key, late_ms) == 10
 
 
 def test_two_topics_of_a_name_are_not_mixed_by_a_compaction(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 40)
-    archive_job(cluster, to).append()
+    archive.append()
     cluster.delete("orders")
     cluster.add("orders", "a", 0, 40, body_size=20)
-    archive_job(cluster, to).append()
-    before = archived_bodies(to)
-    archive_job(cluster, to).compact()
-    assert len(ArchiveStore(to).archive().files) == 2
-    assert archived_bodies(to) == before
-    assert archive_job(cluster, to).compact() == (0, 0)
+    archive.append()
+    before = archive.bodies()
+    archive.compact()
+    assert len(archive.manifest().files) == 2
+    assert archive.bodies() == before
+    assert archive.compact() == (0, 0)
 
 
 def a_file(path: str, *spans: tuple[int, int]) -> DataFile:
@@ -216,8 +201,7 @@ def by_offset(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["queue_offset"])
 
 
-def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, tmp_path: Path) -> None:
-    to = str(tmp_path)
+def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, archive: Archived) -> None:
     texts = [b"plain text" * 9, b"not packed at all", b"more" * 50]
     for number, text in enumerate(texts):
         body = text if number == 1 else gzip.compress(text)
@@ -228,12 +212,12 @@ def test_a_packed_body_is_the_same_by_both_roads(cluster: FakeCluster, tmp_path:
     packed = [
         message.body for message in cluster.brokers["a"].queues["orders", 0].messages if message
     ]
-    archive_job(cluster, to).append()
+    archive.append()
     cluster.add("orders", "a", 0, 1)
     for mode in ("archive", "auto"):
-        rows = by_offset(read_batch(cluster, topic="orders", archivePath=to, readMode=mode))
+        rows = by_offset(archive.read(readMode=mode))
         assert [row["body"] for row in rows][:3] == texts
-        raw = read_batch(cluster, topic="orders", archivePath=to, readMode=mode, bodyEncoding="raw")
+        raw = archive.read(readMode=mode, bodyEncoding="raw")
         assert [row["body"] for row in by_offset(raw)][:3] == packed
 
 
@@ -252,46 +236,45 @@ class CountingStore(ArchiveStore):
 
 
 def test_a_manifest_is_read_from_its_last_snapshot_on_and_each_entry_once(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     entries = SNAPSHOT_ENTRIES + 10
-    job = archive_job(cluster, to)
-    for _ in range(entries):
-        cluster.add("orders", "a", 0, 1)
-        job.append()
-    whole = ArchiveStore(to).archive()
+    job = archive.job()
+    cluster.add("orders", "a", 0, 1)
+    job.append()
+    for _ in range(entries - 1):
+        job.commit("append")
+    whole = archive.manifest()
     assert whole.next_number == entries
     CountingStore.reads = 0
-    store = CountingStore(to)
+    store = CountingStore(archive.path)
     assert store.archive() == whole
     assert CountingStore.reads == 11, "a snapshot, and ten entries"
     cluster.add("orders", "a", 0, 1)
-    archive_job(cluster, to, store=store).append()
+    archive.job(store=store).append()
     assert CountingStore.reads == 12, "and the one that it wrote itself"
     # The same without the snapshot.
-    for path in (tmp_path / "manifest").glob("*.snapshot.json"):
+    for path in (Path(archive.path) / "manifest").glob("*.snapshot.json"):
         path.unlink()
-    assert ArchiveStore(to).archive() == store.archive()
+    assert archive.manifest() == store.archive()
 
 
 def test_another_archive_at_the_same_place_is_not_taken_for_the_one_before(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path / "archive")
     cluster.add("orders", "a", 0, 3)
-    archive_job(cluster, to).append()
-    store = ArchiveStore(to)
+    archive.append()
+    store = ArchiveStore(archive.path)
     (before,) = store.archive().queues.values()
     assert before.end == 3
-    shutil.rmtree(to)
+    shutil.rmtree(archive.path)
     cluster.delete("orders")
     for end in (1, 2):
         cluster.add("orders", "a", 0, 1)
-        archive_job(cluster, to).append()
+        archive.append()
         (now,) = store.archive().queues.values()
         assert now.end == end
-    shutil.rmtree(to)
+    shutil.rmtree(archive.path)
     assert store.archive().queues == {}
 
 
@@ -305,26 +288,25 @@ class StoppedStore(ArchiveStore):
 
 
 def test_entries_before_a_snapshot_are_deleted_and_their_numbers_are_not_given_again(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
-    store = StoppedStore(to)
-    stopped = archive_job(cluster, to, store=store)
-    clock = itertools.count(FIRST_STORED_AT_MS, HOUR_MS)
+    store = StoppedStore(archive.path)
+    stopped = archive.job(store=store)
     cluster.add("orders", "a", 0, 1)
     stopped.append()
     store.is_stopped = True
-    other = archive_job(cluster, to)
-    for _ in range(SNAPSHOT_ENTRIES + 10):
-        cluster.add("orders", "a", 0, 1, stored_at_ms=next(clock))
-        other.append()
-    before = archived_bodies(to)
+    other = archive.job()
+    cluster.add("orders", "a", 0, 1)
+    other.append()
+    for _ in range(SNAPSHOT_ENTRIES + 9):
+        other.commit("append")
+    before = archive.bodies()
     # The files are of now; to a job of years later they are old.
-    vacuum = archive_job(cluster, to, now_ms=2 * NOW_MS)
+    vacuum = archive.job(now_ms=2 * NOW_MS)
     assert vacuum.vacuum() == SNAPSHOT_ENTRIES - 1
-    assert archived_bodies(to) == before
+    assert archive.bodies() == before
     # The next number of what stood still is free again.
     with pytest.raises(AnotherWriter):
         stopped.commit("append")
-    assert archived_bodies(to) == before
-    assert archive_job(cluster, to).append().rows == 0
+    assert archive.bodies() == before
+    assert archive.append().rows == 0

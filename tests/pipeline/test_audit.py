@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.audit import AuditSettings, check_any, judge
+from tidemill.pipeline.jobs.audit import (
+    SENDS,
+    AuditSettings,
+    Verdict,
+    check_any,
+    judge,
+    of_topics,
+    read_sends,
+    told_from_ms,
+)
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
 from tidemill.pipeline.schema import EVENTS
-from tidemill.pipeline.transforms.audit import Rules, audit, lateness
+from tidemill.pipeline.transforms.audit import ACK_MS, KINDS, Rules, audit, lateness
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -155,9 +166,8 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
 
 def test_every_finding_is_named_and_no_other(spark: SparkSession) -> None:
     events = a_day().frame(spark)
-    sends = spark.createDataFrame(
-        [("m5", "orders"), ("t1", "orders"), ("lost", "orders")], "message_id string, topic string"
-    )
+    names = ("m5", "t1", "lost")
+    sends = spark.createDataFrame([(name, "orders", None) for name in names], SENDS)
     made = audit(events, Rules(), sends=sends)
     found = made.findings.collect()
     assert {(r.kind, r.consumer_group, r.message_id) for r in found} == {
@@ -186,7 +196,117 @@ def test_every_finding_is_named_and_no_other(spark: SparkSession) -> None:
     assert total["dead_lettered"] == 1
     assert total["in_flight"] == 2
     assert (total["scheduled"], total["fired"], total["recalled"]) == (5, 3, 1)
-    assert (total["missing"], total["early"], total["duplicate"]) == (2, 1, 1)
+    assert (total["missing"], total["early"], total["duplicate"]) == (3, 1, 1)
+
+
+def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) -> None:
+    begins_at_ms = START_MS + 1_000_000
+    story = Story()
+    # Of one that was stored before only what came later is told.
+    story.consumed(3, 1_000_000)
+    story.tell("stored", 4, 1_000_001)
+    named = {
+        "m3": 0,  # milliseconds from the start
+        "m4": 1_000_001,
+        "before": 999_000,
+        "about then": 1_000_000 + ACK_MS - 1,
+        "after": 1_000_000 + ACK_MS,
+        "sometime": None,
+        "still open": 5_000_000,
+    }
+    at = {name: None if at_ms is None else START_MS + at_ms for name, at_ms in named.items()}
+    rows = [(name, "orders", at_ms) for name, at_ms in at.items()]
+    sends = spark.createDataFrame(rows, SENDS)
+
+    def found(begins_at_ms: int) -> dict[str, set[str]]:
+        rules = Rules(begins_at_ms=begins_at_ms, closed_at_ms=START_MS + 5_000_000)
+        kinds: dict[str, set[str]] = {}
+        for row in audit(story.frame(spark), rules, sends=sends).findings.collect():
+            kinds.setdefault(row.kind, set()).add(row.message_id)
+        return kinds
+
+    assert found(begins_at_ms) == {
+        "missing": {"after"}, "unknown": {"before", "about then", "sometime"},
+    }  # fmt: skip
+    # Where events tell everything, nothing is unknown.
+    assert found(0) == {"missing": {"after", "before", "about then", "sometime"}}
+
+
+def test_who_reads_dead_letters_is_not_held_to_their_topics(spark: SparkSession) -> None:
+    story = Story()
+    for i in range(20):
+        story.tell("stored", i, i)
+        if i in {3, 15}:
+            story.delivered(i, 100 + i)
+            copy: dict[str, Any] = {
+                "topic": "%DLQ%g", "origin_topic": "orders", "origin_queue_id": 0,
+                "origin_queue_offset": i,
+            }  # fmt: skip
+            story.tell("dead-lettered", i, 200 + i, consumer_group="g", reason="attempts", **copy)
+            story.consumed(i, 300 + i, group="handler", **copy)
+        elif i != 9:
+            story.consumed(i, 100 + i)
+    found = audit(story.frame(spark), Rules()).findings.collect()
+    assert [(r.kind, r.consumer_group, r.queue_offset) for r in found] == [("missing", "g", 9)]
+
+
+def test_findings_of_a_topic_are_those_of_all_its_groups() -> None:
+    one = dict.fromkeys((kind.replace("-", "_") for kind in KINDS), 0)
+    totals: list[dict[str, Any]] = [
+        {**one, "topic": "orders", "consumer_group": None, "late": 5},
+        {**one, "topic": "orders", "consumer_group": "g", "redelivered": 4, "late": 1},
+        {**one, "topic": "orders", "consumer_group": "h"},
+    ]
+    found = Verdict(counts={}, totals=totals, findings=[]).by_topic()
+    assert {key: count for key, count in found.items() if count} == {
+        ("orders", "late"): 6, ("orders", "redelivered"): 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["_lost.jsonl", ".lost.jsonl", "lost[1].jsonl", "lost.jsonl"])
+def test_a_list_of_sends_is_read_whatever_its_name(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text('{"message_id": "a", "more": {"x": [1]}}\n\n{"message_id": "b", "at_ms": 7}\n')
+    found = [tuple(row) for row in read_sends(spark, str(path)).collect()]
+    assert found == [("a", None, None), ("b", None, 7)]
+    path.write_text("\n")
+    assert read_sends(spark, str(path)).collect() == []
+
+
+def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    story = Story()
+    for timer, due_ms in enumerate((1_000, 5_000), 1):
+        story.tell("scheduled", timer, 100, due_ms=due_ms, timer_id=timer, message_id=f"t{timer}")
+    given = {"endpoints": "127.0.0.1:1", "endingTimestamp": str(START_MS + 3_000)}
+    settings = AuditSettings(to=str(tmp_path), given=given, grace_s=0)
+    verdict = judge(spark, story.frame(spark), settings, now_ms=START_MS + 60_000)
+    assert [row["message_id"] for row in verdict.findings] == ["t1"]
+
+
+def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster) -> None:
+    given = {"endpoints": cluster.endpoint}
+    cluster.add_events("a", pb.Event(at_ms=500), pb.Event(at_ms=600))
+    cluster.add_events("b", pb.Event(at_ms=900))
+    assert told_from_ms(given) == 0
+    cluster.brokers["a"].log_min = cluster.brokers["a"].events[1].position
+    assert told_from_ms(given) == 600
+    # What is not asked for is not told either.
+    assert told_from_ms({**given, "startingTimestamp": "700"}) == 700
+
+
+def test_sends_to_topics_that_are_not_read_are_none(spark: SparkSession) -> None:
+    sends = spark.createDataFrame([("a", "orders", 1), ("b", "others", 1)], SENDS)
+
+    def kept(**given: str) -> set[str]:
+        return {row.message_id for row in of_topics(sends, given).collect()}
+
+    assert kept() == {"a", "b"}
+    assert kept(topics="orders") == kept(topic="orders, more") == {"a"}
+    assert kept(topicPattern="oth.*") == {"b"}
 
 
 def test_expired_ranges_filters_and_open_windows_are_no_losses(spark: SparkSession) -> None:
@@ -222,6 +342,7 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     assert verdict.is_broken
     assert verdict.counts == {
         "missing": 2, "duplicate": 1, "redelivered": 1, "early": 1, "late": 1, "orphan-ack": 1,
+        "unknown": 0,
     }  # fmt: skip
     text = (tmp_path / "audit" / "index.html").read_text()
     assert "Something was lost or early." in text

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from tests.support.archiving import archive_job, archived_bodies, sealed
+from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream, read_batch
-from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
 from tidemill.pipeline.jobs.archive import Done
 from tidemill.pipeline.offsets import Offsets
@@ -138,26 +136,23 @@ def test_a_checkpoint_of_before_goes_on_where_it_was(cluster: FakeCluster) -> No
 
 
 def test_a_stream_over_an_archive_reads_each_topic_of_a_name_once(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 30)
-    archive_job(cluster, to).append()
-    stream = Stream(cluster, topic="orders", archivePath=to, readMode="archive")
+    archive.append()
+    stream = Stream(cluster, topic="orders", archivePath=archive.path, readMode="archive")
     assert stream.run() == bodies(range(30))
     make_anew(cluster, 50)
-    archive_job(cluster, to).append()
+    archive.append()
     assert stream.run() == new_bodies(50)
-    both = read_batch(cluster, topic="orders", archivePath=to, readMode="archive")
+    both = archive.read()
     assert [row["body"] for row in both] == bodies(range(30)) + new_bodies(50)
-    alone = read_batch(cluster, topic="orders", archivePath=to, readMode="archive", endpoints="")
+    alone = archive.read(endpoints="")
     assert alone == both, "and without a cluster"
     # A name means the last one; the one before has a name of its own.
-    key = next(iter(ArchiveStore(to).archive().queues))
+    key = next(iter(archive.manifest().queues))
     first = json.dumps({"orders": {f"a#{key.incarnation}": {"0": 28}, "a": {"0": 49}}})
-    some = read_batch(
-        cluster, topic="orders", archivePath=to, readMode="archive", startingOffsets=first
-    )
+    some = archive.read(startingOffsets=first)
     assert [row["body"] for row in some] == bodies(range(28, 30)) + new_bodies(50)[49:]
 
 
@@ -170,112 +165,104 @@ def made_anew_after(batches: int, cluster: FakeCluster) -> Callable[[Done], None
 
 
 def test_an_archive_run_never_files_one_topic_under_another(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 40)
-    job = archive_job(cluster, to, batch_rows=10)
+    job = archive.job(batch_rows=10)
     with pytest.raises(DataLoss, match="from 20 to 40 were gone before they were archived"):
         job.append(made_anew_after(2, cluster))
-    archive_job(cluster, to).append()
-    assert archived_bodies(to) == [bodies(range(20)), new_bodies(60)]
+    archive.append()
+    assert archive.bodies() == [bodies(range(20)), new_bodies(60)]
 
 
 def test_an_archive_run_that_may_lose_says_what_it_lost(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 40)
-    job = archive_job(cluster, to, batch_rows=10, failOnDataLoss="false")
+    job = archive.job(batch_rows=10, failOnDataLoss="false")
     job.append(made_anew_after(2, cluster))
-    archive_job(cluster, to).append()
-    assert archived_bodies(to) == [bodies(range(20)), new_bodies(60)]
-    old = next(iter(ArchiveStore(to).archive().queues.values()))
+    archive.append()
+    assert archive.bodies() == [bodies(range(20)), new_bodies(60)]
+    old = next(iter(archive.manifest().queues.values()))
     assert (old.end, sum(each.lost for each in old.ranges)) == (40, 20)
 
 
 def test_a_task_of_an_archive_run_takes_nothing_of_another_topic(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 40)
     make_anew_at_the_next_pull(cluster, 60)
     with pytest.raises(DataLoss, match="from 0 to 20 were gone before they were archived"):
-        archive_job(cluster, to).append()
+        archive.append()
     make_anew_at_the_next_pull(cluster, 30)
-    archive_job(cluster, to, failOnDataLoss="false").append()
-    assert archived_bodies(to) == [[]]
-    (lost,) = ArchiveStore(to).archive().queues.values()
+    archive.job(failOnDataLoss="false").append()
+    assert archive.bodies() == [[]]
+    (lost,) = archive.manifest().queues.values()
     assert (lost.end, sum(each.lost for each in lost.ranges)) == (60, 60)
 
 
 def test_what_no_broker_has_any_more_is_sealed_by_its_files_and_once(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 40)
     cluster.add("gone", "a", 0, 5)
     cluster.add("others", "a", 0, 5)
-    archive_job(cluster, to).append()
+    archive.append()
     make_anew(cluster, 40)
     cluster.delete("gone")
-    archive_job(cluster, to).append()
-    verified = archive_job(cluster, to).verify()
+    archive.append()
+    verified = archive.verify()
     assert verified.wrong == []
     assert len(verified.closed) == 3  # two tasks of the one, one of the other
     assert "is not there any more" in verified.closed[0]
-    assert all(at == end for _, at, end in sealed(to))
+    assert all(at == end for _, at, end in archive.sealed())
     closed = {
-        key.topic: queue.closed
-        for key, queue in ArchiveStore(to).archive().queues.items()
-        if queue.closed
+        key.topic: queue.closed for key, queue in archive.manifest().queues.items() if queue.closed
     }
     assert closed == {"orders": [(0, 20), (20, 40)], "gone": [(0, 5)]}
-    again = archive_job(cluster, to).verify()
+    again = archive.verify()
     assert (again.wrong, again.closed) == ([], [])
 
 
 def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     for broker in ("a", "b", "c"):
         cluster.add("orders", broker, 0, 5)
-    archive_job(cluster, to).append()
+    archive.append()
     cluster.make_store_anew("a")
     del cluster.brokers["b"]
-    verified = archive_job(cluster, to).verify()
+    verified = archive.verify()
     assert [sentence.partition(": ")[2] for sentence in verified.wrong] == [
         f"{why}. If that is for good, --allow-loss seals them by their files alone"
         for why in (
             "a has another store than the one that was archived", "there is no broker group b"
         )
     ]  # fmt: skip
-    assert [at for _, at, _ in sealed(to)] == [0, 0, 5]
-    verified = archive_job(cluster, to, failOnDataLoss="false").verify()
+    assert [at for _, at, _ in archive.sealed()] == [0, 0, 5]
+    verified = archive.job(failOnDataLoss="false").verify()
     assert (verified.wrong, len(verified.closed)) == ([], 2)
-    assert [at for _, at, _ in sealed(to)] == [5, 5, 5]
+    assert [at for _, at, _ in archive.sealed()] == [5, 5, 5]
 
 
 def test_what_retention_took_does_not_keep_the_rest_from_being_sealed(
-    cluster: FakeCluster, tmp_path: Path
+    cluster: FakeCluster, archive: Archived
 ) -> None:
-    to = str(tmp_path)
     cluster.add("orders", "a", 0, 30)
-    archive_job(cluster, to).append()
+    archive.append()
     cluster.add("orders", "a", 0, 30)
     # 30 to 40 were never archived; of 0 to 20 and 20 to 30 nobody has anything any more.
     cluster.expire("orders", "a", 0, 40)
-    archive_job(cluster, to, failOnDataLoss="false").append()
+    archive.job(failOnDataLoss="false").append()
     cluster.expire("orders", "a", 0, 45)
     # What is still there is compared.
     message = cluster.brokers["a"].queues["orders", 0].messages[47]
     assert message is not None
     right, message.body = message.body, b"another"
-    verified = archive_job(cluster, to).verify()
+    verified = archive.verify()
     assert len(verified.wrong) == 1
-    assert sealed(to) == [("orders", 40, 60)]
+    assert archive.sealed() == [("orders", 40, 60)]
     message.body = right
-    verified = archive_job(cluster, to).verify()
+    verified = archive.verify()
     assert (verified.wrong, len(verified.closed)) == ([], 1)
-    assert sealed(to) == [("orders", 60, 60)]
+    assert archive.sealed() == [("orders", 60, 60)]

@@ -26,6 +26,7 @@ RIGHT = '{"message_id": "a", "topic": "t"}\n'
         ("audit --to a --sends nofile", "--sends nofile: there is no such file"),
         ("audit --to a --sends text", "--sends text, line 2: it is no JSON with a message_id: not"),
         ("audit --to a --sends ids", "--sends ids, line 3: it is no JSON with a message_id"),
+        ("audit --to a --sends times", "--sends times, line 1: it is no JSON with a message_id"),
         ("delay-accuracy --to a --baseline nobase", "there is no earlier run at nobase"),
     ],
 )
@@ -35,6 +36,7 @@ def test_wrong_input_is_a_sentence(
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("text").write_text(f"{RIGHT}not json\n")
+    Path("times").write_text('{"message_id": "a", "topic": "t", "at_ms": "noon"}\n')
     Path("ids").write_text(f'{RIGHT}\n{{"id": "x"}}\n')
     done = CliRunner().invoke(app, line.split())
     assert sentence in done.output

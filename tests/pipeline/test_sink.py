@@ -127,9 +127,12 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         )  # fmt: skip
         now_ms = SystemClock().wall_ms()
         assert replay.plan(spark, settings).rows == 300
-        replay.send(spark, settings, now_ms=now_ms)
+        told: list[int] = []
+        done = replay.send(spark, settings, now_ms=now_ms, tell=told.append)
+        assert (done.plan.rows, done.sent, told) == (300, 300, [300])
         # It is through; once more sends nothing.
-        replay.send(spark, settings, now_ms=now_ms)
+        again = replay.send(spark, settings, now_ms=now_ms)
+        assert (again.plan, again.sent) == (done.plan, 0)
         second = archived("again")
     assert {(r.message_id, bytes(r.body), r.tag, tuple(r.keys)) for r in first} == {
         (r.properties[ORIGINAL_ID], bytes(r.body), r.tag, tuple(r.keys)) for r in second

@@ -6,18 +6,25 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
+from tests.support.api import change_request
 from tests.support.pipeline_life import ACKED, DELAYED, GROUP, SENT, TOPIC, live
 from tests.support.pipeline_load import send_some
 from tests.support.processes import Standalone, standalone
+from tests.support.pulling import METADATA, PullClient, message_of
+from tests.support.tcp_links import BACK, tcp_links
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+BODY_BYTES = 4 << 10
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +50,188 @@ def test_what_a_producer_stored_is_read_in_every_column(
     assert row.commitlog_offset > 0
     assert row.message_type == "normal"
     assert row.body_size == len(row.body)
+
+
+@pytest.fixture
+def client(broker: Standalone) -> Iterator[PullClient]:
+    with grpc.insecure_channel(broker.grpc) as channel:
+        yield PullClient(channel)
+
+
+def read(spark: SparkSession, endpoint: str, **options: object) -> DataFrame:
+    reader = spark.read.format("rocketmq").option("endpoints", endpoint)
+    return reader.options(**options).load()
+
+
+def test_bodies_that_are_not_wanted_do_not_travel(spark: SparkSession, broker: Standalone) -> None:
+    broker.put("topics/large", queues=2)
+    sent = send_some(broker.grpc, "large", 200, body_size=BODY_BYTES)
+    with tcp_links() as links:
+        link = links.make(broker.grpc)
+
+        def travelled(frame: DataFrame) -> tuple[int, list[Any]]:
+            """Return the bytes that came to read a frame, and its rows."""
+            before = link.passed_bytes[BACK]
+            rows = frame.collect()
+            return link.passed_bytes[BACK] - before, rows
+
+        whole, rows = travelled(read(spark, link.address, topic="large"))
+        assert {(row.message_id, bytes(row.body)) for row in rows} == sent
+        assert whole > len(sent) * BODY_BYTES
+        without, rows = travelled(read(spark, link.address, topic="large", includeBody="false"))
+        assert {(row.message_id, row.body_size) for row in rows} == {
+            (message_id, BODY_BYTES) for message_id, _ in sent
+        }
+        assert without < whole / 5
+        assert {"body", "body_crc32"}.isdisjoint(rows[0].asDict())
+        reader = spark.read.format("rocketmq").schema("message_id string, tag string")
+        some, rows = travelled(reader.options(endpoints=link.address, topic="large").load())
+        assert {row.message_id for row in rows} == {message_id for message_id, _ in sent}
+        assert some < whole / 5
+
+
+def work_on_bills(broker: Standalone, client: PullClient) -> None:
+    """Store five bills: three are dead letters, one is in flight, one is so for the second time."""
+    broker.put("topics/bills", queues=1)
+    broker.put("groups/billing", maxAttempts=5)
+    for n in range(5):
+        client.send(
+            "bills", b"bill %d" % n, message_id=f"b{n}", tag="t", keys=(f"k{n}",),
+            properties={"n": str(n)},
+        )  # fmt: skip
+    taken = client.receive("bills", "billing", wait_s=20, invisible_s=600)
+    assert [message.system_properties.message_id for message in taken] == [
+        f"b{n}" for n in range(5)
+    ]
+    for message in taken[:3]:
+        client.forward_to_dead_letters("bills", "billing", message)
+    given_back = taken[4].system_properties.receipt_handle
+    client.stub.ChangeInvisibleDuration(
+        change_request("bills", "billing", given_back, 0), metadata=METADATA
+    )
+    (again,) = client.receive("bills", "billing", wait_s=20, invisible_s=600)
+    assert again.system_properties.message_id == "b4"
+
+
+def dead_letters(frame: DataFrame) -> list[tuple[Any, ...]]:
+    rows = frame.select(
+        "topic", "broker", "message_id", "body", "tag", "keys", "properties", "origin_topic",
+        "origin_message_id", "dlq_reason", "message_type",
+    ).collect()  # fmt: skip
+    return sorted((*row[:3], bytes(row.body), *row[4:]) for row in rows)
+
+
+def dead_bill(n: int) -> tuple[Any, ...]:
+    return (
+        "%DLQ%billing", "broker-0", f"b{n}", b"bill %d" % n, "t", [f"k{n}"], {"n": str(n)},
+        "bills", f"b{n}", "forwarded_by_client", "normal",
+    )  # fmt: skip
+
+
+def test_what_became_of_messages_is_told_by_every_dataset(
+    spark: SparkSession, broker: Standalone, client: PullClient, tmp_path: Path
+) -> None:
+    work_on_bills(broker, client)
+    assert client.update_offset("billing", "bills", 1).status.code == v2.OK
+    given = {"groups": "billing"}
+
+    out = read(spark, broker.grpc, dataset="inflight", **given).collect()
+    assert sorted(
+        (
+            row.consumer_group, row.topic, row.broker, row.queue_offset, row.message_id,
+            row.attempt, row.client_id, row.is_retry,
+        )
+        for row in out
+    ) == [
+        ("billing", "bills", "broker-0", 0, "b4", 2, "puller", True),
+        ("billing", "bills", "broker-0", 3, "b3", 1, "puller", False),
+    ]  # fmt: skip
+    assert all(row.popped_at < row.invisible_until for row in out)
+    assert len({row.delivery for row in out}) == 2
+
+    far = read(spark, broker.grpc, dataset="groups", topic="bills", **given)
+    assert sorted(
+        (
+            row.is_retry, row.consumer_group, row.topic, row.broker, row.min_offset,
+            row.max_offset, row.commit_offset, row.pop_offset, row.pull_offset, row.lag,
+            row.oldest_unacked_ts is None,
+        )
+        for row in far.where("max_offset > 0").collect()
+    ) == [
+        # The five were popped at once, and that delivery is not settled as a whole.
+        (False, "billing", "bills", "broker-0", 0, 5, 0, 5, 1, 5, False),
+        (True, "billing", "bills", "broker-0", 0, 1, 0, 1, None, 1, False),
+    ]  # fmt: skip
+    # Its retry topic's queue has the same number, and is not the one that is read.
+    begun = read(spark, broker.grpc, topic="bills", startingOffsets="group:billing")
+    assert sorted(row.queue_offset for row in begun.collect()) == [1, 2, 3, 4]
+
+    dead = read(spark, broker.grpc, dataset="dlq", **given)
+    assert dead_letters(dead) == [dead_bill(n) for n in range(3)]
+    assert read(spark, broker.grpc, dataset="dlq").count() == 3
+    stream = spark.readStream.format("rocketmq").options(
+        endpoints=broker.grpc, dataset="dlq", startingOffsets="earliest", **given
+    )
+    batches: list[list[tuple[Any, ...]]] = []
+
+    def run() -> list[list[tuple[Any, ...]]]:
+        batches.clear()
+        writer = stream.load().writeStream.foreachBatch(
+            lambda batch, _number: batches.append(dead_letters(batch))
+        )
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return batches
+
+    assert run() == [[dead_bill(n) for n in range(3)]]
+    client.send("bills", b"bill 5", message_id="b5", tag="t", keys=("k5",), properties={"n": "5"})
+    (late,) = client.receive("bills", "billing", wait_s=20, invisible_s=600)
+    client.forward_to_dead_letters("bills", "billing", late)
+    assert run() == [[dead_bill(5)]]
+
+
+def test_who_pulls_and_pops_nothing_is_behind_by_what_it_has_not_pulled(
+    spark: SparkSession, broker: Standalone, client: PullClient
+) -> None:
+    broker.put("topics/copied", queues=1)
+    broker.put("groups/copiers")
+    for n in range(5):
+        client.send("copied", b"c%d" % n)
+    assert client.update_offset("copiers", "copied", 2).status.code == v2.OK
+    (row,) = read(spark, broker.grpc, dataset="groups", groups="copiers").collect()
+    assert (row.max_offset, row.commit_offset, row.pop_offset) == (5, None, None)
+    assert (row.pull_offset, row.lag, row.oldest_unacked_ts) == (2, 3, None)
+
+
+def test_what_waits_for_its_time_is_told_once_with_it(
+    spark: SparkSession, broker: Standalone, client: PullClient
+) -> None:
+    broker.put("topics/later", queues=2, messageType="DELAY")
+    broker.put("topics/other", queues=1, messageType="DELAY")
+    begin_ms = SystemClock().wall_ms()
+    due_ms = {f"p{n}": begin_ms + 3_600_000 + n for n in range(1_500)}
+    client.send_all(
+        [message_of("later", b"x", message_id=name, due_at_ms=at) for name, at in due_ms.items()]
+    )
+    client.send("other", b"x", message_id="o", due_at_ms=begin_ms + 3_600_000)
+    end_ms = SystemClock().wall_ms()
+    frame = read(spark, broker.grpc, dataset="pending", topic="later")
+    rows = frame.selectExpr(
+        "topic", "broker", "message_id", "timer_id", "log_position",
+        "unix_millis(due_timestamp) as due_ms", "unix_millis(scheduled_timestamp) as scheduled_ms",
+    ).collect()  # fmt: skip
+    assert len(rows) == len({row.timer_id for row in rows}) == len(due_ms)
+    assert {row.message_id: row.due_ms for row in rows} == due_ms
+    assert {(row.topic, row.broker) for row in rows} == {("later", "broker-0")}
+    assert all(begin_ms <= row.scheduled_ms <= end_ms and row.log_position > 0 for row in rows)
+    # A few of them, by their due times.
+    first_ms = begin_ms + 3_600_000
+    some = read(
+        spark, broker.grpc, dataset="pending", topic="later", startingTimestamp=first_ms + 10,
+        endingTimestamp=first_ms + 13,
+    )  # fmt: skip
+    assert {row.message_id for row in some.collect()} == {"p10", "p11", "p12"}
+    assert read(spark, broker.grpc, dataset="pending").count() == len(due_ms) + 1
 
 
 def test_an_audit_of_a_real_life_finds_nothing_and_counts_right(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import read_batch
+from tidemill.pipeline.archive.manifest import Archive
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.tasks import Task, run_task
-from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive import ArchiveJob, Done, Verified
 from tidemill.pipeline.options import SourceOptions, parse_source
 
 NOW_MS = 1_800_000_000_000
@@ -49,24 +52,59 @@ def archive_job(
     )
 
 
-def archived_bodies(path: str) -> list[list[bytes]]:
-    """Return what a reader of the archive sees of each queue, in the order of the manifest."""
-    store = ArchiveStore(path)
-    archive = store.archive()
-    return [
-        [
-            body
-            for batch in read_range(
-                store, archive.holding(key, queue.start, queue.end), key, start=queue.start,
-                end=queue.end, columns=["body"],
-            )
-            for body in batch["body"].to_pylist()
-        ]
-        for key, queue in archive.queues.items()
-    ]  # fmt: skip
+class Archived:
+    """An archive of a cluster in memory, as its jobs and its readers have it."""
 
+    def __init__(self, cluster: FakeCluster, path: Path) -> None:
+        self.cluster = cluster
+        self.path = str(path)
 
-def sealed(path: str) -> list[tuple[str, int, int]]:
-    """Return of each queue its topic, how far it is sealed, and where it ends."""
-    queues = ArchiveStore(path).archive().queues
-    return [(key.topic, queue.sealed, queue.end) for key, queue in queues.items()]
+    def job(self, **options: Any) -> ArchiveJob:
+        """Return a job, with options as `archive_job` takes them."""
+        return archive_job(self.cluster, self.path, **options)
+
+    def append(self) -> Done:
+        """Archive what is new."""
+        return self.job().append()
+
+    def verify(self) -> Verified:
+        """Compare what is not sealed, and seal what agrees."""
+        return self.job().verify()
+
+    def compact(self) -> tuple[int, int]:
+        """Make larger files of small ones."""
+        return self.job().compact()
+
+    def manifest(self) -> Archive:
+        """Return what the manifest says now."""
+        return ArchiveStore(self.path).archive()
+
+    def files(self) -> list[Path]:
+        """Return the files that count."""
+        return [Path(self.path) / path for path in self.manifest().files]
+
+    def read(self, **options: str) -> list[dict[str, Any]]:
+        """Return the rows of the topic `orders` that are archived."""
+        given = {"topic": "orders", "readMode": "archive", **options}
+        return read_batch(self.cluster, archivePath=self.path, **given)
+
+    def bodies(self) -> list[list[bytes]]:
+        """Return what a reader of the archive sees of each queue, in the order of the manifest."""
+        store = ArchiveStore(self.path)
+        archive = store.archive()
+        return [
+            [
+                body
+                for batch in read_range(
+                    store, archive.holding(key, queue.start, queue.end), key, start=queue.start,
+                    end=queue.end, columns=["body"],
+                )
+                for body in batch["body"].to_pylist()
+            ]
+            for key, queue in archive.queues.items()
+        ]  # fmt: skip
+
+    def sealed(self) -> list[tuple[str, int, int]]:
+        """Return of each queue its topic, how far it is sealed, and where it ends."""
+        queues = self.manifest().queues
+        return [(key.topic, queue.sealed, queue.end) for key, queue in queues.items()]

@@ -33,6 +33,7 @@ class Link:
         self._open = asyncio.Event(), asyncio.Event()
         self._delay_s = 0.0
         self._bytes_per_s = 0.0  # 0: as many as come
+        self.passed_bytes = [0, 0]  # so far, by direction
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         for gate in self._open:
@@ -127,6 +128,7 @@ class Link:
             await self._open[direction].wait()
             if not data:
                 return
+            self.passed_bytes[direction] += len(data)
             writer.write(data)
             await writer.drain()
 

@@ -267,7 +267,7 @@ def audit(
     topic: TopicNames = None,
     topic_pattern: Pattern = "",
     sends: Annotated[
-        str, typer.Option(help="Acknowledged sends: JSON lines with message_id and topic.")
+        str, typer.Option(help="Acknowledged sends: JSON lines with message_id, topic, at_ms.")
     ] = "",
     grace: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="What is younger is not missed yet.")
@@ -403,7 +403,7 @@ def replay(
     sink = {"endpoints": endpoints, "topic": into, **_pairs(option)}
     if rate is not None:
         sink["maxRatePerTask"] = str(rate)
-    plan = _run(
+    replayed = _run(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(
@@ -415,8 +415,12 @@ def replay(
         ),
     )  # fmt: skip
     typer.echo("", err=True)
-    sent = "would be sent" if dry_run else "are sent, by this run or those before it"
-    typer.echo(
+    plan = replayed.plan
+    whole = (
         f"{plan.rows:,} messages, stored from {utc(plan.first_stored_ms)} to"
-        f" {utc(plan.last_stored_ms)}, {sent}"
+        f" {utc(plan.last_stored_ms)}"
     )
+    if dry_run:
+        typer.echo(f"{whole}, would be sent")
+    else:
+        typer.echo(f"{replayed.sent:,} messages are sent by this run, of a replay of {whole}")

@@ -35,12 +35,14 @@ class RocketMQDataSource(DataSource):
     def schema(self) -> str:
         """Return the columns of the dataset that was asked for."""
         options = self._of_any()
-        return columns.ddl(options.dataset, without=() if options.includes_body else ("body",))
+        return columns.ddl(
+            options.dataset, without=() if options.includes_body else columns.OF_BODIES
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads a batch."""
         options = parse_source(dict(self.options), is_stream=False)
-        columns.check(options.dataset, schema)
+        _check(options, schema)
         if options.dataset in {"messages", "dlq"}:
             from tidemill.pipeline.source.messages import MessageReader, PushdownMessageReader
 
@@ -57,7 +59,7 @@ class RocketMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return what reads a stream."""
         options = parse_source(dict(self.options), is_stream=True)
-        columns.check(options.dataset, schema)
+        _check(options, schema)
         if options.dataset == "events":
             from tidemill.pipeline.source.events import EventStreamReader
 
@@ -84,6 +86,15 @@ class RocketMQDataSource(DataSource):
     def _of_any(self) -> SourceOptions:
         # Spark asks for the columns before it says whether it is a stream.
         return parse_source(dict(self.options), is_stream=None)
+
+
+def _check(options: SourceOptions, schema: StructType) -> None:
+    """Raise BadOption where a read names columns that it cannot have."""
+    columns.check(options.dataset, schema)
+    if options.includes_body or options.dataset not in {"messages", "dlq"}:
+        return
+    for name in sorted(set(columns.OF_BODIES).intersection(schema.names)):
+        raise BadOption(f"column {name} is made of bodies, and includeBody=false leaves them out")
 
 
 def _refuse_overwriting(*, overwrite: bool) -> None:

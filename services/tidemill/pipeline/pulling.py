@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -14,7 +15,9 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 BATCH_ROWS: Final = 2_048  # of an Arrow batch: several pages, since a batch has its own price
 BATCH_BYTES: Final = 8 << 20  # and no more than this of bodies, unless one message is larger
-STALLS_MAX: Final = 20  # answers in a row that go no further, below an end that was told
+# How long a queue may end before an end that was told: a master that was replaced says so until it
+# hears of it, which takes some seconds. After that the broker has lost what was there.
+SHORT_S: Final = 20.0
 
 log = logging.getLogger("tidemill.pipeline")
 
@@ -24,7 +27,8 @@ OnGap = Callable[[Queue, int, int, str], None]
 
 TAKEN: Final = "retention took them before they were read"
 _ENDS_SOONER: Final = (
-    "the queue was told to end behind them, and ends before: the broker has lost messages"
+    "the queue was told to end behind them, and has ended before them for {:.0f} s: the broker has"
+    " lost messages, or its store was restored"
 )
 
 
@@ -35,15 +39,17 @@ def pull_range(
     *,
     with_bodies: bool = True,
     on_gap: OnGap | None = None,
+    short_s: float = SHORT_S,
 ) -> Iterator[list[v2.Message]]:
     """Yield the messages of a range, in order, gathered from pages.
 
-    A hole is passed over. What retention took, and what went with the queue, goes to `on_gap`;
-    without it that raises DataLoss, or is passed over with a warning, as the options say.
+    A hole is passed over. What retention took, what went with the queue, and what is not there for
+    `short_s`, goes to `on_gap`; without it that raises DataLoss, or is passed over with a warning,
+    as the options say.
     """
     tell = on_gap or gaps_told(fails=options.fails_on_data_loss)
     gathered: list[v2.Message] = []
-    size, at, stalls = 0, part.start, 0
+    size, at, stalls, since_s = 0, part.start, 0, 0.0
     while at < part.end:
         begin, until = at, min(part.end, at + options.pull_batch)
         try:
@@ -62,12 +68,20 @@ def pull_range(
         except Gone as error:
             tell(part.queue, at, part.end, str(error))
             break
-        stalls = stalls + 1 if at == begin else 0
-        if stalls > STALLS_MAX:
-            tell(part.queue, at, part.end, _ENDS_SOONER)
+        if at > begin:
+            stalls = 0
+            continue
+        stalls += 1
+        if stalls == 1:
+            since_s = time.monotonic()
+            log.warning(
+                "%s ends at %d, and was told to end at %d: it is asked again for %.0f s",
+                part.queue, at, part.end, short_s,
+            )  # fmt: skip
+        if time.monotonic() - since_s >= short_s:
+            tell(part.queue, at, part.end, _ENDS_SOONER.format(short_s))
             break
-        if stalls:
-            client.pause(stalls)
+        client.pause(stalls)
     if gathered:
         yield gathered
 

@@ -269,7 +269,19 @@ _IN_FLIGHT_COLUMNS: Final[dict[str, Callable[[pb.InFlight, str], Any]]] = {
     "invisible_until": lambda item, _: ms(item.invisible_until_ms),
     "client_id": lambda item, _: item.client_id or None,
     "delivery": lambda item, broker: f"{broker}:{item.delivery_id}:{item.delivery_index}",
+    "is_retry": lambda item, _: item.is_retry,
 }
+
+
+def _offset(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+def _lag(item: pb.Progress) -> int:
+    # Who pulls pops nothing.
+    at = item.commit_offset if item.commit_offset >= 0 else item.pull_offset
+    return max(0, item.max_offset - max(at, item.min_offset))
+
 
 _GROUP_COLUMNS: Final[dict[str, Callable[[pb.Progress, str], Any]]] = {
     "consumer_group": lambda item, _: item.consumer_group,
@@ -278,9 +290,10 @@ _GROUP_COLUMNS: Final[dict[str, Callable[[pb.Progress, str], Any]]] = {
     "queue_id": lambda item, _: item.queue_id,
     "min_offset": lambda item, _: item.min_offset,
     "max_offset": lambda item, _: item.max_offset,
-    "commit_offset": lambda item, _: item.commit_offset,
-    "pop_offset": lambda item, _: item.pop_offset,
-    "pull_offset": lambda item, _: item.pull_offset if item.pull_offset >= 0 else None,
-    "lag": lambda item, _: max(0, item.max_offset - item.commit_offset),
+    "commit_offset": lambda item, _: _offset(item.commit_offset),
+    "pop_offset": lambda item, _: _offset(item.pop_offset),
+    "pull_offset": lambda item, _: _offset(item.pull_offset),
+    "lag": lambda item, _: _lag(item),
     "oldest_unacked_ts": lambda item, _: ms(item.oldest_unacked_at_ms),
+    "is_retry": lambda item, _: item.is_retry,
 }

@@ -108,6 +108,7 @@ IN_FLIGHT: Final = (
     Column("invisible_until", "timestamp", ""),
     Column("client_id", "string", ""),
     Column("delivery", "string", ""),
+    Column("is_retry", "boolean", "queue and offset are of the group's retry topic for `topic`"),
 )
 
 GROUPS: Final = (
@@ -117,12 +118,15 @@ GROUPS: Final = (
     Column("queue_id", "int", ""),
     Column("min_offset", "bigint", ""),
     Column("max_offset", "bigint", ""),
-    Column("commit_offset", "bigint", ""),
-    Column("pop_offset", "bigint", ""),
+    Column("commit_offset", "bigint", "all before it is settled; null where nothing was popped"),
+    Column("pop_offset", "bigint", "null where nothing was popped"),
     Column("pull_offset", "bigint", "null where the group has none"),
-    Column("lag", "bigint", "max_offset less commit_offset"),
+    Column("lag", "bigint", "max_offset less commit_offset, or where there is none pull_offset"),
     Column("oldest_unacked_ts", "timestamp", "null where nothing is"),
+    Column("is_retry", "boolean", "the queue is of the group's retry topic for `topic`"),
 )
+
+OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
 
 COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
     "messages": MESSAGES,
@@ -172,6 +176,7 @@ def of_dataset(dataset: Dataset) -> pa.Schema:
         "int": pa.int32(),
         "bigint": pa.int64(),
         "binary": pa.binary(),
+        "boolean": pa.bool_(),
         "timestamp": pa.timestamp("us", tz="UTC"),
         "array<string>": pa.list_(pa.field("element", pa.string(), nullable=True)),
         "map<string,string>": pa.map_(

@@ -1,13 +1,16 @@
-"""Ranges that are read at once: turns are given by address, and not by call."""
+"""What is read at once, of queues or of a log: turns are given by address, and not by call."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TypeAlias
 
 from tests.support.proxy_world import ProxyWorld, run
 from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.server import pipeline_events
+from tidemill.proxy.server.pipeline_events import Events
 from tidemill.proxy.server.pull_pages import PAGES_AT_ONCE, PullPages
 from tidemill.proxy.server.queues import READER
 from tidemill.proxy.server.ranges import RangeReader
@@ -19,36 +22,49 @@ from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.server import RpcServer
 from tidemill.transport.http2.limits import Limits
 
-RANGES = 12  # of the address that reads much
-OTHER = RANGES  # queue of the address that reads one
+READS = 12  # of the address that reads much
+OTHER = READS  # the number of that of the address that reads once
+
+Read: TypeAlias = Callable[[int, str], Coroutine[None, None, None]]
 
 
-class Queues:
-    """A broker's pulls: each is held until it is let go, and gives an empty page of a queue."""
+class Pages:
+    """A broker's pages: each is held until it is let go, and is an empty one, the last of a read.
+
+    A read is known by its number: the queue of a pull, or the position of events.
+    """
 
     def __init__(self) -> None:
-        self.pulled: list[int] = []  # queues, in the order in which they were pulled
+        self.asked: list[int] = []  # reads, in the order in which their pages were asked for
         self.arrived = asyncio.Condition()
         self.may_go = asyncio.Semaphore(0)
 
     async def pull(self, _call: RpcCall, request: bytes) -> bytes:
-        async with self.arrived:
-            self.pulled.append(link_pb2.PullRequest.FromString(request).queue_id)
-            self.arrived.notify_all()
-        await self.may_go.acquire()
+        await self._hold(link_pb2.PullRequest.FromString(request).queue_id)
         return link_pb2.PullReply(next_offset=1, end_offset=1, is_at_end=True).SerializeToString()
 
-    async def until(self, count: int) -> None:
-        """Wait until so many were pulled."""
+    async def events(self, _call: RpcCall, request: bytes) -> bytes:
+        number = pb.ReadEventsRequest.FromString(request).from_position
+        await self._hold(number)
+        return pb.ReadEventsReply(next_position=number, log_end=number).SerializeToString()
+
+    async def _hold(self, number: int) -> None:
         async with self.arrived:
-            await self.arrived.wait_for(lambda: len(self.pulled) >= count)
+            self.asked.append(number)
+            self.arrived.notify_all()
+        await self.may_go.acquire()
+
+    async def until(self, count: int) -> None:
+        """Wait until so many were asked for."""
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: len(self.asked) >= count)
 
 
 @contextlib.asynccontextmanager
-async def calls_to(queues: Queues) -> AsyncIterator[BrokerCalls]:
-    """Yield calls whose broker is `queues`, whatever address they are made to."""
+async def calls_to(pages: Pages) -> AsyncIterator[BrokerCalls]:
+    """Yield calls whose broker has `pages`, whatever address they are made to."""
     server = RpcServer(
-        {READER + "Pull": unary(queues.pull)},
+        {READER + "Pull": unary(pages.pull), READER + "ReadEvents": unary(pages.events)},
         Limits(),
         ListenSettings(host="127.0.0.1", port=0),
         message_bytes_max=1 << 20,
@@ -61,29 +77,51 @@ async def calls_to(queues: Queues) -> AsyncIterator[BrokerCalls]:
             yield calls
 
 
-async def read(reader: RangeReader, queue_id: int, address: str) -> None:
-    request = pb.ReadMessagesRequest(topic="wide", queue_id=queue_id, until_offset=1)
-    async for _page in reader.read_messages(request, address):
-        pass
+async def check_turns(pages: Pages, read: Read, at_once: int) -> None:
+    """Read much from one address and once from another, which has its turn soon."""
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(READS):
+            tasks.create_task(read(number, "10.0.0.1"))
+        await pages.until(at_once)
+        tasks.create_task(read(OTHER, "10.0.0.2"))
+        await asyncio.sleep(0)
+        for count in range(at_once + 1, READS + 2):
+            pages.may_go.release()
+            await pages.until(count)
+        for _ in range(at_once):
+            pages.may_go.release()
+    assert pages.asked.index(OTHER) <= at_once + 1
+    assert sorted(pages.asked) == list(range(READS + 1))
 
 
 def test_who_reads_many_ranges_at_once_has_the_turns_of_one_reader() -> None:
     async def scenario(world: ProxyWorld) -> None:
-        await world.put_topic("wide", queues=RANGES + 1)
-        queues = Queues()
-        async with calls_to(queues) as calls, asyncio.TaskGroup() as tasks:
+        await world.put_topic("wide", queues=READS + 1)
+        pages = Pages()
+        async with calls_to(pages) as calls:
             reader = RangeReader(world.cluster, PullPages(calls))
-            for number in range(RANGES):
-                tasks.create_task(read(reader, number, "10.0.0.1"))
-            await queues.until(PAGES_AT_ONCE)
-            tasks.create_task(read(reader, OTHER, "10.0.0.2"))
-            await asyncio.sleep(0)
-            for count in range(PAGES_AT_ONCE + 1, RANGES + 2):
-                queues.may_go.release()
-                await queues.until(count)
-            for _ in range(PAGES_AT_ONCE):
-                queues.may_go.release()
-        assert queues.pulled.index(OTHER) <= PAGES_AT_ONCE + 1
-        assert sorted(queues.pulled) == list(range(RANGES + 1))
+
+            async def read(number: int, address: str) -> None:
+                request = pb.ReadMessagesRequest(topic="wide", queue_id=number, until_offset=1)
+                async for _page in reader.read_messages(request, address):
+                    pass
+
+            await check_turns(pages, read, PAGES_AT_ONCE)
+
+    run(scenario)
+
+
+def test_who_reads_a_log_many_times_at_once_has_the_turns_of_one_reader() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        pages = Pages()
+        async with calls_to(pages) as calls:
+            events = Events(world.cluster, calls)
+
+            async def read(number: int, address: str) -> None:
+                request = pb.ReadEventsRequest(from_position=number)
+                async for _page in events.read_events(request, address):
+                    pass
+
+            await check_turns(pages, read, pipeline_events.PAGES_AT_ONCE)
 
     run(scenario)

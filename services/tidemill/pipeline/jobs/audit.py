@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
+import pyarrow as pa
+from pyarrow import json as pa_json
+
 from tidemill.common.clock import SystemClock
+from tidemill.pipeline.client import BrokerLog, Client, connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.page import curve, page, table
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.metrics import PipelineMetrics
+from tidemill.pipeline.options import Topics, parse_source
 from tidemill.pipeline.transforms import audit as transforms
 from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, Rules
 
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
 FOLDER: Final = "audit"
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 GRACE_S: Final = 600.0  # after it was due or stored until nothing of it is expected any more
+SENDS: Final = "message_id string, topic string, at_ms bigint"
+BLOCK_BYTES: Final = 16 << 20  # of a list of sends, parsed at once: no line is longer
+NEVER_MS: Final = 2**53
 LINE_SHOWN: Final = 80  # bytes of a line that is wrong
 CURVE_POINTS: Final = 500  # of a curve: what a screen can show
 
@@ -42,7 +50,7 @@ class AuditSettings:
     to: str
     given: Mapping[str, str]  # options of the source
     master: str | None = None
-    sends: str = ""  # file of acknowledged sends: JSON lines with message_id and topic
+    sends: str = ""  # file of acknowledged sends: JSON lines with message_id, topic and at_ms
     grace_s: float = GRACE_S
     late_ms: int = 1_000
     window: str = "5 minutes"
@@ -64,6 +72,14 @@ class Verdict:
         """Say whether something was lost or early."""
         return any(self.counts.get(kind) for kind in BROKEN)
 
+    def by_topic(self) -> dict[tuple[str, str], int]:
+        """Return the findings by topic and kind, of all groups together."""
+        found: Counter[tuple[str, str]] = Counter()
+        for row in self.totals:
+            for kind in KINDS:
+                found[row["topic"] or "", kind] += row[kind.replace("-", "_")]
+        return dict(found)
+
 
 def run(settings: AuditSettings) -> Verdict:
     """Read, reconcile, write, and return the verdict."""
@@ -78,17 +94,17 @@ def run(settings: AuditSettings) -> Verdict:
         say("reading events")
         events = read_events(spark, settings.given)
         check_any(events, settings.given)
-        verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
         record.rows = events.count()
+        # Once all is read: what retention takes from now on was told.
+        begins_at_ms = told_from_ms(settings.given) if settings.sends else 0
+        verdict = judge(
+            spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms
+        )
         record.detail = dict(verdict.counts)
         if settings.metrics_file:
             metrics = PipelineMetrics("audit", succeeded_at_ms=SystemClock().wall_ms())
             metrics.rows["*"] = record.rows
-            metrics.findings = {
-                (row["topic"] or "", kind): row[kind.replace("-", "_")]
-                for row in verdict.totals
-                for kind in KINDS
-            }
+            metrics.findings = verdict.by_topic()
             metrics.write(settings.metrics_file)
         return verdict
 
@@ -108,6 +124,24 @@ def check_any(events: DataFrame, given: Mapping[str, str]) -> None:
         raise BadOption(
             f"no event tells of topic {topics}: there is none, or nothing ever happened"
         )
+
+
+def told_from_ms(given: Mapping[str, str]) -> int:
+    """Return from when on events of all broker groups are there; 0: from their first ones on."""
+    options = parse_source({**given, "dataset": "events"}, is_stream=False)
+    client = connect(options.connection)
+    begins_at_ms = options.start.at_ms or 0
+    for each in client.whole_cluster(Topics()).logs.values():
+        # Retention has taken its beginning.
+        if each.log_min:
+            begins_at_ms = max(begins_at_ms, _first_event_ms(client, each))
+    return begins_at_ms
+
+
+def _first_event_ms(client: Client, of: BrokerLog) -> int:
+    pages = client.events(of.broker, start=of.log_min, until=of.log_end, log_id=of.log_id)
+    # Where there is none, nothing is told of any time before now.
+    return next((event.at_ms for page in pages for event in page.events), SystemClock().wall_ms())
 
 
 def check_window(window: str) -> None:
@@ -134,24 +168,35 @@ def _is_send(line: bytes) -> bool:
         found = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and isinstance(found.get("message_id"), str)
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("message_id"), str)
+        and isinstance(found.get("at_ms"), int | None)
+    )
 
 
 def judge(
-    spark: SparkSession, events: DataFrame, settings: AuditSettings, *, now_ms: int
+    spark: SparkSession,
+    events: DataFrame,
+    settings: AuditSettings,
+    *,
+    now_ms: int,
+    begins_at_ms: int = 0,
 ) -> Verdict:
-    """Make the tables and the page of an audit out of events."""
+    """Make the tables and the page of an audit out of events.
+
+    `begins_at_ms`: as `told_from_ms` says.
+    """
     rules = Rules(
         late_ms=settings.late_ms,
         window=settings.window,
-        closed_at_ms=now_ms - round(settings.grace_s * 1000),
+        closed_at_ms=min(now_ms - round(settings.grace_s * 1000), _end_ms(settings.given)),
+        begins_at_ms=begins_at_ms,
         filtered_groups=tuple(settings.filtered_groups),
     )
     sends = None
     if settings.sends:
-        sends = spark.read.schema("message_id string, topic string").json(settings.sends)
-        if not sends.where("message_id is null").isEmpty():
-            raise BadOption(f"--sends {settings.sends}: a line is no JSON with a message_id")
+        sends = of_topics(read_sends(spark, settings.sends), settings.given)
     made = transforms.audit(events, rules, sends=sends)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
     made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
@@ -162,6 +207,48 @@ def judge(
     path = Path(folder) / "index.html"
     path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
     return verdict
+
+
+def _end_ms(given: Mapping[str, str]) -> int:
+    """Return until when events are read: what was due then fired in none of them."""
+    if not given.get("endingTimestamp"):
+        return NEVER_MS
+    end = parse_source({**given, "dataset": "events"}, is_stream=False).end
+    return NEVER_MS if end.at_ms is None else end.at_ms
+
+
+def read_sends(spark: SparkSession, path: str) -> DataFrame:
+    """Return a list of sends. Raises BadOption for a line without a message_id.
+
+    Of a file on this machine Spark would take the name for a pattern, and one with an underscore in
+    front for no data at all.
+    """
+    if "://" in path:
+        sends = spark.read.schema(SENDS).json(path)
+        if not sends.where("message_id is null").isEmpty():
+            raise BadOption(f"--sends {path}: a line is no JSON with a message_id")
+        return sends
+    check_sends(Path(path))
+    if not Path(path).read_bytes().strip():
+        return spark.createDataFrame([], SENDS)
+    fields = {"message_id": pa.string(), "topic": pa.string(), "at_ms": pa.int64()}
+    table = pa_json.read_json(
+        path,
+        read_options=pa_json.ReadOptions(block_size=BLOCK_BYTES),
+        parse_options=pa_json.ParseOptions(
+            explicit_schema=pa.schema(fields.items()), unexpected_field_behavior="ignore"
+        ),
+    )
+    return spark.createDataFrame(table.select(list(fields)))
+
+
+def of_topics(sends: DataFrame, given: Mapping[str, str]) -> DataFrame:
+    """Return the sends to topics whose events are read."""
+    names = [name.strip() for name in (given.get("topics") or given.get("topic") or "").split(",")]
+    pattern = given.get("topicPattern")
+    if any(names):
+        return sends.where(sends["topic"].isin(names))
+    return sends.where(sends["topic"].rlike(f"^(?:{pattern})$")) if pattern else sends
 
 
 def _verdict(spark: SparkSession, folder: str) -> Verdict:

@@ -8,10 +8,14 @@ wait for anything: messages that come later are delayed messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.store import ArchiveStore
@@ -21,10 +25,12 @@ from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.transforms.replay import Timing, between, to_send
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
+TOLD_S: Final = 60.0  # until Spark, which tells of batches afterwards, has told of the last one
 LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
+_SENT: Final = "tidemill-sent"  # what the count of a batch is called
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
 
@@ -55,6 +61,15 @@ class Plan:
     begin_ms: int = 0
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """The plan, and what of it this run has sent."""
+
+    plan: Plan
+    sent: int = 0
+
+
 def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     """Look at what would be sent, and send nothing."""
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
@@ -76,8 +91,14 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     return Plan(rows=row.n, first_stored_ms=row.low or 0, last_stored_ms=row.high or 0)
 
 
-def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
-    """Send what is left to send, and return the plan that this goes by."""
+def send(
+    spark: SparkSession,
+    settings: ReplaySettings,
+    *,
+    now_ms: int,
+    tell: Callable[[int], None] = lambda _sent: None,
+) -> Replayed:
+    """Send what is left to send; `tell` is told how much that was so far, after each batch."""
     begun = _begun(spark, settings, now_ms)
     timing = None
     if settings.timing != "asap":
@@ -97,19 +118,26 @@ def send(spark: SparkSession, settings: ReplaySettings, *, now_ms: int) -> Plan:
     for name, value in stream.items():
         reader = reader.option(name, value)
     kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
-    writer = to_send(kept, timing).writeStream.format(NAME)
+    bad_before = _bad_rows(spark, settings)
+    counting = _Counting(tell)
+    writer = counting.observed(to_send(kept, timing)).writeStream.format(NAME)
     for name, value in settings.sink.items():
         writer = writer.option(name, value)
-    query = (
-        writer.option("checkpointLocation", f"{settings.state.rstrip('/')}/checkpoint")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    return begun
+    writer = writer.option("checkpointLocation", f"{settings.state.rstrip('/')}/checkpoint")
+    spark.streams.addListener(counting)
+    try:
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            counting.is_over.wait(TOLD_S)
+    finally:
+        spark.streams.removeListener(counting)
+    bad = _bad_rows(spark, settings) - bad_before
+    return Replayed(plan=begun, sent=counting.rows - bad)
 
 
-def run(settings: ReplaySettings, *, is_dry: bool) -> Plan:
+def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     """Replay, or only look."""
     if not ArchiveStore(settings.archive).is_there:
         raise BadOption(f"there is no archive at {settings.archive}")
@@ -117,11 +145,63 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Plan:
     say("starting Spark")
     if is_dry:
         with session("replay", settings.master) as spark:
-            return plan(spark, settings)
+            return Replayed(plan=plan(spark, settings))
     with recorded("replay", settings.state) as record, session("replay", settings.master) as spark:
-        begun = send(spark, settings, now_ms=SystemClock().wall_ms())
-        record.rows = begun.rows
-        return begun
+
+        def tell(sent: int) -> None:
+            record.rows = sent
+            say(f"sent {sent:,} messages")
+
+        replayed = send(spark, settings, now_ms=SystemClock().wall_ms(), tell=tell)
+        record.rows = replayed.sent
+        return replayed
+
+
+@final
+class _Counting(StreamingQueryListener):
+    """Counts the rows that a query hands to the sink, from what Spark tells of its batches."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+        self._run = ""
+        self.rows = 0
+        self.is_over = threading.Event()  # nothing more is told of the query
+
+    def observed(self, frame: DataFrame) -> DataFrame:
+        """Return a frame whose rows are counted."""
+        from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+        return frame.observe(_SENT, F.count("*").alias("rows"))
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Take the query: this is called within its start."""
+        self._run = self._run or str(event.runId)
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Count a batch."""
+        counted = event.progress.observedMetrics.get(_SENT)
+        if str(event.progress.runId) == self._run and counted is not None and counted.rows:
+            self.rows += counted.rows
+            self._tell(self.rows)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Nothing to count."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Let go who waits for the last count."""
+        if str(event.runId) == self._run:
+            self.is_over.set()
+
+
+def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
+    """Return how many rows the table of those has that could not be sent."""
+    path = settings.sink.get("deadLetterPath", "")
+    if not path:
+        return 0
+    try:
+        return int(spark.read.parquet(path).count())
+    except AnalysisException:
+        return 0  # It is made with its first row.
 
 
 def _of_source(settings: ReplaySettings) -> dict[str, str]:

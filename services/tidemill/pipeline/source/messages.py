@@ -35,15 +35,12 @@ from tidemill.pipeline.offsets import Offsets, Queue, QueueRange
 from tidemill.pipeline.options import EARLIEST, LATEST, SourceOptions
 from tidemill.pipeline.pulling import TAKEN, gaps_told, pull_range, tell_lost
 from tidemill.pipeline.rows import message_batch
-from tidemill.pipeline.schema import arrow_schema
+from tidemill.pipeline.schema import OF_BODIES, arrow_schema
 from tidemill.pipeline.source.archived import read_archived
 from tidemill.pipeline.source.places import Places, View
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-
-_OF_BODIES = frozenset({"body", "body_crc32"})
 
 
 class MessageRange(InputPartition):
@@ -84,7 +81,7 @@ def read_messages(
         yield from read_archived(options, schema, part, partition.files)
         return
     # Bodies are not even read where no column is made of them.
-    with_bodies = bool(_OF_BODIES.intersection(schema.names))
+    with_bodies = not set(OF_BODIES).isdisjoint(schema.names)
     for messages in pull_range(connect(options.connection), options, part, with_bodies=with_bodies):
         yield message_batch(
             messages, schema=schema, topic=part.queue.topic, broker=part.queue.broker,

@@ -125,6 +125,8 @@ class Places:
         found = {}
         for broker in {queue.broker for queue in view.queues}:
             for item in self.client.progress(broker, [group]):
+                if item.is_retry:
+                    continue  # Its queue is another one, of the same topic's name.
                 name = QueueName(item.topic, broker, item.queue_id)
                 found[name] = max(item.commit_offset, item.pull_offset)
         return found

@@ -4,7 +4,8 @@ Pure: events in, tables out. A message is known by where it first stood, (broker
 queue_id, queue_offset), so two stores of one message id are two messages, and so are those of two
 topics of one name (ADR 0054); a delayed one by its timer until it fires. A group is held to every
 message of a topic from which it was ever delivered one; one that was deleted and made again is
-another group.
+another group. Who was given a copy alone, as of a dead letter, is not held to the topic of
+its message.
 
 What the kinds of findings mean:
 
@@ -15,6 +16,7 @@ What the kinds of findings mean:
     early        fired, or delivered for the first time, before it was due
     late         fired later than `late_ms` after it was due
     orphan-ack   an ack of a delivery that no event tells
+    unknown      acknowledged, and told by no event; but events of that time may be gone
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-KINDS: Final = ("missing", "duplicate", "redelivered", "early", "late", "orphan-ack")
+KINDS: Final = ("missing", "duplicate", "redelivered", "early", "late", "orphan-ack", "unknown")
 # What must not be: an audit that finds one of them ends with status 2.
 BROKEN: Final = ("missing", "early")
+# By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
+ACK_MS: Final = 60_000
 GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
 JOURNEY_MAX: Final = 200  # events told of one finding: a message that loops has no end
 _QUEUE: Final = ("broker", "topic", "topic_id", "queue_id")
@@ -52,6 +56,8 @@ class Rules:
     window: str = "5 minutes"
     # Nothing that became due or was stored at or after it is called missing.
     closed_at_ms: int = 2**53
+    # What was stored before it may be told by no event any more; 0: events tell everything.
+    begins_at_ms: int = 0
     # Groups with a filter, which rightly never get some messages.
     filtered_groups: Sequence[str] = ()
 
@@ -73,7 +79,10 @@ class Audit:
 
 
 def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) -> Audit:
-    """Reconcile events, and acknowledged sends (message_id: string, topic: string) with them."""
+    """Reconcile events with each other, and with acknowledged sends.
+
+    sends: (message_id: string, topic: string, at_ms: bigint); null where nobody noted when.
+    """
     placed = at_first_place(events)
     # Kept: several tables are made of each.
     available = _available(placed).persist()
@@ -89,7 +98,7 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
         .unionByName(_orphans(groups))
     )
     if sends is not None:
-        found = found.unionByName(_never_stored(sends, events))
+        found = found.unionByName(_never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *_PLACE, "timer_id"])
     found = found.persist()
     return Audit(
@@ -202,6 +211,10 @@ def _groups(placed: DataFrame) -> DataFrame:
         .agg(
             F.max("message_id").alias("message_id"),
             F.sum(is_delivered.cast("int")).alias("delivered"),
+            # Not as a copy: who reads dead letters has to do with their topics no more than that.
+            F.max((is_delivered & (F.col("stands_on") == F.col("topic"))).cast("int")).alias(
+                "delivered_there"
+            ),
             F.min(F.when(is_delivered, F.col("event_ts"))).alias("first_delivered_at"),
             F.max(F.when(is_delivered, F.col("event_ts"))).alias("last_delivered_at"),
             F.collect_list(F.when(is_delivered, position)).alias("delivered_positions"),
@@ -292,9 +305,9 @@ def _skipped(available: DataFrame, groups: DataFrame, placed: DataFrame, rules: 
     queue = list(_QUEUE)
     passed = (
         groups.where(
-            (F.col("delivered") > 0) & ~F.col("consumer_group").isin(*rules.filtered_groups)
+            (F.col("delivered_there") > 0) & ~F.col("consumer_group").isin(*rules.filtered_groups)
             if rules.filtered_groups
-            else F.col("delivered") > 0
+            else F.col("delivered_there") > 0
         )
         .groupBy(*queue, "consumer_group")
         .agg(
@@ -353,16 +366,26 @@ def _orphans(groups: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _never_stored(sends: DataFrame, events: DataFrame) -> DataFrame:
-    stored = (
-        events.where(F.col("event").isin("stored", "scheduled")).select("message_id").distinct()
+def _never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame:
+    told = events.where("message_id is not null").select("message_id").distinct()
+    at_ms = F.col("at_ms")
+    lost = (
+        sends.where(at_ms.isNull() | (at_ms < rules.closed_at_ms))
+        .join(told, "message_id", "left_anti")
+        .withColumn("at", F.timestamp_millis("at_ms"))
     )
-    lost = sends.join(stored, "message_id", "left_anti").withColumn(
-        "at", F.lit(None).cast("timestamp")
+    is_told = F.lit(not rules.begins_at_ms) | F.coalesce(
+        at_ms >= rules.begins_at_ms + ACK_MS, F.lit(False)
     )
-    return _finding(
-        "missing", lost, at="at", detail=F.lit("its send was acknowledged, and it was not stored")
-    )
+    missing = _finding(
+        "missing", lost.where(is_told), at="at",
+        detail=F.lit("its send was acknowledged, and it was not stored"),
+    )  # fmt: skip
+    unknown = _finding(
+        "unknown", lost.where(~is_told), at="at",
+        detail=F.lit("its send was acknowledged, perhaps before the first event that is there"),
+    )  # fmt: skip
+    return missing.unionByName(unknown)
 
 
 def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
@@ -401,13 +424,15 @@ def _summary(
 ) -> DataFrame:  # fmt: skip
     """(topic, consumer_group, window: timestamp, produced, ..., orphan_ack), all counts long.
 
-    What belongs to no group has a null in its place.
+    What belongs to no group has a null in its place, and so has what nobody knows when it was.
     """
 
     def window(at: str) -> Column:
         return F.window(at, rules.window)["start"].alias("window")
 
     nobody = F.lit(None).cast("string").alias("consumer_group")
+    never = F.lit(None).cast("timestamp").alias("window")
+    kind = F.replace("kind", F.lit("-"), F.lit("_")).alias("what")
     parts = [
         available.select("topic", nobody, window("at"), F.lit("produced").alias("what")),
         timers.where("scheduled_at is not null").select(
@@ -431,10 +456,9 @@ def _summary(
         groups.where("delivered > 0 and acked = 0 and dead_lettered = 0").select(
             "topic", "consumer_group", window("at"), F.lit("in_flight").alias("what")
         ),
-        found.select(
-            "topic", "consumer_group", window("at"),
-            F.replace("kind", F.lit("-"), F.lit("_")).alias("what"),
-        ),
+        found.select("topic", "consumer_group", window("at"), kind),
+        # Spark has no window for them, and would leave them out.
+        found.where("at is null").select("topic", "consumer_group", never, kind),
     ]  # fmt: skip
     counted = parts[0].withColumn("n", F.lit(1))
     for part in parts[1:]:
@@ -455,6 +479,7 @@ def _summary(
 COUNTS: Final = (
     "produced", "scheduled", "fired", "recalled", "delivered", "acked", "dead_lettered", "expired",
     "in_flight", "missing", "duplicate", "redelivered", "early", "late", "orphan_ack",
+    "unknown",
 )  # fmt: skip
 
 

@@ -1,10 +1,15 @@
-"""ReadEvents: pages of a broker's lifecycle events, passed on as they are."""
+"""ReadEvents: pages of a broker's lifecycle events, passed on as they are.
+
+Few at once, in rotation among the addresses that want them, as pages of queues are.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final, final
 
+from tidemill.proxy.fair_turns import FairTurns
 from tidemill.proxy.server.queues import READER, find_broker
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -16,6 +21,8 @@ if TYPE_CHECKING:
 LOG_BYTES_MAX: Final = 64 << 20  # of a call
 # For a page: up to 16 MiB of log from a cold disk, in slices between the broker's other work.
 PAGE_TIMEOUT_MS: Final = 30_000
+# Of one broker group, which reads a slice of one at a time: the other one is on its way.
+PAGES_AT_ONCE: Final = 2
 
 
 @final
@@ -25,20 +32,25 @@ class Events:
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
         self._calls = calls
+        self._turns: defaultdict[str, FairTurns] = defaultdict(lambda: FairTurns(PAGES_AT_ONCE))
 
     async def read_events(
-        self, request: pb.ReadEventsRequest, _address: str
+        self, request: pb.ReadEventsRequest, address: str
     ) -> AsyncGenerator[bytes, None]:
-        """Yield pages up to where the log was committed when the first was asked for."""
+        """Yield pages up to where the log was committed when the first was asked for.
+
+        However many logs an address reads at once, it has one place among those who read.
+        """
         broker = find_broker(self._cluster, request.broker)
         left = min(request.log_bytes_max or LOG_BYTES_MAX, LOG_BYTES_MAX)
         until = request.until_position
         while True:
             request.log_bytes_max = left
-            page = await self._calls.call(
-                broker, READER + "ReadEvents", request.SerializeToString(),
-                timeout_ms=PAGE_TIMEOUT_MS,
-            )  # fmt: skip
+            async with self._turns[broker.name].turn(address):
+                page = await self._calls.call(
+                    broker, READER + "ReadEvents", request.SerializeToString(),
+                    timeout_ms=PAGE_TIMEOUT_MS,
+                )  # fmt: skip
             yield page
             # What is in it stays unread: the message has a place for everything else alone.
             end = broker_pb2.EventsPage.FromString(page)

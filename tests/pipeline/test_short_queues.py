@@ -1,0 +1,53 @@
+"""A queue that ends before an end that was told. Without a session of Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.client import connect
+from tidemill.pipeline.errors import DataLoss
+from tidemill.pipeline.offsets import QueueRange
+from tidemill.pipeline.options import Topics, parse_source
+from tidemill.pipeline.pulling import SHORT_S, pull_range
+
+
+def pull_all(cluster: FakeCluster, *, told_end: int, short_s: float, **given: str) -> list[int]:
+    """Pull up to an end, and return the offsets of what came."""
+    options = parse_source(
+        {"endpoints": cluster.endpoint, "topic": "orders", "retryBackoffMs": "1", **given},
+        is_stream=False,
+    )
+    client = connect(options.connection)
+    (queue,) = client.cluster(Topics(names=("orders",))).queues
+    part = QueueRange(queue=queue, start=0, end=told_end)
+    return [
+        message.system_properties.queue_offset
+        for messages in pull_range(client, options, part, short_s=short_s)
+        for message in messages
+    ]
+
+
+def test_what_is_not_there_in_time_is_told_as_lost(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    with pytest.raises(DataLoss, match=r"offsets from 30 to 40 are gone: .* for 0 s: the broker"):
+        pull_all(cluster, told_end=40, short_s=0)
+    assert "ends at 30, and was told to end at 40" in caplog.text
+    found = pull_all(cluster, told_end=40, short_s=0, failOnDataLoss="false")
+    assert found == list(range(30))
+
+
+def test_what_comes_in_time_is_read(cluster: FakeCluster) -> None:
+    """As from a master that was replaced, until the new one is asked."""
+    cluster.add("orders", "a", 0, 30)
+
+    def grow(request: object) -> None:
+        del request
+        if len(cluster.pulls) == 3:
+            cluster.add("orders", "a", 0, 10)
+
+    cluster.on_pull = grow
+    assert pull_all(cluster, told_end=40, short_s=SHORT_S) == list(range(40))
+    assert len(cluster.pulls) > 3
