@@ -78,6 +78,8 @@ class FakeCluster:
         self.away: dict[str, int] = {}
         # Called before each read of messages, so that something happens just then.
         self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
+        # Called before each look at queues.
+        self.on_look: Callable[[], None] = lambda: None
         self.endpoint = ""
 
     # ------------------------------------------------------------ what a test does
@@ -124,6 +126,11 @@ class FakeCluster:
         """Let retention take what lies before an offset."""
         with self.lock:
             self.brokers[broker].queues[topic, queue_id].first = first
+
+    def restore(self, topic: str, broker: str, queue_id: int, end: int) -> None:
+        """Put an older copy of a broker group's store back: the same log, that ends sooner."""
+        with self.lock:
+            del self.brokers[broker].queues[topic, queue_id].messages[end:]
 
     def delete(self, topic: str) -> None:
         """Delete a topic; another one of its name has another id."""
@@ -255,6 +262,7 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
 
     def GetQueues(self, request: pb.GetQueuesRequest, context: Any) -> Iterator[pb.GetQueuesReply]:
         self.cluster.note("GetQueues", context)
+        self.cluster.on_look()
         with self.cluster.lock:
             yield pb.GetQueuesReply(
                 groups=[

@@ -33,7 +33,8 @@ RUN_MAX = 20  # batches of a run that does not end by itself
 
 def read_batch(cluster: FakeCluster, **options: str) -> list[dict[str, Any]]:
     """Return the rows of a batch read."""
-    return _rows(MessageReader(_parsed(cluster, options, is_stream=False), COLUMNS), ())
+    parsed = _parsed(cluster, options, is_stream=False)
+    return _rows(MessageReader(parsed, COLUMNS, short_s=0), ())
 
 
 class Stream:
@@ -42,6 +43,7 @@ class Stream:
     def __init__(self, cluster: FakeCluster, **options: str) -> None:
         given = {"startingOffsets": "earliest", **options}
         self.options = _parsed(cluster, given, is_stream=True)
+        self.short_s = 0.0  # how long a queue may end too soon
         self.start: Any = None  # where what is committed ends
         self.planned: Any = None  # of a batch that is not committed
 
@@ -50,7 +52,7 @@ class Stream:
 
         `between` comes after the plan of the first batch, and before its tasks.
         """
-        reader = MessageStreamReader(self.options, COLUMNS)
+        reader = MessageStreamReader(self.options, COLUMNS, short_s=self.short_s)
         if self.start is None:
             self.start = _as_kept(reader.initialOffset())
         reader.prepareForTriggerAvailableNow()

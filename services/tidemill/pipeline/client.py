@@ -82,9 +82,18 @@ class Cluster:
         return {log.broker for log in self.logs.values() if log.error}
 
     def has_lost(self, queue: Queue) -> bool:
-        """Say whether the broker group of a queue, which was asked for, has it no more."""
+        """Say whether a queue, which was asked for, is not there any more."""
         log = self.logs.get(queue.broker)
-        return log is not None and not log.error and queue not in self.queues
+        if log is None:
+            return self.has_removed(queue.broker)
+        return not log.error and queue not in self.queues
+
+    def has_removed(self, broker: str) -> bool:
+        """Say whether a broker group was removed from the cluster.
+
+        One that never told its name is known by its address: with it away, nobody can say.
+        """
+        return broker not in self.logs and bool(self.logs) and not self.unreachable
 
 
 class Client:

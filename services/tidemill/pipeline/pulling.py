@@ -102,8 +102,20 @@ def tell_lost(queue: Queue, at: int, *, fails: bool) -> None:
     """Say that a queue itself is gone, which was read up to an offset."""
     what = (
         f"{queue} is not there any more: its topic was deleted, or the store of the broker group"
-        f" made anew. It was read up to offset {at}; what stood behind it is gone"
+        f" made anew, or the broker group removed. It was read up to offset {at}; what stood behind"
+        " it is gone"
     )
     if fails:
         raise Gone(f"{what}. With failOnDataLoss=false the read goes on without it")
     log.warning("%s", what)
+
+
+def tell_shorter(queue: Queue, end: int, reached: str, *, fails: bool, goes_on: str) -> None:
+    """Say that a queue ends before where somebody had got to, and what a read does that may."""
+    what = (
+        f"{queue} ends at offset {end}, and {reached}: the broker has lost messages, or its store"
+        " was restored, and offsets from there on are of other messages"
+    )
+    if fails:
+        raise DataLoss(f"{what}. With failOnDataLoss=false {goes_on}")
+    log.warning("%s; %s", what, goes_on)
