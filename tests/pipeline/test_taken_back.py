@@ -141,7 +141,7 @@ def test_a_broker_group_that_was_removed_has_taken_its_queues_with_it(
     lax = Stream(cluster, topic="orders", failOnDataLoss="false")
     assert len(strict.run()) == len(lax.run()) == 10
     cluster.add("orders", "a", 0, 1)
-    del cluster.brokers["b"]
+    cluster.remove("b")
     # One that gives no answer, and never told its name, may be it.
     cluster.add("orders", "10.0.0.2:8082", 0, 1)
     cluster.brokers["10.0.0.2:8082"].error = "it has not told"
