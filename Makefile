@@ -41,11 +41,11 @@ PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' require
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image bench ci lock clean
+.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline bench ci lock clean
 
 help: ## List the targets.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
-		awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
+		awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(STAMPS)/package ## Make the virtual environment, the stubs and .venv/bin/tidemill.
 	@$(BIN)/python -m compileall -q services
@@ -162,6 +162,9 @@ charts: setup $(STAMPS)/helm ## Render the chart again into tests/chart/golden, 
 
 image: ## Build the image of each process (TAG=dev), and record sizes, start times and SBOMs in build/image.
 	@deploy/image/make $(TAG)
+
+image-pipeline: ## Build the image of the data pipeline, with Spark and Java (TAG=dev).
+	docker build --file deploy/spark/Dockerfile --tag tidemill-spark:$(TAG) .
 
 bench: setup $(CLIENTS) ## Measure; see tests/perf for each question and its parameters.
 	@for question in tests/perf/bench_*.py; do name=$$(basename $$question .py); echo "== $$name" >&2; $(BIN)/python -m tests.perf.$$name || exit 1; done

@@ -3,9 +3,8 @@
     python -m tests.chaos.audit build/chaos/broker-deleted.jsonl --to DIR --endpoints HOST:PORT
 
 HOST:PORT leads to a proxy of the release, which is still there: `make cluster-test` does this
-behind each fault where Spark is installed. The status is 1 where missing, early or delivered after
-an ack differ from the history's; deliveries of which only the log knows, since their answer was
-lost, are listed.
+behind each fault where Spark is installed. The status is 1 where the audit and the history differ;
+deliveries of which only the log knows, since their answer was lost, are listed.
 """
 
 from __future__ import annotations
@@ -17,20 +16,22 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tests.chaos.figures import DISTURBED
+from tests.support import second_opinion
 from tests.support.client_process import Fact
 from tests.support.looping_clients import (
     EFFECT_US,
-    ROLES,
     TOPICS,
+    US_PER_MS,
     Disturbance,
     histories_of,
     judge,
 )
+from tests.support.second_opinion import Compared, Delivery, Failed, Witness, compare, witness_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 PROXY_PORT = 8081
 AUDIT_S = 600.0  # for Spark to start, and to read all that the release has
-KINDS = {"missing": "lost", "early": "early", "duplicate": "duplicated"}
+FOREVER_MS = 2**53
 
 
 def main() -> int:
@@ -53,11 +54,12 @@ def main() -> int:
     options = parser.parse_args()
     facts = [json.loads(line) for line in options.facts.read_text().splitlines()]
     with session("audit of a fault", None) as spark:
-        differences, lost = audited(spark, facts, to=options.to, endpoints=options.endpoints)
-    sys.stdout.writelines(f"answer lost: {line}\n" for line in lost)
-    sys.stdout.writelines(f"differs: {line}\n" for line in differences)
-    sys.stdout.write(f"{len(differences)} differences, {len(lost)} answers lost\n")
-    return int(bool(differences))
+        found = audited(spark, facts, to=options.to, endpoints=options.endpoints)
+    sys.stdout.writelines(f"answer lost: {line}\n" for line in found.lost_answers)
+    sys.stdout.writelines(f"differs: {line}\n" for line in found.differences)
+    counts = len(found.differences), len(found.lost_answers)
+    sys.stdout.write("{} differences, {} answers lost\n".format(*counts))
+    return int(bool(found.differences))
 
 
 def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
@@ -95,12 +97,8 @@ def is_possible() -> bool:
     return importlib.util.find_spec("pyspark") is not None
 
 
-def audited(
-    spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str
-) -> tuple[list[str], list[str]]:
-    """Run the audit; return where it differs from the history, and which answers were lost."""
-    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
-
+def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str) -> Compared:
+    """Run the audit, and compare it with the history."""
     from tidemill.common.clock import SystemClock
     from tidemill.pipeline.jobs import audit
 
@@ -116,115 +114,91 @@ def audited(
     sends.write_text("".join(f"{json.dumps(one)}\n" for one in acknowledged(facts, key_of)))
     settings = audit.AuditSettings(to=to, given=given, sends=str(sends), grace_s=0)
     events = audit.read_events(spark, given)
-    audit.judge(spark, events, settings, now_ms=SystemClock().wall_ms())
-    findings = spark.read.parquet(f"{to}/{audit.FOLDER}/findings").collect()
-    told = events.where("event = 'delivered'").select(
-        "consumer_group", "message_id", "attempt", F.unix_micros("event_ts")
-    )
-    deliveries = [Delivery(r[0], key_of.get(r[1], r[1]), r[2], r[3]) for r in told.collect()]
-    lost, unexplained = untold(facts, deliveries)
-    differences = differing(facts, [row.asDict() for row in findings], key_of)
-    return differences + [f"delivered: {one} stands in the log alone" for one in unexplained], lost
+    audit.judge(
+        spark, events, settings, now_ms=SystemClock().wall_ms(),
+        begins_at_ms=audit.told_from_ms(given),
+    )  # fmt: skip
+    findings, deliveries = second_opinion.audited(spark, events, to, key_of)
+    return compared(facts, findings, deliveries)
 
 
-def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[str, str]]:
+def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the list of acknowledged sends; what nobody has stored goes by its key."""
     id_of = {key: message_id for message_id, key in key_of.items()}
     return [
-        {"message_id": id_of.get(key := str(fact["key"]), key), "topic": fact["topic"]}
+        {
+            "message_id": id_of.get(key := str(fact["key"]), key),
+            "topic": fact["topic"],
+            "at_ms": fact["ended"] // US_PER_MS,
+        }
         for fact in facts
         if fact["fact"] == "send" and not fact["error"]
     ]
 
 
-def differing(
-    facts: Sequence[Fact], findings: Sequence[Mapping[str, Any]], key_of: Mapping[str, str]
-) -> list[str]:
-    """Return what one of the two found alone, of this fault's messages."""
+def compared(
+    facts: Sequence[Fact], findings: Iterable[Mapping[str, Any]], deliveries: Iterable[Delivery]
+) -> Compared:
+    """Compare them of this fault's messages; the release has those of others, too."""
+    ours = {fact["key"] for fact in facts if fact["fact"] == "send"}
+    return compare(
+        witnesses_of(facts),
+        [finding for finding in findings if finding["message_id"] in ours],
+        [one for one in deliveries if one.key in ours],
+        slack_ms=EFFECT_US // US_PER_MS,
+    )
+
+
+def witnesses_of(facts: Sequence[Fact]) -> list[Witness]:
+    """Return what each subscription saw."""
     disturbances = [
         Disturbance(fact["what"], fact["begun"], fact["ended"], frozenset(fact["fails"]))
         for fact in facts
         if fact["fact"] == DISTURBED
     ]
-    ours = {fact["key"] for fact in facts if fact["fact"] == "send"}
-    broken = judge(facts, disturbances).broken
-    received = {
-        f"{role}, {topic}": {one.key for one in history.receives}
-        for (role, topic), history in histories_of(facts).items()
-    }
-
-    def came(subscription: str, key: str) -> bool:
-        return key in received[subscription]
-
-    noted: dict[str, set[tuple[str, str]]] = defaultdict(set)  # consumer group and key
-    for kind, name in KINDS.items():
-        for line in broken[name]:
-            of, _, _ = line.rpartition(": ")
-            key = line.rpartition(": ")[2].split(" ", 1)[0]
-            # What came and was not acked is under way to an audit, and not missing.
-            if kind != "missing" or not came(of, key):
-                noted[kind].add((of.partition(", ")[0], key))
-    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for finding in findings:
-        kind, group = finding["kind"], finding["consumer_group"]
-        key = key_of.get(finding["message_id"], finding["message_id"])
-        if key not in ours or group not in {None, *ROLES}:
-            continue
-        if group is None or kind == "early":
-            # The history has what was never stored of each group, and what was early of none.
-            found[kind] |= {one for one in noted[kind] if one[1] == key} or {(group or "", key)}
-        else:
-            found[kind].add((group, key))
+    again: dict[str, set[str]] = defaultdict(set)
+    for line in judge(facts, disturbances).broken["duplicated"]:
+        role, _, rest = line.partition(": ")
+        again[role].add(rest.partition(" ")[0])
     return [
-        f"{kind}: {key}{f' of {group}' if group else ''} is found by"
-        f" {'the history' if (group, key) in noted[kind] else 'the audit'} alone"
-        for kind in KINDS
-        for group, key in sorted(noted[kind] ^ found[kind])
+        witness_of(
+            history,
+            topic=topic,
+            group=role,
+            early=early_of(facts, role, topic),
+            failed=failed_of(facts, role),
+            # What a disturbance explains is none.
+            duplicate=again[role] & history.sends.keys(),
+            repeats_itself=role == "ordered-push",
+        )
+        for (role, topic), history in histories_of(facts).items()
     ]
 
 
-class Delivery(NamedTuple):
-    """One that the log has."""
-
-    group: str
-    key: str
-    attempt: int
-    at_us: int  # wall time
-
-    def __str__(self) -> str:
-        return f"{self.group}: {self.key}, attempt {self.attempt}"
-
-
-def untold(facts: Sequence[Fact], deliveries: Sequence[Delivery]) -> tuple[list[str], list[str]]:
-    """Return the deliveries of this fault's messages that no client has told.
-
-    First those whose answer was lost: a disturbance or an error of that group's receives met it, or
-    its client was ending. Then the others, which nothing explains.
-    """
-    ours = {fact["key"] for fact in facts if fact["fact"] == "send"}
-    received = {
-        (fact["role"], key, attempt)
+def early_of(facts: Sequence[Fact], role: str, topic: str) -> set[str]:
+    """Return what came to a subscription before it was due."""
+    due = {fact["key"]: fact["due"] for fact in facts if fact["fact"] == "send"}
+    return {
+        key
         for fact in facts
-        if fact["fact"] == "received"
-        for key, attempt in zip(fact["keys"], fact["attempts"], strict=True)
+        if fact["fact"] == "received" and (fact["role"], fact["topic"]) == (role, topic)
+        for key in fact["keys"]
+        if fact["at"] < due.get(key, 0) * US_PER_MS
     }
+
+
+def failed_of(facts: Sequence[Fact], role: str) -> list[Failed]:
+    """Return when answers to a group's receives were lost.
+
+    In a disturbance, by an error, and when its clients were ending.
+    """
     last_us = max((fact["at"] for fact in facts if fact["fact"] == "received"), default=0)
-    spans = [
-        (fact.get("role"), fact["begun"], fact["ended"] + EFFECT_US)
+    return [
+        Failed(fact["begun"] // US_PER_MS, -(-fact["ended"] // US_PER_MS))
         for fact in facts
         if fact["fact"] == DISTURBED
-        or (fact["fact"] == "failed" and fact.get("during") == "receive")
-    ]
-    lost: list[str] = []
-    unexplained: list[str] = []
-    for one in sorted(deliveries):
-        if one.key not in ours or (one.group, one.key, one.attempt) in received:
-            continue
-        is_explained = one.at_us > last_us or any(
-            begun <= one.at_us <= ended for role, begun, ended in spans if role in {None, one.group}
-        )
-        (lost if is_explained else unexplained).append(str(one))
-    return lost, unexplained
+        or (fact["fact"] == "failed" and (fact["during"], fact["role"]) == ("receive", role))
+    ] + [Failed(last_us // US_PER_MS + 1, FOREVER_MS)]
 
 
 if __name__ == "__main__":

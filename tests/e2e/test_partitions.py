@@ -7,6 +7,7 @@ acknowledged is lost, or taken back, whoever could not hear whom.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -17,7 +18,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_clients_through_failovers import SENDS_BETWEEN, failed_over, sends
-from tests.support.controlled_group import ControlledGroup, controlled_group, proxy_of
+from tests.support.controlled_group import (
+    WITHIN_MS,
+    Announced,
+    ControlledGroup,
+    controlled_group,
+    proxy_of,
+    reasons_since,
+)
+from tests.support.eventually import eventually
 from tests.support.load import Load
 from tests.support.tcp_links import BACK, FORTH, tcp_links
 
@@ -25,6 +34,8 @@ pytestmark = pytest.mark.heavy
 LIMIT_S = 120.0
 FAR_S = 0.1  # each way
 SLOW_BYTES_PER_S = 1 << 20
+PROXIES = 3
+REPORTS = 6  # of one proxy, one a second: of the last it has not reached the master for long enough
 
 Faults = Callable[[ControlledGroup, Load], Awaitable[None]]
 
@@ -169,3 +180,66 @@ def test_a_leading_controller_that_stands_still_is_followed_by_another(tmp_path:
         assert found.view.epoch == 2, "what it had decided is over"
 
     play(tmp_path, faults, controllers=2)
+
+
+def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_path: Path) -> None:
+    async def reports(controller: Announced, count: int) -> None:
+        """Wait until the controller has heard of so many more masters that are not reached."""
+
+        def heard() -> float:
+            return controller.metric(
+                "rocketmq_controller_request_total", request_type="report_unreachable"
+            )
+
+        wanted = await asyncio.to_thread(heard) + count
+        await asyncio.to_thread(eventually, lambda: heard() >= wanted, within_ms=WITHIN_MS)
+
+    async def faults(group: ControlledGroup, proxies: list[Announced], loads: list[Load]) -> None:
+        before = await asyncio.to_thread(group.await_in_sync)
+        to_master = group.to_replica[before.view.master.replica_id]
+        to_master.cut_off(proxies[0].pid)
+        await reports(group.controller, REPORTS)
+        # One of three: whoever else reaches the master goes on with it, and so does everybody.
+        await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads[1:]))
+        after = await asyncio.to_thread(group.group)
+        assert after.view.epoch == before.view.epoch
+        assert len(after.view.sss) == 3, "replicas reach it"
+        to_master.cut_off(proxies[1].pid)
+        after = await asyncio.to_thread(group.led_by_another, before)
+        assert reasons_since(before, after)[0] == "handed over"
+        # The way to who was the master is still cut.
+        await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads))
+        to_master.heal()
+        await all_in_sync(group)
+        last = await asyncio.to_thread(group.group)
+        assert last.view.epoch == after.view.epoch, "nobody wants another one"
+
+    async def run(group: ControlledGroup, proxies: list[Announced]) -> list[Load]:
+        loads = [
+            Load(one.grpc, f"orders-{n}", f"billing-{n}", random.Random(n))
+            for n, one in enumerate(proxies)
+        ]
+        stop = asyncio.Event()
+        async with asyncio.timeout(2 * LIMIT_S), asyncio.TaskGroup() as tasks:
+            runs = [
+                tasks.create_task(one.run(producers=2, consumers=1, stop=stop)) for one in loads
+            ]
+            await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads))
+            await faults(group, proxies, loads)
+            stop.set()
+            await asyncio.gather(*runs)
+        return loads
+
+    # An election that was just made would guard the master for half a minute.
+    unguarded = ["--flapping-guard-ms=0"]
+    with contextlib.ExitStack() as running:
+        links = running.enter_context(tcp_links())
+        group = running.enter_context(controlled_group(tmp_path, links, controller_flags=unguarded))
+        group.await_in_sync()
+        proxies = [
+            running.enter_context(proxy_of(group, name=f"proxy-{n}")) for n in range(PROXIES)
+        ]
+        loads = asyncio.run(run(group, proxies))
+    for load in loads:
+        verdict = load.history.judge()
+        assert verdict.is_clean, f"{load.topic}\n{verdict}"

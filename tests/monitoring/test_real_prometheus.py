@@ -7,9 +7,17 @@ Kubernetes are parsed alone, since their metrics are others'.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import functools
+import http.server
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import promql_parser
 import pytest
 
@@ -19,13 +27,14 @@ from tests.support.api import api, message
 from tests.support.client_process import needs
 from tests.support.eventually import eventually
 from tests.support.everything import measuring, quick_start, touch_everything
-from tests.support.processes import Standalone, standalone
+from tests.support.processes import ADMIN_S, Standalone, standalone
 from tests.support.prometheus import PROMETHEUS, Prometheus, prometheus
-from tests.support.replicated_standalone import FLAGS, Replicated
+from tests.support.replicated_standalone import FLAGS, REPLICAS, Replicated
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tools.generate_dashboards import RULES
 
 RATE = "10s"  # ten scrapes
+JOB_MS = 240_000  # until a job of Spark has started, and has done its work
 DATA_MS = 60_000  # until a few scrapes have seen everything
 
 pytestmark = [pytest.mark.large, needs("go", PROMETHEUS)]
@@ -40,33 +49,36 @@ def targets(running: Standalone) -> dict[str, list[str]]:
     return found
 
 
-# Of broker groups of several replicas, which the processes here have not.
+# What the processes of most tests here have not, by the beginnings of its metrics.
 OF_REPLICAS = ("rocketmq_ha_", "rocketmq_controller_")
+OF_JOBS = ("rocketmq_pipeline_", "rocketmq_audit_")
+Prefixes = tuple[str, ...]
 
 
-def is_of_replicas(expression: str) -> bool:
-    return any(prefix in expression for prefix in OF_REPLICAS)
+def is_of(prefixes: Prefixes, expression: str) -> bool:
+    """Say whether an expression is of one of these; without any, whether it is of the rest."""
+    return any(map(expression.__contains__, prefixes or OF_REPLICAS + OF_JOBS)) is bool(prefixes)
 
 
-def without_data(asked: Prometheus, *, of_replicas: bool = False) -> dict[str, str]:
-    """Return the queries that have no answer, by what asks them: of replicas, or of the rest."""
+def without_data(asked: Prometheus, of: Prefixes = ()) -> dict[str, str]:
+    """Return the queries that have no answer, by what asks them."""
     found = {}
     for page, panel, expression in queries.of_panels():
         query = queries.concrete(expression, rate=RATE)
         promql_parser.parse(query)
         if any(prefix in expression for prefix in page.needs):
             continue
-        if is_of_replicas(expression) is of_replicas and not asked.query(query):
+        if is_of(of, expression) and not asked.query(query):
             found[f"{page.name}: {panel.title}: {query}"] = query
     for alert, operand in queries.operands_of_alerts():
-        if is_of_replicas(operand) is of_replicas and not asked.query(operand):
+        if is_of(of, operand) and not asked.query(operand):
             found[f"{alert}: {operand}"] = operand
     return found
 
 
-def has_data(asked: Prometheus, *, of_replicas: bool = False) -> Callable[[], bool]:
+def has_data(asked: Prometheus, of: Prefixes = ()) -> Callable[[], bool]:
     def check() -> bool:
-        missing = without_data(asked, of_replicas=of_replicas)
+        missing = without_data(asked, of)
         assert not missing, "\n".join(missing)
         return True
 
@@ -101,7 +113,12 @@ def test_every_panel_and_every_alert_of_replicas_has_data(tmp_path: Path) -> Non
         group.transfer()
         asyncio.run(group.in_sync(after_epoch=epoch))
         asyncio.run(send_one(running))
-        eventually(has_data(asked, of_replicas=True), within_ms=DATA_MS)
+        refused = httpx.post(
+            f"{running.admin}/api/v1/replicas/{group.group}:transfer",
+            json={"target": REPLICAS}, trust_env=False, timeout=ADMIN_S,
+        )  # fmt: skip
+        assert refused.is_client_error, refused.text
+        eventually(has_data(asked, OF_REPLICAS), within_ms=DATA_MS)
         assert not asked.query('ALERTS{alertstate="firing"}')
 
 
@@ -109,3 +126,61 @@ async def send_one(running: Standalone) -> None:
     async with api(running.grpc) as client:
         answer = await client.send(message("orders", b"one"))
         assert answer.status.code == v2.OK, answer.status
+
+
+def test_every_panel_and_every_alert_of_jobs_has_data(tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    with standalone(tmp_path / "data") as running, files_of(served) as files:
+        running.put("topics/orders", queues=4)
+        asyncio.run(send_one(running))
+        with socket.create_server(("127.0.0.1", 0)) as reserved:
+            port = reserved.getsockname()[1]
+        archive = [f"--to={tmp_path / 'archive'}", "--every=1", f"--metrics-port={port}"]
+        found = {"tidemill-pipeline": [f"127.0.0.1:{port}", files]}
+        # A job that ends leaves a file, which somebody else serves.
+        audit = [f"--to={tmp_path / 'audit'}", f"--metrics-file={served / 'metrics'}"]
+        with (
+            job(running, tmp_path, "archive", *archive),
+            job(running, tmp_path, "audit", *audit),
+            prometheus(tmp_path, found, RULES) as asked,
+        ):
+            eventually(lambda: asked.ups() == len(found["tidemill-pipeline"]), within_ms=JOB_MS)
+            eventually(has_data(asked, OF_JOBS), within_ms=JOB_MS)
+
+
+@contextlib.contextmanager
+def job(running: Standalone, folder: Path, name: str, *flags: str) -> Iterator[None]:
+    """Run a job of the pipeline for the block; its log is beside the data."""
+    command = [sys.executable, "-m", "tidemill", "pipeline", name]
+    with (folder / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, f"--endpoints={running.grpc}", "--master=local[1]", *flags],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(JOB_MS / 1000)
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    extensions_map = {"": "text/plain; version=0.0.4"}  # noqa: RUF012  # As it is there.
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # As it is there.
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def files_of(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder for the block; gives host:port."""
+    handler = functools.partial(_Files, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

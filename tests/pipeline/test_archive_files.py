@@ -66,6 +66,26 @@ def test_a_body_that_the_disk_changed_is_neither_sealed_nor_handed_out(
         archive.read()
 
 
+def test_a_file_of_which_any_column_was_changed_is_not_sealed(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 20)
+    archive.append()
+    (path,) = archive.files()
+    whole = path.read_bytes()
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    for column in map(group.column, range(group.num_columns)):
+        begin = column.dictionary_page_offset or column.data_page_offset
+        data = bytearray(whole)
+        # Of a page's head not every bit means something; what is behind it does.
+        data[begin + column.total_compressed_size - 1] ^= 1
+        path.write_bytes(data)
+        assert archive.verify().wrong, column.path_in_schema
+    path.write_bytes(whole)
+    assert archive.verify().wrong == []
+    assert archive.sealed() == [("orders", 20, 20)]
+
+
 def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
     cluster: FakeCluster, archive: Archived
 ) -> None:

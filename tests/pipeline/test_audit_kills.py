@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
 from tests.support.api import POLL_MS_MIN
 from tests.support.history import Outcome
 from tests.support.killing import kill, until
 from tests.support.load import Load
 from tests.support.processes import Standalone, standalone
-from tests.support.second_opinion import Compared, Delivery, Failed, Witness, compare
+from tests.support.second_opinion import Failed, audited, compare, witness_of
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.large
 
@@ -64,16 +63,24 @@ def test_an_audit_after_kills_agrees_with_the_clients(
         )  # fmt: skip
         events = read_events(spark, settings.given)
         judge(spark, events, settings, now_ms=SystemClock().wall_ms())
-    opinions = {load.topic: second_opinion(spark, tmp_path, events, load, kills) for load in loads}
+        findings, deliveries = audited(spark, events, str(tmp_path), {})
+    witnesses = [
+        witness_of(
+            load.history, topic=load.topic, group=load.group, early=load.early,
+            failed=[*load.failed, *kills],
+        )
+        for load in loads
+    ]  # fmt: skip
+    opinion = compare(witnesses, findings, deliveries, slack_ms=POLL_MS_MIN)
     with capsys.disabled():
         sys.stderr.write(f"\nkilled at {', '.join(str(each.ended_ms) for each in kills)}")
-        for load in loads:
-            lost = opinions[load.topic].lost_answers
-            sys.stderr.write(f"\n{load.status}, {len(lost)} answers lost: {'; '.join(lost)}")
-    differences = [line for opinion in opinions.values() for line in opinion.differences]
-    assert not differences, "\n".join([f"seed {SEED}", *map(str, kills), *differences])
-    missing = spark.read.parquet(f"{tmp_path}/audit/findings").where("kind = 'missing'").collect()
-    assert [row.message_id for row in missing] == [PHANTOM]
+        sys.stderr.writelines(f"\n{load.status}" for load in loads)
+        sys.stderr.writelines(f"\nanswer lost: {line}" for line in opinion.lost_answers)
+    assert not opinion.differences, "\n".join(
+        [f"seed {SEED}", *map(str, kills), *opinion.differences]
+    )
+    missing = [each["message_id"] for each in findings if each["kind"] == "missing"]
+    assert missing == [PHANTOM]
     assert all(load.received > load.sent_ok for load in loads)  # Some came twice.
 
 
@@ -113,22 +120,3 @@ def acknowledged(path: Path, loads: list[Load]) -> Path:
                 if send.outcome is Outcome.OK:
                     file.write(json.dumps({"message_id": key, "topic": load.topic}) + "\n")
     return path
-
-
-def second_opinion(
-    spark: SparkSession, to: Path, events: DataFrame, load: Load, kills: list[Failed]
-) -> Compared:
-    """Compare an audit's tables with what a load noted."""
-    found = spark.read.parquet(f"{to}/audit/findings").collect()
-    delivered = events.where(
-        (F.col("event") == "delivered") & (F.col("consumer_group") == load.group)
-    )
-    rows = delivered.select(
-        "message_id", "attempt", F.unix_millis("event_ts").alias("at")
-    ).collect()
-    seen = Witness(
-        topic=load.topic, group=load.group, history=load.history, early=frozenset(load.early),
-        failed=[*load.failed, *kills],
-    )  # fmt: skip
-    told = [Delivery(row.message_id, row.attempt, row.at) for row in rows]
-    return compare(seen, [row.asDict() for row in found], told, slack_ms=POLL_MS_MIN)

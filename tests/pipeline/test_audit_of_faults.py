@@ -11,6 +11,7 @@ from tests.chaos.audit import audited
 from tests.chaos.figures import DISTURBED
 from tests.support.api import api, message
 from tests.support.processes import Standalone, standalone
+from tests.support.second_opinion import Compared
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
         whole = audited(
             spark, [*facts, phantom], to=str(tmp_path / "whole"), endpoints=running.grpc
         )
-        assert whole == ([], [])
+        assert whole == Compared(differences=[], lost_answers=[])
         # A client that keeps silent about a delivery: its answer counts as lost in a disturbance.
         silent = next(fact for fact in facts if fact["fact"] == "received")
         told = [fact for fact in facts if fact is not silent]
@@ -80,6 +81,6 @@ def test_what_clients_told_and_the_audit_agree_and_a_lie_is_seen(
             audited(spark, facts, to=str(tmp_path / name), endpoints=running.grpc)
             for name, facts in (("lie", told), ("loss", [*told, disturbance_of(silent)]))
         ]
-    [(alone, none), (differences, lost)] = judged
-    assert (len(alone), none) == (len(silent["keys"]), [])
-    assert (differences, len(lost)) == ([], len(silent["keys"]))
+    lie, loss = judged
+    assert (len(lie.differences), lie.lost_answers) == (len(silent["keys"]), [])
+    assert (loss.differences, len(loss.lost_answers)) == ([], len(silent["keys"]))

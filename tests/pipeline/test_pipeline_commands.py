@@ -1,15 +1,20 @@
-"""What the commands say to wrong input: a sentence and a status, before Spark is started."""
+"""What the commands say to wrong input, before Spark is started, and how they end."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tidemill.cli.pipeline import app
-from tidemill.cli.rest import EXIT_REFUSED
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FakeCluster
+from tests.support.processes import command, environment
+from tidemill.cli.pipeline import EXIT_DAMAGED, app
+from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE
 
+RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 RIGHT = '{"message_id": "a", "topic": "t"}\n'
 
 
@@ -50,3 +55,53 @@ def test_a_window_is_a_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     done = CliRunner().invoke(app, ["audit", "--to", "a", "--window", "5 bananas"])
     assert "--window 5 bananas: it is a duration" in done.output
     assert done.exit_code == EXIT_REFUSED
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("to: [unclosed\n", "job.yaml cannot be read: while parsing"),
+        ("- a\n", "job.yaml is no mapping of options"),
+        ("nonsense: 1\n", "job.yaml: this command has no option nonsense"),
+        # Names as on the command line, and one of what there may be several of.
+        ("from: nosuch\ninto: t\nstate: s\ntopic: orders\n", "there is no archive at nosuch"),
+        ("from: nosuch\ninto: t\nstate: s\ndry_run: true\n", "there is no archive at nosuch"),
+        (None, "job.yaml cannot be read: [Errno 2]"),
+    ],
+)
+def test_a_file_of_options_is_read_or_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    if text is not None:
+        Path("job.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["replay", "--config", "job.yaml"])
+    assert sentence in done.output
+    assert "Traceback" not in done.output
+    assert done.exit_code != 0
+
+
+@pytest.mark.large
+def test_a_status_says_whether_the_archive_is_wrong_or_the_cluster_away(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 20, body_size=500)
+    archive.append()
+    (path,) = archive.files()
+    path.write_bytes(path.read_bytes()[:-100])
+
+    def verified(endpoint: str) -> tuple[int, str]:
+        line = f"pipeline archive-verify --to {archive.path} --endpoints {endpoint} -O maxRetries=0"
+        done = subprocess.run(
+            command(*line.split(), "--master", "local[2]"),
+            env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    status, told = verified(cluster.endpoint)
+    assert status == EXIT_DAMAGED, told
+    assert path.name in told
+    status, told = verified("127.0.0.1:1")
+    assert status == EXIT_UNREACHABLE, told
+    assert "no answer from 127.0.0.1:1" in told

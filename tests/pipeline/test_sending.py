@@ -10,6 +10,7 @@ from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import Refused
 from tidemill.pipeline.options import parse_sink
+from tidemill.pipeline.sink.messages import RowIds
 from tidemill.pipeline.sink.sending import Sender, Sent
 
 NOW_MS = 1_800_000_000_000
@@ -20,7 +21,8 @@ def send(cluster: FakeCluster, rows: list[dict[str, Any]], **given: str) -> Sent
     options = parse_sink({"endpoints": cluster.endpoint, "topic": "orders", **given})
     client = Client(options.connection)
     try:
-        return Sender(client, options, max_retries=2, now_ms=lambda: NOW_MS).send(rows)
+        ids = RowIds("write", 0)
+        return Sender(client, options, max_retries=2, ids=ids, now_ms=lambda: NOW_MS).send(rows)
     finally:
         client.close()
 
@@ -58,3 +60,17 @@ def test_a_due_time_that_no_message_can_have_is_of_a_bad_row(
 
 def test_the_last_instant_that_there_is_can_be_sent(cluster: FakeCluster) -> None:
     assert send(cluster, [{"body": b"a", "due_timestamp": 253_402_300_799_999}]).rows == 1
+
+
+def ids_of(rows: list[bytes], *, write: str = "w", partition: int = 0) -> list[str]:
+    ids = RowIds(write, partition)
+    return [ids.of("orders", body) for body in rows]
+
+
+def test_a_row_has_the_same_id_again_and_no_other_row_has_it() -> None:
+    rows = [b"a", b"b", b"a"]
+    first = ids_of(rows)
+    assert first == ids_of(rows)
+    assert len(set(first)) == 3
+    others = [ids_of(rows, write="v"), ids_of(rows, partition=1), ids_of([b"b", b"a", b"c"])]
+    assert set(first).isdisjoint(each for ids in others for each in ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,3 +140,39 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
     }
     assert len(second) == 300
     assert {r.message_id for r in first}.isdisjoint(r.message_id for r in second)
+
+
+def test_a_replay_is_of_what_was_archived_when_it_began(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    to = str(tmp_path / "archive")
+    with standalone(tmp_path / "data") as broker:
+        connection = {"endpoints": broker.grpc, "namespace": "tenant"}
+
+        def archive() -> None:
+            given = {**connection, "topicPattern": ".*", "archivePath": to, "readMode": "broker"}
+            options = parse_source(given, is_stream=False)
+            ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms).append()
+
+        def sent() -> int:
+            reader = spark.read.format("rocketmq").options(**connection, topic="again")
+            return int(reader.load().count())
+
+        send_some(broker.grpc, "orders", 20, namespace="tenant")
+        archive()
+        settings = replay.ReplaySettings(
+            archive=to, given={"topicPattern": ".*"}, state=str(tmp_path / "state"),
+            sink={"endpoints": broker.grpc, "topic": "again"},
+            # One of both sides, one of the source, one of the sink.
+            more={"namespace": "tenant", "failOnDataLoss": "false", "batchSize": "8"},
+        )  # fmt: skip
+        now_ms = SystemClock().wall_ms()
+        assert replay.send(spark, settings, now_ms=now_ms).sent == 20
+        # What it has sent is archived, and more of the first topic.
+        send_some(broker.grpc, "orders", 5, namespace="tenant")
+        archive()
+        assert replay.send(spark, settings, now_ms=now_ms).sent == 0
+        assert sent() == 20
+        # Another replay is of what is archived by now, but not of what it sends to.
+        other = dataclasses.replace(settings, state=str(tmp_path / "other"))
+        assert replay.plan(spark, other).rows == 25

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from tidemill.broker.engine.replication.actions import Release
 from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
 from tidemill.controller.election.decide import (
+    FOUNDER,
     AskForTransfer,
     MetaRollback,
     Unavailable,
@@ -24,6 +25,7 @@ from tidemill.controller.election.decide import (
 )
 from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.failure import find_failure
+from tidemill.controller.election.forgetting import may_forget
 from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
 from tidemill.controller.election.membership import (
@@ -88,7 +90,12 @@ class MinInSync(NamedTuple):
     wanted: int
 
 
-Request = Registration | Proposal | Release | Drain | Forget | Replace | MinInSync
+class ForgetGroup(NamedTuple):
+    """An operator takes away what is known of the group: all its replicas seem to be gone."""
+
+
+Change = Registration | Proposal | Release | Drain | Forget | Replace | MinInSync
+Request = Change | ForgetGroup
 
 
 @final
@@ -96,11 +103,15 @@ class ModelStore:
     """A linearizable store of one record and one lease, as seen through a bad network."""
 
     def __init__(self, record: GroupRecord, random: Random) -> None:
-        self.stored = Stored(record, "0")
+        self.stored = Stored(record, "0")  # what is there, or would be if the group were made now
+        self.is_there = True
+        self.removals = 0  # a watch tells of each
+        self._first = record
         self.lease: LeaseSeen | None = None
         self.is_away = False
         self.writes = 0
         self.on_replaced: Callable[[GroupRecord], None] = lambda _: None  # by an operator
+        self.on_removed: Callable[[], None] = lambda: None
         self._random = random
 
     async def _call(self) -> None:
@@ -112,7 +123,26 @@ class ModelStore:
 
     async def get(self) -> Stored:
         await self._call()
+        if not self.is_there:
+            raise StoreUnreachable("there is no such group")
         return self.stored
+
+    async def create(self) -> None:
+        """Store the first record of the group, if there is none."""
+        await self._call()
+        self.is_there = True
+
+    async def remove(self, token: str) -> bool:
+        """Forget the group, if its record is as it was read; whether it is."""
+        await self._call()
+        if token != self.stored.token:
+            return False
+        self.writes += 1
+        self.removals += 1
+        # A token is never used twice: what is late finds another one.
+        self.stored, self.is_there = Stored(self._first, str(self.writes)), False
+        self.on_removed()
+        return True
 
     async def swap(self, made: Attempt) -> Stored | NotStored:
         await self._call()
@@ -131,7 +161,7 @@ class ModelStore:
         return self.stored
 
     def _write(self, made: Attempt) -> bool:
-        if made.base.token != self.stored.token:
+        if not self.is_there or made.base.token != self.stored.token:
             return False
         self.writes += 1
         before, self.stored = self.stored.record, Stored(made.record, str(self.writes))
@@ -164,14 +194,19 @@ class Controller:
     def start(self) -> None:
         """Begin without any memory."""
         self.is_alive, self.is_paused = True, False
-        self._sessions = Sessions(self._timing)
         self._leadership = Leadership(self.name, LeaseTiming())
         self._requests: list[Request] = []
-        self._known: Stored | None = None
         self._has_work = asyncio.Event()
+        self._know_nothing()
+        self._tasks = [asyncio.ensure_future(work()) for work in (self._work, self._lead)]
+
+    def _know_nothing(self) -> None:
+        """Begin anew with a group."""
+        self._sessions = Sessions(self._timing)
+        self._known: Stored | None = None
         self._told: dict[Member, tuple[int, float]] = {}
         self._seen: dict[Member, int] = {}  # versions, of heartbeats
-        self._tasks = [asyncio.ensure_future(work()) for work in (self._work, self._lead)]
+        self._removals = self._world.store.removals
 
     def stop(self) -> None:
         """Kill it."""
@@ -210,8 +245,12 @@ class Controller:
         network = self._world.network
         await asyncio.sleep(network.delay_s())
         ways = {(replica.name, self.name), (self.name, replica.name)}
-        if not self.is_alive or self._known is None or ways & network.blocked:
+        if not self.is_alive or ways & network.blocked:
             return None
+        if self._known is None:
+            # Who begins a group, or has seen an epoch of it, has it made by coming.
+            makes_it = replica.id == FOUNDER or replica.log.epoch_seen > 0
+            return "" if makes_it and not self._world.store.is_there else None
         found = self._known.record.find(replica.id)
         return "" if found is None else found.incarnation
 
@@ -226,8 +265,11 @@ class Controller:
                 pass
             self._has_work.clear()
             await self._awake()
+            if self._removals != self._world.store.removals:
+                self._know_nothing()
             try:
-                await self._look()
+                if self._world.store.is_there:
+                    await self._look()
                 requests, self._requests = self._requests, []
                 for request in requests:
                     await self._serve(request)
@@ -280,12 +322,17 @@ class Controller:
 
     async def _serve(self, request: Request) -> None:
         await self._awake()
+        if isinstance(request, Registration) and not self._world.store.is_there:
+            await self._world.store.create()
         stored = await self._read()
+        if isinstance(request, ForgetGroup):
+            await self._forget(stored)
+            return
         after = self._answer(stored.record, request)
         if after is not None:
             await self._swap(stored, after)
 
-    def _answer(self, record: GroupRecord, request: Request) -> GroupRecord | None:
+    def _answer(self, record: GroupRecord, request: Change) -> GroupRecord | None:
         sight = self._sessions.sight(rank=0, now_ms=self._world.now_ms())
         live = live_of(record, sight, self._timing)
         if isinstance(request, Registration):
@@ -318,6 +365,14 @@ class Controller:
         return release(
             record, epoch=request.epoch, master=request.master, target=request.target, live=live
         )
+
+    async def _forget(self, stored: Stored) -> None:
+        now_ms = self._world.now_ms()
+        sessions = self._sessions.sight(rank=0, now_ms=now_ms).sessions
+        if may_forget(sessions, self._timing, now_ms=now_ms) is not None:
+            self._world.counts["not forgotten"] += 1
+        elif await self._world.store.remove(stored.token):
+            self._world.note(f"{self.name} forgets the group: {_text(stored.record)}")
 
     def _ordered(
         self, record: GroupRecord, order: Replace | MinInSync, live: list[Candidate]

@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Final, final
 from zlib import crc32
 
 from tests.simulation.replica_group import World, main
-from tests.simulation.situations import SITUATIONS, Situation, Stage
+from tests.simulation.situations import OPERATED, SITUATIONS, Situation, Stage
 from tests.support.bodies import body_of
 from tests.support.engine_world import ENTROPY, SMALL, blob
 from tests.support.faulty_disk import UNBOUNDED, FaultyDisk
 from tests.support.log_checker import BrokenPromise, check_log
 from tests.support.timer_world import TIMERS
 from tidemill.broker.engine.group_log import GroupLog, Identity, open_group_log
-from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery
@@ -186,6 +186,13 @@ class EngineVolume:
         """Hear that the master has seen this run catch up."""
         self.log.known_end.trust()
 
+    def log_bytes(self) -> bytes:
+        """Return the whole log, whatever of it is known here to be confirmed."""
+        log, found = self.log.engine.log, bytearray()
+        while (frame := log.frame_at(LogOffset(len(found)), 1 << 20)) is not None:
+            found += frame[0]
+        return bytes(found)
+
     def confirmed_bytes(self, begin: int, end: int) -> bytes:
         """Return the log, checked record by record, as far as it is confirmed."""
         found = bytearray()
@@ -243,6 +250,7 @@ class Clients:
     mode: AckMode | None = AckMode.SYNC_FSYNC  # what engines know of their ends is of that mode
     situations: Mapping[str, Situation] = {
         **SITUATIONS,
+        **{name: OPERATED[name] for name in ("forgotten while away", "forgotten while down")},
         "a bit flips at a replica": Situation(bit_flips_at_a_replica),
         "a bit flips at the master": Situation(bit_flips_at_the_master),
     }

@@ -140,6 +140,7 @@ class World:
         self._checked: dict[str, tuple[int, int]] = {}
         self.was_replaced = False  # what is confirmed may be cut: an operator has said so
         self.store.on_replaced = self._given_up
+        self.store.on_removed = self._forgotten
         self._paused_at_s: dict[str, float] = {}
         self._answered_at_s = self.loop.time()
 
@@ -228,7 +229,7 @@ class World:
         """
         assert record.master is not None, "who was named"
         survivor = self.replicas[record.master.replica_id]
-        there = survivor.volume.confirmed_bytes(0, survivor.log.log_end)
+        there = survivor.volume.log_bytes()
         kept = next(
             (
                 n
@@ -238,10 +239,15 @@ class World:
             min(len(self._confirmed), len(there)),
         )
         self.note(f"{survivor.name} is master: {len(self._confirmed) - kept} bytes are lost")
-        del self._confirmed[kept:]
         self.was_replaced = True
         self._checked.clear()
-        self.contents.give_up(bytes(self._confirmed))
+        if kept < len(self._confirmed):
+            del self._confirmed[kept:]
+            self.contents.give_up(bytes(self._confirmed))
+
+    def _forgotten(self) -> None:
+        for replica in self.replicas:
+            replica.forgotten()
 
     def check_ack(self, replica: ReplicaProcess, ack: Ack) -> None:
         """Check F-10: nothing of an epoch is acked when a later one was seen."""

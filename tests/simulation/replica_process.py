@@ -40,6 +40,7 @@ SYNC_S_MAX = 0.004
 STALL_PART = 0.005
 STALL_S_MAX = 2.0
 REOPEN_S = 0.1
+AGAIN_S = 0.3  # until it asks again to be registered
 
 
 class Volume(Protocol):
@@ -76,6 +77,9 @@ class Volume(Protocol):
     def is_member(self) -> None:
         """Hear that the master has seen this run catch up."""
 
+    def log_bytes(self) -> bytes:
+        """Return the whole log, whatever of it is known to be confirmed."""
+
     def confirmed_bytes(self, begin: int, end: int) -> bytes:
         """Return the log, where it is confirmed."""
 
@@ -96,6 +100,7 @@ class ReplicaProcess:
         self.machine: Replication | None = None
         self.log: ReplicatedLog
         self.is_registered = False
+        self._is_clean = False  # by its claim
         self.sync_s = 0.0  # what each sync of its disk takes beyond what one does
         self._pace = SyncPace()
         self.world = world
@@ -151,7 +156,17 @@ class ReplicaProcess:
     async def _register(self) -> None:
         """Tell controllers of this run, until one of them has it in the record."""
         volume = self.volume
-        is_clean = volume.claims_clean(self._config.ack_mode)
+        self._is_clean = volume.claims_clean(self._config.ack_mode)
+        await self._come(volume, is_clean=self._is_clean)
+
+    def forgotten(self) -> None:
+        """Hear that the record is gone: its run comes again, and claims what it did."""
+        if self.is_alive and self.is_registered:
+            self.is_registered = False
+            coming = self._come(self.volume, is_clean=self._is_clean)
+            self._tasks.append(asyncio.ensure_future(coming))
+
+    async def _come(self, volume: Volume, *, is_clean: bool) -> None:
         while not self.is_registered:
             for controller in self.world.controllers:
                 instead_of = await controller.registered_of(self)
@@ -161,7 +176,7 @@ class ReplicaProcess:
                     self.member, instead_of, volume.store_uuid, self.name, is_clean=is_clean
                 )
                 self.world.network.send(self.name, controller.name, partial(controller.ask, asked))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(AGAIN_S)
         volume.is_registered()
 
     def _now_ms(self) -> int:

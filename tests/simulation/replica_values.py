@@ -85,6 +85,10 @@ class ValueVolume:
     def is_member(self) -> None:
         """Do nothing: that it registered was enough."""
 
+    def log_bytes(self) -> bytes:
+        """Return the whole log."""
+        return bytes(self.written)
+
     def confirmed_bytes(self, begin: int, end: int) -> bytes:
         """Return the log, whatever is confirmed."""
         return bytes(self.written[begin:end])

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from tests.simulation.replica_controller import Replace
+from tests.simulation.replica_controller import ForgetGroup, Replace
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.controller.election.record import GroupRecord, ids_of
 
@@ -33,6 +33,7 @@ GUARDED_S = 45.0
 ANSWERS = 50
 ORDER_EVERY_S = 0.5  # an operator who is refused tries again
 ORDERS_MAX = 20
+FORGETTING_S_MAX = 60  # longer than a group must be silent for
 BOTH_S = 2.0  # in which a stream falls silent, its member is missed, and a proposal is made of it
 
 
@@ -452,6 +453,71 @@ async def replaced_while_still(stage: Stage) -> None:
     await asyncio.sleep(BOTH_S)
 
 
+async def forgotten_while_away(stage: Stage) -> None:
+    """No controller hears of a group that goes on; it is forgotten, and somebody leads it again."""
+    world = stage.world
+    for one in stage.all:
+        stage.mute(one)
+        stage.deafen(one)
+    await _forget(stage)
+    for one in world.random.sample(stage.all, 3):
+        await asyncio.sleep(world.random.uniform(0, ORDER_EVERY_S))
+        stage.give_voice(one)
+    await _replace(stage, world.random.choice(stage.all))
+
+
+async def forgotten_while_down(stage: Stage) -> None:
+    """All processes have ended, their group is forgotten, and they come back."""
+    world = stage.world
+    stage.kill(*stage.all)
+    await _forget(stage)
+    back = world.random.sample(stage.all, world.random.randint(1, 3))
+    stage.start(*back)
+    await _replace(stage, world.random.choice(back))
+
+
+async def forgotten_with_an_epoch_that_one_has_seen(stage: Stage) -> None:
+    """Of the last epoch only its master knows, which is away while another one is named."""
+    master, second, third = stage.all
+    stage.mute(third)
+    stage.deafen(third)
+    stage.cut(third, master, second)
+    stage.kill(master)
+    await stage.is_elected(second)
+    stage.cut(second, third)
+    stage.mute(second)
+    stage.deafen(second)
+    await _forget(stage)
+    stage.give_voice(third)
+    await _replace(stage, third)
+    stage.give_voice(second)
+    stage.join(second, third)
+    stage.start(master)
+    await asyncio.sleep(BOTH_S)
+
+
+async def _forget(stage: Stage) -> None:
+    """Take away what is known of the group, as soon as that may be. Raises NotReached."""
+    world, removals = stage.world, stage.world.store.removals
+    for _ in range(FORGETTING_S_MAX):
+        world.random.choice(world.controllers).ask(ForgetGroup())
+        await asyncio.sleep(1.0)
+        if world.store.removals > removals:
+            return
+    raise NotReached
+
+
+async def _replace(stage: Stage, replica: ReplicaProcess) -> None:
+    """Make a replica master, whatever it lacks. Raises NotReached."""
+    world = stage.world
+    for _ in range(ORDERS_MAX):
+        if world.was_replaced:
+            break
+        world.random.choice(world.controllers).ask(Replace(replica.id))
+        await asyncio.sleep(ORDER_EVERY_S)
+    await stage.is_elected(replica)
+
+
 def _proposed(replica: ReplicaProcess) -> frozenset[object]:
     master = replica.machine.master if replica.machine is not None else None
     return frozenset() if master is None else master.sync_state.commitment.proposed
@@ -498,4 +564,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
 # With what an operator orders: what is lost by it is no finding, and whatever else is lost is one.
 OPERATED: Final[Mapping[str, Situation]] = {
     "replaced while still": Situation(replaced_while_still),
+    "forgotten while away": Situation(forgotten_while_away),
+    "forgotten while down": Situation(forgotten_while_down),
+    "forgotten with an epoch": Situation(forgotten_with_an_epoch_that_one_has_seen),
 }

@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.eventually import eventually
 from tests.support.processes import START_S, STOP_S, command, descendants, environment
@@ -22,19 +24,33 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2_grpc
 GROUP = "broker-0"
 WITHIN_MS = 120_000  # for what must come on the slowest machine, and when controllers look again
 CALL_S = 30.0
+Variables = Callable[[str], Mapping[str, str]]
+
+
+def no_more(_name: str) -> Mapping[str, str]:
+    """Leave the environment of a process as it is."""
+    return {}
 
 
 class Announced:
     """A process that has said where it serves."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it, with some more `variables` in its environment."""
         self.name = name
         ours, theirs = socket.socketpair()
         with ours, log.open("a") as stderr:
             with theirs:
                 self.process = subprocess.Popen(
                     command(*arguments, f"--supervisor-fd={theirs.fileno()}"),
-                    env=environment(), stderr=stderr, pass_fds=[theirs.fileno()],
+                    env={**environment(), **(variables or {})}, stderr=stderr,
+                    pass_fds=[theirs.fileno()],
                 )  # fmt: skip
             ours.settimeout(START_S)
             line = ours.recv(4096)
@@ -47,6 +63,17 @@ class Announced:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return what it says of a metric on `/metrics`; 0 where it does not name it."""
+        with httpx.Client(trust_env=False, timeout=CALL_S) as client:
+            text = client.get(self.metrics).raise_for_status().text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     @property
     def broker_pid(self) -> int:
@@ -94,13 +121,17 @@ class ControlledGroup:
         *,
         controllers: int = 1,
         flags: Sequence[str] = (),
+        controller_flags: Sequence[str] = (),
+        variables: Variables = no_more,
     ) -> None:
         """Start all of them; with `links` what they say to each other goes through these.
 
-        `flags` are the replicas'.
+        `flags` are the replicas', `variables` are of the environment of each, by its name.
         """
         self.folder = folder
         self.flags = flags
+        self.controller_flags = controller_flags
+        self.variables = variables
         self.links = links
         self.controllers = [self.start_controller() for _ in range(controllers)]
         self.to_controllers: dict[int, list[Link]] = {}  # of each replica
@@ -122,8 +153,10 @@ class ControlledGroup:
         arguments = [
             "controller", f"--grpc-port={port}", "--metrics-port=0",
             f"--group-store={self.folder / 'groups.sqlite'}", "--min-in-sync=2",
+            *self.controller_flags,
         ]  # fmt: skip
-        return Announced("controller", arguments, self.folder / "controller.log")
+        log, variables = self.folder / "controller.log", self.variables("controller")
+        return Announced("controller", arguments, log, variables)
 
     def start_replica(self, replica: int) -> None:
         controllers = [one.grpc for one in self.controllers]
@@ -140,7 +173,9 @@ class ControlledGroup:
             arguments.append(f"--replica-address={self.to_replica[replica].address}")
         arguments.append(f"--controllers={','.join(controllers)}")
         log = self.folder / f"replica-{replica}.log"
-        started = self.replicas[replica] = Announced(f"replica {replica}", arguments, log)
+        name = f"replica {replica}"
+        started = Announced(name, arguments, log, self.variables(name))
+        self.replicas[replica] = started
         if self.links is not None:
             self.to_replica[replica].target = started.grpc
 
@@ -245,11 +280,18 @@ def controlled_group(
     *,
     controllers: int = 1,
     flags: Sequence[str] = (),
+    controller_flags: Sequence[str] = (),
+    variables: Variables = no_more,
 ) -> Iterator[ControlledGroup]:
     """Run the group for the block; afterwards none of its processes is left."""
     running: list[ControlledGroup] = []
     try:
-        running.append(ControlledGroup(folder, links, controllers=controllers, flags=flags))
+        running.append(
+            ControlledGroup(
+                folder, links, controllers=controllers, flags=flags,
+                controller_flags=controller_flags, variables=variables,
+            )
+        )  # fmt: skip
         yield running[0]
     finally:
         for each in running:
@@ -257,17 +299,17 @@ def controlled_group(
 
 
 @contextlib.contextmanager
-def proxy_of(group: ControlledGroup, *flags: str) -> Iterator[Announced]:
+def proxy_of(group: ControlledGroup, *flags: str, name: str = "proxy-0") -> Iterator[Announced]:
     """Run a proxy of the group for the block."""
     arguments = [
-        "proxy", f"--brokers={group.address_of(0)}",
+        "proxy", f"--name={name}", f"--brokers={group.address_of(0)}",
         f"--controllers={','.join(one.grpc for one in group.controllers)}",
-        f"--routes-file={group.folder / 'routes.json'}", "--grpc-port=0", "--metrics-port=0",
-        "--drain-delay-ms=0", *flags,
+        f"--routes-file={group.folder / f'routes-of-{name}.json'}", "--grpc-port=0",
+        "--metrics-port=0", "--drain-delay-ms=0", *flags,
     ]  # fmt: skip
     started: list[Announced] = []
     try:
-        started.append(Announced("proxy", arguments, group.folder / "proxy.log"))
+        started.append(Announced(name, arguments, group.folder / f"{name}.log"))
         yield started[0]
     finally:
         for each in started:

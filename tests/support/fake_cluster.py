@@ -71,8 +71,10 @@ class FakeCluster:
         self.calls: list[str] = []
         self.pull_offsets: dict[tuple[str, str, int], int] = {}  # by group, broker and queue
         self.headers: list[dict[str, str]] = []
-        # Faults: how many calls of a method fail from now on, and after how many answers.
+        # Faults: how many calls of a method fail from now on, behind how many that pass; and after
+        # how many answers one breaks off.
         self.failing: dict[str, int] = {}
+        self.passing: dict[str, int] = {}
         self.breaks_after: int | None = None
         # Broker groups that give no answer to so many of the next looks.
         self.away: dict[str, int] = {}
@@ -186,7 +188,9 @@ class FakeCluster:
         with self.lock:
             self.calls.append(method)
             self.headers.append(dict(context.invocation_metadata()))
-            if self.failing.get(method, 0) > 0:
+            if self.passing.get(method, 0) > 0:
+                self.passing[method] -= 1
+            elif self.failing.get(method, 0) > 0:
                 self.failing[method] -= 1
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the test says so")
 

@@ -119,6 +119,8 @@ ROWS: Final[dict[int, Row]] = {
     17: Row(
         "a proxy does not reach the master",
         (
+            (_PARTITIONS
+             + "test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most"),
             ("tests/unit/controller/test_reports.py::"
              "test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over"),
             ("tests/unit/proxy/test_masters.py::"
@@ -154,8 +156,10 @@ ROWS: Final[dict[int, Row]] = {
     ),
     23: Row(
         "a write or a sync fails",
-        ("tests/property/test_crash_upon_crash.py", _CONTROLLERS
-         + "test_a_master_that_is_killed_is_replaced_and_comes_back_as_a_replica"),
+        (
+            "tests/e2e/test_failing_disks.py::test_whose_disk_fails_ends_and_another_one_goes_on",
+            "tests/property/test_crash_upon_crash.py",
+        ),
     ),
     24: Row(
         "a torn tail",
@@ -194,7 +198,10 @@ ROWS: Final[dict[int, Row]] = {
             "test_a_run_that_was_replaced_is_fenced_by_its_next_heartbeat"),
         ),
     ),
-    29: Row("clocks jump", ("tests/unit/engine/test_clocks.py",)),
+    29: Row(
+        "clocks jump",
+        ("tests/e2e/test_jumping_clocks.py", "tests/unit/engine/test_clocks.py"),
+    ),
     32: Row(
         "the API server is slow, or refuses",
         (
@@ -284,11 +291,8 @@ ROWS: Final[dict[int, Row]] = {
 
 # Of rows that have a test the means of the matrix that are not there; 30 and 31 have none.
 MISSING: Final[dict[int, str]] = {
-    17: "no real proxy behind a relay that the others do not have",
     20: "no process with a disk that takes seconds: the simulation has one",
     21: "no process with a disk that takes seconds: the simulation has one",
-    23: "no process whose disk answers EIO: what it does then is to end",
-    29: "no process whose clock jumps: replicas and controllers read the monotonic one alone",
     30: "a clock that runs faster changes nothing in sync modes, and there is no other mode",
     31: "on a cluster alone (api-server-away)",
     42: "on a cluster alone",

@@ -36,7 +36,8 @@ class Load:
     received: int = 0
     acked_ok: int = 0
     places: set[str] = field(default_factory=set)  # broker groups of what was received
-    early: set[str] = field(default_factory=set)  # what came before it was due
+    # What came before it was due, and when, in monotonic seconds.
+    early: dict[str, float] = field(default_factory=dict)
     failed: list[Failed] = field(default_factory=list)  # receives without a whole answer
     _due_at_ms: dict[str, int] = field(default_factory=dict)
     _last_received_at: float = 0.0
@@ -128,7 +129,9 @@ class Load:
         attempts = [each.system_properties.delivery_attempt for each in messages]
         places = [each.system_properties.store_host for each in messages]
         now_ms = _now_ms()
-        self.early.update(key for key in keys if now_ms < self._due_at_ms.get(key, 0))
+        for key in keys:
+            if now_ms < self._due_at_ms.get(key, 0):
+                self.early.setdefault(key, time.monotonic())
         self.history.received(keys, attempts, places)
         self.places.update(places)
         self.received += len(keys)

@@ -14,7 +14,13 @@ SEND_S = 30.0
 
 
 def send_some(
-    endpoint: str, topic: str, count: int, *, body_size: int = 64, first: int = 0
+    endpoint: str,
+    topic: str,
+    count: int,
+    *,
+    body_size: int = 64,
+    first: int = 0,
+    namespace: str = "",
 ) -> set[tuple[str, bytes]]:
     """Send messages and return the id and the body of each."""
     sent: set[tuple[str, bytes]] = set()
@@ -24,7 +30,7 @@ def send_some(
         stub = service_pb2_grpc.MessagingServiceStub(channel)
         for begin in range(first, first + count, BATCH):
             messages = [
-                _message(topic, i, body_size)
+                _message(topic, i, body_size, namespace)
                 for i in range(begin, min(begin + BATCH, first + count))
             ]
             answer: service.SendMessageResponse = stub.SendMessage(
@@ -35,9 +41,9 @@ def send_some(
     return sent
 
 
-def _message(topic: str, i: int, body_size: int) -> v2.Message:
+def _message(topic: str, i: int, body_size: int, namespace: str) -> v2.Message:
     message = v2.Message(
-        topic=v2.Resource(name=topic),
+        topic=v2.Resource(name=topic, resource_namespace=namespace),
         body=f"{topic}-{i}".encode().ljust(body_size, b"."),
         user_properties={"colour": "red"},
     )

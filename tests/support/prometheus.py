@@ -34,6 +34,10 @@ class Prometheus:
             base_url=f"http://{address}/api/v1", trust_env=False, timeout=QUERY_S
         )
 
+    def is_ready(self) -> bool:
+        """Say whether it has read what it stores: before that it answers no query."""
+        return self._client.get(f"http://{self._address}/-/ready").is_success
+
     def query(self, expression: str) -> list[Sample]:
         """Return the samples of an expression, now. Raises AssertionError with what is wrong."""
         answer = self._client.post("/query", data={"query": expression}).json()
@@ -81,6 +85,7 @@ def prometheus(folder: Path, targets: Mapping[str, list[str]], rules: Path) -> I
         address = eventually(lambda: _LISTENS.search(log.read_text("utf-8")), within_ms=START_MS)
         assert address is not None, "eventually returns what is true"
         with contextlib.closing(Prometheus(address[1])) as running:
+            eventually(running.is_ready, within_ms=START_MS)
             yield running
     finally:
         process.terminate()

@@ -2,6 +2,7 @@
 
 cut          nothing passes any more, in both directions or in one; connections stay, as behind
              a firewall that drops, and what was said before the end of it arrives late
+cut_off      the same for one process, and for nobody else behind the same address
 slowed       everything arrives later, and so many bytes a second
 reset        all connections end at once, as if the machine between them had restarted
 """
@@ -13,6 +14,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +33,8 @@ class Link:
         self.address = ""
         self._loop = loop
         self._open = asyncio.Event(), asyncio.Event()
+        self._cut_off: set[int] = set()  # processes
+        self._of_ports: dict[int, asyncio.Event] = {}  # of who has dialled: set while it passes
         self._delay_s = 0.0
         self._bytes_per_s = 0.0  # 0: as many as come
         self.passed_bytes = [0, 0]  # so far, by direction
@@ -46,6 +50,17 @@ class Link:
         for direction in directions or (FORTH, BACK):
             self._loop.call_soon_threadsafe(self._open[direction].clear)
 
+    def cut_off(self, pid: int) -> None:
+        """Let nothing pass of a process, in both directions, of what it dials from now on too."""
+
+        def close() -> None:
+            self._cut_off.add(pid)
+            for port, gate in self._of_ports.items():
+                if has_dialled(pid, port):
+                    gate.clear()
+
+        self._loop.call_soon_threadsafe(close)
+
     def slow(self, *, delay_s: float, bytes_per_s: float) -> None:
         """Let everything arrive later, and slowly."""
         self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
@@ -53,8 +68,13 @@ class Link:
     def heal(self) -> None:
         """Let everything pass as it comes."""
         self.slow(delay_s=0.0, bytes_per_s=0.0)
-        for gate in self._open:
-            self._loop.call_soon_threadsafe(gate.set)
+
+        def open_all() -> None:
+            self._cut_off.clear()
+            for gate in (*self._open, *self._of_ports.values()):
+                gate.set()
+
+        self._loop.call_soon_threadsafe(open_all)
 
     def reset(self) -> None:
         """End all connections."""
@@ -80,18 +100,24 @@ class Link:
         task.add_done_callback(self._tasks.discard)
         self._writers.add(back)
         forth, pumps = None, list[asyncio.Task[None]]()
+        source: int = back.get_extra_info("peername")[1]
+        gate = self._of_ports[source] = asyncio.Event()
+        if not any(has_dialled(pid, source) for pid in self._cut_off):
+            gate.set()
         try:
             host, _, port = self.target.rpartition(":")
             far, forth = await asyncio.open_connection(host, int(port), limit=CHUNK_BYTES)
             self._writers.add(forth)
             pumps = [
-                asyncio.ensure_future(self._pump(near, forth, FORTH)),
-                asyncio.ensure_future(self._pump(far, back, BACK)),
+                asyncio.ensure_future(self._pump(near, forth, FORTH, gate)),
+                asyncio.ensure_future(self._pump(far, back, BACK, gate)),
             ]
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, ValueError, asyncio.CancelledError):
             pass  # Nobody is there, or not yet; or this is the end.
         finally:
+            if self._of_ports.get(source) is gate:
+                del self._of_ports[source]
             for pump in pumps:
                 pump.cancel()
             for writer in (back, forth):
@@ -101,10 +127,14 @@ class Link:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        direction: int,
+        gate: asyncio.Event,
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_MAX)
-        writing = asyncio.ensure_future(self._write(queue, writer, direction))
+        writing = asyncio.ensure_future(self._write(queue, writer, direction, gate))
         try:
             while data := await reader.read(CHUNK_BYTES):
                 await queue.put((self._loop.time() + self._delay_s, data))
@@ -119,6 +149,7 @@ class Link:
         queue: asyncio.Queue[tuple[float, bytes]],
         writer: asyncio.StreamWriter,
         direction: int,
+        gate: asyncio.Event,
     ) -> None:
         while True:
             at_s, data = await queue.get()
@@ -126,6 +157,7 @@ class Link:
             if self._bytes_per_s:
                 await asyncio.sleep(len(data) / self._bytes_per_s)
             await self._open[direction].wait()
+            await gate.wait()
             if not data:
                 return
             self.passed_bytes[direction] += len(data)
@@ -139,6 +171,25 @@ class Link:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def has_dialled(pid: int, port: int) -> bool:
+    """Whether a process has a socket at this port of the loopback."""
+    sockets = {f"socket:[{inode}]" for inode in _inodes_at(port)}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if str(descriptor.readlink()) in sockets:
+                    return True
+    return False
+
+
+def _inodes_at(port: int) -> Iterator[str]:
+    """Yield the sockets of TCP whose own port this is."""
+    for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].rpartition(":")[2], 16) == port:
+            yield fields[9]
 
 
 class Links:

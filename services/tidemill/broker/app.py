@@ -78,7 +78,7 @@ async def serve(
     One of several replicas hears of `controllers` which of them is the master. When it is that no
     more its store is opened again, by the same process.
     """
-    from tidemill.broker.engine.group_log import Cut, MustBeEmptied
+    from tidemill.broker.engine.group_log import MustBeEmptied
     from tidemill.broker.life import Process
     from tidemill.broker.server.replicas import SteppedDown
     from tidemill.broker.store import give_up_store
@@ -104,22 +104,18 @@ async def serve(
                 certificates, stop,
             )  # fmt: skip
             is_over = False
-            cut: Cut | None = None  # of the store that was emptied last
             while not is_over:
                 try:
                     if controllers is None:
                         await process.live_alone()
                     else:
-                        await process.live_as_replica(me, controllers, cut)
+                        await process.live_as_replica(me, controllers)
                     is_over = True
                 except* SteppedDown:
                     log.info("the store is opened again, as a replica's")
                 except* MustBeEmptied as group:
                     reason = "; ".join(map(str, leaves(group)))
                     log.warning("the store is emptied, and copied again", reason=reason)
-                    cut = next(
-                        (one.cut for one in leaves(group) if isinstance(one, MustBeEmptied)), None
-                    )
                     give_up_store(settings.data_dir)
                     # What was acked of the store that is gone counts for nobody (F-11).
                     me = new_run(settings)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import ssl
 
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.group_log import Cut, GroupLog
+    from tidemill.broker.engine.group_log import GroupLog
     from tidemill.broker.server.replicas import Controllers
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.sync_process import SyncProcess
@@ -91,17 +91,11 @@ class Process:
             durability = Durability(engine, self._log_syncs)
             await self._serve(engine, durability)
 
-    async def live_as_replica(
-        self, me: Member, controllers: Controllers, cut: Cut | None = None
-    ) -> None:
-        """Follow, or lead, until the stop. Raises SteppedDown, MustBeEmptied.
-
-        `cut` was taken from the store of before, of which nothing is left that could say so.
-        """
+    async def live_as_replica(self, me: Member, controllers: Controllers) -> None:
+        """Follow, or lead, until the stop. Raises SteppedDown, MustBeEmptied."""
         with contextlib.ExitStack() as opened:
             with self._told_to_be_starting():
                 group_log = await self._open_replica(me, opened)
-            group_log.cut = cut
             durability = Durability(group_log.engine, self._log_syncs)
             replicas = Replicas(
                 me, self._group, group_log, durability, ReplicationConfig(),

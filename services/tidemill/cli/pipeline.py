@@ -1,4 +1,8 @@
-"""`tidemill pipeline ...`: jobs on Spark, which `pip install tidemill[pipeline]` brings."""
+"""`tidemill pipeline ...`: jobs on Spark, which `pip install tidemill[pipeline]` brings.
+
+Exit status: 0 done; 1 it could not be done, or an archive is not what it should be; 2 wrong usage,
+or an audit or a measurement found what must not be; 3 the cluster cannot be reached.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 import yaml
 
-from tidemill.cli.rest import EXIT_REFUSED, fail
+from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, fail
 from tidemill.cli.times import INSTANT, instant_ms, utc
 
 app = typer.Typer(
@@ -20,6 +24,7 @@ app = typer.Typer(
 )
 
 EXIT_FOUND = 2  # of an audit that found what must not be
+EXIT_DAMAGED = 1  # as of `tidemill store`
 
 R = TypeVar("R")
 
@@ -28,14 +33,26 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the options that a file has as defaults: `to: ./archive`, `topic: [orders]`."""
     if path is None:
         return None
-    found = yaml.safe_load(path.read_text("utf-8")) or {}
+    try:
+        found = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{path} is no mapping of options")
-    names = {parameter.name: parameter for parameter in context.command.params}
-    given = {str(name).replace("-", "_"): value for name, value in found.items()}
-    for name in given:
-        if name not in names:
+    # By the names that one would give on the command line.
+    named = {
+        word.removeprefix("--"): parameter
+        for parameter in context.command.params
+        for word in parameter.opts
+        if word.startswith("--")
+    }
+    given = {}
+    for name, value in found.items():
+        parameter = named.get(str(name).replace("_", "-"))
+        if parameter is None:
             raise typer.BadParameter(f"{path}: this command has no option {name}")
+        is_alone = getattr(parameter, "multiple", False) and not isinstance(value, list)
+        given[parameter.name] = [value] if is_alone else value
     context.default_map = given
     return path
 
@@ -115,7 +132,8 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
         if told is not None:
-            fail(told[1], EXIT_REFUSED)
+            is_away = told[0] == errors.Unreachable.__name__
+            fail(told[1], EXIT_UNREACHABLE if is_away else EXIT_REFUSED)
         if isinstance(error, OSError):  # A folder or a file that is not what it should be.
             fail(str(error), EXIT_REFUSED)
         raise
@@ -194,7 +212,7 @@ def archive_verify(
     ] = False,
     option: OptionPairs = None, config: Config = None,
 ) -> None:  # fmt: skip
-    """Compare what is archived with the broker, and seal what agrees; status 2 where it does not.
+    """Compare what is archived with the broker, and seal what agrees; status 1 where it does not.
 
     Example: tidemill pipeline archive-verify --to ./archive
     """
@@ -211,7 +229,7 @@ def archive_verify(
     for sentence in verified.wrong:
         typer.echo(sentence)
     if verified.wrong:
-        raise typer.Exit(EXIT_FOUND)
+        raise typer.Exit(EXIT_DAMAGED)
     typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
 
 
@@ -400,15 +418,16 @@ def replay(
     """
     del config
     given = _given(endpoints, topic, topic_pattern or EVERY_TOPIC, None)
-    sink = {"endpoints": endpoints, "topic": into, **_pairs(option)}
+    sink = {"endpoints": endpoints, "topic": into}
     if rate is not None:
         sink["maxRatePerTask"] = str(rate)
     replayed = _run(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(
-                archive=source, given=given, sink=sink, state=state, timing=timing.value,
-                speed=speed, since_ms=None if since is None else instant_ms(since),
+                archive=source, given=given, sink=sink, more=_pairs(option), state=state,
+                timing=timing.value, speed=speed,
+                since_ms=None if since is None else instant_ms(since),
                 until_ms=None if until is None else instant_ms(until), master=master,
             ),
             is_dry=dry_run,

@@ -36,6 +36,7 @@ from tidemill.controller.election.decide import (
 )
 from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.failure import Failure, find_failure
+from tidemill.controller.election.forgetting import may_forget
 from tidemill.controller.election.history import HANDED_OVER, Away, kind_of, with_reports
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.partitions import diverged_of, unheard_of
@@ -62,8 +63,6 @@ TRANSFER_GIVE_UP_MS: Final = 30_000
 FOUNDER_WAIT_MS: Final = 10_000
 # The record is left alone for so long before what people read is added to it.
 QUIET_MS: Final = 1_000
-# A replica that is silent for less may only stand still, or be cut off: its group is there.
-GONE_MS: Final = 30_000
 GRANT_MS: Final = 1_500  # of a master's lease (failover.md 14.2)
 
 log = structlog.get_logger()
@@ -257,14 +256,10 @@ class Group:
         """
         async with self._writing:
             stored, sessions = await self._read(), self._sight().sessions
-            ages_ms = {
-                member: self._clock.monotonic_ms() - session.heard_at_ms
-                for member, session in sessions.items()
-                if not session.is_dead
-            }
-            last = min(ages_ms, key=ages_ms.__getitem__, default=None)
-            if last is not None and ages_ms[last] <= GONE_MS:
-                return Refused(_of_who_is_there(last, ages_ms[last], self._timing))
+            now_ms = self._clock.monotonic_ms()
+            refusal = may_forget(sessions, self._timing, now_ms=now_ms)
+            if refusal is not None:
+                return refusal
             if await self._store.remove(self.name, stored.token) is not None:
                 return Refused("its record is being changed: somebody is there")
             log.warning("a broker group is forgotten", group=self.name, epoch=stored.record.epoch)
@@ -495,13 +490,3 @@ class Group:
         else:
             log.info("the broker group is well again", group=self.name)
         self.alarm = alarm
-
-
-def _of_who_is_there(member: Member, age_ms: int, timing: Timing) -> str:
-    """Say why a group is not forgotten, of which this replica was heard last."""
-    if age_ms <= timing.session_timeout_ms:
-        return f"replica {member.replica_id} is there: stop it first"
-    return (
-        f"replica {member.replica_id} is not heard of for {age_ms // 1_000} s: it may stand still,"
-        f" and go on. Stop it, or wait until it is silent for {GONE_MS // 1_000} s"
-    )

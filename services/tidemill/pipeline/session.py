@@ -46,13 +46,18 @@ def build_spark(
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    elif "SPARK_SUBMIT" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    elif not is_submitted():
         builder = builder.master("local[*]")
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def is_submitted() -> bool:
+    """Say whether `spark-submit` has started this process, and its JVM before it."""
+    return "SPARK_SUBMIT" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def register(spark: SparkSession) -> None:

@@ -16,8 +16,10 @@ from tests.support.proxy_world import eventually
 from tidemill.admin.controllers import Controllers
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId
+from tidemill.controller.election.forgetting import GONE_MS
+from tidemill.controller.election.replacement import UNSEEN_MAX
 from tidemill.controller.election.sessions import Timing
-from tidemill.controller.group import GONE_MS, Group
+from tidemill.controller.group import Group
 from tidemill.controller.groups import Groups
 from tidemill.controller.metrics import ControllerMetrics
 from tidemill.controller.server.grpc_server import controller_server
@@ -313,9 +315,11 @@ def test_a_group_whose_record_was_lost_goes_on_above_what_its_replicas_have_seen
             assert "replicas have seen epoch 7 and the record has" in found
             assert f"`tidemill cluster replace {NAME} --with 1" in found
             forced = await controllers.force(NAME, 1, "the store of the controllers is lost")
-            assert (forced.view.epoch, forced.view.unclean_since) == (8, 8)
+            # Who is not heard may have seen a later epoch, and led it: this is nobody's.
+            epoch = 7 + UNSEEN_MAX + 1
+            assert (forced.view.epoch, forced.view.unclean_since) == (epoch, epoch)
             # Who runs on believes no version that is lower than what it has seen.
-            assert forced.view.version == 42
+            assert forced.view.version == 41 + UNSEEN_MAX + 1
 
     play(scenario)
 
@@ -444,6 +448,25 @@ def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
                 await asyncio.sleep(0)
             with pytest.raises(BrokerGroupNotFound):
                 await controllers.groups(NAME)
+
+    play(scenario)
+
+
+def test_proxies_follow_a_group_that_was_forgotten_and_made_anew() -> None:
+    async def scenario(world: World) -> None:
+        routes = MasterRoutes([world.address], None, connect=connected, name="proxy-0", cluster="c")
+        async with world.connect() as one, world.connect() as again, routes.following():
+            await view_of_epoch(await join(one, 0), 1)
+            group = await world.groups.find(NAME)
+            # As after years: what is made anew has a lower version for long.
+            await group.change(lambda record, _: record._replace(version=record.version + 100))
+            await eventually(lambda: NAME in routes.masters.routes)
+            await eventually(lambda: routes.masters.routes[NAME].version > 100)
+            world.clock.advance(GONE_MS + 1)
+            await Controllers([world.address]).forget(NAME)
+            await view_of_epoch(await join(again, 0, run="b"), 1)
+            await eventually(lambda: NAME in routes.masters.routes)
+            await eventually(lambda: routes.masters.routes[NAME].version < 100)
 
     play(scenario)
 

@@ -12,7 +12,7 @@ from tidemill.common.deadlines import TICK_S
 from tidemill.common.errors import BrokerTimeout, GroupNotFound, Overloaded
 from tidemill.message.receipt_handle import HandleFields
 from tidemill.proxy.cluster import TIMEOUT_MAX_MS
-from tidemill.proxy.link import batching, broker_link, commands
+from tidemill.proxy.link import batching, broker_link, commands, stream
 from tidemill.proxy.link.batching import Batching
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -190,7 +190,7 @@ def test_a_broker_that_answers_pings_and_no_frame_is_silent() -> None:
     async def scenario(world: ProxyWorld) -> None:
         assert world.link.state().word == "up"
         await stall(world)
-        world.link.batching._asked_at_s -= broker_link.SILENT_S + 1
+        world.link.batching._asked_at_s -= stream.SILENT_S + 1
         assert world.link.state().word == "silent"
         world.broker.is_reading.set()
         await eventually(lambda: world.link.batching.unanswered == 0)

@@ -4,81 +4,112 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.chaos.audit import Delivery, acknowledged, differing, untold
+from tests.chaos.audit import acknowledged, compared, witnesses_of
 from tests.chaos.figures import DISTURBED
 from tests.support.looping_clients import EFFECT_US
+from tests.support.second_opinion import Delivery
 
 KEY = "fault/normal/0"
+MS = 1_000  # in microseconds
 SEND = {
-    "fact": "send", "key": KEY, "topic": "normal", "group": "", "due": 0, "begun": 1, "ended": 2,
-    "error": "",
+    "fact": "send", "key": KEY, "topic": "normal", "group": "", "due": 0, "begun": MS,
+    "ended": 2 * MS, "error": "",
 }  # fmt: skip
 KEY_OF = {"id-0": KEY, "id-9": "other/normal/9"}
 
 
-def found(kind: str, message_id: str, group: str | None) -> dict[str, Any]:
-    return {"kind": kind, "message_id": message_id, "consumer_group": group}
+def found(kind: str, key: str, group: str | None) -> dict[str, Any]:
+    return {
+        "kind": kind, "topic": "normal", "message_id": key, "consumer_group": group,
+        "detail": "delivered 1 times",
+    }  # fmt: skip
 
 
 def seen(role: str) -> list[dict[str, Any]]:
     received = {"fact": "received", "role": role, "topic": "normal", "keys": [KEY], "attempts": [1]}
     ack = {"fact": "ack", "role": role, "topic": "normal", "key": KEY, "attempt": 1, "error": ""}
-    return [received | {"at": 3}, ack | {"begun": 4, "ended": 5}]
+    return [received | {"at": 3 * MS}, ack | {"begun": 4 * MS, "ended": 5 * MS}]
+
+
+def told(role: str) -> Delivery:
+    return Delivery(role, KEY, 1, 2)
+
+
+WHOLE = [SEND, *seen("simple"), *seen("push")]
+BOTH = [told("simple"), told("push")]
 
 
 def test_what_both_find_is_no_difference_and_what_one_finds_is() -> None:
     lost = [SEND, *seen("simple")]  # Nobody gave it to the push consumers.
-    assert differing(lost, [found("missing", "id-0", "push")], KEY_OF) == []
-    assert differing(lost, [], KEY_OF) == [f"missing: {KEY} of push is found by the history alone"]
-    whole = [*lost, *seen("push")]
-    assert differing(whole, [], KEY_OF) == []
-    assert differing(whole, [found("duplicate", "id-0", "push")], KEY_OF) == [
-        f"duplicate: {KEY} of push is found by the audit alone"
+    given = [told("simple")]
+    assert not compared(lost, [found("missing", KEY, "push")], given).differences
+    assert compared(lost, [], given).differences == [
+        f"missing: {KEY} of push is found by the history alone"
     ]
-
-
-def test_what_each_finds_of_another_consumer_group_differs() -> None:
-    lost = [SEND, *seen("simple")]
-    assert differing(lost, [found("missing", "id-0", "simple")], KEY_OF) == [
-        f"missing: {KEY} of push is found by the history alone",
-        f"missing: {KEY} of simple is found by the audit alone",
-    ]
+    assert not compared(WHOLE, [], BOTH).differences
 
 
 def test_what_was_never_stored_is_missing_to_all_groups() -> None:
-    assert differing([SEND], [found("missing", "id-0", None)], KEY_OF) == []
+    assert not compared([SEND], [found("missing", KEY, None)], []).differences
 
 
 def test_other_faults_and_what_is_under_way_are_not_compared() -> None:
     under_way = [SEND, *seen("simple"), seen("push")[0]]
-    assert differing(under_way, [found("missing", "id-9", "push")], KEY_OF) == []
+    others = Delivery("simple", "other/normal/9", 1, 3)
+    missing = found("missing", "other/normal/9", "push")
+    assert not compared(under_way, [missing], [*BOTH, others]).differences
+
+
+def test_what_came_early_is_told_of_each_group() -> None:
+    due = [SEND | {"due": 4}, *seen("simple"), *seen("push")]
+    due[3] = due[3] | {"at": 4 * MS}
+    early = {seen.group: seen.found["early"] for seen in witnesses_of(due) if seen.found["early"]}
+    assert early == {"simple": {KEY}}
+
+
+def test_what_came_again_after_its_ack_is_none_where_a_disturbance_explains_it() -> None:
+    again = seen("push")[0] | {"at": 6 * MS, "attempts": [2]}
+    kill = {"fact": DISTURBED, "what": "a kill", "fails": [], "begun": 0, "ended": MS}
+
+    def duplicates(*facts: dict[str, Any]) -> dict[str, frozenset[str]]:
+        own = [seen for seen in witnesses_of(facts) if seen.topic == "normal"]
+        return {seen.group: seen.found["duplicate"] for seen in own}
+
+    assert duplicates(*WHOLE, again)["push"] == {KEY}
+    assert duplicates(*WHOLE, again)["simple"] == set()
+    assert duplicates(*WHOLE, again, kill)["push"] == set()
 
 
 def test_what_was_never_stored_goes_by_its_key() -> None:
     never = SEND | {"key": "fault/normal/1"}
     refused = SEND | {"key": "fault/normal/2", "error": "away"}
     assert acknowledged([SEND, never, refused], KEY_OF) == [
-        {"message_id": "id-0", "topic": "normal"},
-        {"message_id": "fault/normal/1", "topic": "normal"},
+        {"message_id": "id-0", "topic": "normal", "at_ms": 2},
+        {"message_id": "fault/normal/1", "topic": "normal", "at_ms": 2},
     ]
 
 
 def test_a_delivery_that_no_client_tells_is_explained_by_what_met_its_answer() -> None:
-    told = [
-        Delivery("simple", KEY, 1, 2),
-        Delivery("simple", KEY, 2, 3),
-        Delivery("simple", "other/normal/9", 1, 3),
-    ]
-    facts = [SEND, *seen("simple"), *seen("push")]
-    again = f"simple: {KEY}, attempt 2"
-    assert untold(facts, told) == ([], [again])
-    kill = {"fact": DISTURBED, "begun": 1, "ended": 2}
-    assert untold([*facts, kill], told) == ([again], [])
-    failed = {"fact": "failed", "during": "receive", "role": "simple", "begun": 1, "ended": 2}
-    assert untold([*facts, failed], told) == ([again], [])
-    assert untold([*facts, failed | {"role": "push"}], told) == ([], [again])
+    again = Delivery("simple", KEY, 2, 3)
+    twice = [found("redelivered", KEY, "simple")]
+
+    def lost(*more: dict[str, Any], one: Delivery = again) -> list[str]:
+        """Return the lost answers; a delivery that is none of them is a difference."""
+        opinion = compared([*WHOLE, *more], twice, [*BOTH, one])
+        assert len(opinion.lost_answers) + len(opinion.differences) == 1
+        return list(opinion.lost_answers)
+
+    assert lost() == []
+    kill = {
+        "fact": DISTURBED, "what": "a kill", "fails": [], "begun": MS, "ended": 2 * MS,
+    }  # fmt: skip
+    assert lost(kill) == [str(again)]
+    failed = {"fact": "failed", "during": "receive", "role": "simple", "begun": MS, "ended": 2 * MS}
+    assert lost(failed) == [str(again)]
+    assert lost(failed | {"role": "push"}) == []
+    assert lost(failed | {"during": "ack"}) == []
     # Long after the kill; behind all that was received its client was ending.
-    late = EFFECT_US + 3
-    later = [*facts, kill, seen("push")[0] | {"at": late}]
-    assert untold(later, [Delivery("simple", KEY, 2, late)]) == ([], [again])
-    assert untold(later, [Delivery("simple", KEY, 2, late + 1)]) == ([again], [])
+    late = EFFECT_US + 3 * MS
+    last = seen("push")[0] | {"at": late, "keys": [], "attempts": []}
+    assert lost(kill, last, one=again._replace(at_ms=late // MS)) == []
+    assert len(lost(kill, last, one=again._replace(at_ms=late // MS + 1))) == 1

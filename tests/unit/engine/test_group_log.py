@@ -13,6 +13,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.group_log import Identity, open_group_log
 from tidemill.broker.engine.layout import truncate_intent
+from tidemill.broker.engine.layout.truncate_intent import Cut
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.replication.store_log import FOLDER, INTENT
 from tidemill.broker.engine.store.segment import CorruptStore, segment_name
@@ -252,7 +253,7 @@ def test_a_cut_that_a_crash_has_interrupted_is_made_at_the_start() -> None:
     replica.sync()
     assert len(replica.engine.log.segments) > 2
     file = replica.disk.open(INTENT, create=True)
-    file.write_at(0, [truncate_intent.encode(cut)])
+    file.write_at(0, [truncate_intent.encode(Cut(cut, epoch=3, size_bytes=900))])
     file.sync()
     replica.disk.folder(FOLDER).sync()
     group.kill(1, power_cut=True)
@@ -261,6 +262,7 @@ def test_a_cut_that_a_crash_has_interrupted_is_made_at_the_start() -> None:
     assert replica.log.log_end == cut
     group.cut_off = set()
     assert replica.disk.read(INTENT) is None
+    assert replica.log.cut == Cut(cut, epoch=3, size_bytes=900), "which nobody may have heard of"
     group.settle(1_000)
     assert replica.log.log_end == group.nodes[0].log.log_end
 

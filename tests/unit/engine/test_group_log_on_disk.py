@@ -23,9 +23,10 @@ from tidemill.broker.engine.layout.durable_mark import DurableMark
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.replica_state import ReplicaState
+from tidemill.broker.engine.layout.truncate_intent import Cut
 from tidemill.broker.engine.replication.epoch_journal import EpochEntry
 from tidemill.broker.engine.replication.messages import Data
-from tidemill.broker.engine.replication.store_log import COPIES, INTENT, StoreLog
+from tidemill.broker.engine.replication.store_log import COPIES, INTENT, StoreLog, find_cut
 from tidemill.broker.engine.store.segment import CorruptStore, Hole
 
 SEGMENT = 4096
@@ -156,7 +157,7 @@ def test_a_cut_is_whole_or_has_not_begun() -> None:
     kept, outcomes = 11, set[str]()
     (log,) = logs(1)
     before = append(log, 30, Random(7))
-    cut = list(frames_of(log, 1))[kept].offset
+    cut, before_end = list(frames_of(log, 1))[kept].offset, log.log_end
     segment = log.engine.log.segment_of(LogOffset(cut))
     assert segment.start < cut < segment.end - SEGMENT // 2, "more of it goes, and more files"
 
@@ -172,6 +173,8 @@ def test_a_cut_is_whole_or_has_not_begun() -> None:
         if is_done or found != before:
             assert again.log_end == cut
             assert disk_of(again).read(INTENT) is None
+            assert again.cut is not None
+            assert again.cut.size_bytes == before_end - cut, "it is told all the same"
             _check_that_nothing_comes_back(again, before[:kept], size=len(before[kept]))
     assert outcomes == {"kept", "cut"}
 
@@ -212,7 +215,8 @@ def test_what_was_cut_and_written_anew_is_what_the_master_has() -> None:
     target.truncate(cut)
     assert target.log_end == target.durable_offset == cut
     assert target.cut is not None
-    assert target.cut[1:] == (cut, before - cut, 20, 0), "none of it was confirmed"
+    expected = Cut(cut, target.epoch_seen, before - cut, 20, 0)
+    assert target.cut == expected, "none of it was confirmed"
     follow(source, target, 2_000)
     sync(target)
     assert source.digest(0, source.log_end) == target.digest(0, source.log_end)
@@ -263,9 +267,9 @@ def test_who_has_applied_what_is_to_be_cut_begins_from_nothing() -> None:
     append(source, 4, random)
     follow(source, target, 2_000)
     target.engine.log.applied_offset = LogOffset(target.log_end)
-    with pytest.raises(MustBeEmptied) as raised:
+    with pytest.raises(MustBeEmptied):
         target.truncate(0)
-    cut = raised.value.cut
+    cut = find_cut(disk_of(target))
     assert cut is not None, "which the next life of the store tells of"
     assert (cut.offset, cut.size_bytes) == (0, target.log_end)
     assert cut.confirmed_bytes == target.confirm_offset
@@ -408,9 +412,13 @@ def test_both_formats_are_what_they_were() -> None:
     assert replica_state.find(data) == state
     assert replica_state.find(data[:-1]) is None
     assert replica_state.find(data[:20] + b"\xff" + data[21:]) is None
-    assert truncate_intent.encode(4_096).hex() == GOLDEN_INTENT
-    assert truncate_intent.find(bytes.fromhex(GOLDEN_INTENT)) == 4_096
-    assert truncate_intent.find(bytes.fromhex(GOLDEN_INTENT)[:-1]) is None
+    cut = Cut(4_096, epoch=7, size_bytes=900, records=3, confirmed_bytes=100)
+    assert truncate_intent.encode(cut).hex() == GOLDEN_INTENT
+    assert truncate_intent.find(bytes.fromhex(GOLDEN_INTENT)) == cut
+    assert truncate_intent.find(bytes.fromhex(FIRST_INTENT)) == Cut(4_096)
+    for data in map(bytes.fromhex, (GOLDEN_INTENT, FIRST_INTENT)):
+        assert truncate_intent.find(data[:-1]) is None
+        assert truncate_intent.find(data[:-1] + b"\xff") is None
     assert len(COPIES) == 2
     mark = DurableMark(3, 1_000, 7, bytes(range(16)), is_doubtful=True)
     data = durable_mark.encode(mark)
@@ -493,4 +501,8 @@ GOLDEN_STATE = (
     "0405060708090a0b0c0d0e0f00000002000000000000000100000000000000000000000000000007"
     "0000000000000384"
 )
-GOLDEN_INTENT = "544d54492fe0cd380000000000001000"
+FIRST_INTENT = "544d54492fe0cd380000000000001000"
+GOLDEN_INTENT = (
+    "544d5443525a707b00000000000010000000000000000007"
+    "000000000000038400000000000000030000000000000064"
+)

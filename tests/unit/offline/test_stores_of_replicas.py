@@ -12,6 +12,7 @@ from tests.support.engine_group import Group, Node
 from tests.support.engine_world import ENTROPY, SMALL
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.layout import truncate_intent
+from tidemill.broker.engine.layout.truncate_intent import Cut
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.replication.store_log import FOLDER, INTENT
 from tidemill.broker.engine.store.segment import segment_name
@@ -47,7 +48,7 @@ def findings(report: Report) -> list[tuple[Damage, str, bool]]:
 
 def intend_to_cut(node: Node, log_offset: int) -> None:
     file = node.disk.open(INTENT, create=True)
-    file.write_at(0, [truncate_intent.encode(log_offset)])
+    file.write_at(0, [truncate_intent.encode(Cut(log_offset))])
     file.sync()
     node.disk.folder(FOLDER).sync()
 

@@ -40,6 +40,18 @@ def test_a_route_of_a_lower_version_does_not_count() -> None:
     assert masters.dial(A) == B
 
 
+def test_a_group_that_was_made_anew_is_another_one() -> None:
+    masters = Masters()
+    masters.learn(GROUP, view(master=1, version=9)._replace(epoch=4))
+    assert not masters.served(A, A, epoch=1)
+    masters.forget(GROUP)
+    assert masters.routes == {}
+    assert masters.served(A, A, epoch=1)
+    masters.learn(GROUP, view(master=2, version=2)._replace(epoch=2))
+    assert masters.dial(A) == C
+    masters.forget("broker-7")
+
+
 def test_a_replica_that_is_not_the_master_says_who_is() -> None:
     masters = Masters()
     assert masters.dial(A) == A
@@ -153,6 +165,27 @@ def test_a_master_that_is_replaced_or_says_so_itself_is_not_told_of() -> None:
     masters.refused(B, B, version=8, master=B)
     masters.failed(B, B)
     assert masters.cut_off() == {}
+
+
+def test_a_master_that_is_silent_is_told_of_and_not_left() -> None:
+    masters = Masters()
+    masters.learn(GROUP, view())
+    assert masters.dial(A) == A
+    assert masters.unasked(A) == []
+    masters.silent(A, A)
+    assert masters.cut_off() == {GROUP: CutOff(A, frozenset())}
+    assert masters.unasked(A) == [B, C]
+    masters.answered(A, B)
+    assert masters.unasked(A) == [C]
+    assert masters.cut_off() == {GROUP: CutOff(A, frozenset({B}))}
+    assert masters.dial(A) == A, "it is the master still"
+    masters.heard(A, A)
+    assert masters.cut_off() == {}
+    masters.answered(A, C)
+    masters.silent(A, B)
+    assert masters.cut_off() == {}, "who is not the master may be silent"
+    masters.silent(A, A)
+    assert masters.cut_off() == {GROUP: CutOff(A, frozenset())}, "what answered before is old"
 
 
 def test_a_master_that_was_just_elected_may_not_know_it_yet() -> None:

@@ -7,24 +7,38 @@ from typing import Any
 import pytest
 
 from tests.support.history import History, Outcome
-from tests.support.second_opinion import Compared, Delivery, Failed, Witness, compare
+from tests.support.second_opinion import Compared, Delivery, Failed, Witness, compare, witness_of
 
 SLACK_MS = 100
 
 
-def seen(*failed: Failed, early: frozenset[str] = frozenset()) -> Witness:
+def seen(
+    *failed: Failed, early: frozenset[str] = frozenset(), group: str = "g", **more: Any
+) -> Witness:
     """Return a subscription in which `m1` came once and `m2` twice, and both were acked."""
-    history = History()
+    return witness_of(history(), topic="t", group=group, early=early, failed=failed, **more)
+
+
+def history() -> History:
+    noted = History()
     for key in ("m1", "m2"):
-        history.send(key).ended(Outcome.OK)
-    history.received(["m1", "m2"], [1, 1])
-    history.ack("m1", 1).ended(Outcome.OK)
-    history.received(["m2"], [2])
-    history.ack("m2", 2).ended(Outcome.OK)
-    return Witness(topic="t", group="g", history=history, early=early, failed=failed)
+        noted.send(key).ended(Outcome.OK)
+    noted.received(["m1", "m2"], [1, 1])
+    noted.ack("m1", 1).ended(Outcome.OK)
+    noted.received(["m2"], [2])
+    noted.ack("m2", 2).ended(Outcome.OK)
+    return noted
 
 
-TOLD = (Delivery("m1", 1, 1_000), Delivery("m2", 1, 1_000), Delivery("m2", 2, 4_000))
+def told_to(group: str) -> list[Delivery]:
+    return [
+        Delivery(group, "m1", 1, 1_000),
+        Delivery(group, "m2", 1, 1_000),
+        Delivery(group, "m2", 2, 4_000),
+    ]
+
+
+TOLD = told_to("g")
 
 
 def finding(kind: str, key: str, detail: str = "", group: str | None = "g") -> dict[str, Any]:
@@ -34,10 +48,11 @@ def finding(kind: str, key: str, detail: str = "", group: str | None = "g") -> d
 
 
 AGAIN = finding("redelivered", "m2", "delivered 1 times more, without an ack before")
+TWICE = AGAIN | {"detail": "delivered 2 times more, without an ack before"}
 
 
 def compared(witness: Witness, *findings: dict[str, Any], told: Any = TOLD) -> Compared:
-    return compare(witness, findings, told, slack_ms=SLACK_MS)
+    return compare([witness], findings, told, slack_ms=SLACK_MS)
 
 
 def test_two_that_saw_the_same_agree() -> None:
@@ -51,52 +66,96 @@ def test_findings_of_other_groups_and_topics_are_not_compared() -> None:
     assert not compared(seen(), AGAIN, other, elsewhere, finding("late", "m1")).differences
 
 
+def test_what_each_finds_of_another_group_differs() -> None:
+    both = [seen(early=frozenset({"m1"})), seen(group="h")]
+    told = [*TOLD, *told_to("h")]
+    again = [AGAIN, AGAIN | {"consumer_group": "h"}]
+    mistaken = finding("early", "m1", group="h")
+    assert compare(both, [*again, mistaken], told, slack_ms=SLACK_MS).differences == [
+        "early: m1 of g is found by the history alone",
+        "early: m1 of h is found by the audit alone",
+    ]
+    # Of no group, as what fired early: whoever noticed it has found the same.
+    of_all = finding("early", "m1", group=None)
+    assert not compare(both, [*again, of_all], told, slack_ms=SLACK_MS).differences
+
+
 def test_a_delivery_whose_answer_was_lost_is_listed() -> None:
-    told = (*TOLD, Delivery("m2", 3, 9_000))
-    twice = AGAIN | {"detail": "delivered 2 times more, without an ack before"}
-    opinion = compared(seen(Failed(8_000, 8_950)), twice, told=told)
+    told = (*TOLD, Delivery("g", "m2", 3, 9_000))
+    opinion = compared(seen(Failed(8_000, 8_950)), TWICE, told=told)
     assert opinion.differences == []
     assert opinion.lost_answers == ["g: m2, attempt 3, at 9000"]
 
 
 @pytest.mark.parametrize("failed", [(), (Failed(9_001, 9_002),), (Failed(1, 8_899),)])
 def test_one_that_nothing_explains_is_a_difference(failed: tuple[Failed, ...]) -> None:
-    told = (*TOLD, Delivery("m2", 3, 9_000))
-    twice = AGAIN | {"detail": "delivered 2 times more, without an ack before"}
-    (difference,) = compared(seen(*failed), twice, told=told).differences
-    assert difference == (
-        "redelivered: m2, attempt 3, was made at 9000 and came to nobody, and no answer was lost"
-        " then"
-    )
+    told = (*TOLD, Delivery("g", "m2", 3, 9_000))
+    opinion = compared(seen(*failed), TWICE, told=told)
+    assert opinion.differences == [
+        "redelivered: g: m2, attempt 3, at 9000 came to nobody, and no answer was lost then"
+    ]
+    assert opinion.lost_answers == []
+
+
+def test_what_another_group_lost_explains_nothing() -> None:
+    both = [seen(), seen(Failed(8_000, 8_950), group="h")]
+    told = [*TOLD, *told_to("h"), Delivery("g", "m2", 3, 9_000)]
+    found = [TWICE, AGAIN | {"consumer_group": "h"}]
+    opinion = compare(both, found, told, slack_ms=SLACK_MS)
+    assert len(opinion.differences) == 1
+    assert opinion.lost_answers == []
+
+
+def test_what_was_stored_twice_comes_twice_and_is_no_repeat() -> None:
+    again = Delivery("g", "m1", 1, 2_000, "another place")
+    noted = history()
+    noted.received(["m1"], [1])
+    witness = witness_of(noted, topic="t", group="g", early=(), failed=(), duplicate=())
+    assert compared(witness, AGAIN, told=[*TOLD, again]).differences == []
+    # Of two alike, of which one came, the other was lost.
+    (difference,) = compared(seen(), AGAIN, told=[*TOLD, again]).differences
+    assert difference.startswith("redelivered: g: m1, attempt 1")
+    lost = compared(seen(Failed(1_900, 2_000)), AGAIN, told=[*TOLD, again])
+    assert (lost.differences, lost.lost_answers) == ([], ["g: m1, attempt 1, at 2000"])
 
 
 def test_what_the_audit_alone_finds_is_a_difference() -> None:
     found = [finding("missing", "m1", group=None), finding("early", "m2")]
     assert compared(seen(), AGAIN, *found).differences == [
-        "missing: m1 is found by the audit alone", "early: m2 is found by the audit alone",
+        "missing: m1 is found by the audit alone", "early: m2 of g is found by the audit alone",
     ]  # fmt: skip
 
 
 def test_what_the_history_alone_finds_is_a_difference() -> None:
-    witness = seen(early=frozenset({"m1"}))
-    witness.history.send("m3").ended(Outcome.OK)
-    witness.history.received(["m1"], [2])
-    told = (*TOLD, Delivery("m1", 2, 9_000))
+    noted = history()
+    noted.send("m3").ended(Outcome.OK)
+    noted.received(["m1"], [2])
+    witness = witness_of(noted, topic="t", group="g", early={"m1"}, failed=())
+    told = (*TOLD, Delivery("g", "m1", 2, 9_000))
     again = AGAIN | {"message_id": "m1"}
     assert compared(witness, AGAIN, again, told=told).differences == [
-        "missing: m3 is found by the history alone",
-        "duplicate: m1 is found by the history alone",
-        "early: m1 is found by the history alone",
+        "missing: m3 of g is found by the history alone",
+        "duplicate: m1 of g is found by the history alone",
+        "early: m1 of g is found by the history alone",
     ]  # fmt: skip
 
 
 def test_repeats_that_the_audit_does_not_count_are_a_difference() -> None:
     assert compared(seen()).differences == [
-        "redelivered: m2 came 2 times, 0 answers were lost, and the audit has 0 repeats"
+        "redelivered: m2 of g was delivered 2 times at 1 places, and the audit has 0 repeats"
     ]
 
 
 def test_a_delivery_that_no_event_tells_is_a_difference() -> None:
     assert compared(seen(), AGAIN, told=TOLD[1:]).differences == [
-        "redelivered: m1 came in attempt 1, and no event tells it"
+        "redelivered: m1 of g came in attempt 1, and no event tells it"
     ]
+
+
+def test_an_attempt_that_a_client_makes_by_itself_is_none() -> None:
+    once = TOLD[:2]
+    assert compared(seen(repeats_itself=True), told=once).differences == []
+    assert compared(seen(repeats_itself=True), told=once[:1]).differences == [
+        f"redelivered: m2 of g came in attempt {n}, and no event tells it" for n in (1, 2)
+    ]
+    assert len(compared(seen(), told=once).differences) == 1

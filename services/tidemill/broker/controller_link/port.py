@@ -24,7 +24,7 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.replica_wire import from_view, to_member, to_proposal
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.group_log import Cut
+    from tidemill.broker.engine.layout.truncate_intent import Cut
     from tidemill.broker.engine.replication.actions import Release
     from tidemill.common.replica_group import GroupView, Member, Proposal
 

@@ -24,6 +24,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import store_identity
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.truncate_intent import Cut
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.recovery import RecoveryReport, open_damaged, open_replica
 from tidemill.broker.engine.replication.epoch_journal import Journal
@@ -34,6 +35,7 @@ from tidemill.broker.engine.replication.store_log import (
     StoreLog,
     end_intent,
     find_confirm,
+    find_cut,
     find_intent,
     make_state,
     refuse_forgotten,
@@ -48,7 +50,8 @@ IDENTITY: Final = f"{FOLDER}/store"
 SAVED_BYTES: Final = 1 << 20
 # What is this near to the end of the log is new: as much as may be under way to a replica.
 LATELY_BYTES: Final = 16 << 20
-# Of a log that is cut, for people: more than a master takes while nothing is confirmed.
+# Of a log that is cut, for people: more than a master takes while nothing is confirmed. Where there
+# are more so many are told.
 COUNTED_RECORDS_MAX: Final = 100_000
 # A replica takes frames down to this part of the reserve: less than its master may need for acks
 # and deliveries when it refuses messages, and more than derived files leave alone.
@@ -59,24 +62,12 @@ FRAMES_LEFT_BYTES: Final = 8 << 20
 RECORDS_A_SLICE: Final = 200
 
 
-class Cut(NamedTuple):
-    """What was cut from the end of the log, since the master of `epoch` does not have it."""
-
-    epoch: int
-    offset: int
-    size_bytes: int
-    records: int  # COUNTED_RECORDS_MAX where there are as many or more
-    confirmed_bytes: int  # that were confirmed: only an unclean election takes such away
-
-
 class MustBeEmptied(Exception):
     """The replica has what its master has not, or too little: all goes, and it begins again."""
 
-    def __init__(self, log_min: int, cut: Cut | None = None) -> None:
+    def __init__(self, log_min: int) -> None:
         super().__init__(f"the log is copied again from {log_min} on")
         self.log_min = log_min
-        # What its master has not, where that is known: the next life of the store tells of it.
-        self.cut = cut
 
 
 class Identity(NamedTuple):
@@ -106,7 +97,7 @@ def open_group_log(
     def finish_cut(opening: LogOpening) -> None:
         cut = find_intent(disk)
         if cut is not None:
-            opening.cut_again(cut)
+            opening.cut_again(cut.offset)
             end_intent(disk)
 
     if cuts_damage:
@@ -182,7 +173,8 @@ class GroupLog:
         # What was applied was confirmed, whatever was saved since.
         applied = int(engine.log.folded_offset)
         self._stored.confirm_offset = max(self._stored.confirm_offset, applied)
-        self.cut: Cut | None = None  # the last
+        # The last, also of an earlier life: controllers may not have heard of it before its end.
+        self.cut: Cut | None = find_cut(engine.disk)
         # Met in what a replica was to be sent, or to be compared with.
         self.damage = ""
         self._is_full = False  # too full for more of the log, when somebody has looked last
@@ -398,10 +390,12 @@ class GroupLog:
         """
         found = self._what_is_cut(cut)
         if cut < self._log.folded_offset:
-            raise MustBeEmptied(0, found)
+            # What its master has not: the next life of the store tells of it.
+            self._stored.note_cut(found)
+            raise MustBeEmptied(0)
         self.cut = found
         self.known_end.cut(cut)
-        self._stored.truncate(cut)
+        self._stored.truncate(found)
 
     def _what_is_cut(self, cut: int) -> Cut:
         """Return what goes, for people to read: what is damaged of it is not counted."""
@@ -410,7 +404,10 @@ class GroupLog:
             for _ in itertools.islice(self._log.records_from(cut, end), COUNTED_RECORDS_MAX):
                 records += 1
         confirmed_bytes = max(min(self.confirm_offset, end) - cut, 0)
-        return Cut(self.epoch_seen, cut, end - cut, records, confirmed_bytes)
+        return Cut(
+            offset=cut, epoch=self.epoch_seen, size_bytes=end - cut, records=records,
+            confirmed_bytes=confirmed_bytes,
+        )  # fmt: skip
 
     def start_at(self, log_min: int) -> None:
         """Begin an empty log; raise MustBeEmptied where there is one already."""

@@ -41,7 +41,8 @@ def read_replica_files(source: Source) -> ReplicaFiles:
         key=lambda mark: mark.generation,
     )
     confirmed = max((state.confirm for state in states if state is not None), default=0)
-    cut = truncate_intent.find(source.read(INTENT))
+    intent = truncate_intent.find(source.read(INTENT))
+    cut = None if intent is None else intent.offset
     durable = max(confirmed, newest.durable)
     return ReplicaFiles(
         is_replica=bool(source.names(FOLDER)),

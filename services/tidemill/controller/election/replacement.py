@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import (
     Candidate,
@@ -12,6 +14,10 @@ from tidemill.controller.election.elect import (
 from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.record import GroupRecord
+
+# Elections, and writes, that nobody has seen who is heard: who led them may come back, and an epoch
+# has one master. An epoch of a record on disk has 32 bits: enough for thousands of such orders.
+UNSEEN_MAX: Final = 1 << 20
 
 
 def replaced(
@@ -31,8 +37,8 @@ def replaced(
     seen = max((one.beat.epoch_seen for one in live), default=0)
     if seen > record.epoch:
         # The record is an old one, and knows of nobody what it has: above all that was.
-        version = max(record.version, *(one.beat.version_seen for one in live))
-        above = record._replace(epoch=seen, version=version)
+        version = max(record.version, *(one.beat.version_seen for one in live)) + UNSEEN_MAX
+        above = record._replace(epoch=seen + UNSEEN_MAX, version=version)
         return with_survivor(above, member, reason=reason)
     if may_be_master(record, member):
         # It has all that is confirmed: nothing is lost, and nobody has to be told so.

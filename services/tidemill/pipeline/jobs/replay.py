@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -22,7 +22,8 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
-from tidemill.pipeline.transforms.replay import Timing, between, to_send
+from tidemill.pipeline.options import SINK, SOURCE
+from tidemill.pipeline.transforms.replay import Timing, between, to_send, up_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
 TOLD_S: Final = 60.0  # until Spark, which tells of batches afterwards, has told of the last one
 LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
+_PLACES: Final = "topic string, broker string, queue_id int, queue_offset bigint"
+_SOURCE: Final = frozenset(option.name for option in SOURCE)
+_SINK: Final = frozenset(option.name for option in SINK)
 _SENT: Final = "tidemill-sent"  # what the count of a batch is called
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
@@ -42,6 +46,7 @@ class ReplaySettings:
     archive: str
     given: Mapping[str, str]  # options of the source, which topics among them
     sink: Mapping[str, str]  # options of the sink
+    more: Mapping[str, str] = field(default_factory=dict)  # of whichever of the two knows them
     state: str  # folder of the checkpoint; another one is another replay
     timing: Literal["asap", "original", "scaled"] = "asap"
     speed: float = 1.0
@@ -58,6 +63,9 @@ class Plan:
     rows: int
     first_stored_ms: int
     last_stored_ms: int
+    # Where the archive ends, by topic, broker group and queue: what is archived while a replay goes
+    # on is not of it, and might be what it has sent.
+    ends: tuple[tuple[str, str, int, int], ...]
     begin_ms: int = 0
 
 
@@ -74,21 +82,39 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     """Look at what would be sent, and send nothing."""
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-    reader = spark.read.format(NAME).schema("store_timestamp timestamp")
+    reader = spark.read.format(NAME).schema(f"{_PLACES}, store_timestamp timestamp")
     for name, value in _of_source(settings).items():
         reader = reader.option(name, value)
-    kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
     stored_ms = F.unix_millis("store_timestamp")
-    row = kept.agg(
-        F.count("*").alias("n"), F.min(stored_ms).alias("low"), F.max(stored_ms).alias("high")
-    ).first()
-    assert row is not None, "an aggregate has a row"
-    if not row.n:
+    rows = (
+        _kept(reader.load(), settings)
+        .groupBy("topic", "broker", "queue_id")
+        .agg(
+            F.count("*").alias("n"), F.min(stored_ms).alias("low"), F.max(stored_ms).alias("high"),
+            (F.max("queue_offset") + 1).alias("end"),
+        )
+        .orderBy("topic", "broker", "queue_id")
+        .collect()
+    )  # fmt: skip
+    if not rows:
         raise BadOption(
             f"there is nothing to replay: {settings.archive} has no message of these topics and"
             " times"
         )
-    return Plan(rows=row.n, first_stored_ms=row.low or 0, last_stored_ms=row.high or 0)
+    return Plan(
+        rows=sum(row.n for row in rows),
+        first_stored_ms=min(row.low for row in rows),
+        last_stored_ms=max(row.high for row in rows),
+        ends=tuple((row.topic, row.broker, row.queue_id, row.end) for row in rows),
+    )
+
+
+def _kept(messages: DataFrame, settings: ReplaySettings) -> DataFrame:
+    """Leave out what is not of the times, and, unless it is named, the topic that is sent to."""
+    kept = between(messages, since_ms=settings.since_ms, until_ms=settings.until_ms)
+    into = settings.sink.get("topic")
+    is_named = "topics" in settings.given or "topic" in settings.given
+    return kept if is_named or into is None else kept.where(kept["topic"] != into)
 
 
 def send(
@@ -117,11 +143,11 @@ def send(
     }
     for name, value in stream.items():
         reader = reader.option(name, value)
-    kept = between(reader.load(), since_ms=settings.since_ms, until_ms=settings.until_ms)
+    kept = up_to(_kept(reader.load(), settings), begun.ends)
     bad_before = _bad_rows(spark, settings)
     counting = _Counting(tell)
     writer = counting.observed(to_send(kept, timing)).writeStream.format(NAME)
-    for name, value in settings.sink.items():
+    for name, value in _of_sink(settings).items():
         writer = writer.option(name, value)
     writer = writer.option("checkpointLocation", f"{settings.state.rstrip('/')}/checkpoint")
     spark.streams.addListener(counting)
@@ -195,7 +221,7 @@ class _Counting(StreamingQueryListener):
 
 def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
     """Return how many rows the table of those has that could not be sent."""
-    path = settings.sink.get("deadLetterPath", "")
+    path = _of_sink(settings).get("deadLetterPath", "")
     if not path:
         return 0
     try:
@@ -205,7 +231,16 @@ def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
 
 
 def _of_source(settings: ReplaySettings) -> dict[str, str]:
-    return {**settings.given, "readMode": "archive", "archivePath": settings.archive}
+    own = {name: value for name, value in settings.more.items() if name in _SOURCE}
+    return {**settings.given, **own, "readMode": "archive", "archivePath": settings.archive}
+
+
+def _of_sink(settings: ReplaySettings) -> dict[str, str]:
+    # With what nobody knows: it says so, and what was meant.
+    own = {
+        name: value for name, value in settings.more.items() if name in _SINK or name not in _SOURCE
+    }
+    return {**settings.sink, **own}
 
 
 def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
@@ -221,7 +256,8 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
                 f"{settings.state} is of another replay; give the same options as then, or another"
                 " --state"
             )
-        return Plan(**kept["plan"])
+        ends = tuple(tuple(end) for end in kept["plan"]["ends"])
+        return Plan(**{**kept["plan"], "ends": ends})
     looked = plan(spark, settings)
     begun = Plan(**{**asdict(looked), "begin_ms": now_ms + LEAD_MS})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,6 +272,7 @@ def _asked(settings: ReplaySettings) -> dict[str, Any]:
         "archive": settings.archive,
         "topics": {name: settings.given.get(name, "") for name in ("topics", "topicPattern")},
         "into": settings.sink.get("topic", ""),
+        "namespace": settings.more.get("namespace", ""),
         "timing": settings.timing,
         "speed": settings.speed,
         "since_ms": settings.since_ms,

@@ -54,7 +54,10 @@ def session(
     name: str, master: str | None, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Have a session for the block, quiet on the terminal."""
-    from tidemill.pipeline.session import build_spark
+    from tidemill.pipeline.session import build_spark, is_submitted
+
+    # A JVM that runs already has read its settings of log4j, and is told the level, which it tells.
+    quiet = {"spark.log.level": "ERROR"} if is_submitted() else {}
 
     spark = build_spark(
         f"tidemill {name}",
@@ -66,7 +69,7 @@ def session(
             # Of a terminal; without them Spark makes 200 tasks of every shuffle.
             "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
-            "spark.log.level": "ERROR",
+            **quiet,
             **(settings or {}),
         },
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
-from typing import Any, Final
+from hashlib import blake2b
+from typing import Any, Final, final
 
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.options import SinkOptions
@@ -27,8 +27,34 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 _DUE_MS_MAX: Final = 253_402_300_799_999  # the last instant that a Timestamp of protobuf can be
 
 
+_ID_BYTES: Final = 16  # of hexadecimal digits twice as many, as clients' ids have
+
+
 class BadRow(Exception):
     """A row cannot be a message."""
+
+
+@final
+class RowIds:
+    """Ids of messages whose rows have none: the same again where a task is done again.
+
+    An id is made of the write, the task, the number of the row and what is sent. So those of
+    another write differ, and rows that come in another order the second time are never taken for
+    each other.
+    """
+
+    def __init__(self, write: str, partition: int) -> None:
+        """`write`: what is the same when Spark repeats a task or a batch, and never otherwise."""
+        self._task = f"{write}/{partition}/".encode()
+        self._number = 0
+
+    def of(self, topic: str, body: bytes) -> str:
+        """Return the id of the next row."""
+        self._number += 1
+        row = blake2b(self._task, digest_size=_ID_BYTES)
+        row.update(b"%d/%b/" % (self._number, topic.encode()))
+        row.update(body)
+        return row.hexdigest().upper()
 
 
 def check_columns(types: Mapping[str, str], options: SinkOptions) -> None:
@@ -47,7 +73,7 @@ def check_columns(types: Mapping[str, str], options: SinkOptions) -> None:
 
 
 def message_of(
-    row: Mapping[str, Any], options: SinkOptions, topic_of: Any, *, now_ms: int
+    row: Mapping[str, Any], options: SinkOptions, topic_of: Any, *, now_ms: int, ids: RowIds
 ) -> v2.Message:
     """Return a row as a message. Raises BadRow.
 
@@ -63,7 +89,7 @@ def message_of(
         topic=topic_of(topic), body=body.encode() if isinstance(body, str) else body
     )
     system = message.system_properties
-    system.message_id = row.get("message_id") or secrets.token_hex(16).upper()
+    system.message_id = row.get("message_id") or ids.of(topic, message.body)
     system.body_encoding = v2.IDENTITY
     system.born_timestamp.FromMilliseconds(now_ms)
     due_ms = _due_ms(row, now_ms)

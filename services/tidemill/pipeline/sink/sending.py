@@ -17,7 +17,7 @@ import grpc
 from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import Refused, Unreachable
 from tidemill.pipeline.options import SinkOptions
-from tidemill.pipeline.sink.messages import BadRow, message_of
+from tidemill.pipeline.sink.messages import BadRow, RowIds, message_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 _TROUBLE: Final = 50_000  # codes from here on are the server's, and may pass
@@ -54,11 +54,13 @@ class Sender:
         options: SinkOptions,
         *,
         max_retries: int,
+        ids: RowIds,
         now_ms: Callable[[], int],
         sleep_s: Callable[[float], None] = time.sleep,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._options, self._max_retries = client, options, max_retries
+        self._ids = ids
         self._now_ms, self._sleep_s, self._monotonic_s = now_ms, sleep_s, monotonic_s
         self._flights: deque[_Flight] = deque()
         self._begin_s = monotonic_s()
@@ -84,7 +86,9 @@ class Sender:
         size = 0
         for number, row in enumerate(rows):
             try:
-                message = message_of(row, self._options, self._client.topic, now_ms=self._now_ms())
+                message = message_of(
+                    row, self._options, self._client.topic, now_ms=self._now_ms(), ids=self._ids
+                )
             except BadRow as error:
                 self._refuse(number, str(error))
                 continue

@@ -10,10 +10,11 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -25,11 +26,16 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.options import SinkOptions
 from tidemill.pipeline.pulling import log
-from tidemill.pipeline.sink.messages import check_columns
+from tidemill.pipeline.sink.messages import RowIds, check_columns
 from tidemill.pipeline.sink.sending import Sender
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+# Spark's names of what a batch of a stream is known by, in every start of its query.
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+_ID_BYTES: Final = 16  # of what a write of a batch is known by
 
 
 @dataclass
@@ -48,6 +54,7 @@ class _Tasks:
             {field.name: field.dataType.simpleString() for field in schema.fields}, options
         )
         self.options = options
+        self.run = secrets.token_hex(_ID_BYTES)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Send the rows of a task; runs in an executor."""
@@ -55,6 +62,7 @@ class _Tasks:
             connect(self.options.connection),
             self.options,
             max_retries=self.options.connection.max_retries,
+            ids=_ids(self.run),
             now_ms=SystemClock().wall_ms,
         )
         bad: list[dict[str, Any]] = []
@@ -96,6 +104,18 @@ class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
     def abort(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
         """Say what was sent all the same."""
         _tell(messages)
+
+
+def _ids(run: str) -> RowIds:
+    """Return the ids of this task's rows.
+
+    A batch of a stream is the same write when a query that was stopped does it again.
+    """
+    context = TaskContext.get()
+    assert context is not None, "a task writes"
+    query = context.getLocalProperty(_QUERY_ID)
+    write = f"{query}/{context.getLocalProperty(_BATCH_ID)}" if query else run
+    return RowIds(write, context.partitionId())
 
 
 def _tell(messages: list[Written | None]) -> None:

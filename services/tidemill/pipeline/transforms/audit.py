@@ -98,7 +98,7 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
         .unionByName(_orphans(groups))
     )
     if sends is not None:
-        found = found.unionByName(_never_stored(sends, events, rules))
+        found = found.unionByName(never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *_PLACE, "timer_id"])
     found = found.persist()
     return Audit(
@@ -366,7 +366,8 @@ def _orphans(groups: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame:
+def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame:
+    """Return findings of sends, as `audit` takes them, that no event tells."""
     told = events.where("message_id is not null").select("message_id").distinct()
     at_ms = F.col("at_ms")
     lost = (

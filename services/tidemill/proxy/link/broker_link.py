@@ -30,7 +30,7 @@ from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
 from tidemill.proxy.link.polls import Poll, Polls, Popped
 from tidemill.proxy.link.signs_of_life import SignsOfLife
-from tidemill.proxy.link.stream import LinkStream
+from tidemill.proxy.link.stream import SILENT_S, LinkStream
 from tidemill.transport.aio.channel import connected
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# A ping leaves after one second of silence, at the next look of each second: what answers was heard
-# less than this ago.
-SILENT_S = 2.5
 CHANGES_TOLD_MAX = 20  # names in a debug line: the first configuration has all
 ACK_BYTES = 200  # about what an ack that waits takes in memory
 _UNKNOWN = "the broker did not answer in time; the outcome is unknown"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -92,7 +93,8 @@ class MasterRoutes:
                     message_bytes_max=MESSAGE_BYTES_MAX,
                     timeout_s=CONNECT_TIMEOUT_S,
                 ) as channel:
-                    stream = channel.open(WATCH_ROUTES, self._hear)
+                    told: set[str] = set()  # the groups that this controller knows, on this stream
+                    stream = channel.open(WATCH_ROUTES, functools.partial(self._hear, told))
                     self._channels[address] = channel
                     try:
                         stream.write(request)
@@ -141,13 +143,19 @@ class MasterRoutes:
         finally:
             stream.cancel()
 
-    def _hear(self, message: bytes) -> None:
+    def _hear(self, told: set[str], message: bytes) -> None:
         try:
             update = wire.RouteUpdate.FromString(message)
         except DecodeError:
             log.warning("a controller says what makes no sense")
             return
-        if not update.groups:
+        gone = told - update.groups.keys() if update.is_complete else set()
+        for name in gone:
+            log.info("a broker group is gone", group=name)
+            self.masters.forget(name)
+        told.difference_update(gone)
+        told.update(update.groups)
+        if not update.groups and not gone:
             return
         for name, view in update.groups.items():
             for address in self.masters.learn(name, from_view(view)):

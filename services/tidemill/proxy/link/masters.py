@@ -2,7 +2,10 @@
 
     learn        controllers push what they know of groups, at once and again when it changes
     refused      a replica says that it is not the master, and who is
+    forget       there is no such group any more
     failed       nobody is there: then all known replicas are asked in turn, until one serves
+    silent       who was dialled is connected and says nothing; `heard` when it does again
+    answered     another replica is there, meanwhile
 
 A link is to a broker group, by any address of it that somebody has written down; here is said whom
 it dials. Invariant: of one group nothing with a lower version counts (F-22).
@@ -63,6 +66,10 @@ class _Place:
     refused_by: str = ""  # who was dialled last, and has answered that it is not the master
     answering: set[str] = field(default_factory=set)  # others, since then
 
+    def lose(self) -> None:
+        if self.lost != self.master:
+            self.lost, self.answering = self.master, set()
+
     def candidates(self) -> list[str]:
         return list(dict.fromkeys([*filter(None, [self.master]), *self.others, self.address]))
 
@@ -116,6 +123,13 @@ class Masters:
             if place.address in all_addresses and self._update(place, self._routes[name])
         ]
 
+    def forget(self, name: str) -> None:
+        """Hear that there is no such group any more: one that is made anew begins with epoch 1."""
+        route = self._routes.pop(name, None)
+        for place in self._places.values():
+            if route is not None and place.address in route.addresses:
+                place.version, place.epoch, place.lost = NOTHING, 0, ""
+
     def refused(
         self, address: str, dialled: str, *, version: int, master: str, epoch: int = 0
     ) -> None:
@@ -141,9 +155,34 @@ class Masters:
         place = self._place(address)
         if dialled == place.master:
             place.is_doubtful = True
-            if place.lost != dialled != place.refused_by:
-                place.lost, place.answering = dialled, set()
+            if dialled != place.refused_by:
+                place.lose()
         place.refused_by = ""
+
+    def silent(self, address: str, dialled: str) -> None:
+        """Hear that who was dialled says nothing, on a stream that may go on all the same."""
+        place = self._place(address)
+        if dialled == place.master:
+            place.lose()
+
+    def heard(self, address: str, dialled: str) -> None:
+        """Hear that the stream of who was silent goes on."""
+        place = self._place(address)
+        if dialled == place.lost:
+            place.lost = ""
+
+    def unasked(self, address: str) -> list[str]:
+        """Return the other replicas that have not answered since the master was lost."""
+        place = self._place(address)
+        if not place.lost:
+            return []
+        return [one for one in place.others if one not in {place.lost, *place.answering}]
+
+    def answered(self, address: str, other: str) -> None:
+        """Hear that another replica has answered, while the master is lost."""
+        place = self._place(address)
+        if place.lost not in {"", other}:
+            place.answering.add(other)
 
     def served(self, address: str, dialled: str, *, epoch: int = 0) -> bool:
         """Hear that who was dialled serves as the master of `epoch`; whether it is believed.

@@ -14,6 +14,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+from tidemill.transport.aio.asking import ask
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connect, OpenChannel, OpenStream
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -21,6 +22,7 @@ from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from tidemill.proxy.link.master_routes import MasterRoutes
+    from tidemill.proxy.link.masters import Masters
 
 log = structlog.get_logger()
 
@@ -31,6 +33,13 @@ RECONNECT_MAX_MS = 250
 WAITING_WARN_FIRST_S = 1.0
 WAITING_WARN_EVERY_S = 10.0  # an operator who comes later should not have to wait for long
 CONNECT_TIMEOUT_S = 2.0
+# A ping leaves after one second of silence, at the next look of each second: what answers was heard
+# less than this ago.
+SILENT_S: Final = 2.5
+LOOK_ROUND_S: Final = 0.5  # between two looks at who else answers
+PROBE_TIMEOUT_S: Final = 1.0
+PROBE_BYTES_MAX: Final = 64 << 10
+PROBE: Final = "/grpc.health.v1.Health/Check"
 HOPS_MAX: Final = 3  # from a replica that knows the master to that one, and it may have moved
 PROCESS_ID_BYTES = 16  # random: no two processes have the same
 # Of one frame: one is closed when it passes 256 KiB, so the largest ends with a pop of 16 MiB
@@ -73,7 +82,8 @@ class LinkStream:
         self._dialled = address  # who of the broker group at `address`
         self._hops = 0  # from one replica to another, without anybody serving
         self._moved = asyncio.Event()
-        self._closing: set[asyncio.Task[str]] = set()  # connections to who is master no more
+        # Connections to who is master no more, and to who was asked instead.
+        self._closing: set[asyncio.Task[str] | asyncio.Task[None]] = set()
         if routes is not None:
             routes.watch(address, self._moved.set)
         self._process_id = os.urandom(PROCESS_ID_BYTES)
@@ -137,22 +147,62 @@ class LinkStream:
         self._moved.clear()
         if self._routes is None:
             return await self._connect()
-        self._dialled = self._routes.masters.dial(self._address)
+        masters = self._routes.masters
+        self._dialled = masters.dial(self._address)
         connecting = asyncio.create_task(self._connect(), name=f"stream to {self._dialled}")
         moved = asyncio.create_task(self._moved.wait(), name="moved")
+        looking = asyncio.create_task(self._look_round(masters), name="who answers instead")
         try:
-            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((connecting, moved, looking), return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 return connecting.result()
+            if looking.done():
+                looking.result()
         finally:
             moved.cancel()
-            if not connecting.done():
-                # Its last words are not waited for: who was the master may stand still.
-                connecting.cancel()
-                self._closing.add(connecting)
-                connecting.add_done_callback(self._closing.discard)
+            self._let_end(connecting)
+            self._let_end(looking)
         await asyncio.sleep(0)  # The stream's own end comes first.
         return "another replica is the master"
+
+    def _let_end(self, task: asyncio.Task[str] | asyncio.Task[None]) -> None:
+        """End what has connections. Last words are not waited for: who hears them may be still."""
+        if not task.done():
+            task.cancel()
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _look_round(self, masters: Masters) -> None:
+        """While the master is connected and says nothing, ask the other replicas for an answer.
+
+        Its stream stays, as it does for a machine that pauses; but controllers are to hear of it.
+        """
+        silent: OpenChannel | None = None
+        while True:
+            await asyncio.sleep(LOOK_ROUND_S)
+            channel = self._channel
+            if channel is None:
+                continue
+            if self.silent_s() > SILENT_S:
+                silent = channel
+                masters.silent(self._address, self._dialled)
+                async with asyncio.TaskGroup() as probes:
+                    for other in masters.unasked(self._address):
+                        probes.create_task(self._probe(other, masters), name=f"probe {other}")
+            elif channel is silent:
+                silent = None
+                masters.heard(self._address, self._dialled)
+
+    async def _probe(self, other: str, masters: Masters) -> None:
+        with contextlib.suppress(RpcError, TimeoutError):
+            async with (
+                self._connect_to(
+                    other, LIMITS, message_bytes_max=PROBE_BYTES_MAX, timeout_s=PROBE_TIMEOUT_S
+                ) as channel,
+                asyncio.timeout(PROBE_TIMEOUT_S),
+            ):
+                await ask(channel, PROBE, b"")
+                masters.answered(self._address, other)
 
     async def _connect(self) -> str:
         """Open a stream and return why it has ended, or could not be opened."""

@@ -103,23 +103,12 @@ async def connected(
 
     With `tls` the server must show a certificate for the host of the address.
     """
-    host, _, port = address.rpartition(":")
-    loop = asyncio.get_running_loop()
+    protocol = ClientProtocol(address, limits, message_bytes_max)
     try:
-        async with asyncio.timeout(timeout_s):
-            transport, protocol = await loop.create_connection(
-                lambda: ClientProtocol(address, limits, message_bytes_max),
-                host.strip("[]"),
-                int(port),
-                ssl=tls,
-                server_hostname=host.strip("[]") if tls else None,
-            )
-    except TimeoutError:
-        raise RpcError(RpcCode.UNAVAILABLE, f"{address} does not answer") from None
-    except (OSError, ValueError, OverflowError) as error:
-        # An address that cannot be one is to its caller a server that is not there: a host that
-        # no name can be (UnicodeError is a ValueError), a port that is none or too high.
-        raise RpcError(RpcCode.UNAVAILABLE, f"cannot connect to {address}: {error}") from error
+        transport = await _dial(protocol, address, timeout_s, tls)
+    except BaseException:
+        protocol.abandon()
+        raise
     try:
         yield Channel(protocol)
     finally:
@@ -132,6 +121,29 @@ async def connected(
             pass  # The server does not read our last words.
         finally:
             transport.abort()
+
+
+async def _dial(
+    protocol: ClientProtocol, address: str, timeout_s: float, tls: ssl.SSLContext | None
+) -> asyncio.Transport:
+    """Connect; raise RpcError(UNAVAILABLE)."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, _ = await protocol.loop.create_connection(
+                lambda: protocol,
+                host.strip("[]"),
+                int(port),
+                ssl=tls,
+                server_hostname=host.strip("[]") if tls else None,
+            )
+    except TimeoutError:
+        raise RpcError(RpcCode.UNAVAILABLE, f"{address} does not answer") from None
+    except (OSError, ValueError, OverflowError) as error:
+        # An address that cannot be one is to its caller a server that is not there: a host that
+        # no name can be (UnicodeError is a ValueError), a port that is none or too high.
+        raise RpcError(RpcCode.UNAVAILABLE, f"cannot connect to {address}: {error}") from error
+    return transport
 
 
 @final
@@ -247,6 +259,17 @@ class ClientProtocol(asyncio.Protocol):
                     RpcError(RpcCode.CANCELLED, "this side has cancelled the call")
                 )
                 stream.outcome.exception()  # Nobody may be waiting for it.
+
+    def abandon(self) -> None:
+        """Let go of a connection that came when nobody waited for it any more.
+
+        Its transport is closed by then, and uvloop's neither says so (`is_closing`) nor tells of it
+        (`connection_lost`): what is written to it raises, and its timer would look on for ever.
+        """
+        if self._checking is not None:
+            self._checking.cancel()
+        self._writer.detach()
+        self.lost.set()
 
     def close(self) -> None:
         """End the connection once its last words are written."""

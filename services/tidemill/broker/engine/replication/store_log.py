@@ -2,6 +2,7 @@
 
     replica/state.a, state.b   epoch seen, journal, what is confirmed, what a start may claim by
     replica/truncate           while it is there: an intent to cut (failover.md 9.4)
+    replica/cut                what was cut last, for people: nothing rests on it
     replica/addresses          of the replicas, a line each: whom a start asks whose log is damaged
 
 What is confirmed is saved now and then, by whoever makes a checkpoint; a start knows less, never
@@ -10,6 +11,7 @@ more.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import final
 from zlib import crc32
@@ -17,27 +19,37 @@ from zlib import crc32
 from tidemill.broker.engine.layout import replica_state, truncate_intent
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.replica_state import ReplicaState
+from tidemill.broker.engine.layout.truncate_intent import Cut
 from tidemill.broker.engine.replication.epoch_journal import ENTRIES_MAX, EpochEntry, Journal
 from tidemill.broker.engine.replication.messages import Data, Digest
 from tidemill.broker.engine.replication.replicated_log import DIGEST_BYTES
 from tidemill.broker.engine.store.checked_run import find_last_run
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.disk import Disk, File
+from tidemill.broker.engine.store.disk import Disk, File, ReadFailed
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.segment import CorruptStore
 
 FOLDER = "replica"
 COPIES = (f"{FOLDER}/state.a", f"{FOLDER}/state.b")
 INTENT = f"{FOLDER}/truncate"
+CUT = f"{FOLDER}/cut"
 ADDRESSES = f"{FOLDER}/addresses"
 
 
-def find_intent(disk: Disk) -> int | None:
+def find_intent(disk: Disk) -> Cut | None:
     """Return where a truncation was to cut that a crash has interrupted; None: there was none.
 
     A start cuts there before it looks at what the log holds, and then calls `end_intent`.
     """
     return truncate_intent.find(disk.read(INTENT))
+
+
+def find_cut(disk: Disk) -> Cut | None:
+    """Return what was cut last, for people to read; None: nothing, or nobody knows."""
+    cut = None
+    with contextlib.suppress(ReadFailed):
+        cut = truncate_intent.find(disk.read(CUT))
+    return cut if cut is not None and cut.size_bytes else None
 
 
 def find_addresses(disk: Disk) -> dict[int, str]:
@@ -128,8 +140,8 @@ def _write(disk: Disk, state: ReplicaState) -> File:
 
 
 def end_intent(disk: Disk) -> None:
-    """Note, durably, that a truncation is done."""
-    disk.delete(INTENT)
+    """Note, durably, that a truncation is done; what it has cut is told from here on."""
+    disk.rename(INTENT, CUT)
     disk.folder(FOLDER).sync()
 
 
@@ -252,19 +264,28 @@ class StoreLog:
         run = find_last_run(self._log, low, end, DIGEST_BYTES)
         return Digest(run.begin, end, run.crc)
 
-    def truncate(self, cut: int) -> None:
-        """Take away all from `cut` on, durably, whole or not at all."""
-        if cut < self.confirm_offset:
+    def truncate(self, cut: Cut) -> None:
+        """Take away what is cut, durably, whole or not at all."""
+        if cut.offset < self.confirm_offset:
             # An election since then was unclean: what was confirmed is so no more.
-            self.confirm_offset = cut
+            self.confirm_offset = cut.offset
             self.save_confirm()
-        file = self._disk.open(INTENT, create=self._disk.read(INTENT) is None)
-        file.write_at(0, [truncate_intent.encode(cut)])
+        self._write_cut(INTENT, cut)
+        self._log.cut(LogOffset(cut.offset))
+        end_intent(self._disk)
+
+    def note_cut(self, cut: Cut) -> None:
+        """Note, durably, what goes with all of the store."""
+        self._write_cut(CUT, cut)
+
+    def _write_cut(self, name: str, cut: Cut) -> None:
+        data = truncate_intent.encode(cut)
+        file = self._disk.open(name, create=self._disk.read(name) is None)
+        file.resize(len(data))
+        file.write_at(0, [data])
         file.sync()
         file.close()
         self._disk.folder(FOLDER).sync()
-        self._log.cut(LogOffset(cut))
-        end_intent(self._disk)
 
     def confirm(self, offset: int) -> None:
         """Hear that all before `offset` is confirmed."""

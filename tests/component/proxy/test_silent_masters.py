@@ -1,0 +1,182 @@
+"""A master that is connected and says nothing: others are asked, and its stream stays.
+
+Time is virtual. Replicas are the ends of connections, as a proxy sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+
+from tests.simulation.loop import simulate
+from tests.support.replica_records import record_of_three
+from tidemill.controller.election.record import view_of
+from tidemill.proxy.link.master_routes import MasterRoutes
+from tidemill.proxy.link.masters import CutOff
+from tidemill.proxy.link.stream import EXCHANGE, PROBE, LinkStream
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcCode, RpcError
+
+GROUP = "broker-0"
+A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
+NOTICED_S = 4.0  # two and a half of silence, a look each half second, and an answer
+LIMIT_S = 60.0
+
+
+class Stream:
+    """A call to a replica."""
+
+    def __init__(self) -> None:
+        self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def write(self, message: bytes) -> None:
+        assert pb.RequestFrame.FromString(message).process_id
+
+    def write_last(self, message: bytes) -> None:
+        assert not message, "all services"
+
+    def cancel(self) -> None:
+        self.outcome.cancel()
+
+    def fail(self, error: RpcError) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+    async def ended(self) -> None:
+        await self.outcome
+
+
+class Channel:
+    """A connection to a replica."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        self._network = network
+        self._address = address
+        self._heard_at_s = asyncio.get_running_loop().time()
+
+    @property
+    def heard_at_s(self) -> float:
+        if self._address not in self._network.mute:
+            self._heard_at_s = asyncio.get_running_loop().time()
+        return self._heard_at_s
+
+    def open(self, path: str, on_message: Callable[[bytes], None]) -> Stream:
+        stream, loop = Stream(), asyncio.get_running_loop()
+        if self._address in self._network.mute:
+            return stream
+        if path == PROBE:
+            self._network.probed.append(self._address)
+            loop.call_soon(on_message, b"answer")
+            loop.call_soon(stream.outcome.set_result, None)
+            return stream
+        assert path == EXCHANGE
+        if self._address == A:
+            config = pb.ConfigUpdate(is_complete=True, broker_name=GROUP)
+            loop.call_soon(on_message, pb.ReplyFrame(config=config, epoch=3).SerializeToString())
+        return stream
+
+
+class Network:
+    """Which replicas are there."""
+
+    def __init__(self) -> None:
+        self.mute: set[str] = set()  # they say nothing, and accept who dials
+        self.away: set[str] = set()
+        self.dialled: list[str] = []  # for a link
+        self.probed: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def connect(
+        self, address: str, _limits: object, *, message_bytes_max: int, timeout_s: float
+    ) -> AsyncIterator[Channel]:
+        await asyncio.sleep(0.001)
+        if message_bytes_max > 1 << 20:
+            self.dialled.append(address)
+        if address in self.away:
+            await asyncio.sleep(timeout_s)
+            raise RpcError(RpcCode.UNAVAILABLE, "nobody is there")
+        yield Channel(self, address)
+
+
+class World:
+    """A link to a broker group of three, the first of which is master."""
+
+    def __init__(self) -> None:
+        self.network = Network()
+        self.lost: list[str] = []
+        self.frames: list[pb.ReplyFrame] = []
+        self.routes = MasterRoutes(
+            [], None, connect=self.network.connect, name="proxy-0", cluster="c"
+        )
+        self.routes.masters.learn(GROUP, view_of(record_of_three()))
+        self.stream = LinkStream(
+            A, receive=self.frames.append, lose=self._lose, connect=self.network.connect,
+            routes=self.routes,
+        )  # fmt: skip
+
+    def _lose(self, reason: str) -> bool:
+        self.lost.append(reason)
+        return True
+
+    @property
+    def cut_off(self) -> dict[str, CutOff]:
+        return self.routes.masters.cut_off()
+
+    async def until(self, holds: Callable[[], bool]) -> float:
+        """Wait for something; return how long it took."""
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        async with asyncio.timeout(LIMIT_S):
+            while not holds():  # noqa: ASYNC110 - time is virtual
+                await asyncio.sleep(0.01)
+        return loop.time() - begin_s
+
+
+def play(scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = World()
+        async with asyncio.TaskGroup() as tasks:
+            link = tasks.create_task(world.stream.run())
+            await world.until(lambda: bool(world.frames))
+            await scenario(world)
+            link.cancel()
+        await asyncio.sleep(LIMIT_S)  # What has ended has let go of its connections.
+
+    simulate(main(), Random(0))
+
+
+def test_a_master_that_says_nothing_is_told_of_with_who_answers_and_keeps_its_stream() -> None:
+    async def scenario(world: World) -> None:
+        world.network.away.add(C)
+        world.network.mute.add(A)
+        took_s = await world.until(lambda: world.cut_off == {GROUP: CutOff(A, frozenset({B}))})
+        assert took_s < NOTICED_S
+        world.network.away.clear()
+        await world.until(lambda: world.cut_off == {GROUP: CutOff(A, frozenset({B, C}))})
+        assert (world.network.dialled, world.lost) == ([A], []), "it may only pause"
+        assert sorted(world.network.probed) == [B, C], "once each"
+
+    play(scenario)
+
+
+def test_a_master_that_speaks_again_is_told_of_no_more() -> None:
+    async def scenario(world: World) -> None:
+        world.network.mute.add(A)
+        await world.until(lambda: bool(world.cut_off))
+        world.network.mute.clear()
+        assert await world.until(lambda: not world.cut_off) < 1.0
+        world.network.mute.add(A)
+        assert await world.until(lambda: bool(world.cut_off)) > 2.0, "it is another silence"
+
+    play(scenario)
+
+
+def test_nobody_is_asked_while_the_master_speaks() -> None:
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(60.0)
+        assert not world.cut_off
+        assert (world.network.dialled, world.network.probed) == ([A], [])
+
+    play(scenario)

@@ -1,0 +1,64 @@
+"""A disk that fails one write, or one sync, of a replica under load: row 23 of the fault matrix.
+
+The kernel says EIO to the broker, or to its sync process, once: it would say OK if it were asked
+again. Nobody asks again. The broker ends, another one leads, and nothing acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_clients_through_failovers import SENDS_BETWEEN, play, sends
+from tests.support.controlled_group import ControlledGroup, reasons_since
+from tests.support.failing_calls import SYNC, WRITE, fail_once, is_possible
+from tests.support.load import Load
+from tests.support.processes import descendants, is_running
+
+pytestmark = pytest.mark.heavy
+FAILED = "[Errno 5]", "Input/output error"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traceable() -> None:
+    if not is_possible():
+        pytest.skip("here nobody can make a call of another process fail")
+
+
+def process_of(broker: int, calls: frozenset[int]) -> int:
+    """Return which process makes these calls for the log of a broker."""
+    return broker if calls == WRITE else descendants(broker)[1]  # Forked first: of the log.
+
+
+@pytest.mark.parametrize("whose", ["the master", "a replica"])
+@pytest.mark.parametrize("calls", [WRITE, SYNC], ids=["a write", "a sync"])
+def test_whose_disk_fails_ends_and_another_one_goes_on(
+    tmp_path: Path, whose: str, calls: frozenset[int]
+) -> None:
+    async def fail(group: ControlledGroup, load: Load) -> None:
+        before = await asyncio.to_thread(group.await_in_sync)
+        master: int = before.view.master.replica_id
+        victim = master if whose == "the master" else (master + 1) % 3
+        run = next(one for one in before.view.sss if one.replica_id == victim)
+        broker = group.replicas[victim].broker_pid
+        await asyncio.to_thread(fail_once, process_of(broker, calls), calls, errno.EIO)
+        if victim == master:
+            after = await asyncio.to_thread(group.led_by_another, before)
+            assert reasons_since(before, after)[0] == "its process has ended"
+        await sends(load, SENDS_BETWEEN)
+        # It has registered as another run: of a process that its supervisor has started.
+        whole = await asyncio.to_thread(
+            group.await_group, lambda one: len(one.view.sss) == 3 and run not in one.view.sss
+        )
+        assert not is_running(broker)
+        if victim != master:
+            assert whole.view.epoch == before.view.epoch, "the master was not its business"
+        log = (group.folder / f"replica-{victim}.log").read_text()
+        assert any(word in log for word in FAILED), log[-3000:]
+
+    load = play(tmp_path, fail)
+    verdict = load.history.judge()
+    assert verdict.is_clean, str(verdict)

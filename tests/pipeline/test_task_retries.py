@@ -1,0 +1,93 @@
+"""Tasks that fail in the middle and are done again by Spark, and batches by a restarted query."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.conftest import streaming
+from tests.support.fake_cluster import PAGE_ROWS, FakeCluster
+from tests.support.processes import environment
+from tests.support.retried_tasks import ROWS
+from tidemill.pipeline.pulling import BATCH_ROWS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STORED = 2 * BATCH_ROWS
+RUN_S = 600.0  # for Spark to start and end; only a test that fails waits for so long
+SENDS_BEFORE = 5  # of 32 rows each, which were stored when a send fails
+
+
+def ids_by_body(cluster: FakeCluster) -> dict[bytes, set[str]]:
+    """Return the ids under which each body was sent."""
+    found: dict[bytes, set[str]] = {}
+    for message in cluster.sent:
+        found.setdefault(message.body, set()).add(message.system_properties.message_id)
+    return found
+
+
+def check_repeats_are_known(cluster: FakeCluster, bodies: set[bytes]) -> None:
+    """Check that rows came, some of them again, and that each has an id of its own."""
+    assert len(cluster.sent) > len(bodies)
+    ids = ids_by_body(cluster)
+    assert ids.keys() == bodies
+    assert Counter(len(each) for each in ids.values()) == {1: len(bodies)}
+    assert len(set().union(*ids.values())) == len(bodies)
+
+
+def test_a_task_that_is_done_again_loses_and_doubles_nothing(cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, STORED)
+    # Behind a batch that Spark already has.
+    cluster.breaks_after = BATCH_ROWS // PAGE_ROWS + 1
+    cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE}, {"SendMessage": 1}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.retried_tasks", cluster.endpoint],
+        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert cluster.pulls == [("a", 0, 0)] * 2, "the task was done twice"
+    offsets = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(offsets) == list(range(STORED))
+    check_repeats_are_known(cluster, {b"row %d" % n for n in range(ROWS)})
+    # A job's terminal has what went wrong, and nothing that Spark says of itself.
+    assert " ERROR " in done.stderr
+    of_itself = re.compile(r" WARN |log4j|log level")
+    assert [line for line in done.stderr.splitlines() if of_itself.search(line)] == []
+
+
+def test_a_batch_that_is_done_again_is_known_by_its_ids(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 200)
+    bodies = {f"orders/a/0/{i}".encode() for i in range(200)}
+    frame = streaming(spark, cluster, topic="orders", startingOffsets="earliest").load()
+
+    def run() -> None:
+        writer = frame.select("body").writeStream.format("rocketmq").options(
+            endpoints=cluster.endpoint, topic="copies", maxRetries="0",
+            checkpointLocation=str(tmp_path / "checkpoint"),
+        )  # fmt: skip
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE - 2}, {"SendMessage": 1}
+    with pytest.raises(Exception, match="a send failed 1 times"):
+        run()
+    assert 0 < len(cluster.sent) < 200
+    run()
+    check_repeats_are_known(cluster, {body.ljust(10, b".") for body in bodies})
+    # What is written another time is another message.
+    before = {each.system_properties.message_id for each in cluster.sent}
+    cluster.sent.clear()
+    cluster.add("orders", "a", 0, 50)
+    run()
+    after = {each.system_properties.message_id for each in cluster.sent}
+    assert len(after) == 50
+    assert before.isdisjoint(after)
