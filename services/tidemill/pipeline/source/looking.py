@@ -30,8 +30,10 @@ def look_until_settled(
             return view
         attempt += 1
         if attempt == 1:
+            # Of thousands of queues one is named.
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             log.warning(
-                "%s: less is there than there was. It is looked at again for %.0f s",
-                ", ".join(map(str, found)), short_s,
+                "%s%s: less is there than there was. It is looked at again for %.0f s",
+                min(map(str, found)), more, short_s,
             )  # fmt: skip
         client.pause(attempt)
