@@ -257,3 +257,17 @@ def test_what_makes_no_sense_is_refused_and_no_failure_of_the_server(
         with pytest.raises(grpc.RpcError) as raised:
             ask()
         assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_read_until_behind_the_end_of_the_log_ends_at_its_end(
+    stub: pipeline_pb2_grpc.PipelineSourceStub,
+) -> None:
+    """Nothing comes there by itself: a call that waited for it would ask for ever."""
+    _, end = events_of(stub)
+    call = stub.ReadEvents(
+        pb.ReadEventsRequest(
+            broker="broker-0", from_position=end.log_end, until_position=end.log_end + (1 << 40)
+        ),
+        timeout=30,
+    )
+    assert list(call)[-1].next_position >= end.log_end

@@ -80,6 +80,10 @@ class FakeCluster:
         self.away: dict[str, int] = {}
         # Called before each read of messages, so that something happens just then.
         self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
+        # Before each read of events.
+        self.on_events: Callable[[], None] = lambda: None
+        # Called before each look at queues.
+        self.on_look: Callable[[], None] = lambda: None
         self.endpoint = ""
 
     # ------------------------------------------------------------ what a test does
@@ -127,6 +131,16 @@ class FakeCluster:
         with self.lock:
             self.brokers[broker].queues[topic, queue_id].first = first
 
+    def restore(self, topic: str, broker: str, queue_id: int, end: int) -> None:
+        """Put an older copy of a broker group's store back: the same log, that ends sooner."""
+        with self.lock:
+            del self.brokers[broker].queues[topic, queue_id].messages[end:]
+
+    def restore_log(self, broker: str, count: int) -> None:
+        """Let a broker group's log have so many events, as a copy of before has."""
+        with self.lock:
+            del self.brokers[broker].events[count:]
+
     def delete(self, topic: str) -> None:
         """Delete a topic; another one of its name has another id."""
         with self.lock:
@@ -135,10 +149,10 @@ class FakeCluster:
                 for key in [key for key in broker.queues if key[0] == topic]:
                     del broker.queues[key]
 
-    def restore(self, topic: str, broker: str, queue_id: int, end: int) -> None:
-        """Put a backup in place of a store: the queue ends where it ended then."""
+    def remove(self, broker: str) -> None:
+        """Remove a broker group with all that it has."""
         with self.lock:
-            del self.brokers[broker].queues[topic, queue_id].messages[end:]
+            del self.brokers[broker]
 
     def make_store_anew(self, broker: str) -> None:
         """Put an empty store in place of a broker group's: the same ids are given again."""
@@ -279,6 +293,7 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
 
     def GetQueues(self, request: pb.GetQueuesRequest, context: Any) -> Iterator[pb.GetQueuesReply]:
         self.cluster.note("GetQueues", context)
+        self.cluster.on_look()
         with self.cluster.lock:
             yield pb.GetQueuesReply(
                 groups=[
@@ -328,8 +343,10 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         self, request: pb.ReadEventsRequest, context: Any
     ) -> Iterator[pb.ReadEventsReply]:
         self.cluster.note("ReadEvents", context)
+        self.cluster.on_events()
         with self.cluster.lock:
             broker = self.cluster.brokers[request.broker]
+            _check_position(broker, request, context)
             events, end = list(broker.events), broker.log_end
         begin = max(request.from_position, broker.log_min)
         until = min(end, request.until_position or end)
@@ -421,5 +438,14 @@ def _check_incarnation(broker: FakeBroker, request: pb.ReadMessagesRequest, cont
     elif request.topic_id not in {0, broker.topic_ids.get(request.topic)}:
         name = "TopicNotFound"
     if name:
-        context.set_trailing_metadata((("tidemill-error", name),))
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is another one")
+        _refuse(context, name)
+
+
+def _check_position(broker: FakeBroker, request: pb.ReadEventsRequest, context: Any) -> None:
+    if request.log_id not in {"", broker.log_id} or request.from_position > broker.log_end:
+        _refuse(context, "LogChanged")
+
+
+def _refuse(context: Any, name: str) -> None:
+    context.set_trailing_metadata((("tidemill-error", name),))
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is another one")

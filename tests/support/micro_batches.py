@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 
 from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.options import SourceOptions, parse_source
+from tidemill.pipeline.source.events import EventStreamReader
 from tidemill.pipeline.source.messages import MessageReader, MessageStreamReader
 
 COLUMNS = StructType(
@@ -28,12 +29,16 @@ COLUMNS = StructType(
         StructField("body", BinaryType()),
     ]
 )
+EVENT_COLUMNS = StructType(
+    [StructField("message_id", StringType()), StructField("log_position", LongType())]
+)
 RUN_MAX = 20  # batches of a run that does not end by itself
 
 
 def read_batch(cluster: FakeCluster, **options: str) -> list[dict[str, Any]]:
     """Return the rows of a batch read."""
-    return _rows(MessageReader(_parsed(cluster, options, is_stream=False), COLUMNS), ())
+    parsed = _parsed(cluster, options, is_stream=False)
+    return _rows(MessageReader(parsed, COLUMNS, short_s=0), ())
 
 
 class Stream:
@@ -42,31 +47,40 @@ class Stream:
     def __init__(self, cluster: FakeCluster, **options: str) -> None:
         given = {"startingOffsets": "earliest", **options}
         self.options = _parsed(cluster, given, is_stream=True)
+        self.short_s = 0.0  # how long a queue may end too soon
         self.start: Any = None  # where what is committed ends
         self.planned: Any = None  # of a batch that is not committed
 
-    def run(self, between: Callable[[], None] = lambda: None) -> list[bytes]:
-        """Start it, read all that is there, and return the bodies.
+    def run(self, between: Callable[[], None] = lambda: None) -> list[Any]:
+        """Start it, read all that is there, and return the bodies; of events the ids of messages.
 
         `between` comes after the plan of the first batch, and before its tasks.
         """
-        reader = MessageStreamReader(self.options, COLUMNS)
+        reader, column = self.reader()
         if self.start is None:
             self.start = _as_kept(reader.initialOffset())
         reader.prepareForTriggerAvailableNow()
-        bodies: list[bytes] = []
+        found: list[Any] = []
         for number in range(RUN_MAX):
             if self.planned is None:
                 limit = reader.getDefaultReadLimit()
                 end = _as_kept(reader.latestOffset(self.start, limit))
                 if end == self.start:
-                    return bodies
+                    return found
                 self.planned = end
             if number == 0:
                 between()
-            bodies += [row["body"] for row in _rows(reader, (self.start, self.planned))]
+            found += [row[column] for row in _rows(reader, (self.start, self.planned))]
             self.start, self.planned = self.planned, None
         raise AssertionError(f"the stream had no end: {self.start}")
+
+    def reader(self) -> tuple[Any, str]:
+        """Return what Spark would make at a start, and the column that is looked at."""
+        if self.options.dataset == "events":
+            return EventStreamReader(
+                self.options, EVENT_COLUMNS, short_s=self.short_s
+            ), "message_id"
+        return MessageStreamReader(self.options, COLUMNS, short_s=self.short_s), "body"
 
 
 def _rows(reader: Any, offsets: tuple[Any, ...]) -> list[dict[str, Any]]:

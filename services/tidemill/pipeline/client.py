@@ -43,8 +43,9 @@ _AGAIN: Final = frozenset(
         grpc.StatusCode.CANCELLED,
     }
 )
-# How a broker names it that a queue is not there any more.
-_GONE: Final = frozenset({"LogChanged", "TopicNotFound"})
+# How a broker names it that a log, or a queue, is not there any more.
+_LOG_CHANGED: Final = "LogChanged"
+_GONE: Final = frozenset({_LOG_CHANGED, "TopicNotFound"})
 _BEHIND_END: Final = "IllegalOffset"
 _ERROR_KEY: Final = "tidemill-error"  # trailer in which a cluster names an error
 _SERVER_TROUBLE: Final = 50_000  # codes of the protocol from here on are the server's trouble
@@ -82,9 +83,18 @@ class Cluster:
         return {log.broker for log in self.logs.values() if log.error}
 
     def has_lost(self, queue: Queue) -> bool:
-        """Say whether the broker group of a queue, which was asked for, has it no more."""
+        """Say whether a queue, which was asked for, is not there any more."""
         log = self.logs.get(queue.broker)
-        return log is not None and not log.error and queue not in self.queues
+        if log is None:
+            return self.has_removed(queue.broker)
+        return not log.error and queue not in self.queues
+
+    def has_removed(self, broker: str) -> bool:
+        """Say whether a broker group was removed from the cluster.
+
+        One that never told its name is known by its address: with it away, nobody can say.
+        """
+        return broker not in self.logs and bool(self.logs) and not self.unreachable
 
 
 class Client:
@@ -253,9 +263,10 @@ class Client:
     ) -> Iterator[pb.ReadEventsReply]:
         """Yield what happened from a position on, and of its record from an index on.
 
-        One call reads at most `log_bytes` of the log.
+        One call reads at most `log_bytes` of the log, and ends where that does now.
 
-        A call that breaks off goes on behind the last answer that came.
+        A call that breaks off goes on behind the last answer that came. Raises Gone where the
+        broker has another log, or not as much of it.
         """
         position, attempt = start, 0
         while True:
@@ -272,6 +283,8 @@ class Client:
                     log_bytes -= max(0, answer.next_position - position)
                     position, index, attempt = answer.next_position, answer.next_index, 0
             except grpc.RpcError as error:
+                if _name_of(error) == _LOG_CHANGED:
+                    raise Gone(f"{broker}: {_sentence(error)}") from error
                 attempt += 1
                 self._recover(error, attempt)
                 if log_bytes <= 0:

@@ -1,4 +1,4 @@
-"""Pulling a range of a queue: holes are passed over, and what is gone is told."""
+"""Pulling a range of a queue: what is gone of it is told."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tidemill.pipeline.errors import DataLoss, Gone
 from tidemill.pipeline.offsets import Queue, QueueRange
 from tidemill.pipeline.options import SourceOptions
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 BATCH_ROWS: Final = 2_048  # of an Arrow batch: several pages, since a batch has its own price
 BATCH_BYTES: Final = 8 << 20  # and no more than this of bodies, unless one message is larger
@@ -26,6 +27,10 @@ log = logging.getLogger("tidemill.pipeline")
 OnGap = Callable[[Queue, int, int, str], None]
 
 TAKEN: Final = "retention took them before they were read"
+_DAMAGED: Final = (
+    "the broker has what stands around them, and of them nothing that it can read; a replica may"
+    " have it, from which it is mended"
+)
 _ENDS_SOONER: Final = (
     "the queue was told to end behind them, and has ended before them for {:.0f} s: the broker has"
     " lost messages, or its store was restored"
@@ -43,11 +48,12 @@ def pull_range(
 ) -> Iterator[list[v2.Message]]:
     """Yield the messages of a range, in order, gathered from pages.
 
-    A hole is passed over. What retention took, what went with the queue, and what is not there for
-    `short_s`, goes to `on_gap`; without it that raises DataLoss, or is passed over with a warning,
-    as the options say.
+    What a filter leaves out is passed over. What retention took, what is damaged (with a filter
+    nobody can say), what went with the queue, and what is not there for `short_s`, goes to
+    `on_gap`; without it that raises DataLoss, or is passed over with a warning, as the options say.
     """
     tell = on_gap or gaps_told(fails=options.fails_on_data_loss)
+    has_all = options.filter == "*"
     gathered: list[v2.Message] = []
     size, at, stalls, since_s = 0, part.start, 0, 0.0
     while at < part.end:
@@ -59,6 +65,9 @@ def pull_range(
             ):  # fmt: skip
                 if page.is_gone:
                     tell(part.queue, at, min(page.min_offset, part.end), TAKEN)
+                    at = max(at, page.min_offset)
+                for first, last in _holes(page, at) if has_all else ():
+                    tell(part.queue, first, last, _DAMAGED)
                 gathered.extend(page.messages)
                 size += sum(len(message.body) for message in page.messages)
                 at = max(at, page.next_offset)
@@ -86,6 +95,17 @@ def pull_range(
         yield gathered
 
 
+def _holes(page: pb.ReadMessagesReply, at: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges from an offset to a page's end of which it has no message."""
+    for message in page.messages:
+        offset = message.system_properties.queue_offset
+        if offset > at:
+            yield at, offset
+        at = offset + 1
+    if page.next_offset > at:
+        yield at, page.next_offset
+
+
 def gaps_told(*, fails: bool) -> OnGap:
     """Return what says that a range is gone: as an error, or as a warning where that is allowed."""
 
@@ -102,8 +122,20 @@ def tell_lost(queue: Queue, at: int, *, fails: bool) -> None:
     """Say that a queue itself is gone, which was read up to an offset."""
     what = (
         f"{queue} is not there any more: its topic was deleted, or the store of the broker group"
-        f" made anew. It was read up to offset {at}; what stood behind it is gone"
+        f" made anew, or the broker group removed. It was read up to offset {at}; what stood behind"
+        " it is gone"
     )
     if fails:
         raise Gone(f"{what}. With failOnDataLoss=false the read goes on without it")
     log.warning("%s", what)
+
+
+def tell_shorter(queue: Queue, end: int, reached: str, *, fails: bool, goes_on: str) -> None:
+    """Say that a queue ends before where somebody had got to, and what a read does that may."""
+    what = (
+        f"{queue} ends at offset {end}, and {reached}: the broker has lost messages, or its store"
+        " was restored, and offsets from there on are of other messages"
+    )
+    if fails:
+        raise DataLoss(f"{what}. With failOnDataLoss=false {goes_on}")
+    log.warning("%s; %s", what, goes_on)

@@ -21,11 +21,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidemill.pipeline.client import BrokerLog, Cluster, connect
-from tidemill.pipeline.errors import DataLoss, PipelineError, Unreachable
+from tidemill.pipeline.errors import DataLoss, Gone, PipelineError, Unreachable
 from tidemill.pipeline.options import LATEST, SourceOptions, Topics
-from tidemill.pipeline.pulling import log
+from tidemill.pipeline.pulling import SHORT_S, log
 from tidemill.pipeline.rows import event_batch
 from tidemill.pipeline.schema import arrow_schema
+from tidemill.pipeline.source.looking import look_until_settled
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
@@ -73,28 +74,42 @@ def parts_of(whole: LogRange) -> list[LogRange]:
 
 
 def read_events(
-    options: SourceOptions, schema: pa.Schema, part: LogRange
+    options: SourceOptions, schema: pa.Schema, part: LogRange, *, short_s: float = SHORT_S
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the events of a task as batches. Runs in an executor."""
+    """Yield the events of a task as batches. Runs in an executor.
+
+    What is not there for `short_s` is gone: its log is another one, or ends sooner.
+    """
     client = connect(options.connection)
     topics = _names(options)
     at, index = part.start, 0
     first_ms = options.start.at_ms or 0
     end_ms = 2**63 if options.end.at_ms is None else options.end.at_ms
+    stalls, since_s = 0, 0.0
     while at < part.end:
         before = at, index
-        for answer in client.events(
-            part.broker, start=at, index=index, until=part.end, log_id=part.log_id, topics=topics
-        ):
-            _tell_gap(answer, part.broker, at, options)
-            events = [each for each in answer.events if first_ms <= each.at_ms < end_ms]
-            if events:
-                yield event_batch(events, schema=schema, broker=part.broker)
-            at, index = max(at, answer.next_position), answer.next_index
-        if (at, index) == before:
-            raise DataLoss(
-                f"the log of {part.broker} ends at {at}, and was told to end at {part.end}"
-            )
+        why = f"the log of {part.broker} ends at {at}, and was told to end at {part.end}"
+        try:
+            for answer in client.events(
+                part.broker, start=at, index=index, until=part.end, log_id=part.log_id,
+                topics=topics,
+            ):  # fmt: skip
+                _tell_gap(answer, part.broker, at, options)
+                events = [each for each in answer.events if first_ms <= each.at_ms < end_ms]
+                if events:
+                    yield event_batch(events, schema=schema, broker=part.broker)
+                at, index = max(at, answer.next_position), answer.next_index
+        except Gone as error:
+            why = str(error)
+        if (at, index) != before:
+            stalls = 0
+            continue
+        stalls += 1
+        since_s = time.monotonic() if stalls == 1 else since_s
+        if time.monotonic() - since_s >= short_s:
+            _tell(options, why, goes_on="the read goes on without what is missing")
+            return
+        client.pause(stalls)
 
 
 def _names(options: SourceOptions) -> tuple[str, ...]:
@@ -109,12 +124,29 @@ def _tell_gap(answer: pb.ReadEventsReply, broker: str, start: int, options: Sour
     if not answer.gone_from:
         return
     begin = max(answer.log_min, start)
+    what = f"{broker}: its log from {start} to {begin} is gone, by retention"
+    _tell(options, what, goes_on="the read goes on behind it")
+
+
+def _tell(options: SourceOptions, what: str, *, goes_on: str) -> None:
+    """Say that something is lost, and what a read does that may lose it."""
     if options.fails_on_data_loss:
-        raise DataLoss(
-            f"{broker}: its log from {start} to {begin} is gone, by retention. With"
-            " failOnDataLoss=false the read goes on behind it"
-        )
-    log.warning("%s: its log from %d to %d is gone and is passed over", broker, start, begin)
+        raise DataLoss(f"{what}. With failOnDataLoss=false {goes_on}")
+    log.warning("%s; %s", what, goes_on)
+
+
+def _taken_back(cluster: Cluster, places: Mapping[str, LogPlace]) -> set[str]:
+    """Return the broker groups that tell less of their logs than was read, or that are removed."""
+    found = set()
+    for broker, place in places.items():
+        now = cluster.logs.get(broker)
+        if now is None:
+            is_less = cluster.has_removed(broker)
+        else:
+            is_less = not now.error and now.log_id == place.log_id and now.log_end < place.at
+        if is_less:
+            found.add(broker)
+    return found
 
 
 def _look(options: SourceOptions) -> Cluster:
@@ -161,9 +193,14 @@ def _start(options: SourceOptions, of: BrokerLog) -> int:
 class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of events. Lives beside the driver; `read` runs in executors."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, schema: StructType, *, short_s: float = SHORT_S
+    ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
+        self._short_s = short_s
+        # Broker groups of which it was told that they have less: nobody waits for them again.
+        self._shorter: set[str] = set()
         self._target: dict[str, LogPlace] | None = None
         self._seen: dict[str, LogPlace] | None = None
         self._away_since_s: dict[str, float] = {}
@@ -187,16 +224,18 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the next trigger goes."""
         given = _places(start)
-        ends = self._ends()
-        target = dict(given)
-        for broker, end in ends.items():
+        cluster = self._look(given)
+        target = {}
+        for broker, place in given.items():
+            if cluster.has_removed(broker):
+                self._tell_removed(broker, place.at)
+            else:
+                target[broker] = place
+        for broker, end in self._ends(cluster).items():
             last = end.at
             if self._target is not None:
                 last = min(last, self._target[broker].at) if broker in self._target else 0
-            begin = given.get(broker, LogPlace(0, end.log_id))
-            if begin.log_id and begin.log_id != end.log_id:
-                self._tell_another(broker)
-                begin = LogPlace(0, end.log_id)
+            begin = self._begin(broker, given.get(broker, LogPlace(0, end.log_id)), end)
             if isinstance(limit, ReadMaxBytes) and last - begin.at > limit.max_bytes:
                 last = begin.at + limit.max_bytes
             target[broker] = LogPlace(max(last, begin.at), end.log_id)
@@ -214,13 +253,23 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for each broker group."""
         given, until = _places(start), _places(end)
+        cluster = self._settled(until)
+        ends = self._ends(cluster)
         parts = []
         for broker, last in sorted(until.items()):
             before = given.get(broker)
             is_same = before is not None and before.log_id in {"", last.log_id}
             first = before.at if before is not None and is_same else 0
-            if first < last.at:
-                parts.append(LogRange(broker=broker, log_id=last.log_id, start=first, end=last.at))
+            if first >= last.at:
+                continue
+            if cluster.has_removed(broker):
+                self._tell_removed(broker, first)
+                continue
+            # One that gives no answer may have all of it: its task finds out. Of another log it is
+            # the beginning, and what was planned of this one is not there.
+            place = self._begin(broker, last, ends.get(broker, last))
+            if first < place.at:
+                parts.append(LogRange(broker=broker, log_id=last.log_id, start=first, end=place.at))
         return [EventRange(part) for each in parts for part in parts_of(each)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -228,8 +277,10 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, EventRange):
             yield from read_events(self.options, self.schema, partition.part)
 
-    def _ends(self) -> dict[str, LogPlace]:
-        cluster = _look(self.options)
+    # ------------------------------------------------------------ its parts
+
+    def _look(self, given: Mapping[str, LogPlace]) -> Cluster:
+        cluster = self._settled(given)
         now_s = time.monotonic()
         self._away_since_s = {
             broker: self._away_since_s.get(broker, now_s) for broker in cluster.unreachable
@@ -239,20 +290,53 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise Unreachable(
                     f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
                 )
-        self._seen = {
+        self._seen = self._ends(cluster)
+        return cluster
+
+    def _settled(self, places: Mapping[str, LogPlace]) -> Cluster:
+        """Look where the logs end, again for a while where they end before a place in them."""
+        cluster = look_until_settled(
+            connect(self.options.connection),
+            lambda: _look(self.options),
+            lambda cluster: _taken_back(cluster, places) - self._shorter,
+            short_s=self._short_s,
+        )
+        self._shorter = _taken_back(cluster, places)
+        return cluster
+
+    def _ends(self, cluster: Cluster) -> dict[str, LogPlace]:
+        """Return where the logs end of the broker groups that gave an answer."""
+        return {
             each.broker: LogPlace(each.log_end, each.log_id)
             for each in cluster.logs.values()
             if not each.error
         }
-        return self._seen
 
-    def _tell_another(self, broker: str) -> None:
-        if self.options.fails_on_data_loss:
-            raise DataLoss(
-                f"{broker} has another log than before: its store was made anew. With"
-                " failOnDataLoss=false the read goes on at its beginning"
+    def _begin(self, broker: str, place: LogPlace, end: LogPlace) -> LogPlace:
+        """Return a place in a log that is there: the given one, or where the read goes on."""
+        if place.log_id and place.log_id != end.log_id:
+            _tell(
+                self.options,
+                f"{broker} has another log than before: its store was made anew",
+                goes_on="it is read from its beginning",
             )
-        log.warning("%s has another log than before; it is read from its beginning", broker)
+            return LogPlace(0, end.log_id)
+        if place.at > end.at:
+            _tell(
+                self.options,
+                f"the log of {broker} ends at {end.at}, and was to be read up to {place.at}: its"
+                " store was restored, or has lost the rest",
+                goes_on="the read goes on where it ends",
+            )
+            return LogPlace(end.at, end.log_id)
+        return place
+
+    def _tell_removed(self, broker: str, at: int) -> None:
+        _tell(
+            self.options,
+            f"the broker group {broker} was removed; its log was read up to {at}",
+            goes_on="the read goes on without it",
+        )
 
 
 def _document(places: Mapping[str, LogPlace]) -> dict[str, Any]:

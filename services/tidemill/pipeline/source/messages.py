@@ -33,7 +33,14 @@ from tidemill.pipeline.client import connect
 from tidemill.pipeline.errors import Unreachable
 from tidemill.pipeline.offsets import Offsets, Queue, QueueRange
 from tidemill.pipeline.options import EARLIEST, LATEST, SourceOptions
-from tidemill.pipeline.pulling import TAKEN, gaps_told, pull_range, tell_lost
+from tidemill.pipeline.pulling import (
+    SHORT_S,
+    TAKEN,
+    gaps_told,
+    pull_range,
+    tell_lost,
+    tell_shorter,
+)
 from tidemill.pipeline.rows import message_batch
 from tidemill.pipeline.schema import OF_BODIES, arrow_schema
 from tidemill.pipeline.source.archived import read_archived
@@ -58,8 +65,15 @@ def plan_ranges(
     """Return the tasks of some ranges, those that are archived apart from the others."""
     archived, live = [], []
     for each in ranges:
-        to = min(each.end, max(each.start, view.archived_to.get(each.queue, each.start)))
-        archived.append(QueueRange(queue=each.queue, start=each.start, end=to))
+        if each.queue not in view.archived_to:
+            live.append(each)
+            continue
+        key = QueueKey.of(options.connection.namespace, each.queue)
+        # What expired in the archive the broker may still have.
+        first = min(each.end, max(each.start, view.archive.queues[key].start))
+        to = min(each.end, max(first, view.archived_to[each.queue]))
+        live.append(QueueRange(queue=each.queue, start=each.start, end=first))
+        archived.append(QueueRange(queue=each.queue, start=first, end=to))
         live.append(QueueRange(queue=each.queue, start=to, end=each.end))
     size = {
         "rows_per_partition": options.rows_per_partition, "partitions_min": options.partitions_min,
@@ -95,14 +109,17 @@ def read_messages(
 class MessageReader(DataSourceReader):
     """A batch read of messages."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, schema: StructType, *, short_s: float = SHORT_S
+    ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
         self.wanted = Wanted()
+        self._short_s = short_s
 
     def partitions(self) -> Sequence[InputPartition]:
         """Look where the queues begin and end, and share the ranges between tasks."""
-        places = Places(self.options)
+        places = Places(self.options, short_s=self._short_s)
         view = places.whole_view()
         starts = places.resolve(self.options.start, view, word=EARLIEST)
         places.check_young(starts, view)
@@ -210,9 +227,14 @@ class PushdownMessageReader(MessageReader):
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of messages. Lives beside the driver; `read` runs in executors."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(
+        self, options: SourceOptions, schema: StructType, *, short_s: float = SHORT_S
+    ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
+        self._places = Places(options, short_s=short_s)
+        # Queues that were told to end before where this query is: nobody waits for them again.
+        self._shorter: set[Queue] = set()
         self._target: dict[Queue, int] | None = None
         self._seen: Offsets | None = None
         self._last_batch_s = time.monotonic()
@@ -222,10 +244,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
-        places = Places(self.options)
-        view = places.whole_view()
-        starts = places.resolve(self.options.start, view, word=LATEST)
-        places.check_young(starts, view)
+        view = self._places.whole_view()
+        starts = self._places.resolve(self.options.start, view, word=LATEST)
+        self._places.check_young(starts, view)
         return Offsets(at=starts).as_document()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
@@ -238,7 +259,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the next trigger goes. Reads no message."""
-        view = self._look()
+        view = self._look(Offsets.from_document(start))
         given = Offsets.from_document(start).among(view.queues)
         begin = self._begin(given, view)
         target = self._reachable_ends(begin, view)
@@ -256,7 +277,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
         """Freeze where this run ends."""
-        self._target = Places(self.options).whole_view().ends
+        self._target = self._places.whole_view(excused=self._shorter).ends
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name.
         """Return where the queues ended when they were looked at last."""
@@ -264,17 +285,21 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share a trigger between tasks."""
-        view = Places(self.options).view()
+        planned = Offsets.from_document(end)
+        view = self._places.view(planned, excused=self._shorter)
+        self._shorter |= view.taken_back(planned)
         given = Offsets.from_document(start).among(view.queues)
-        until = Offsets.from_document(end).among(view.queues)
+        until = planned.among(view.queues)
         ranges = []
-        for queue, last in sorted(until.at.items()):
+        for queue, planned_to in sorted(until.at.items()):
+            last = planned_to
             first = given.at.get(queue)
             ends = view.queues.get(queue)
             if ends is None and self._has_lost(queue, view):
                 if first is None or first < last:
                     tell_lost(queue, first or 0, fails=self.options.fails_on_data_loss)
                 continue
+            last = self._at_most_its_end(queue, last, view, "was planned to be read up to")
             if first is None:
                 if ends is None:
                     raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
@@ -296,8 +321,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ------------------------------------------------------------ its parts
 
-    def _look(self) -> View:
-        view = Places(self.options).view()
+    def _look(self, given: Offsets) -> View:
+        view = self._places.view(given, excused=self._shorter)
         now_s = time.monotonic()
         self._away_since_s = {
             broker: self._away_since_s.get(broker, now_s) for broker in view.unreachable
@@ -308,6 +333,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
                 )
         self._seen = Offsets(at=view.ends)
+        self._shorter = view.taken_back(given)
         return view
 
     def _begin(self, given: Offsets, view: View) -> dict[Queue, int]:
@@ -317,12 +343,23 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._has_lost(queue, view):
                 tell_lost(queue, at, fails=self.options.fails_on_data_loss)
             else:
-                begin[queue] = at
+                begin[queue] = self._at_most_its_end(queue, at, view, "was read up to")
         for queue, ends in view.queues.items():
             if queue not in begin:
                 is_whole = self._is_read_whole(queue, given)
                 begin[queue] = ends.min_offset if is_whole else ends.max_offset
         return begin
+
+    def _at_most_its_end(self, queue: Queue, at: int, view: View, what: str) -> int:
+        """Return an offset that was told, or where its queue ends now, where that is before."""
+        ends = view.queues.get(queue)
+        if ends is None or at <= ends.max_offset:
+            return at
+        tell_shorter(
+            queue, ends.max_offset, f"{what} {at}", fails=self.options.fails_on_data_loss,
+            goes_on="the read goes on there",
+        )  # fmt: skip
+        return ends.max_offset
 
     def _has_lost(self, queue: Queue, view: View) -> bool:
         # One of a topic that is not asked for any more keeps its place.

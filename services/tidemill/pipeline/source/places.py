@@ -1,12 +1,12 @@
 """Where queues begin and end for a read, from brokers, from an archive, or from both.
 
-`auto` reads what is archived from the archive and the rest from brokers: the switch is where the
-archive of a queue ends, so no offset is read twice and none passed over.
+`auto` reads what is archived from the archive and the rest from brokers: the switches are where the
+archive of a queue begins and ends, so no offset is read twice and none passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -15,8 +15,10 @@ from tidemill.pipeline.archive.reading import first_offset_at
 from tidemill.pipeline.archive.store import ArchiveStore, shared_store
 from tidemill.pipeline.client import Client, Cluster, connect
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName
+from tidemill.pipeline.offsets import Offsets, Queue, QueueEnds, QueueName
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
+from tidemill.pipeline.pulling import SHORT_S, tell_shorter
+from tidemill.pipeline.source.looking import look_until_settled
 
 
 @final
@@ -48,12 +50,28 @@ class View:
             return queue not in self.queues
         return self.cluster.has_lost(queue)
 
+    def taken_back(self, given: Offsets) -> set[Queue]:
+        """Return the queues of which brokers tell less than was read up to, or archived."""
+        if self.cluster is None:
+            return set()
+        reached = dict(self.archived_to)
+        for queue, at in given.among(self.queues).at.items():
+            reached[queue] = max(at, reached.get(queue, 0))
+        ends = self.cluster.queues
+        removed = {queue for queue in reached if self.cluster.has_removed(queue.broker)}
+        return removed | {
+            queue
+            for queue in ends.keys() & reached.keys()
+            if reached[queue] > ends[queue].max_offset
+        }
+
 
 class Places:
     """Looks at brokers and archive, as the options say."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, *, short_s: float = SHORT_S) -> None:
         self._options = options
+        self._short_s = short_s  # how long a queue may end too soon
 
     @property
     def store(self) -> ArchiveStore:
@@ -65,23 +83,51 @@ class Places:
         """Return this process's client."""
         return connect(self._options.connection)
 
-    def view(self) -> View:
-        """Look at everything once, with one call to the cluster; some of it may give no answer."""
-        return self._view(Client.cluster)
+    def view(self, given: Offsets, *, excused: Collection[Queue] = ()) -> View:
+        """Look at everything with one call to the cluster; some of it may give no answer.
 
-    def whole_view(self) -> View:
+        `given`: where queues were read up to, or are planned to be. What ends before it is looked
+        at again for a while, but for the `excused`.
+        """
+        return self._view(Client.cluster, given, excused)
+
+    def whole_view(self, *, excused: Collection[Queue] = ()) -> View:
         """Look at everything, all broker groups among it. Raises Unreachable."""
-        return self._view(Client.whole_cluster)
+        return self._view(Client.whole_cluster, Offsets(at={}), excused)
 
-    def _view(self, look: Callable[[Client, Topics], Cluster]) -> View:
-        mode = self._options.read_mode
-        if mode == "archive":
+    def _view(
+        self,
+        look: Callable[[Client, Topics], Cluster],
+        given: Offsets,
+        excused: Collection[Queue],
+    ) -> View:
+        if self._options.read_mode == "archive":
             return self._archived(self.store.existing())
-        cluster = look(self.client, self._options.topics)
-        view = View(queues=cluster.queues, cluster=cluster)
-        if mode == "auto" and self._options.archive_path:
-            return self._both(view, self.store.existing())
+        view = look_until_settled(
+            self.client,
+            lambda: self._look(look),
+            lambda view: view.taken_back(given).difference(excused),
+            short_s=self._short_s,
+        )
+        assert view.cluster is not None, "brokers were asked"
+        for queue, archived_to in sorted(view.archived_to.items()):
+            end = view.cluster.queues[queue].max_offset
+            if end < archived_to and queue not in excused:
+                tell_shorter(
+                    queue, end, f"is archived up to {archived_to}",
+                    fails=self._options.fails_on_data_loss,
+                    goes_on=f"it is read from the archive up to {archived_to}",
+                )  # fmt: skip
         return view
+
+    def _look(self, look: Callable[[Client, Topics], Cluster]) -> View:
+        options = self._options
+        # The archive first: what it has by now the brokers have told to somebody, and have.
+        is_both = options.read_mode == "auto" and options.archive_path
+        archive = self.store.existing() if is_both else None
+        cluster = look(self.client, options.topics)
+        view = View(queues=cluster.queues, cluster=cluster)
+        return view if archive is None else self._both(view, archive)
 
     def resolve(self, place: Place, view: View, *, word: int) -> dict[Queue, int]:
         """Return the offset of a place in every queue; `word` is for queues that it leaves out."""
@@ -113,7 +159,12 @@ class Places:
         if queue in view.archived_to:
             key = self._key_of(queue)
             found = first_offset_at(self.store, view.archive, key, at_ms)
-            if found < view.archived_to[queue] or self._options.read_mode == "archive":
+            # Where the archive begins with it the broker may have some of before.
+            is_first = found <= view.archive.queues[key].start
+            is_before = is_first and view.queues[queue].min_offset < found
+            if self._options.read_mode == "archive" or (
+                found < view.archived_to[queue] and not is_before
+            ):
                 return found
         ends = view.queues[queue]
         if ends.max_offset == ends.min_offset:

@@ -56,7 +56,8 @@ class Events:
             end = broker_pb2.EventsPage.FromString(page)
             if not request.from_message:  # Else nobody knows here where it began.
                 left -= end.next_position - max(request.from_position, end.log_min)
-            until = until or end.log_end
+            # Behind the end nothing comes, whatever was asked for; a restored log ends sooner.
+            until = min(until or end.log_end, end.log_end)
             request.from_message = False
             request.from_position, request.from_index = end.next_position, end.next_index
             # Positions mean this log alone from now on.

@@ -1,0 +1,99 @@
+"""ReadEvents over a broker that gives pages: where a call ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.proxy_world import ProxyWorld, run
+from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.server.pipeline_events import Events
+from tidemill.proxy.server.queues import READER
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill.transport.aio.call import RpcCall, unary
+from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.listener import ListenSettings
+from tidemill.transport.aio.server import RpcServer
+from tidemill.transport.http2.limits import Limits
+
+PAGE_BYTES = 100  # of the log
+LOG_END = 250
+PAGES_MAX = 20  # of a call that would not end
+
+
+class Log:
+    """A broker's log, of which each page tells the same number of bytes."""
+
+    def __init__(self) -> None:
+        self.end = LOG_END
+        self.asked: list[int] = []
+
+    async def read(self, _call: RpcCall, request: bytes) -> bytes:
+        asked = pb.ReadEventsRequest.FromString(request)
+        self.asked.append(asked.from_position)
+        until = min(self.end, asked.until_position or self.end)
+        following = max(asked.from_position, min(until, asked.from_position + PAGE_BYTES))
+        reply = pb.ReadEventsReply(next_position=following, log_id="log", log_end=self.end)
+        return reply.SerializeToString()
+
+
+@contextlib.asynccontextmanager
+async def calls_to(log: Log) -> AsyncIterator[BrokerCalls]:
+    """Yield calls whose broker has `log`, whatever address they are made to."""
+    server = RpcServer(
+        {READER + "ReadEvents": unary(log.read)},
+        Limits(),
+        ListenSettings(host="127.0.0.1", port=0),
+        message_bytes_max=1 << 20,
+    )
+    async with server.serving():
+        calls = BrokerCalls(
+            lambda _address, *rest, **named: connected(server.address, *rest, **named)
+        )
+        async with calls.running():
+            yield calls
+
+
+async def read(events: Events, log: Log, start: int, until: int, *, cut_to: int = 0) -> list[int]:
+    """Return where the pages of a call end; the log is cut behind the first of them."""
+    request = pb.ReadEventsRequest(from_position=start, until_position=until)
+    found: list[int] = []
+    async for page in events.read_events(request, "10.0.0.1"):
+        found.append(pb.ReadEventsReply.FromString(page).next_position)
+        log.end = cut_to or log.end
+        if len(found) == PAGES_MAX:
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "until", "ends"),
+    [
+        (0, 0, [100, 200, 250]),
+        (0, 150, [100, 150]),
+        (0, LOG_END + 1, [100, 200, 250]),
+        (LOG_END, LOG_END + 1, [250]),
+        (LOG_END, 0, [250]),
+    ],
+)
+def test_a_call_ends_where_the_log_does_whatever_end_it_asks_for(
+    start: int, until: int, ends: list[int]
+) -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        log = Log()
+        async with calls_to(log) as calls:
+            assert await read(Events(world.cluster, calls), log, start, until) == ends
+
+    run(scenario)
+
+
+def test_a_call_ends_where_a_log_does_that_was_restored_under_it() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        log = Log()
+        async with calls_to(log) as calls:
+            events = Events(world.cluster, calls)
+            assert await read(events, log, 0, LOG_END, cut_to=120) == [100, 120]
+
+    run(scenario)

@@ -1,0 +1,142 @@
+"""Logs that are others, or shorter, than a stream of events has read. Without a Spark session."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_cluster import EVENT_BYTES, FakeCluster
+from tests.support.micro_batches import EVENT_COLUMNS, Stream
+from tidemill.pipeline.errors import DataLoss
+from tidemill.pipeline.pulling import SHORT_S
+from tidemill.pipeline.schema import arrow_schema
+from tidemill.pipeline.source.events import LogRange, read_events
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+
+def happen(cluster: FakeCluster, *ids: str, broker: str = "a") -> None:
+    cluster.add_events(broker, *[pb.Event(kind=pb.STORED, message_id=each) for each in ids])
+
+
+def numbered(word: str, count: int, first: int = 0) -> list[str]:
+    return [f"{word}{i}" for i in range(first, first + count)]
+
+
+def streams(cluster: FakeCluster) -> tuple[Stream, Stream]:
+    """Return one that fails on data loss, and one that does not, both at the end of the log."""
+    strict = Stream(cluster, dataset="events")
+    lax = Stream(cluster, dataset="events", failOnDataLoss="false")
+    happen(cluster, *numbered("m", 10))
+    assert strict.run() == lax.run() == numbered("m", 10)
+    return strict, lax
+
+
+def test_a_log_that_ends_before_where_a_stream_is_was_restored(cluster: FakeCluster) -> None:
+    strict, lax = streams(cluster)
+    cluster.restore_log("a", 5)
+    happen(cluster, "n5")
+    with pytest.raises(DataLoss, match="the log of a ends at 600, and was to be read up to 1000"):
+        strict.run()
+    assert lax.run() == []
+    happen(cluster, "n6")
+    assert lax.run() == ["n6"]
+
+
+def test_a_log_that_is_restored_under_a_planned_batch_is_told(cluster: FakeCluster) -> None:
+    strict, lax = streams(cluster)
+    happen(cluster, *numbered("m", 10, first=10))
+    with pytest.raises(DataLoss, match="ends at 1200, and was to be read up to 2000"):
+        strict.run(lambda: cluster.restore_log("a", 12))
+    with pytest.raises(DataLoss, match="ends at 1200"):
+        strict.run()  # The plan is in the checkpoint.
+    happen(cluster, *numbered("m", 8, first=12))
+    assert lax.run(lambda: cluster.restore_log("a", 12)) == ["m10", "m11"]
+    happen(cluster, "n12")
+    assert lax.run() == ["n12"]
+
+
+def test_a_store_that_is_made_anew_under_a_planned_batch_does_not_stop_the_stream(
+    cluster: FakeCluster,
+) -> None:
+    strict, lax = streams(cluster)
+    happen(cluster, "m10")
+
+    def make_anew() -> None:
+        cluster.make_store_anew("a")
+        happen(cluster, "n0", "n1")
+
+    with pytest.raises(DataLoss, match="a has another log than before"):
+        strict.run(make_anew)
+    with pytest.raises(DataLoss, match="a has another log than before"):
+        strict.run()
+    assert lax.run() == ["n0", "n1"]
+    happen(cluster, "n2")
+    assert lax.run(make_anew) == ["n0", "n1"], "and not what was planned of the one before"
+
+
+@pytest.mark.parametrize("is_anew", [True, False])
+def test_a_task_whose_log_goes_is_told(cluster: FakeCluster, *, is_anew: bool) -> None:
+    """Behind the plan of the tasks themselves."""
+    strict, lax = streams(cluster)
+
+    def lose() -> None:
+        cluster.on_events = lambda: None
+        if is_anew:
+            cluster.make_store_anew("a")
+        else:
+            cluster.restore_log("a", 7)
+
+    log_id = cluster.brokers["a"].log_id
+    part = LogRange(broker="a", log_id=log_id, start=8 * EVENT_BYTES, end=10 * EVENT_BYTES)
+    schema = arrow_schema(EVENT_COLUMNS)
+    cluster.on_events = lose
+    with pytest.raises(DataLoss):
+        list(read_events(strict.options, schema, part, short_s=0))
+    assert list(read_events(lax.options, schema, part, short_s=0)) == []
+
+
+def test_a_log_that_is_told_short_for_a_moment_has_lost_nothing(cluster: FakeCluster) -> None:
+    """As by a master that has just taken over, and does not know yet what the others have."""
+    _, lax = streams(cluster)
+    lax.short_s = SHORT_S
+    cluster.restore_log("a", 8)
+    looks = []
+
+    def come_back() -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            happen(cluster, "m8", "m9")
+
+    cluster.on_look = come_back
+    assert lax.run() == []
+    cluster.on_look = lambda: None
+    assert lax.start["e"]["a"]["at"] == 10 * EVENT_BYTES
+    happen(cluster, "m10")
+    # And as a task sees it.
+    reads = []
+
+    def come_back_to_a_task() -> None:
+        reads.append(1)
+        if len(reads) == 3:
+            happen(cluster, "m9", "m10")
+
+    cluster.restore_log("a", 9)
+    cluster.on_events = come_back_to_a_task
+    part = LogRange(broker="a", log_id=cluster.brokers["a"].log_id, start=900, end=1100)
+    batches = read_events(lax.options, arrow_schema(EVENT_COLUMNS), part)
+    assert [row["message_id"] for batch in batches for row in batch.to_pylist()] == ["m9", "m10"]
+
+
+def test_a_broker_group_that_was_removed_has_taken_its_log_with_it(cluster: FakeCluster) -> None:
+    happen(cluster, "b0", broker="b")
+    strict = Stream(cluster, dataset="events")
+    lax = Stream(cluster, dataset="events", failOnDataLoss="false")
+    happen(cluster, "a0")
+    assert strict.run() == lax.run() == ["a0", "b0"]
+    happen(cluster, "b1", broker="b")
+    with pytest.raises(DataLoss, match="the broker group b was removed"):
+        strict.run(lambda: cluster.remove("b"))
+    with pytest.raises(DataLoss, match="the broker group b was removed"):
+        strict.run()
+    happen(cluster, "a1")
+    assert lax.run() == ["a1"]
+    assert set(lax.start["e"]) == {"a"}

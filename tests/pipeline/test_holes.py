@@ -1,0 +1,78 @@
+"""Messages that are damaged at their broker: holes between others. Without a session of Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import PAGE_ROWS, FakeCluster
+from tests.support.micro_batches import Stream, read_batch
+from tidemill.pipeline.errors import DataLoss
+
+COUNT = 3 * PAGE_ROWS
+
+
+def damage(cluster: FakeCluster, *offsets: int) -> None:
+    """Let the broker find nothing at some offsets that it can read."""
+    for each in offsets:
+        cluster.brokers["a"].queues["orders", 0].messages[each] = None
+
+
+@pytest.mark.parametrize(
+    ("holes", "told"),
+    [
+        ((0,), "from 0 to 1"),
+        ((5, 6), "from 5 to 7"),
+        ((PAGE_ROWS - 1,), f"from {PAGE_ROWS - 1} to {PAGE_ROWS}"),
+        ((COUNT - 2, COUNT - 1), f"from {COUNT - 2} to {COUNT}"),
+        (tuple(range(PAGE_ROWS, 2 * PAGE_ROWS)), f"from {PAGE_ROWS} to {2 * PAGE_ROWS}"),
+    ],
+)
+def test_what_is_damaged_is_data_loss(
+    cluster: FakeCluster, holes: tuple[int, ...], told: str
+) -> None:
+    cluster.add("orders", "a", 0, COUNT, tag="a")
+    damage(cluster, *holes)
+    with pytest.raises(DataLoss, match=f"offsets {told} are gone: the broker has what stands"):
+        read_batch(cluster, topic="orders")
+    rows = read_batch(cluster, topic="orders", failOnDataLoss="false")
+    assert [row["queue_offset"] for row in rows] == sorted(set(range(COUNT)) - set(holes))
+    # What a filter leaves out is just as absent, and no loss.
+    assert len(read_batch(cluster, topic="orders", filter="a")) == COUNT - len(holes)
+
+
+def test_what_is_damaged_and_gone_is_told_as_either(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    stream = Stream(cluster, topic="orders", failOnDataLoss="false")
+
+    def lose() -> None:
+        damage(cluster, 12)
+        cluster.on_pull = lambda _request: cluster.expire("orders", "a", 0, 10)
+
+    assert len(stream.run(lose)) == 19
+    assert "offsets from 0 to 10 are gone: retention" in caplog.text
+    assert "offsets from 12 to 13 are gone: the broker has" in caplog.text
+    assert caplog.text.count("are gone") == 2
+
+
+def test_an_archive_knows_what_was_damaged_before_it_had_it(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    archive = Archived(cluster, tmp_path)
+    cluster.add("orders", "a", 0, 20)
+    damage(cluster, 5, 6)
+    with pytest.raises(DataLoss, match="from 5 to 7 were gone before they were archived"):
+        archive.append()
+    assert archive.job(failOnDataLoss="false").append().rows == 18
+    (queue,) = archive.manifest().queues.values()
+    assert sum(each.lost for each in queue.ranges) == 2
+    # And what is damaged since the archive has: it is compared with its own checksums.
+    damage(cluster, 9)
+    verified = archive.verify()
+    assert verified.wrong == []
+    assert "a replica may have it" in verified.closed[0]
+    assert archive.sealed() == [("orders", 20, 20)]
