@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.jobs.running import LITTLE_MEMORY
 
 # `make setup-pipeline` installs Spark; without it there is nothing here to collect.
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Two tasks at a time, as CI has cores; small plans.
 SETTINGS = {
     "spark.driver.memory": "1g",
+    **LITTLE_MEMORY,
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.showConsoleProgress": "false",
@@ -58,6 +60,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session.stop()
+
+
+@pytest.fixture(autouse=True)
+def kept_by_one_test_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let Spark keep no table of a test for the next one: all have one memory."""
+    yield
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark").catalog.clearCache()
 
 
 @pytest.fixture

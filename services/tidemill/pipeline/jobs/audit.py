@@ -199,11 +199,14 @@ def judge(
         sends = of_topics(read_sends(spark, settings.sends), settings.given)
     made = transforms.audit(events, rules, sends=sends)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
-    made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
-    made.summary.coalesce(1).write.mode("overwrite").parquet(f"{folder}/summary")
-    verdict = _verdict(spark, folder)
-    late = transforms.lateness(events, settings.window).limit(CURVE_POINTS).collect()
-    waits = made.lag.limit(CURVE_POINTS).collect()
+    try:
+        made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
+        made.summary.coalesce(1).write.mode("overwrite").parquet(f"{folder}/summary")
+        verdict = _verdict(spark, folder)
+        late = transforms.lateness(events, settings.window).limit(CURVE_POINTS).collect()
+        waits = made.lag.limit(CURVE_POINTS).collect()
+    finally:
+        made.release()
     path = Path(folder) / "index.html"
     path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
     return verdict

@@ -27,6 +27,8 @@ RUNS: Final = "_runs"
 # Of a laptop; what reads beside a broker need not have more. `spark-submit` says otherwise.
 DRIVER_MEMORY: Final = "1g"
 SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins those with little
+# So that a join or an aggregate needs little before it spills, and what is kept makes room for it.
+LITTLE_MEMORY: Final = {"spark.buffer.pageSize": "2m", "spark.memory.storageFraction": "0.1"}
 QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
 
 Say = Callable[[str], None]
@@ -64,6 +66,7 @@ def session(
         master=master,
         settings={
             "spark.driver.memory": DRIVER_MEMORY,
+            **LITTLE_MEMORY,
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             # Of a terminal; without them Spark makes 200 tasks of every shuffle.

@@ -76,6 +76,12 @@ class Audit:
     summary: DataFrame
     findings: DataFrame
     lag: DataFrame
+    kept: Sequence[DataFrame]  # what they are made of, and Spark keeps for them
+
+    def release(self) -> None:
+        """Let go of what is kept, once the tables are written."""
+        for frame in self.kept:
+            frame.unpersist()
 
 
 def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) -> Audit:
@@ -105,6 +111,7 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
         summary=_summary(placed, available, timers, groups, found, rules),
         findings=_with_journeys(found, placed),
         lag=_lag(groups, available, rules.window),
+        kept=(available, timers, groups, found),
     )
 
 
