@@ -42,6 +42,7 @@ class Members:
         self._tasks: asyncio.TaskGroup | None = None
         self._asking: asyncio.Task[None] | None = None
         self._introduced: set[tuple[tuple[str, str], ...]] = set()
+        self._is_more_known = False  # than what the home is being asked to take
         self._warned: dict[str, None] = {}
         self.refusal = ""  # why somebody has to act before what the home says can be believed
         for address in seeds:
@@ -205,18 +206,23 @@ class Members:
         known = {member.name: member.address for member in membership.members}
         if members in self._introduced or all(known[name] == at for name, at in members):
             return
+        if not self._ask_to_found(home, members):
+            # Of fewer of them, it may be: these are told once that is answered.
+            self._is_more_known = True
+            return
         if len(self._introduced) >= INTRODUCED_MAX:
             self._introduced.clear()
         self._introduced.add(members)
-        self._ask_to_found(home, members)
 
-    def _ask_to_found(self, home: BrokerGroup, members: Iterable[tuple[str, str]]) -> None:
+    def _ask_to_found(self, home: BrokerGroup, members: Iterable[tuple[str, str]]) -> bool:
+        """Ask for it; False where something else is asked at this moment."""
         if self._tasks is None or (self._asking is not None and not self._asking.done()):
-            return
+            return False
         request = link_pb2.FoundRequest(
             members=[link_pb2.Member(name=name, address=address) for name, address in members]
         )
         self._asking = self._tasks.create_task(self._found(home, request), name="founding")
+        return True
 
     async def _found(self, home: BrokerGroup, request: link_pb2.FoundRequest) -> None:
         try:
@@ -224,6 +230,9 @@ class Members:
         except ServiceError as error:
             log.warning("the home was not founded", home=home.name, reason=error.message)
             await asyncio.sleep(FOUND_RETRY_S)
+            self._is_more_known = True
+        if self._is_more_known:
+            self._is_more_known = False
             self._asking = None
             self._look()
 

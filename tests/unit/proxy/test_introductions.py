@@ -1,0 +1,72 @@
+"""A home is told where its members are now, whatever it is being told at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+from tidemill.proxy.link import BrokerLink
+from tidemill.proxy.link.configuration import Configuration
+from tidemill.proxy.members import Members
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
+
+OLD = {"b-0": "old:10", "b-1": "old:11"}
+NEW = {"b-0": "new:20", "b-1": "new:21"}
+
+
+class Peer:
+    """A broker as far as its link shows it: what it tells, and what it is asked to take."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.configuration = Configuration()
+        self.configured = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        self.pending = SimpleNamespace(fail_all=lambda _reason: None)
+        self.asked: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+        self.may_answer = asyncio.Event()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def ask(
+        self, _command: object, request: link_pb2.FoundRequest, *, timeout_ms: int
+    ) -> None:
+        assert timeout_ms > 0
+        self.asked.put_nowait({member.name: member.address for member in request.members})
+        await self.may_answer.wait()
+
+    def tell(self, name: str, members: dict[str, str]) -> None:
+        told = self.configuration
+        told.broker_name = name
+        told.membership = link_pb2.Membership(
+            cluster_id="c", home_name="b-0", home_address=members["b-0"],
+            members=[link_pb2.Member(name=one, address=at) for one, at in members.items()],
+        )  # fmt: skip
+        self.configured.set()
+        self.on_change()
+
+
+def test_who_is_heard_while_the_home_is_asked_is_told_behind_that() -> None:
+    async def act() -> None:
+        peers: dict[str, Peer] = {}
+
+        def open_link(address: str) -> BrokerLink:
+            return cast(BrokerLink, peers.setdefault(address, Peer(address)))
+
+        members = Members(list(NEW.values()), open_link)
+        async with asyncio.timeout(30), members.running():
+            home, other = peers[NEW["b-0"]], peers[NEW["b-1"]]
+            home.tell("b-0", OLD)
+            assert await home.asked.get() == {"b-0": NEW["b-0"]}
+            # Before that is answered the other one is there, too, and all else is old news.
+            other.tell("b-1", OLD)
+            home.may_answer.set()
+            assert await home.asked.get() == NEW
+            home.tell("b-0", NEW)
+            assert {group.link.address for group in members.all} == set(NEW.values())
+            assert home.asked.empty()
+
+    asyncio.run(act())
