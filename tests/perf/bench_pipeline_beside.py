@@ -1,12 +1,14 @@
 """What does a reading pipeline cost its neighbours, and how well does a replay keep its spacing?
 
-    .venv/bin/python -m tests.perf.bench_pipeline_beside [--rounds 3]
+    .venv/bin/python -m tests.perf.bench_pipeline_beside [--rounds 3] [--priority idle]
 
 State machine: one standalone (one broker group, one proxy), all on this machine with Spark in
 local[2]. A producer sends 500 messages of 1 KiB a second, whether or not earlier ones were
 answered, and a consumer takes them; both are a process of their own. Measured in turn, alone and
-beside a stream that reads another topic with at most 5,000 rows a second: from when a send was
-meant to leave to its answer, and to its message's receipt; P50 and P99 in ms, of each round.
+beside a stream that reads another topic with at most 5,000 rows a second, in a trigger of each two
+seconds, with what `tidemill pipeline` offers to be a good neighbour: a priority, and a rate of each
+task (--rate 0: in bursts). From when a send was meant to leave to its answer, and to its message's
+receipt; P50 and P99 in ms, of each round.
 
 Then 2,000 messages, spaced by chance between 0 and 20 ms, are archived and replayed with their
 original timing into another topic: by how much the time of storing differs from that of the
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
@@ -24,6 +27,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +39,16 @@ from tests.support.pipeline_load import send_some
 from tests.support.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.replay import ReplaySettings, send
+from tidemill.pipeline.priority import Priority, give_way
 from tidemill.pipeline.session import build_spark
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "neighbour", "neighbours"
 SENDS_PER_S = 500
 ROUND_S = 20.0
-ROWS_PER_S = 5_000  # of the stream: so many in each batch, and a batch a second
+ROWS_PER_S = 5_000  # of the stream
+TRIGGER_S = 2
+TASK_ROWS_PER_S = 5_000  # of two tasks at once: a trigger has time left for what Spark does
 BACKLOG = 200_000  # rows for it to read
 CONSUMERS = 2
 REPLAYED, SPACING_MAX_S = 2_000, 0.02
@@ -51,38 +58,45 @@ def main() -> None:
     """Measure, and print one JSON document."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--rounds", type=int, default=3)
-    rounds = arguments.parse_args().rounds
+    arguments.add_argument("--priority", type=Priority, choices=list(Priority), default="idle")
+    arguments.add_argument("--rate", type=int, default=TASK_ROWS_PER_S)
+    given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder, standalone(Path(folder) / "data") as broker:
         for topic in ("bench", TOPIC):
             broker.put(f"topics/{topic}", queues=QUEUES)
         broker.put(f"groups/{GROUP}")
         send_some(broker.grpc, "bench", BACKLOG, body_size=BODY_SIZE)
+        neighbours = _start_neighbours(broker.grpc)
+        give_way(given.priority)  # From here on: brokers and neighbours are there already.
         spark = build_spark("bench", master="local[2]", settings=SETTINGS)
         spark.sparkContext.setLogLevel("ERROR")
         figures: dict[str, list[Any]] = {"alone": [], "beside": []}
-        for _ in range(rounds):
-            figures["alone"].append(_neighbours(broker.grpc))
-            figures["beside"].append(_beside(spark, broker, folder))
+        for _ in range(given.rounds):
+            figures["alone"].append(neighbours())
+            figures["beside"].append(_beside(spark, broker, folder, neighbours, given.rate))
         spacing = _spacing(spark, broker, folder)
         spark.stop()
     print(json.dumps({"load": os.getloadavg()[1], **figures, "replay": spacing}))
 
 
-def _beside(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
+def _beside(
+    spark: Any, broker: Standalone, folder: str, neighbours: Neighbours, task_rate: int
+) -> dict[str, Any]:
     """Measure neighbours of a stream that begins anew."""
     options = {
         "endpoints": broker.grpc, "topic": "bench", "startingOffsets": "earliest",
-        "maxRowsPerTrigger": str(ROWS_PER_S),
+        "maxRowsPerTrigger": str(ROWS_PER_S * TRIGGER_S),
+        **({"maxRatePerTask": str(task_rate)} if task_rate else {}),
     }  # fmt: skip
     query = (
         spark.readStream.format("rocketmq").options(**options).load().writeStream.format("noop")
         .option("checkpointLocation", tempfile.mkdtemp(dir=folder))
-        .trigger(processingTime="1 second").start()
+        .trigger(processingTime=f"{TRIGGER_S} seconds").start()
     )  # fmt: skip
     try:
         eventually(lambda: rows_of(query) > 0, within_ms=60_000)
         before, begin_s = rows_of(query), time.perf_counter()
-        figures = _neighbours(broker.grpc)
+        figures = neighbours()
         rate = (rows_of(query) - before) / (time.perf_counter() - begin_s)
     finally:
         query.stop()
@@ -93,19 +107,27 @@ def rows_of(query: Any) -> int:
     return sum(each["numInputRows"] for each in query.recentProgress)
 
 
-def _neighbours(endpoint: str) -> dict[str, Any]:
-    """Run producer and consumer in a process of their own for a round."""
+Neighbours = Callable[[], dict[str, Any]]
+
+
+def _start_neighbours(endpoint: str) -> Neighbours:
+    """Start a process for producer and consumer; return what has them work for a round."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(endpoint, theirs))
-    process.start()
-    figures: dict[str, Any] = ours.recv()
-    process.join()
-    return figures
+    context.Process(target=_work, args=(endpoint, theirs), daemon=True).start()
+
+    def round_of_work() -> dict[str, Any]:
+        ours.send("go")
+        figures: dict[str, Any] = ours.recv()
+        return figures
+
+    return round_of_work
 
 
 def _work(endpoint: str, told: Any) -> None:
-    told.send(asyncio.run(_clients(endpoint)))
+    with contextlib.suppress(EOFError):  # of the last round
+        while told.recv():
+            told.send(asyncio.run(_clients(endpoint)))
 
 
 async def _clients(endpoint: str) -> dict[str, Any]:

@@ -18,6 +18,12 @@ RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 RIGHT = '{"message_id": "a", "topic": "t"}\n'
 
 
+@pytest.fixture(autouse=True)
+def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the commands leave the claim of this process to the processors as it is."""
+    monkeypatch.setenv("TIDEMILL_PIPELINE_PRIORITY", "normal")
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -17,11 +17,24 @@ import yaml
 
 from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, fail
 from tidemill.cli.times import INSTANT, instant_ms, utc
+from tidemill.pipeline.priority import Priority, give_way
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Archive, audit, measure and replay what a cluster stores; needs tidemill[pipeline].",
-)
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def beside_brokers(
+    priority: Annotated[
+        Priority,
+        typer.Option(
+            envvar="TIDEMILL_PIPELINE_PRIORITY",
+            help="Claim to this machine's processors: as everybody, little, or what is left over.",
+        ),
+    ] = Priority.LOW,
+) -> None:
+    """Archive, audit, measure and replay what a cluster stores; needs tidemill[pipeline]."""
+    give_way(priority)
+
 
 EXIT_FOUND = 2  # of an audit that found what must not be
 EXIT_DAMAGED = 1  # as of `tidemill store`

@@ -103,7 +103,8 @@ SOURCE: Final = (
     _batch("pushdown", "false", "Whether predicates are handed to the source; see the docs."),
     _both("readMode", "auto", "`auto`, `archive` or `broker`; `auto` needs archivePath."),
     _both("archivePath", "", "Where the archive is."),
-    _both("pullBatchSize", "16384", "Messages of one call; its answer comes in pages of 1 MiB."),
+    _both("pullBatchSize", "16384", "Messages of one call; its answer comes in pages of 128 KiB."),
+    _both("maxRatePerTask", "", "Messages a second that a task reads from brokers, evenly."),
     _both("pullTimeoutMs", "30000", "How long one call may take; then it goes on where it was."),
 )
 
@@ -208,6 +209,7 @@ class SourceOptions:
     archive_path: str
     pull_batch: int
     pull_timeout_ms: int
+    rate_max: float | None
 
 
 @final
@@ -241,6 +243,8 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         )
     if rows_min is not None and rows_max is not None and rows_min > rows_max:
         values.refuse("minRowsPerTrigger", f"it is above maxRowsPerTrigger, {rows_max}")
+    if dataset not in {"messages", "dlq"} and values.text("maxRatePerTask"):
+        values.refuse("maxRatePerTask", f"messages are held to a rate, not {dataset}")
     archive_path = values.text("archivePath")
     read_mode = values.choice("readMode", READ_MODES)
     if read_mode == "archive" and not archive_path:
@@ -280,6 +284,7 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         archive_path=archive_path,
         pull_batch=values.at_most("pullBatchSize", PULL_BATCH_MAX),
         pull_timeout_ms=values.at_most("pullTimeoutMs", 2**31),
+        rate_max=_rate(values),
     )
 
 
@@ -293,16 +298,13 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
     path = values.text("deadLetterPath")
     if (on_error == "dead-letter") != bool(path):
         values.refuse("onError", "dead-letter and deadLetterPath belong together")
-    rate = values.text("maxRatePerTask")
-    if rate and not (re.fullmatch(r"\d+(\.\d+)?", rate) and float(rate) > 0):
-        values.refuse("maxRatePerTask", "it is a number of messages a second")
     return SinkOptions(
         connection=_connection(values),
         topic=values.text("topic"),
         batch_size=values.at_most("batchSize", 128),
         inflight_max=values.at_most("maxInflight", 64),
         send_timeout_ms=values.at_most("sendTimeoutMs", 600_000),
-        rate_max=float(rate) if rate else None,
+        rate_max=_rate(values),
         dead_letter_path=path,
     )
 
@@ -434,6 +436,13 @@ def _filter(values: _Values) -> str:
         if _SQL.search(tag):
             values.refuse("filter", "SQL is not served; it is tags, as `a || b`")
     return " || ".join(tags)
+
+
+def _rate(values: _Values) -> float | None:
+    rate = values.text("maxRatePerTask")
+    if rate and not (re.fullmatch(r"\d+(\.\d+)?", rate) and float(rate) > 0):
+        values.refuse("maxRatePerTask", "it is a number of messages a second")
+    return float(rate) if rate else None
 
 
 def _retries(values: _Values) -> int:

@@ -11,6 +11,7 @@ from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import DataLoss, Gone
 from tidemill.pipeline.offsets import Queue, QueueRange
 from tidemill.pipeline.options import SourceOptions
+from tidemill.pipeline.pace import Pace
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -19,6 +20,8 @@ BATCH_BYTES: Final = 8 << 20  # and no more than this of bodies, unless one mess
 # How long a queue may end before an end that was told: a master that was replaced says so until it
 # hears of it, which takes some seconds. After that the broker has lost what was there.
 SHORT_S: Final = 20.0
+# Of a task that is held to a rate, what one call asks for: so little that nobody waits behind it.
+PACED_CALL_S: Final = 0.025
 
 log = logging.getLogger("tidemill.pipeline")
 
@@ -53,11 +56,15 @@ def pull_range(
     `on_gap`; without it that raises DataLoss, or is passed over with a warning, as the options say.
     """
     tell = on_gap or gaps_told(fails=options.fails_on_data_loss)
+    pace, most = Pace(options.rate_max), options.pull_batch
+    if options.rate_max is not None:
+        most = min(most, max(1, int(options.rate_max * PACED_CALL_S)))
     has_all = options.filter == "*"
     gathered: list[v2.Message] = []
     size, at, stalls, since_s = 0, part.start, 0, 0.0
     while at < part.end:
-        begin, until = at, min(part.end, at + options.pull_batch)
+        begin, until = at, min(part.end, at + most)
+        pace.keep(until - part.start)
         try:
             for page in client.messages(
                 part.queue, start=at, end=until, tags=options.filter, with_bodies=with_bodies,

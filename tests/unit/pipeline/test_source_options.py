@@ -47,6 +47,9 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ({"filter": "a > 5"}, False, "SQL is not served"),
         ({"filter": "TAGS is not null"}, True, "SQL is not served"),
         ({"filter": "a | b"}, False, "two bars"),
+        ({"maxRatePerTask": "fast"}, False, "a number of messages a second"),
+        ({"maxRatePerTask": "0"}, True, "a number of messages a second"),
+        ({"dataset": "events", "maxRatePerTask": "5"}, True, "held to a rate, not events"),
     ],
 )
 def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, sentence: str) -> None:

@@ -17,6 +17,7 @@ import grpc
 from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import Refused, Unreachable
 from tidemill.pipeline.options import SinkOptions
+from tidemill.pipeline.pace import Pace
 from tidemill.pipeline.sink.messages import BadRow, RowIds, message_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -61,15 +62,16 @@ class Sender:
     ) -> None:
         self._client, self._options, self._max_retries = client, options, max_retries
         self._ids = ids
-        self._now_ms, self._sleep_s, self._monotonic_s = now_ms, sleep_s, monotonic_s
+        self._now_ms = now_ms
         self._flights: deque[_Flight] = deque()
-        self._begin_s = monotonic_s()
+        self._pace = Pace(options.rate_max, sleep_s=sleep_s, monotonic_s=monotonic_s)
         self.sent = Sent()
 
     def send(self, rows: Iterable[Mapping[str, Any]]) -> Sent:
         """Send all rows, and return once each has its answer."""
         for numbers, messages in self._batches(rows):
-            self._keep_rate(len(messages))
+            in_flight = sum(len(each.messages) for each in self._flights)
+            self._pace.keep(self.sent.rows + in_flight + len(messages))
             while len(self._flights) >= self._options.inflight_max or self._is_awaited(messages):
                 self._land()
             self._take_off(numbers, messages)
@@ -104,14 +106,6 @@ class Sender:
             size += len(message.body)
         if messages:
             yield numbers, messages
-
-    def _keep_rate(self, count: int) -> None:
-        if self._options.rate_max is None:
-            return
-        done = self.sent.rows + sum(len(each.messages) for each in self._flights) + count
-        ahead_s = done / self._options.rate_max - (self._monotonic_s() - self._begin_s)
-        if ahead_s > 0:
-            self._sleep_s(ahead_s)
 
     def _is_awaited(self, messages: list[v2.Message]) -> bool:
         group = messages[0].system_properties.message_group

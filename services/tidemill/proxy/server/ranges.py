@@ -11,13 +11,7 @@ from tidemill.message import limits
 from tidemill.message.resource_names import check_topic
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.message_codec import OF_READ, encode_read, encode_topic
-from tidemill.proxy.server.queues import (
-    PULL_BYTES_MAX,
-    PULL_MAX,
-    Queue,
-    find_broker,
-    find_queue,
-)
+from tidemill.proxy.server.queues import PULL_MAX, Queue, find_broker, find_queue
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -27,6 +21,9 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.pull_pages import Page, PullPages
 
 PAGE_TIMEOUT_MS: Final = 10_000
+# Of the log. Whoever waits for this proxy or its broker waits for a page at most; pages of a
+# megabyte were as fast for the reader, and made the P99 of others half as long again.
+PAGE_BYTES: Final = 128 << 10
 
 
 class RangeReader:
@@ -52,7 +49,7 @@ class RangeReader:
             queue_id=queue.queue_id,
             offset=request.from_offset,
             max_messages=PULL_MAX,
-            max_bytes=PULL_BYTES_MAX,
+            max_bytes=PAGE_BYTES,
             tags=tags_of(v2.FilterExpression(type=v2.TAG, expression=request.filter)),
             without_bodies=request.without_bodies,
             until_offset=max(request.until_offset, 0),

@@ -1,0 +1,70 @@
+"""A task that is held to a rate, and what a job leaves to others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import pytest
+
+from tidemill.pipeline.pace import Pace
+from tidemill.pipeline.priority import LOW_NICE, Priority, give_way
+
+
+class Time:
+    """A clock that goes on while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 5.0
+        self.slept_s: list[float] = []
+
+    def sleep(self, duration_s: float) -> None:
+        self.slept_s.append(duration_s)
+        self.now_s += duration_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_a_rate_is_of_all_so_far() -> None:
+    time = Time()
+    pace = Pace(100.0, sleep_s=time.sleep, monotonic_s=time.monotonic)
+    pace.keep(50)
+    pace.keep(80)
+    time.now_s += 10  # Something else took long: what it missed is made up for.
+    pace.keep(600)
+    assert time.slept_s == pytest.approx([0.5, 0.3])
+    pace.keep(1_200)
+    assert time.slept_s == pytest.approx([0.5, 0.3, 1.2])
+
+
+def test_without_a_rate_nobody_waits() -> None:
+    time = Time()
+    Pace(None, sleep_s=time.sleep, monotonic_s=time.monotonic).keep(1_000_000)
+    assert not time.slept_s
+
+
+@pytest.mark.parametrize(
+    ("priority", "policy", "nice"),
+    [
+        (Priority.NORMAL, os.SCHED_OTHER, 0),
+        (Priority.LOW, os.SCHED_OTHER, LOW_NICE),
+        (Priority.IDLE, os.SCHED_IDLE, 0),
+    ],
+)
+def test_a_process_gives_way(priority: Priority, policy: int, nice: int) -> None:
+    """In a process of its own, since none takes it back."""
+    before = os.nice(0)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_tell_claim, args=(priority, theirs))
+    process.start()
+    found = ours.recv()
+    process.join()
+    assert found == (policy, min(before + nice, 19))
+
+
+def _tell_claim(priority: Priority, told: Any) -> None:
+    give_way(priority)
+    told.send((os.sched_getscheduler(0), os.nice(0)))
