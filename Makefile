@@ -184,6 +184,10 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra pipeline \
 		--constraint requirements.lock --output-file requirements-pipeline.lock --python-version 3.11 \
 		--universal --no-header --no-annotate --generate-hashes
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra pipeline-tests \
+		--constraint requirements.lock --constraint requirements-pipeline.lock \
+		--output-file requirements-pipeline-tests.lock --python-version 3.11 \
+		--universal --no-header --no-annotate --generate-hashes
 	$(call lock_image,build,deploy/image/build.in)
 	$(call lock_image,broker,pyproject.toml --extra cli)
 	$(call lock_image,proxy,pyproject.toml --extra cli --no-emit-package numpy)
@@ -225,10 +229,10 @@ $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
 	@touch $@
 
 # Built here, since PySpark comes as source; with the setuptools of requirements.lock.
-$(STAMPS)/pipeline: $(STAMPS)/package requirements-pipeline.lock
+$(STAMPS)/pipeline: $(STAMPS)/package requirements-pipeline-tests.lock
 	$(call tell,installing Spark; a minute or two)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --require-hashes \
-		-r requirements-pipeline.lock
+		-r requirements-pipeline-tests.lock
 	@touch $@
 
 # Each official client is one more witness of the protocol; where the tool of one is missing, its

@@ -1,0 +1,76 @@
+"""An archive in an object store, as S3 is spoken. Without a session of Spark: tasks run here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.support.archiving import NOW_MS, archive_job
+from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import read_batch
+from tidemill.pipeline.archive.manifest import Entry
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError
+from tidemill.pipeline.schema import VERSION
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve S3 for a test, with a bucket of its own, and say it as people do: by environment."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "us",
+        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    bucket = f"tide-{secrets.token_hex(4)}"  # Servers of one process share what they keep.
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    yield f"s3a://{bucket}/archives/orders"
+    server.stop()
+
+
+def test_an_archive_lives_in_an_object_store(cluster: FakeCluster, path: str) -> None:
+    def rows(mode: str) -> list[int]:
+        found = read_batch(cluster, topic="orders", archivePath=path, readMode=mode)
+        return sorted(row["queue_offset"] for row in found)
+
+    cluster.add("orders", "a", 0, 70, body_size=100)
+    assert archive_job(cluster, path).append().rows == 70
+    cluster.add("orders", "a", 0, 30, body_size=100)
+    assert archive_job(cluster, path).append().rows == 30
+    assert archive_job(cluster, path).append().rows == 0
+    assert archive_job(cluster, path).verify().wrong == []
+    before, after = archive_job(cluster, path).compact()
+    assert before > after
+    assert archive_job(cluster, path).verify().wrong == []
+    cluster.add("orders", "a", 0, 5)
+    assert rows("archive") == list(range(100))
+    assert rows("auto") == list(range(105))
+    # What the manifest does not name any more is deleted when it is a day old.
+    store = ArchiveStore(path)
+    assert len(list(store.data_files())) == before + after
+    archive_job(cluster, path, now_ms=2 * NOW_MS).vacuum()
+    assert len(list(store.data_files())) == after
+    assert rows("archive") == list(range(100))
+
+
+def test_a_number_that_is_taken_is_not_written_over(cluster: FakeCluster, path: str) -> None:
+    """Not a lock, as a link is: two that look at once both write. So one archiver at a time."""
+    cluster.add("orders", "a", 0, 10)
+    archive_job(cluster, path).append()
+    entry = Entry(number=0, kind="expire", at_ms=NOW_MS, run="other", schema_version=VERSION)
+    with pytest.raises(AnotherWriter, match="run one at a time"):
+        ArchiveStore(path).commit(entry)
+    assert archive_job(cluster, path).verify().wrong == []
+
+
+def test_what_is_not_there_is_told(path: str) -> None:
+    with pytest.raises(ArchiveError, match="there is no archive at s3a://"):
+        ArchiveStore(path).existing()
