@@ -142,6 +142,7 @@ class MessageReader(DataSourceReader):
         """Look where the queues begin and end, and share the ranges between tasks."""
         places = Places(self.options, short_s=self._short_s)
         view = places.whole_view()
+        places.check_topics(view, waits=False)
         starts = places.resolve(self.options.start, view, word=EARLIEST)
         places.check_young(starts, view)
         ends = places.resolve(self.options.end, view, word=LATEST)
@@ -266,6 +267,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
         view = self._places.whole_view()
+        self._places.check_topics(view, waits=True)
         starts = self._places.resolve(self.options.start, view, word=LATEST)
         self._places.check_young(starts, view)
         return Offsets(at=starts).as_document()
