@@ -73,7 +73,7 @@ CONNECTION: Final = (
 
 SOURCE: Final = (
     *CONNECTION,
-    _both("topic", "", "One topic."),
+    _both("topic", "", "One topic; one that is nowhere is refused when a read begins."),
     _both("topics", "", "Several topics, by commas."),
     _both("topicPattern", "", "Topics whose whole name matches; looked at again at every trigger."),
     _both("dataset", "messages", "`messages`, `events`, `dlq`, `pending`, `inflight`, `groups`."),
@@ -83,7 +83,8 @@ SOURCE: Final = (
         "startingOffsets",
         "",
         "`earliest`, `latest`, `group:NAME`, or JSON by topic, broker group and queue; there -2 is"
-        " the earliest and -1 the latest. Batch: `earliest`, stream: `latest`.",
+        " the earliest and -1 the latest. Batch: `earliest`, stream: `latest`. An offset behind the"
+        " end of its queue is refused.",
     ),
     _batch("endingOffsets", "latest", "As above, without -2 and without groups."),
     _both("startingTimestamp", "", "ISO 8601 or milliseconds; wins over offsets."),

@@ -29,6 +29,7 @@ log = logging.getLogger("tidemill.pipeline")
 # Is told what of a queue is gone, from an offset up to another one, and why. May raise.
 OnGap = Callable[[Queue, int, int, str], None]
 
+NOT_ARCHIVED: Final = "they were lost before they were archived, as the manifest says"
 TAKEN: Final = "retention took them before they were read"
 _DAMAGED: Final = (
     "the broker has what stands around them, and of them nothing that it can read; a replica may"

@@ -72,6 +72,11 @@ class Range:
     lost: int = 0
 
     @property
+    def is_lost(self) -> bool:
+        """Say whether nothing of it could be archived."""
+        return self.lost == self.end - self.start
+
+    @property
     def hour(self) -> int:
         """Return the hour that its last message was stored in."""
         return self.max_store_ms // HOUR_MS
@@ -184,6 +189,10 @@ class ArchivedQueue:
     def ending_at(self, at: int) -> Range | None:
         """Return the range that ends there, if there is one."""
         return next((each for each in reversed(self.ranges) if each.end == at), None)
+
+    def lost_between(self, start: int, end: int) -> list[Range]:
+        """Return the ranges that have offsets there, and of which something was lost."""
+        return [each for each in self.ranges if each.lost and each.start < end and each.end > start]
 
     def seal(self, at: int) -> None:
         """Seal what lies before an offset; of it the ranges of an hour become one.

@@ -120,6 +120,18 @@ def _names(options: SourceOptions) -> tuple[str, ...]:
     return tuple(sorted({name.topic for name in queues})) or ("",)
 
 
+def _tell_unknown(options: SourceOptions) -> None:
+    """Say which topics are not there; a log may tell of one that was deleted."""
+    topics = options.topics
+    if topics == Topics():
+        return
+    known = {queue.topic for queue in connect(options.connection).whole_cluster(topics).queues}
+    for name in sorted(set(topics.names) - known):
+        log.warning("there is no topic %s: its events are of before it was deleted, if any", name)
+    if topics.pattern and not known:
+        log.warning("no topic matches %s: no event is read", topics.pattern)
+
+
 def _tell_gap(answer: pb.ReadEventsReply, broker: str, start: int, options: SourceOptions) -> None:
     if not answer.gone_from:
         return
@@ -168,6 +180,7 @@ class EventReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return a task for each broker group."""
         cluster = _look_at_all(self.options)
+        _tell_unknown(self.options)
         return [
             EventRange(part)
             for each in cluster.logs.values()

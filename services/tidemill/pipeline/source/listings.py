@@ -16,6 +16,7 @@ from tidemill.pipeline.client import Client, connect
 from tidemill.pipeline.options import Dataset, SourceOptions, Topics
 from tidemill.pipeline.rows import in_flight_batch, pending_batch, progress_batch
 from tidemill.pipeline.schema import arrow_schema
+from tidemill.pipeline.source.topics import check_topics, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -29,7 +30,7 @@ class BrokerPart(InputPartition):
     def __init__(self, broker: str, topics: tuple[str, ...]) -> None:
         super().__init__(broker)
         self.broker = broker
-        self.topics = topics
+        self.topics = topics  # none: all
 
 
 def _pending(client: Client, options: SourceOptions, part: BrokerPart) -> Iterator[Any]:
@@ -72,14 +73,20 @@ class ListingReader(DataSourceReader):
         self.schema = arrow_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a task for each broker group."""
-        topics = self.options.topics
+        """Return a task for each broker group that has any of the topics. Raises BadOption."""
         client = connect(self.options.connection)
-        cluster = client.whole_cluster(topics if topics.pattern else Topics())
-        names = topics.names
-        if topics.pattern:
-            names = tuple(sorted({name.topic for name in cluster.queues})) or ("",)
-        return [BrokerPart(broker, names) for broker in sorted(cluster.logs)]
+        cluster = client.whole_cluster(self.options.topics)
+        if self.options.topics == Topics():
+            return [BrokerPart(broker, ()) for broker in sorted(cluster.logs)]
+        check_topics(
+            self.options, {queue.topic for queue in cluster.queues},
+            everything=lambda: names_of(client), waits=False,
+        )  # fmt: skip
+        of: dict[str, set[str]] = {}
+        for queue in cluster.queues:
+            of.setdefault(queue.broker, set()).add(queue.topic)
+        # Others have none of them, and refuse to be asked for what they have not.
+        return [BrokerPart(broker, tuple(sorted(names))) for broker, names in sorted(of.items())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task."""

@@ -34,6 +34,7 @@ from tidemill.pipeline.errors import Unreachable
 from tidemill.pipeline.offsets import Offsets, Queue, QueueRange
 from tidemill.pipeline.options import EARLIEST, LATEST, SourceOptions
 from tidemill.pipeline.pulling import (
+    NOT_ARCHIVED,
     SHORT_S,
     TAKEN,
     gaps_told,
@@ -53,27 +54,45 @@ if TYPE_CHECKING:
 class MessageRange(InputPartition):
     """One task: a range of a queue, at its broker or in the files of an archive."""
 
-    def __init__(self, part: QueueRange, *, files: tuple[DataFile, ...] | None = None) -> None:
+    def __init__(
+        self,
+        part: QueueRange,
+        *,
+        files: tuple[DataFile, ...] | None = None,
+        lost: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         super().__init__(part)
         self.part = part
         self.files = files  # of the archive; None: it is read from the broker
+        self.lost = lost  # ranges of which the archive lacks something
 
 
 def plan_ranges(
     options: SourceOptions, ranges: Iterable[QueueRange], view: View
 ) -> list[MessageRange]:
-    """Return the tasks of some ranges, those that are archived apart from the others."""
+    """Return the tasks of some ranges, those that are archived apart from the others.
+
+    What was lost before it was archived is told as what a broker has not any more.
+    """
     archived, live = [], []
+    tell = gaps_told(fails=options.fails_on_data_loss)
     for each in ranges:
         if each.queue not in view.archived_to:
             live.append(each)
             continue
-        key = QueueKey.of(options.connection.namespace, each.queue)
+        of = view.archive.queues[QueueKey.of(options.connection.namespace, each.queue)]
         # What expired in the archive the broker may still have.
-        first = min(each.end, max(each.start, view.archive.queues[key].start))
+        first = min(each.end, max(each.start, of.start))
         to = min(each.end, max(first, view.archived_to[each.queue]))
         live.append(QueueRange(queue=each.queue, start=each.start, end=first))
-        archived.append(QueueRange(queue=each.queue, start=first, end=to))
+        at = first
+        for lost in of.lost_between(first, to):
+            if lost.is_lost:
+                gone = max(first, lost.start), min(to, lost.end)
+                tell(each.queue, *gone, NOT_ARCHIVED)
+                archived.append(QueueRange(queue=each.queue, start=at, end=gone[0]))
+                at = gone[1]
+        archived.append(QueueRange(queue=each.queue, start=at, end=to))
         live.append(QueueRange(queue=each.queue, start=to, end=each.end))
     size = {
         "rows_per_partition": options.rows_per_partition, "partitions_min": options.partitions_min,
@@ -82,7 +101,9 @@ def plan_ranges(
     for part in plan.split(archived, **size):
         key = QueueKey.of(options.connection.namespace, part.queue)
         files = tuple(view.archive.holding(key, part.start, part.end))
-        parts.append(MessageRange(part, files=files))
+        in_part = view.archive.queues[key].lost_between(part.start, part.end)
+        lost = tuple((each.start, each.end) for each in in_part)
+        parts.append(MessageRange(part, files=files, lost=lost))
     return parts
 
 
@@ -92,7 +113,7 @@ def read_messages(
     """Yield the messages of a task as batches. Runs in an executor."""
     part = partition.part
     if partition.files is not None:
-        yield from read_archived(options, schema, part, partition.files)
+        yield from read_archived(options, schema, part, partition.files, partition.lost)
         return
     # Bodies are not even read where no column is made of them.
     with_bodies = not set(OF_BODIES).isdisjoint(schema.names)
@@ -121,6 +142,7 @@ class MessageReader(DataSourceReader):
         """Look where the queues begin and end, and share the ranges between tasks."""
         places = Places(self.options, short_s=self._short_s)
         view = places.whole_view()
+        places.check_topics(view, waits=False)
         starts = places.resolve(self.options.start, view, word=EARLIEST)
         places.check_young(starts, view)
         ends = places.resolve(self.options.end, view, word=LATEST)
@@ -245,6 +267,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
         view = self._places.whole_view()
+        self._places.check_topics(view, waits=True)
         starts = self._places.resolve(self.options.start, view, word=LATEST)
         self._places.check_young(starts, view)
         return Offsets(at=starts).as_document()

@@ -17,8 +17,9 @@ from tidemill.pipeline.client import Client, Cluster, connect
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.offsets import Offsets, Queue, QueueEnds, QueueName
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
-from tidemill.pipeline.pulling import SHORT_S, tell_shorter
+from tidemill.pipeline.pulling import SHORT_S, log, tell_shorter
 from tidemill.pipeline.source.looking import look_until_settled
+from tidemill.pipeline.source.topics import check_topics, names_of
 
 
 @final
@@ -129,8 +130,30 @@ class Places:
         view = View(queues=cluster.queues, cluster=cluster)
         return view if archive is None else self._both(view, archive)
 
+    def check_topics(self, view: View, *, waits: bool) -> None:
+        """Raise BadOption for topics that were asked for by name, of which nobody has anything."""
+        namespace = self._options.connection.namespace
+        archived = {key.topic for key in view.archive.queues if key.namespace == namespace}
+
+        def everything() -> set[str]:
+            if view.cluster is None:
+                return archived
+            return archived | names_of(self.client)
+
+        known = {queue.topic for queue in view.queues}
+        alone = archived.intersection(self._options.topics.names).difference(known)
+        for topic in sorted(alone):
+            log.warning(
+                "topic %s is in the archive alone: readMode=archive reads it, and nothing is read"
+                " of it now", topic,
+            )  # fmt: skip
+        check_topics(self._options, known | alone, everything=everything, waits=waits)
+
     def resolve(self, place: Place, view: View, *, word: int) -> dict[Queue, int]:
-        """Return the offset of a place in every queue; `word` is for queues that it leaves out."""
+        """Return the offset of a place in every queue; `word` is for queues that it leaves out.
+
+        Raises BadOption for an offset behind the end of its queue.
+        """
         if place.at_ms is not None:
             return {queue: self._at(queue, view, place.at_ms) for queue in view.queues}
         if place.group:
@@ -139,6 +162,10 @@ class Places:
                     for queue, ends in view.queues.items()}  # fmt: skip
         everywhere = word if place.everywhere is None else place.everywhere
         named = _named(place.by_queue or {}, view)
+        for queue, offset in sorted(named.items()):
+            end = view.queues[queue].max_offset
+            if offset > end:
+                raise BadOption(f"offset {offset} is given for {queue}, which ends at {end}")
         return {
             queue: _of_word(named.get(queue, everywhere), ends)
             for queue, ends in view.queues.items()

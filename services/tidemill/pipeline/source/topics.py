@@ -1,0 +1,62 @@
+"""Topics that a read asks for and that are not there, when it begins.
+
+One that was named is an error, since nothing would ever come of a name that is misspelt. What a
+pattern has no match for, and what a cluster makes when it is needed (%DLQ%g), may come: a batch,
+which does not wait for it, says so.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection
+
+from tidemill.pipeline.client import Client
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.options import SourceOptions, Topics
+from tidemill.pipeline.pulling import log
+
+_EVERY_TOPIC = ".*"  # but those of the cluster's own
+OWN = "%"  # what names of topics begin with that a cluster makes by itself
+
+
+def check_topics(
+    options: SourceOptions,
+    known: Collection[str],
+    *,
+    everything: Callable[[], Collection[str]],
+    waits: bool,
+) -> None:
+    """Raise BadOption for topics that were asked for by name and are nowhere.
+
+    `known`: those of the ones asked for that are there; `everything`: all that are. What `waits`,
+    as a stream does, is told nothing of what may come.
+    """
+    topics = options.topics
+    missing = sorted(set(topics.names).difference(known))
+    misspelt = [name for name in missing if not name.startswith(OWN)]
+    if misspelt:
+        raise BadOption(_sentence(misspelt, everything(), options))
+    if waits:
+        return
+    if topics.pattern and not known:
+        log.warning("no topic%s matches %s: nothing is read", _where(options), topics.pattern)
+    for name in missing:
+        log.warning("there is no topic %s%s yet: nothing is read of it", name, _where(options))
+
+
+def names_of(client: Client) -> set[str]:
+    """Return the topics that there are."""
+    return {queue.topic for queue in client.cluster(Topics(pattern=_EVERY_TOPIC)).queues}
+
+
+def _sentence(missing: list[str], everything: Collection[str], options: SourceOptions) -> str:
+    sentence = f"there is no topic {', '.join(missing)}{_where(options)}"
+    near = difflib.get_close_matches(missing[0], everything, n=1, cutoff=0.5)
+    return f"{sentence}; did you mean {near[0]}?" if near else sentence
+
+
+def _where(options: SourceOptions) -> str:
+    namespace = options.connection.namespace
+    return (f" of the namespace {namespace}" if namespace else "") + (
+        f" in the archive at {options.archive_path}" if options.read_mode == "archive" else ""
+    )

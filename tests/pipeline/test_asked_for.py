@@ -1,0 +1,184 @@
+"""Topics and offsets that are asked for and are not there. Without a session of Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import Stream, read_batch
+from tidemill.pipeline.errors import BadOption, Gone, Unreachable
+from tidemill.pipeline.options import parse_source
+from tidemill.pipeline.source.events import EventReader
+from tidemill.pipeline.source.listings import BrokerPart, ListingReader
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+TOPIC = StructType([StructField("topic", StringType())])
+
+
+def read_stream(cluster: FakeCluster, **options: str) -> list[Any]:
+    return Stream(cluster, **options).run()
+
+
+Read = Callable[..., list[Any]]
+both_reads = pytest.mark.parametrize("read", [read_batch, read_stream])
+
+
+def listed(cluster: FakeCluster, dataset: str, **options: str) -> dict[str, int]:
+    """Return how many rows the task of each broker group has."""
+    given = {"endpoints": cluster.endpoint, "maxRetries": "0", "dataset": dataset, **options}
+    reader = ListingReader(parse_source(given, is_stream=False), TOPIC)
+    return {
+        part.broker: sum(batch.num_rows for batch in reader.read(part))
+        for part in reader.partitions()
+        if isinstance(part, BrokerPart)
+    }
+
+
+# ---------------------------------------------------------------- topics
+
+
+@both_reads
+def test_a_topic_that_is_nowhere_is_refused_with_the_nearest_one(
+    cluster: FakeCluster, read: Read
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    with pytest.raises(BadOption, match=r"^there is no topic oders; did you mean orders\?$"):
+        read(cluster, topic="oders")
+    with pytest.raises(BadOption, match=r"^there is no topic payments$"):
+        read(cluster, topics="orders,payments")
+    assert len(read(cluster, topics="orders")) == 5
+
+
+@both_reads
+def test_nobody_says_so_while_a_broker_group_is_away(cluster: FakeCluster, read: Read) -> None:
+    cluster.add("orders", "a", 0, 5)
+    cluster.brokers["a"].error = "it is away"
+    with pytest.raises(Unreachable):
+        read(cluster, topic="orders")
+
+
+def test_a_topic_that_goes_in_the_middle_of_a_stream_is_told_as_deleted(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    stream = Stream(cluster, topic="orders")
+    stream.run()
+    cluster.delete("orders")
+    with pytest.raises(Gone):
+        stream.run()
+
+
+@both_reads
+def test_a_topic_that_an_archive_has_is_one(
+    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture, read: Read
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    cluster.add("others", "a", 0, 5)
+    archive.append()
+    cluster.delete("orders")
+    of = {"archivePath": archive.path}
+    assert len(read(cluster, topic="orders", readMode="archive", **of)) == 5
+    where = f" in the archive at {archive.path}"
+    with pytest.raises(BadOption, match=rf"no topic oders{where}; did you mean orders"):
+        read(cluster, topic="oders", readMode="archive", **of)
+    assert "alone" not in caplog.text
+    # Both together read what a broker has, and the archive of that.
+    assert read(cluster, topic="orders", **of) == []
+    assert "topic orders is in the archive alone" in caplog.text
+    with pytest.raises(BadOption, match=r"no topic oders; did you mean orders\?$"):
+        read(cluster, topic="oders", **of)
+
+
+def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    assert read_stream(cluster, topicPattern="bill.*") == []
+    assert read_stream(cluster, dataset="dlq", groups="g") == []
+    assert caplog.text == ""
+    assert read_batch(cluster, topicPattern="bill.*") == []
+    assert "no topic matches bill.*: nothing is read" in caplog.text
+    assert read_batch(cluster, dataset="dlq") == []
+    assert "no topic matches %DLQ%.*" in caplog.text
+    # Its cluster makes it with the first dead letter.
+    assert read_batch(cluster, dataset="dlq", groups="g") == []
+    assert "there is no topic %DLQ%g yet" in caplog.text
+
+
+@pytest.mark.parametrize("dataset", ["pending", "inflight", "groups"])
+def test_a_listing_asks_those_who_have_the_topics(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, dataset: str
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    cluster.add("others", "b", 0, 5)
+    for broker in cluster.brokers.values():
+        for topic in ("orders", "others"):
+            broker.pending.append(pb.Pending(topic=topic))
+            broker.in_flight.append(pb.InFlight(topic=topic, consumer_group="g"))
+            broker.progress.append(pb.Progress(topic=topic, consumer_group="g"))
+    assert listed(cluster, dataset) == {"a": 2, "b": 2}
+    # The other one would refuse to be asked for a topic that it has not.
+    assert listed(cluster, dataset, topic="orders") == {"a": 1}
+    assert listed(cluster, dataset, topicPattern="o.*") == {"a": 1, "b": 1}
+    assert caplog.text == ""
+    assert listed(cluster, dataset, topicPattern="bill.*") == {}
+    assert "no topic matches bill.*: nothing is read" in caplog.text
+    with pytest.raises(BadOption, match=r"there is no topic oders; did you mean orders\?"):
+        listed(cluster, dataset, topic="oders")
+
+
+def test_a_batch_of_events_says_that_its_topics_are_not_there(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And reads: its log may tell of one that was deleted."""
+    cluster.add_events("a", pb.Event(topic="gone", message_id="m"))
+    cluster.add("orders", "a", 0, 1)
+
+    def parts(**options: str) -> int:
+        given = {"endpoints": cluster.endpoint, "dataset": "events", **options}
+        return len(EventReader(parse_source(given, is_stream=False), TOPIC).partitions())
+
+    assert parts() == parts(topic="orders") == 1
+    assert caplog.text == ""
+    assert parts(topic="gone") == 1
+    assert "there is no topic gone: its events are of before it was deleted" in caplog.text
+    parts(topicPattern="bill.*")
+    assert "no topic matches bill.*" in caplog.text
+
+
+# ---------------------------------------------------------------- offsets
+
+
+def at(offset: int) -> str:
+    return json.dumps({"orders": {"a": {"0": offset}}})
+
+
+@both_reads
+def test_a_start_behind_the_end_of_its_queue_is_refused(cluster: FakeCluster, read: Read) -> None:
+    cluster.add("orders", "a", 0, 40)
+    with pytest.raises(BadOption, match=r"offset 41 is given for queue 0 .*, which ends at 40"):
+        read(cluster, topic="orders", startingOffsets=at(41))
+    assert read(cluster, topic="orders", startingOffsets=at(40)) == []
+    assert len(read(cluster, topic="orders", startingOffsets=at(39))) == 1
+
+
+def test_an_end_behind_the_end_of_its_queue_is_refused_at_once(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 40)
+    for more in ({}, {"failOnDataLoss": "false"}):
+        with pytest.raises(BadOption, match=r"offset 41 is given for queue 0 .*, which ends at 40"):
+            read_batch(cluster, topic="orders", endingOffsets=at(41), **more)
+    assert cluster.pulls == []
+    assert len(read_batch(cluster, topic="orders", endingOffsets=at(40))) == 40
+    archive.append()
+    cluster.add("orders", "a", 0, 10)
+    with pytest.raises(BadOption, match=r"offset 41 .*, which ends at 40"):
+        archive.read(endingOffsets=at(41))
+    assert len(archive.read(endingOffsets=at(45), readMode="auto")) == 45

@@ -1,0 +1,105 @@
+"""What an archive lost before it had it, as its readers are told. Without a session of Spark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import Stream
+from tidemill.pipeline.errors import DataLoss
+from tidemill.pipeline.offsets import QueueRange
+from tidemill.pipeline.options import parse_source
+from tidemill.pipeline.source.messages import plan_ranges
+from tidemill.pipeline.source.places import Places
+
+MODES = ("archive", "auto")
+GONE = "are gone: they were lost before they were archived"
+
+
+@pytest.fixture
+def lossy(cluster: FakeCluster, archive: Archived) -> Archived:
+    """Return an archive without 10 to 20, which retention took, and 25, which was damaged."""
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    cluster.add("orders", "a", 0, 30)
+    cluster.expire("orders", "a", 0, 20)
+    cluster.brokers["a"].queues["orders", 0].messages[25] = None
+    archive.job(failOnDataLoss="false").append()
+    return archive
+
+
+def offsets(archive: Archived, start: int = 0, **options: str) -> list[int]:
+    first = json.dumps({"orders": {"a": {"0": start}}})
+    rows = archive.read(startingOffsets=first, **options)
+    return sorted(row["queue_offset"] for row in rows)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_is_told_what_its_archive_lost(
+    lossy: Archived, caplog: pytest.LogCaptureFixture, mode: str, is_sealed: bool
+) -> None:
+    if is_sealed:
+        assert lossy.verify().wrong == [], "it knows what was lost"
+    with pytest.raises(DataLoss, match=f"queue 0 of orders at a: offsets from 10 to 20 {GONE}"):
+        offsets(lossy, readMode=mode)
+    with pytest.raises(DataLoss, match=f"offsets from 15 to 20 {GONE}"):
+        offsets(lossy, 15, readMode=mode)
+    with pytest.raises(DataLoss, match=f"offsets from 25 to 26 {GONE}"):
+        offsets(lossy, 20, readMode=mode)
+    assert offsets(lossy, 26, readMode=mode) == list(range(26, 40))
+    caplog.clear()
+    kept = [*range(10), *range(20, 25), *range(26, 40)]
+    assert offsets(lossy, readMode=mode, failOnDataLoss="false", rowsPerPartition="3") == kept
+    assert caplog.text.count(GONE) == 2
+
+
+def test_what_ends_before_it_or_lies_around_it_is_whole(lossy: Archived) -> None:
+    end = json.dumps({"orders": {"a": {"0": 10}}})
+    assert offsets(lossy, endingOffsets=end) == list(range(10))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stream_is_told_what_its_archive_lost(
+    cluster: FakeCluster, lossy: Archived, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    def stream(**options: str) -> Stream:
+        return Stream(cluster, topic="orders", archivePath=lossy.path, readMode=mode, **options)
+
+    strict = stream(maxRowsPerTrigger="10")
+    for _ in range(2):  # At each start.
+        with pytest.raises(DataLoss, match=f"offsets from 10 to 20 {GONE}"):
+            strict.run()
+    lax = stream(failOnDataLoss="false")
+    assert len(lax.run()) == 29
+    assert caplog.text.count(GONE) == 2
+    assert lax.run() == []
+
+
+def test_what_is_lost_at_the_end_of_a_range_and_whole_ranges_are_told(
+    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 20)
+    messages = cluster.brokers["a"].queues["orders", 0].messages
+    messages[0] = messages[18] = messages[19] = None
+    archive.job(failOnDataLoss="false").append()
+    assert offsets(archive, failOnDataLoss="false") == list(range(1, 18))
+    assert f"from 0 to 1 {GONE}" in caplog.text
+    assert f"from 18 to 20 {GONE}" in caplog.text
+    # Where no row is of a task, too.
+    assert offsets(archive, 18, failOnDataLoss="false") == []
+    with pytest.raises(DataLoss, match=f"from 18 to 20 {GONE}"):
+        offsets(archive, 18)
+
+
+def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
+    given = {"topic": "orders", "archivePath": lossy.path, "readMode": "archive",
+             "failOnDataLoss": "false"}  # fmt: skip
+    options = parse_source(given, is_stream=False)
+    view = Places(options).whole_view()
+    (queue,) = view.queues
+    planned = plan_ranges(options, [QueueRange(queue=queue, start=0, end=40)], view)
+    assert [(each.part.start, each.part.end) for each in planned] == [(0, 10), (20, 40)]
