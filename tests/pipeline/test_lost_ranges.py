@@ -101,5 +101,5 @@ def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
     options = parse_source(given, is_stream=False)
     view = Places(options).whole_view()
     (queue,) = view.queues
-    planned = plan_ranges(options, [QueueRange(queue=queue, start=0, end=40)], view)
-    assert [(each.part.start, each.part.end) for each in planned] == [(0, 10), (20, 40)]
+    (task,) = plan_ranges(options, [QueueRange(queue=queue, start=0, end=40)], view)
+    assert [(each.part.start, each.part.end) for each in task.pieces] == [(0, 10), (20, 40)]

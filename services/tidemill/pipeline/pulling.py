@@ -138,6 +138,20 @@ def tell_lost(queue: Queue, at: int, *, fails: bool) -> None:
     log.warning("%s", what)
 
 
+def tell_rest_lost(queue: Queue, at: int, *, fails: bool) -> None:
+    """Say that a queue is gone which is archived, and that the archive may lack its end."""
+    what = (
+        f"{queue} is not there any more, and the archive has no more of it than up to offset {at}:"
+        " what stood behind it, if anything did, is gone"
+    )
+    if fails:
+        raise Gone(
+            f"{what}. With failOnDataLoss=false the read goes on without it, and so it does when"
+            " `tidemill pipeline archive` has written down that the queue is over"
+        )
+    log.warning("%s", what)
+
+
 def tell_shorter(queue: Queue, end: int, reached: str, *, fails: bool, goes_on: str) -> None:
     """Say that a queue ends before where somebody had got to, and what a read does that may."""
     what = (

@@ -202,6 +202,8 @@ def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str
     gaps = Gaps()
     stored = _looked(_pulled(options, task, schema, gaps))
     kept = archived.without(gaps.found)
+    if expected.lost and kept != stored and kept.is_among(stored):
+        return "", "the broker has again what was damaged or gone when it was archived"
     if kept != stored:
         return f"the archive has {kept.rows} rows, the broker {_counted(stored, expected)}", ""
     return "", gaps.why
@@ -232,6 +234,16 @@ class _Looked:
         for start, end in gaps:
             kept &= (self._offsets < start) | (self._offsets >= end)
         return _Looked(self._offsets[kept], self._checksums[kept])
+
+    def is_among(self, other: _Looked) -> bool:
+        """Say whether all of it is in another one, too."""
+        places = np.searchsorted(other._offsets, self._offsets)
+        return (
+            self.rows < other.rows
+            and bool((places < other.rows).all())
+            and np.array_equal(other._offsets[places], self._offsets)
+            and np.array_equal(other._checksums[places], self._checksums)
+        )
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, _Looked), other

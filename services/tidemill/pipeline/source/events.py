@@ -81,10 +81,9 @@ def read_events(
     What is not there for `short_s` is gone: its log is another one, or ends sooner.
     """
     client = connect(options.connection)
-    topics = _names(options)
+    topics = () if options.topics.pattern else options.topics.names
+    asked = _Asked(options)
     at, index = part.start, 0
-    first_ms = options.start.at_ms or 0
-    end_ms = 2**63 if options.end.at_ms is None else options.end.at_ms
     stalls, since_s = 0, 0.0
     while at < part.end:
         before = at, index
@@ -95,7 +94,7 @@ def read_events(
                 topics=topics,
             ):  # fmt: skip
                 _tell_gap(answer, part.broker, at, options)
-                events = [each for each in answer.events if first_ms <= each.at_ms < end_ms]
+                events = [each for each in answer.events if asked.have(each)]
                 if events:
                     yield event_batch(events, schema=schema, broker=part.broker)
                 at, index = max(at, answer.next_position), answer.next_index
@@ -112,12 +111,31 @@ def read_events(
         client.pause(stalls)
 
 
-def _names(options: SourceOptions) -> tuple[str, ...]:
-    if not options.topics.pattern:
-        return options.topics.names
-    # By name, which is all that the log can be asked for.
-    queues = connect(options.connection).cluster(options.topics).queues
-    return tuple(sorted({name.topic for name in queues})) or ("",)
+class _Asked:
+    """Which events were asked for, of those that a log was not asked for by name.
+
+    A log knows names alone, and an expression may mean topics that are deleted by now, or that a
+    broker group which is away would tell of. So of an expression all events are read.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._topics = options.topics if options.topics.pattern else Topics()
+        self._first_ms = options.start.at_ms or 0
+        self._end_ms = 2**63 if options.end.at_ms is None else options.end.at_ms
+        self._known: dict[str, bool] = {}  # by topic
+
+    def have(self, event: pb.Event) -> bool:
+        """Say whether an event is one of them."""
+        if not self._first_ms <= event.at_ms < self._end_ms:
+            return False
+        # The deletion of a group has no topic, and is of all.
+        if not self._topics.pattern or (event.kind == pb.RESET and not event.topic):
+            return True
+        first = event.origin_topic or event.topic
+        found = self._known.get(first)
+        if found is None:
+            found = self._known[first] = self._topics.have(first)
+        return found
 
 
 def _tell_unknown(options: SourceOptions) -> None:

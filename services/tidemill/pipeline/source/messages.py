@@ -28,9 +28,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidemill.pipeline import offsets as plan
-from tidemill.pipeline.archive.manifest import DataFile, QueueKey
+from tidemill.pipeline.archive.manifest import DataFile, QueueKey, Range
+from tidemill.pipeline.archive.tasks import check_follows
 from tidemill.pipeline.client import connect
-from tidemill.pipeline.errors import Unreachable
+from tidemill.pipeline.errors import ArchiveError, DataLoss, Unreachable
 from tidemill.pipeline.offsets import Offsets, Queue, QueueRange
 from tidemill.pipeline.options import EARLIEST, LATEST, SourceOptions
 from tidemill.pipeline.pulling import (
@@ -38,8 +39,10 @@ from tidemill.pipeline.pulling import (
     SHORT_S,
     TAKEN,
     gaps_told,
+    log,
     pull_range,
     tell_lost,
+    tell_rest_lost,
     tell_shorter,
 )
 from tidemill.pipeline.rows import message_batch
@@ -51,70 +54,120 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class MessageRange(InputPartition):
-    """One task: a range of a queue, at its broker or in the files of an archive."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromBroker:
+    """Offsets of a queue, as its broker has them."""
 
-    def __init__(
-        self,
-        part: QueueRange,
-        *,
-        files: tuple[DataFile, ...] | None = None,
-        lost: tuple[tuple[int, int], ...] = (),
-    ) -> None:
+    part: QueueRange
+    # What is archived before them, where they are to follow it.
+    behind: Range | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromArchive:
+    """Offsets of a queue, as files of an archive have them."""
+
+    part: QueueRange
+    files: tuple[DataFile, ...]
+    lost: tuple[tuple[int, int], ...]  # ranges of which the archive lacks something
+
+
+class MessageRange(InputPartition):
+    """One task: a range of a queue, in pieces that follow each other.
+
+    Where a task begins and ends does not depend on how far the archive is, so a batch that is
+    repeated has the same tasks.
+    """
+
+    def __init__(self, part: QueueRange, pieces: tuple[FromBroker | FromArchive, ...]) -> None:
         super().__init__(part)
         self.part = part
-        self.files = files  # of the archive; None: it is read from the broker
-        self.lost = lost  # ranges of which the archive lacks something
+        self.pieces = pieces
 
 
 def plan_ranges(
     options: SourceOptions, ranges: Iterable[QueueRange], view: View
 ) -> list[MessageRange]:
-    """Return the tasks of some ranges, those that are archived apart from the others.
+    """Return the tasks of some ranges.
 
     What was lost before it was archived is told as what a broker has not any more.
     """
-    archived, live = [], []
+    given = list(ranges)
     tell = gaps_told(fails=options.fails_on_data_loss)
-    for each in ranges:
-        if each.queue not in view.archived_to:
-            live.append(each)
-            continue
-        of = view.archive.queues[QueueKey.of(options.connection.namespace, each.queue)]
-        # What expired in the archive the broker may still have.
-        first = min(each.end, max(each.start, of.start))
-        to = min(each.end, max(first, view.archived_to[each.queue]))
-        live.append(QueueRange(queue=each.queue, start=each.start, end=first))
-        at = first
-        for lost in of.lost_between(first, to):
-            if lost.is_lost:
-                gone = max(first, lost.start), min(to, lost.end)
-                tell(each.queue, *gone, NOT_ARCHIVED)
-                archived.append(QueueRange(queue=each.queue, start=at, end=gone[0]))
-                at = gone[1]
-        archived.append(QueueRange(queue=each.queue, start=at, end=to))
-        live.append(QueueRange(queue=each.queue, start=to, end=each.end))
-    size = {
-        "rows_per_partition": options.rows_per_partition, "partitions_min": options.partitions_min,
-    }  # fmt: skip
-    parts = [MessageRange(part) for part in plan.split(live, **size)]
-    for part in plan.split(archived, **size):
-        key = QueueKey.of(options.connection.namespace, part.queue)
-        files = tuple(view.archive.holding(key, part.start, part.end))
-        in_part = view.archive.queues[key].lost_between(part.start, part.end)
-        lost = tuple((each.start, each.end) for each in in_part)
-        parts.append(MessageRange(part, files=files, lost=lost))
-    return parts
+    for each in given:
+        for start, end in _lost_whole(options, each, view):
+            tell(each.queue, start, end, NOT_ARCHIVED)
+    parts = plan.split(
+        given, rows_per_partition=options.rows_per_partition, partitions_min=options.partitions_min
+    )
+    return [MessageRange(part, tuple(_pieces(options, part, view))) for part in parts]
+
+
+def _lost_whole(options: SourceOptions, part: QueueRange, view: View) -> Iterator[tuple[int, int]]:
+    """Yield what the archive knows to be lost of a range, where nothing is left between."""
+    if part.queue not in view.archived_to:
+        return
+    of = view.archive.queues[QueueKey.of(options.connection.namespace, part.queue)]
+    first = max(part.start, of.start)  # What expired in the archive the broker may still have.
+    for lost in of.lost_between(first, part.end):
+        if lost.is_lost:
+            yield max(first, lost.start), min(part.end, lost.end)
+
+
+def _pieces(
+    options: SourceOptions, part: QueueRange, view: View
+) -> Iterator[FromBroker | FromArchive]:
+    queue = part.queue
+    if queue not in view.archived_to:
+        yield FromBroker(part=part)
+        return
+    key = QueueKey.of(options.connection.namespace, queue)
+    of = view.archive.queues[key]
+    first = min(part.end, max(part.start, of.start))
+    to = min(part.end, max(first, of.end))
+    if part.start < first:
+        yield FromBroker(part=QueueRange(queue=queue, start=part.start, end=first))
+    at = first
+    for start, end in (*_lost_whole(options, part, view), (to, to)):
+        if at < start:
+            # Which offsets of these are lost their task finds out.
+            lost = of.lost_between(at, start)
+            yield FromArchive(
+                part=QueueRange(queue=queue, start=at, end=start),
+                files=tuple(view.archive.holding(key, at, start)),
+                lost=tuple((each.start, each.end) for each in lost),
+            )
+        at = end
+    if to < part.end:
+        behind = of.ending_at(to) if to == of.end else None
+        yield FromBroker(part=QueueRange(queue=queue, start=to, end=part.end), behind=behind)
 
 
 def read_messages(
     options: SourceOptions, schema: pa.Schema, partition: MessageRange
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches. Runs in an executor."""
-    part = partition.part
-    if partition.files is not None:
-        yield from read_archived(options, schema, part, partition.files, partition.lost)
-        return
+    for piece in partition.pieces:
+        if isinstance(piece, FromArchive):
+            yield from read_archived(options, schema, piece.part, piece.files, piece.lost)
+        else:
+            yield from _read_live(options, schema, piece)
+
+
+def _read_live(
+    options: SourceOptions, schema: pa.Schema, piece: FromBroker
+) -> Iterator[pa.RecordBatch]:
+    part = piece.part
+    try:
+        check_follows(options, part.queue, piece.behind)
+    except ArchiveError as error:
+        if options.fails_on_data_loss:
+            raise DataLoss(
+                f"{error}. With failOnDataLoss=false the read goes on with it behind the archive"
+            ) from error
+        log.warning("%s; it is read behind the archive", error)
     # Bodies are not even read where no column is made of them.
     with_bodies = not set(OF_BODIES).isdisjoint(schema.names)
     for messages in pull_range(connect(options.connection), options, part, with_bodies=with_bodies):
@@ -257,6 +310,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._places = Places(options, short_s=short_s)
         # Queues that were told to end before where this query is: nobody waits for them again.
         self._shorter: set[Queue] = set()
+        # Queues of which it was told that what stood behind the archive is gone.
+        self._rests_told: set[Queue] = set()
         self._target: dict[Queue, int] | None = None
         self._seen: Offsets | None = None
         self._last_batch_s = time.monotonic()
@@ -285,7 +340,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = self._look(Offsets.from_document(start))
         given = Offsets.from_document(start).among(view.queues)
         begin = self._begin(given, view)
+        # Of one that is new its place alone, so that what is gone of it by then is found out.
         target = self._reachable_ends(begin, view)
+        target |= {queue: at for queue, at in begin.items() if queue not in given.at}
         if self._waits_for_more(begin, target):
             return start
         if isinstance(limit, ReadMaxRows):
@@ -323,16 +380,21 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     tell_lost(queue, first or 0, fails=self.options.fails_on_data_loss)
                 continue
             last = self._at_most_its_end(queue, last, view, "was planned to be read up to")
+            is_away = queue.broker in view.unreachable
             if first is None:
-                if ends is None:
+                if ends is None or is_away:
                     raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
                 # This trigger found it. Where it ended then is where it starts, or where it began.
                 first = ends.min_offset if self._is_read_whole(queue, given) else last
-            least = first if ends is None else ends.min_offset  # Its tasks find out.
+            least = first if ends is None or is_away else ends.min_offset  # Its tasks find out.
             if first < least and first < last:
                 tell = gaps_told(fails=self.options.fails_on_data_loss)
                 tell(queue, first, min(least, last), TAKEN)
                 first = min(least, last)
+            if view.has_lost_rest(queue, last) and last > view.archived_to[queue]:
+                at = max(first, view.archived_to[queue])
+                tell_rest_lost(queue, at, fails=self.options.fails_on_data_loss)
+                last = at
             if first < last:
                 ranges.append(QueueRange(queue=queue, start=first, end=last))
         return list(plan_ranges(self.options, ranges, view))
@@ -366,18 +428,22 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._has_lost(queue, view):
                 tell_lost(queue, at, fails=self.options.fails_on_data_loss)
             else:
+                if view.has_lost_rest(queue, at) and queue not in self._rests_told:
+                    tell_rest_lost(queue, at, fails=self.options.fails_on_data_loss)
+                    self._rests_told.add(queue)
                 begin[queue] = self._at_most_its_end(queue, at, view, "was read up to")
         for queue, ends in view.queues.items():
-            if queue not in begin:
+            # Of what a broker that is away may have more of before, the beginning is not known.
+            if queue not in begin and queue.broker not in view.unreachable:
                 is_whole = self._is_read_whole(queue, given)
                 begin[queue] = ends.min_offset if is_whole else ends.max_offset
         return begin
 
     def _at_most_its_end(self, queue: Queue, at: int, view: View, what: str) -> int:
         """Return an offset that was told, or where its queue ends now, where that is before."""
-        ends = view.queues.get(queue)
-        if ends is None or at <= ends.max_offset:
+        if not view.is_at_its_broker(queue) or at <= view.queues[queue].max_offset:
             return at
+        ends = view.queues[queue]
         tell_shorter(
             queue, ends.max_offset, f"{what} {at}", fails=self.options.fails_on_data_loss,
             goes_on="the read goes on there",
@@ -403,6 +469,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return how far there is something, at most to the frozen target of this run."""
         target = dict(begin)  # What cannot be asked stays where it is.
         for queue, ends in view.queues.items():
+            if queue not in begin:
+                continue
             end = ends.max_offset
             if self._target is not None:
                 end = min(end, self._target.get(queue, begin[queue]))

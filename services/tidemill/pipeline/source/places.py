@@ -17,7 +17,7 @@ from tidemill.pipeline.client import Client, Cluster, connect
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.offsets import Offsets, Queue, QueueEnds, QueueName
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
-from tidemill.pipeline.pulling import SHORT_S, log, tell_shorter
+from tidemill.pipeline.pulling import SHORT_S, tell_shorter
 from tidemill.pipeline.source.looking import look_until_settled
 from tidemill.pipeline.source.topics import check_topics, names_of
 
@@ -34,6 +34,8 @@ class View:
     # Of queues that are archived in part: what is before `archived_to`.
     archive: Archive = field(default_factory=Archive)
     archived_to: Mapping[Queue, int] = field(default_factory=dict)
+    # Of those the ones of which the archive knows that nothing comes behind it.
+    over: Collection[Queue] = ()
 
     @property
     def unreachable(self) -> set[str]:
@@ -45,21 +47,46 @@ class View:
         """Return where the queues end."""
         return {queue: ends.max_offset for queue, ends in self.queues.items()}
 
-    def has_lost(self, queue: Queue) -> bool:
-        """Say whether a queue that was asked for is not there any more."""
+    def is_at_its_broker(self, queue: Queue) -> bool:
+        """Say whether a broker told of a queue; of an archive alone, that it is there."""
         if self.cluster is None:
-            return queue not in self.queues
-        return self.cluster.has_lost(queue)
+            return queue in self.queues
+        return queue in self.cluster.queues
+
+    def has_lost(self, queue: Queue) -> bool:
+        """Say whether a queue that was asked for is not there any more, in no archive either."""
+        if queue in self.queues:
+            return False
+        return self.cluster is None or self.cluster.has_lost(queue)
+
+    def has_lost_rest(self, queue: Queue, at: int) -> bool:
+        """Say whether what stood at an offset went with a queue of which the archive has less.
+
+        Nothing did where the archive has written down that the queue is over.
+        """
+        if self.cluster is None or queue not in self.archived_to:
+            return False
+        return (
+            at >= self.archived_to[queue]
+            and queue not in self.over
+            and self.cluster.has_lost(queue)
+        )
 
     def taken_back(self, given: Offsets) -> set[Queue]:
         """Return the queues of which brokers tell less than was read up to, or archived."""
         if self.cluster is None:
             return set()
         reached = dict(self.archived_to)
-        for queue, at in given.among(self.queues).at.items():
+        places = given.among(self.queues).at
+        for queue, at in places.items():
             reached[queue] = max(at, reached.get(queue, 0))
         ends = self.cluster.queues
-        removed = {queue for queue in reached if self.cluster.has_removed(queue.broker)}
+        removed = {
+            queue
+            for queue, at in places.items()
+            if self.cluster.has_removed(queue.broker)
+            and (queue not in self.archived_to or self.has_lost_rest(queue, at))
+        }
         return removed | {
             queue
             for queue in ends.keys() & reached.keys()
@@ -112,10 +139,10 @@ class Places:
         )
         assert view.cluster is not None, "brokers were asked"
         for queue, archived_to in sorted(view.archived_to.items()):
-            end = view.cluster.queues[queue].max_offset
-            if end < archived_to and queue not in excused:
+            ends = view.cluster.queues.get(queue)
+            if ends is not None and ends.max_offset < archived_to and queue not in excused:
                 tell_shorter(
-                    queue, end, f"is archived up to {archived_to}",
+                    queue, ends.max_offset, f"is archived up to {archived_to}",
                     fails=self._options.fails_on_data_loss,
                     goes_on=f"it is read from the archive up to {archived_to}",
                 )  # fmt: skip
@@ -141,13 +168,7 @@ class Places:
             return archived | names_of(self.client)
 
         known = {queue.topic for queue in view.queues}
-        alone = archived.intersection(self._options.topics.names).difference(known)
-        for topic in sorted(alone):
-            log.warning(
-                "topic %s is in the archive alone: readMode=archive reads it, and nothing is read"
-                " of it now", topic,
-            )  # fmt: skip
-        check_topics(self._options, known | alone, everything=everything, waits=waits)
+        check_topics(self._options, known, everything=everything, waits=waits)
 
     def resolve(self, place: Place, view: View, *, word: int) -> dict[Queue, int]:
         """Return the offset of a place in every queue; `word` is for queues that it leaves out.
@@ -158,8 +179,13 @@ class Places:
             return {queue: self._at(queue, view, place.at_ms) for queue in view.queues}
         if place.group:
             progress = self._progress(place.group, view)
-            return {queue: _clamp(progress.get(queue.name, EARLIEST), ends)
-                    for queue, ends in view.queues.items()}  # fmt: skip
+            # Of what only the archive has a group reads nothing any more.
+            return {
+                queue: _clamp(progress.get(queue.name, EARLIEST), ends)
+                if view.is_at_its_broker(queue)
+                else ends.max_offset
+                for queue, ends in view.queues.items()
+            }
         everywhere = word if place.everywhere is None else place.everywhere
         named = _named(place.by_queue or {}, view)
         for queue, offset in sorted(named.items()):
@@ -189,8 +215,10 @@ class Places:
             # Where the archive begins with it the broker may have some of before.
             is_first = found <= view.archive.queues[key].start
             is_before = is_first and view.queues[queue].min_offset < found
-            if self._options.read_mode == "archive" or (
-                found < view.archived_to[queue] and not is_before
+            if (
+                self._options.read_mode == "archive"
+                or not view.is_at_its_broker(queue)
+                or (found < view.archived_to[queue] and not is_before)
             ):
                 return found
         ends = view.queues[queue]
@@ -201,7 +229,8 @@ class Places:
     def _progress(self, group: str, view: View) -> dict[QueueName, int]:
         """Return how far a group is: by what it has acked, or pulled where it pulls."""
         found = {}
-        for broker in {queue.broker for queue in view.queues}:
+        brokers = {queue.broker for queue in view.queues if view.is_at_its_broker(queue)}
+        for broker in sorted(brokers):
             for item in self.client.progress(broker, [group]):
                 if item.is_retry:
                     continue  # Its queue is another one, of the same topic's name.
@@ -222,22 +251,27 @@ class Places:
             and self._options.topics.have(key.topic)
         }
         ends = {queue: each.max_offset for queue, each in queues.items()}
-        return View(queues=queues, archive=archive, archived_to=ends)
+        over = {queue for queue in queues if archive.queues[self._key_of(queue)].is_over}
+        return View(queues=queues, archive=archive, archived_to=ends, over=over)
 
     def _both(self, view: View, archive: Archive) -> View:
-        queues = dict(view.queues)
-        to: dict[Queue, int] = {}
+        """Return what brokers and archive have together, also of queues that only one of them has.
+
+        Of what brokers have not any more, or cannot say now, it is as much as is archived.
+        """
+        archived = self._archived(archive)
+        # Those of before come first, as in the archive.
+        queues = {
+            queue: ends for queue, ends in archived.queues.items() if queue not in view.queues
+        }
         for queue, ends in view.queues.items():
-            archived = archive.queues.get(self._key_of(queue))
-            if archived is None:
-                continue
-            to[queue] = archived.end
+            of = archived.queues.get(queue, ends)
             queues[queue] = replace(
                 ends,
-                min_offset=min(ends.min_offset, archived.start),
-                max_offset=max(ends.max_offset, archived.end),
+                min_offset=min(ends.min_offset, of.min_offset),
+                max_offset=max(ends.max_offset, of.max_offset),
             )
-        return replace(view, queues=queues, archive=archive, archived_to=to)
+        return replace(archived, queues=queues, cluster=view.cluster)
 
 
 def _named(given: Mapping[str, Mapping[str, Mapping[int, int]]], view: View) -> dict[Queue, int]:

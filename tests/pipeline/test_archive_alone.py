@@ -1,0 +1,198 @@
+"""What brokers do not have, or cannot say, an archive has: `readMode=auto`. Without Spark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.micro_batches import Stream, read_batch
+from tidemill.pipeline.errors import DataLoss, Gone
+
+LATER_MS = FIRST_STORED_AT_MS + 86_400_000
+
+
+def read_auto(archive: Archived, **options: str) -> list[int]:
+    rows = read_batch(archive.cluster, topic="orders", archivePath=archive.path, **options)
+    return [row["queue_offset"] for row in rows]
+
+
+def auto_stream(archive: Archived, **options: str) -> Stream:
+    return Stream(archive.cluster, topic="orders", archivePath=archive.path, **options)
+
+
+@pytest.mark.parametrize("away", ["removed", "deleted", "anew"])
+def test_a_batch_has_what_no_broker_has_any_more(
+    cluster: FakeCluster, archive: Archived, away: str
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    cluster.add("others", "b", 0, 10)
+    archive.append()
+    match away:
+        case "removed":
+            cluster.remove("a")
+        case "deleted":
+            cluster.delete("orders")
+        case "anew":
+            cluster.delete("orders")
+            cluster.add("orders", "a", 0, 5)
+    behind = list(range(5)) if away == "anew" else []
+    assert read_auto(archive) == [*range(30), *behind]
+    assert read_auto(archive, startingTimestamp=str(FIRST_STORED_AT_MS)) == [*range(30), *behind]
+    assert read_auto(archive, startingOffsets="latest") == []
+
+
+def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
+    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 20)
+    cluster.add("orders", "b", 0, 10)
+    archive.append()
+    stream = auto_stream(archive, maxRowsPerTrigger="1000")
+    assert len(stream.run()) == 30
+    cluster.add("orders", "a", 0, 20)
+    archive.append()
+    cluster.remove("a")
+    # All of it is archived, but nobody has said so yet.
+    with pytest.raises(Gone, match="has no more of it than up to offset 40: what stood behind"):
+        stream.run()
+    given = auto_stream(archive, failOnDataLoss="false")
+    given.start = stream.start
+    assert given.run() == []
+    assert caplog.text.count("what stood behind it, if anything did, is gone") == 1
+    assert len(archive.job(failOnDataLoss="false").append().over) == 1
+    assert stream.run() == []
+    fresh = auto_stream(archive)
+    assert len(fresh.run()) == 50
+    assert fresh.run() == []
+
+
+def test_a_stream_that_was_behind_gets_the_rest_from_the_archive(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 20)
+    cluster.add("orders", "b", 0, 10)
+    stream = auto_stream(archive)
+    archive.append()
+    assert len(stream.run()) == 30
+    cluster.add("orders", "a", 0, 20)
+    archive.append()
+    cluster.delete("orders")
+    assert len(archive.job().append().over) == 2
+    assert sorted(stream.run()) == sorted(read_bodies(archive)[20:40])
+
+
+def read_bodies(archive: Archived) -> list[bytes]:
+    return [body for queue in archive.bodies() for body in queue]
+
+
+def test_what_is_planned_is_read_from_the_archive_while_its_broker_is_away(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """Retention took it there, and nobody but the archive can say that it is not lost."""
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    stream = auto_stream(archive, failOnDataLoss="false")
+
+    def go_away() -> None:
+        cluster.expire("orders", "a", 0, 30)
+        cluster.away["a"] = 1
+
+    assert len(stream.run(go_away)) == 30
+
+
+def test_the_beginning_of_a_new_queue_that_is_gone_before_it_is_read_is_told(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    stream = Stream(cluster, topic="orders")
+    assert len(stream.run()) == 5
+    cluster.add("orders", "a", 1, 21)
+    reader, _ = stream.reader()
+    # A trigger that finds it has its place; the rows come with the next one.
+    found = reader.latestOffset(stream.start, reader.getDefaultReadLimit())
+    assert reader.partitions(stream.start, found) == []
+    cluster.expire("orders", "a", 1, 20)
+    stream.start = json.loads(json.dumps(found))
+    with pytest.raises(DataLoss, match="queue 1 of orders at a: offsets from 0 to 20 are gone"):
+        stream.run()
+
+
+def test_a_restored_queue_that_is_longer_again_does_not_follow_its_archive(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 100)
+    archive.append()
+    assert archive.verify().wrong == []
+    assert read_auto(archive) == list(range(100))
+    cluster.restore("orders", "a", 0, 50)
+    cluster.add("orders", "a", 0, 60, stored_at_ms=LATER_MS)
+    other = "its message at offset 99 is of another time than the archive's"
+    with pytest.raises(DataLoss, match=f"{other}.*With failOnDataLoss=false"):
+        read_auto(archive)
+    with pytest.raises(DataLoss, match=other):
+        auto_stream(archive).run()
+    assert read_auto(archive, failOnDataLoss="false") == list(range(110))
+    (wrong,) = archive.verify().wrong
+    assert other in wrong
+
+
+def test_what_is_there_again_that_an_archive_lacks_does_not_keep_it_from_being_sealed(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """As of a message that was damaged, and was mended from a replica later."""
+    cluster.add("orders", "a", 0, 40)
+    messages = cluster.brokers["a"].queues["orders", 0].messages
+    damaged, messages[10] = messages[10], None
+    archive.job(failOnDataLoss="false").append()
+    messages[10] = damaged
+    verified = archive.verify()
+    assert verified.wrong == []
+    assert "the broker has again what was damaged or gone when it was archived" in str(verified)
+    assert archive.sealed() == [("orders", 40, 40)]
+
+
+def test_another_body_is_wrong_whatever_else_is_there_again(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 40)
+    messages = cluster.brokers["a"].queues["orders", 0].messages
+    damaged, messages[10] = messages[10], None
+    archive.job(failOnDataLoss="false").append()
+    messages[10] = damaged
+    other = messages[11]
+    assert other is not None
+    other.body = b"another"
+    (wrong,) = archive.verify().wrong
+    assert "the archive has 19 rows, the broker 20" in wrong
+
+
+def test_tasks_of_a_batch_are_the_same_when_the_archive_has_gone_on(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """Rows are told apart by their task and their number in it, as ids of the sink are."""
+    cluster.add("orders", "a", 0, 40)
+    cluster.add("orders", "a", 1, 40)
+    archive.job(batch_rows=20).append()
+    cluster.add("orders", "a", 0, 40)
+    stream = auto_stream(archive, rowsPerPartition="25")
+    reader, _ = stream.reader()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+
+    def tasks() -> list[list[tuple[int, int]]]:
+        return [
+            [
+                (row["queue_id"], row["queue_offset"])
+                for batch in reader.read(task)
+                for row in batch.to_pylist()
+            ]
+            for task in reader.partitions(start, end)
+        ]
+
+    before = tasks()
+    archive.append()
+    assert tasks() == before
+    assert sum(map(len, before)) == 120
