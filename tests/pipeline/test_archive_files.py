@@ -20,7 +20,12 @@ from tests.support.archiving import NOW_MS, Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
-from tidemill.pipeline.archive.reading import first_offset_at, pieces
+from tidemill.pipeline.archive.reading import (
+    BATCH_BYTES,
+    first_offset_at,
+    pieces,
+    read_range,
+)
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -36,6 +41,23 @@ def put_noise(cluster: FakeCluster, count: int, size: int, *, seed: int = 1) -> 
         message = v2.Message(topic=v2.Resource(name="orders"), body=source.randbytes(size))
         message.system_properties.store_timestamp.FromMilliseconds(FIRST_STORED_AT_MS)
         cluster.put(message, "a")
+
+
+def test_a_batch_of_large_bodies_has_few_of_them(cluster: FakeCluster, archive: Archived) -> None:
+    """So what a reader holds does not go by how large bodies are."""
+    put_noise(cluster, 40, 1 << 20)
+    archive.append()
+    store = ArchiveStore(archive.path)
+    manifest = store.archive()
+    ((key, queue),) = manifest.queues.items()
+    batches = list(
+        read_range(
+            store, manifest.holding(key, 0, queue.end), key, start=0, end=queue.end,
+            columns=["queue_offset", "body"],
+        )
+    )  # fmt: skip
+    assert sum(batch.num_rows for batch in batches) == 40
+    assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
 
 
 # ---------------------------------------------------------------- damage

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fake_cluster import FakeCluster
+from tests.support.processes import standalone
 from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import Refused
-from tidemill.pipeline.options import parse_sink
+from tidemill.pipeline.options import Topics, parse_sink
 from tidemill.pipeline.sink.messages import RowIds
 from tidemill.pipeline.sink.sending import Sender, Sent
 
@@ -39,6 +41,26 @@ def test_a_row_that_spoils_its_send_goes_alone(cluster: FakeCluster) -> None:
     assert sorted(message.body for message in cluster.sent) == sorted(good)
     with pytest.raises(Refused, match="a tag has no"):
         send(cluster, rows)
+
+
+def test_a_proxy_refuses_a_row_and_keeps_those_beside_it(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"body": b"%d" % i} for i in range(8)]
+    rows[3]["tag"] = "|"
+    rows[6]["properties"] = {"large": "x" * 40_000}
+    with standalone(tmp_path / "data") as broker:
+        broker.put("topics/orders", queues=1)
+        options = parse_sink({"endpoints": broker.grpc, "topic": "orders", **DEAD_LETTERS})
+        client = Client(options.connection)
+        try:
+            ids = RowIds("write", 0)
+            sender = Sender(client, options, max_retries=2, ids=ids, now_ms=lambda: NOW_MS)
+            sent = sender.send(rows)
+            (ends,) = client.cluster(Topics(names=("orders",))).queues.values()
+        finally:
+            client.close()
+    assert sent.rows == ends.max_offset == 6
+    assert sorted(number for number, _ in sent.bad) == [3, 6]
+    assert len({why for _, why in sent.bad}) == 2
 
 
 @pytest.mark.parametrize(

@@ -268,9 +268,11 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
         self.cluster.note("SendMessage", context)
         answer = service.SendMessageResponse(status=v2.Status(code=v2.OK))
         if any(each.body == b"spoil the call" for each in request.messages):
-            # As a proxy answers what breaks a rule: for the whole call, of which it keeps nothing.
+            # As a proxy answers what breaks a rule: for the whole call, of which it keeps nothing,
+            # and so for each of its messages.
             status = v2.Status(code=v2.ILLEGAL_MESSAGE_TAG, message="a tag has no |")
-            return service.SendMessageResponse(status=status)
+            entries = [service.SendResultEntry(status=status) for _ in request.messages]
+            return service.SendMessageResponse(status=status, entries=entries)
         with self.cluster.lock:
             self.cluster.sent.extend(request.messages)
         for message in request.messages:

@@ -15,10 +15,12 @@ from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import check_log
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
+from tidemill.broker.engine.pull import ENDLESS
 from tidemill.broker.engine.store.damaged_places import GIVE_UP_MS, Answer
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.server.mending import served
+from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
 TEXTS = ["a", "b", "c", "d"]
@@ -269,6 +271,45 @@ def test_only_what_is_confirmed_is_served_and_only_whole_records() -> None:
     assert served(node.log, begin, 1 << 40) == bytes(
         node.engine.log.bytes_at(LogOffset(begin), confirm - begin)
     )
+
+
+def pull(node: Node, offset: int) -> tuple[list[bytes], int]:
+    """Pull to the end of what is given at once; return the bodies, and where it goes on."""
+    topic = node.engine.catalog.find_topic("orders")
+    assert topic is not None
+    queue = node.engine.catalog.queue(topic.id, QueueId(0))
+    pulling = node.engine.pull(
+        queue, offset, tags=frozenset(), max_messages=32, max_bytes=1 << 20, until_offset=ENDLESS,
+        with_bodies=True,
+    )  # fmt: skip
+    while pulling.step():
+        pass
+    found = [body_of(each.blob) for each in pulling.take()]
+    return found, pulling.next_offset
+
+
+def test_a_pull_ends_before_what_another_replica_may_have_and_is_told_to_come_again() -> None:
+    group = group_of()
+    node = reborn(group)
+    whole, _ = pull(node, 0)
+    damage(node, 1)
+    assert pull(node, 0) == (whole[:1], 1)
+    with pytest.raises(Repairing, match="another replica is asked for it"):
+        pull(node, 1)
+    assert Answer.MENDED in group.mend(1)
+    assert pull(node, 1) == (whole[1:], len(whole))
+
+
+def test_a_pull_passes_over_what_nobody_has() -> None:
+    group = group_of()
+    node = reborn(group)
+    whole, _ = pull(node, 0)
+    for number in range(3):
+        damage(group.nodes[number], 1)
+    with pytest.raises(Repairing):
+        pull(node, 1)
+    group.mend(1)
+    assert pull(node, 0) == (whole[:1] + whole[2:], len(whole))
 
 
 def test_another_record_is_not_written_over_what_stands_here() -> None:

@@ -19,7 +19,7 @@ from tidemill.broker.engine.layout.message import (
     TimerCause,
     TimerReason,
 )
-from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
+from tidemill.broker.engine.message_store import MessageAwaited, MessageDamaged, MessageStore
 from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MAX, WARM_BYTES
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.common.errors import Repairing
@@ -34,6 +34,9 @@ ENTRIES_A_STEP: Final = 512  # compared with a filter
 SCAN_ENTRIES_MAX: Final = 16_384  # of one pull with a filter: its reader goes on where that ends
 ENDLESS: Final = 1 << 62  # an offset that no queue reaches
 ASKED_AHEAD: Final = 512  # entries behind those that are read, of what the kernel may not have
+_AWAITED: Final = (
+    "a message is damaged here, and another replica is asked for it; try again in a moment"
+)
 # Behind it stands the cause of a message that has one.
 _PLACE_END: Final = record.HEADER_SIZE + message.PLACE_SIZE
 _STORED_AT: Final = struct.Struct(">q")
@@ -75,6 +78,7 @@ class QueuePull:
         self._store = store
         self._tally = tally
         self._queue = queue
+        self._from_offset = from_offset
         self._tags = tags
         self._hashes = frozenset(map(stored_message.tag_hash, tags))
         self._until_offset = until_offset
@@ -137,7 +141,13 @@ class QueuePull:
                     return False
                 if copied and (copied >= MESSAGES_A_STEP or allowance.is_spent):
                     return True
-                self._look_at(log_offset)
+                try:
+                    self._look_at(log_offset)
+                except MessageAwaited as error:
+                    # What is before it is handed out; whoever asks for it comes again.
+                    if self.next_offset > self._from_offset:
+                        return False
+                    raise Repairing(_AWAITED) from error
                 copied += 1
                 self._bytes_left -= size
                 self._messages_left -= 1
@@ -150,12 +160,16 @@ class QueuePull:
         return tag_hash in self._hashes and self._store.has_tag(log_offset, self._tags)
 
     def _look_at(self, log_offset: LogOffset) -> None:
-        """Copy a message; one that is damaged is passed over."""
+        """Copy a message; one that is damaged is passed over.
+
+        Raises MessageAwaited where another replica may have it.
+        """
         queue, offset = self._queue, self.next_offset
         try:
             head, blob = self._store.verified(log_offset, queue.topic_id, queue.queue_id, offset)
             cause = _cause_in(head) if len(head) > _PLACE_END else None
         except (MessageDamaged, LookupError, struct.error, ValueError):
+            self._store.check_awaited(log_offset)
             return
         if not self._with_bodies:
             blob = blob[: stored_message.decode(blob).body_wire_at]

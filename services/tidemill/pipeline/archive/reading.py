@@ -21,6 +21,7 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import ArchiveError
 
 BATCH_ROWS = 2_048  # as many as a batch from a broker has; with bodies of 1 KiB 2 MiB
+BATCH_BYTES = 8 << 20  # and about as much of them, as rows of a file are on average
 
 Piece = tuple[int, int, DataFile]  # from an offset, before another one
 
@@ -116,8 +117,11 @@ def _read_piece(
         groups = _row_groups(parquet, key, start=start, end=end)
         if not groups:
             return
-        left = sum(parquet.metadata.row_group(group).num_rows for group in groups)
-        for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=needed):
+        of_groups = [parquet.metadata.row_group(group) for group in groups]
+        left = sum(group.num_rows for group in of_groups)
+        size = sum(group.total_byte_size for group in of_groups)
+        count = max(1, min(BATCH_ROWS, BATCH_BYTES * left // max(1, size)))
+        for batch in parquet.iter_batches(batch_size=count, row_groups=groups, columns=needed):
             left -= batch.num_rows
             mine = pc.and_(
                 pc.and_(

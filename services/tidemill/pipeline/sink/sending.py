@@ -136,7 +136,9 @@ class Sender:
     def _judge(self, flight: _Flight, answer: Any) -> str | None:
         """Take an answer in; return why what is left of the send is to be sent again."""
         entries = answer.entries or []
-        if not entries and len(flight.messages) > 1 and _is_refusal(answer.status):
+        # One bad message spoils all: each has an entry then, which says of all what one is.
+        is_whole = all(entry.status.code == answer.status.code for entry in entries)
+        if is_whole and len(flight.messages) > 1 and _is_refusal(answer.status):
             self._halve(flight)
             return None
         again: list[int] = []
