@@ -319,6 +319,8 @@ def audit(
 ) -> None:
     """Prove what was consumed against what was produced; status 2 where messages are lost or early.
 
+    Status 2, too, where a part of a broker's log cannot be read: what it tells nobody knows then.
+
     Ends in a table, and in a page with curves: DIR/audit/index.html.
 
     Example: tidemill pipeline audit --to ./audit -t orders --grace 0
@@ -341,11 +343,16 @@ def audit(
         [
             (row["topic"], row["consumer_group"] or "-", *(f"{row[name]:,}" for name in columns))
             for row in verdict.totals
+            if row["topic"] is not None
         ],
     )
     _table(("FINDING", "COUNT"), [(kind, f"{n:,}") for kind, n in verdict.counts.items()])
+    for sentence in verdict.unreadable:
+        typer.echo(f"not seen: {sentence}", err=True)
+    if verdict.is_incomplete:
+        typer.echo("this audit is incomplete: what the logs tell there, nobody knows", err=True)
     typer.echo(f"{to.rstrip('/')}/audit/index.html has the findings and the curves", err=True)
-    if verdict.is_broken:
+    if verdict.is_broken or verdict.is_incomplete:
         raise typer.Exit(EXIT_FOUND)
 
 
@@ -376,6 +383,8 @@ def delay_accuracy(
     names = ("topic", "band", "count", "early", "p50", "p90", "p99", "p999", "max")
     typer.echo("", err=True)
     _table([name.upper() for name in names], [[band[n] for n in names] for band in measured.bands])
+    for sentence in measured.unreadable:
+        typer.echo(f"not measured: {sentence}", err=True)
     for sentence in measured.worse:
         typer.echo(sentence)
     if measured.worse or any(band["early"] for band in measured.bands):
