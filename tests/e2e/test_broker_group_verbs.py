@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from tests.support.api import api, message
 from tests.support.eventually import eventually
 from tests.support.processes import Standalone, broker, command, environment, standalone
+from tests.support.pulling import PullClient
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NAMES = ["broker-0", "broker-1", "broker-2"]
@@ -253,6 +255,45 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
     address = removed.json()["group"]["address"]
     tidemill(running, "broker-group", "add", "broker-1", address)
     asyncio.run(receive_all_as(running, "late"))
+
+
+def test_what_an_archive_has_not_pulled_is_not_removed(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    """Though consumers have acked it: nobody else has what an archive has not sealed yet."""
+    rest.put("/groups/archive", json={}).raise_for_status()
+    send_all(rest)
+    begin_to_read(rest)
+    consume_all(running, rest)
+    queues = rest.get("/topics/orders").json()["queueStatus"]
+    ends = {q["queueId"]: q["maxOffset"] for q in queues if q["broker"] == "broker-1"}
+    with grpc.insecure_channel(running.grpc) as channel:
+        puller = PullClient(channel)
+
+        def tell(queue_id: int, offset: int) -> None:
+            told = puller.update_offset(
+                "archive", "orders", offset, queue_id=queue_id, broker="broker-1"
+            )
+            assert told.status.code == v2.OK
+
+        last = max(ends, key=lambda queue_id: ends[queue_id])
+        for queue_id, end in ends.items():
+            tell(queue_id, end - (queue_id == last))
+        tidemill(running, "broker-group", "drain", "broker-1", "--yes")
+        refused = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
+        assert refused.returncode != 0
+        what = f"orders, queue {last}: 1 for archive, which has not pulled them yet"
+        assert what in refused.stderr
+        [item] = group_of(rest, "broker-1")["left"]["items"]
+        assert item == {
+            "topic": "orders", "group": "archive", "messages": 1, "inFlight": 0, "unread": False,
+            "pulledQueue": last,
+        }  # fmt: skip
+        planned = tidemill(running, "broker-group", "remove", "broker-1", "--force", "--dry-run")
+        assert f"(orders, queue {last} for archive: 1 (not pulled there yet))" in planned.stdout
+        tell(last, ends[last])
+    removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
+    assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
 
 
 async def receive_all_as(running: Standalone, group: str) -> None:
