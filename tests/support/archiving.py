@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,15 @@ class Archived:
     def manifest(self) -> Archive:
         """Return what the manifest says now."""
         return ArchiveStore(self.path).archive()
+
+    def make_older(self) -> None:
+        """Leave out of the manifest what earlier versions did not write, and know files anew."""
+        for path in sorted(Path(self.path).glob("manifest/*.json")):
+            entry = json.loads(path.read_text("utf-8")) | {"v": 2}
+            for file in entry["files"]:
+                del file["footer_crc"]
+                file["bytes"] = (Path(self.path) / file["path"]).stat().st_size
+            path.write_text(json.dumps(entry), "utf-8")
 
     def files(self) -> list[Path]:
         """Return the files that count."""
