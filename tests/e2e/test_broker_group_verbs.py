@@ -31,9 +31,15 @@ QUEUES = 2
 COUNT = 24  # message groups: enough to have a place in every broker group
 
 
+# How long the API waits for a broker that hangs, where a test asks one again and again.
+IMPATIENT = "request_timeout_ms: 1500\n"
+
+
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Standalone]:
-    with standalone(tmp_path / "data", "--groups=3") as started:
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standalone]:
+    config = tmp_path / "tidemill.yaml"
+    config.write_text(getattr(request, "param", "{}\n"))
+    with standalone(tmp_path / "data", "--groups=3", f"--config={config}") as started:
         yield started
 
 
@@ -306,6 +312,7 @@ async def receive_all_as(running: Standalone, group: str) -> None:
                 found.add(one.body)
 
 
+@pytest.mark.parametrize("running", [IMPATIENT], indirect=True, ids=["impatient"])
 def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
     running: Standalone, rest: httpx.Client
 ) -> None:
