@@ -81,6 +81,11 @@ def progress(rest: httpx.Client) -> dict[str, Any]:
     return found
 
 
+def progress_of(rest: httpx.Client, group: str) -> dict[str, Any]:
+    found: dict[str, Any] = rest.get(f"/groups/{group}/progress").raise_for_status().json()
+    return found
+
+
 def group_of(rest: httpx.Client, name: str) -> dict[str, Any]:
     found: dict[str, Any] = rest.get(f"/broker-groups/{name}").raise_for_status().json()
     return found
@@ -300,6 +305,38 @@ def test_what_an_archive_has_not_pulled_is_not_removed(
         tell(last, ends[last])
     removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
     assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
+
+
+def test_what_a_group_has_pulled_of_a_topic_is_forgotten_at_every_broker_group(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    rest.put("/groups/archive", json={}).raise_for_status()
+    rest.put("/topics/kept", json={"queues": 1}).raise_for_status()
+    send_all(rest)
+    with grpc.insecure_channel(running.grpc) as channel:
+        puller = PullClient(channel)
+        for topic in ("orders", "kept"):
+            for broker_name in NAMES:
+                told = puller.update_offset("archive", topic, 0, broker=broker_name)
+                assert told.status.code == v2.OK
+
+    def pulled() -> list[str]:
+        return [each["topic"] for each in progress_of(rest, "archive").get("pulled", [])]
+
+    assert sorted(pulled()) == ["kept", "orders"]
+    forget = ("group", "forget", "archive", "--topic=orders")
+    planned = tidemill(running, *forget, "--dry-run")
+    assert planned.stdout.startswith("would be forgotten: how far archive has pulled 3 queues of")
+    assert sorted(pulled()) == ["kept", "orders"]
+    with hanging(running, "broker-2"):
+        refused = tidemill(running, *forget, "--yes")
+        assert "broker-2 cannot be reached: nothing was done" in refused.stderr
+    done = tidemill(running, *forget, "--yes")
+    assert done.stdout.startswith("forgotten: how far archive has pulled 3 queues of orders")
+    assert pulled() == ["kept"]
+    assert running.log.read_text().count("pull offsets forgotten") == len(NAMES)
+    assert "nothing: archive has not said" in tidemill(running, *forget, "--yes").stdout
+    assert tidemill(running, "group", "forget", "nobody", "--topic=orders", "--yes").returncode != 0
 
 
 async def receive_all_as(running: Standalone, group: str) -> None:

@@ -386,8 +386,9 @@ class ArchiveJob:
         told = self._told(cluster)
         refused = []
         for queue, ends in sorted(cluster.queues.items()):
-            archived = archive.queues.get(self.key_of(queue))
-            if archived is None or told.get(queue.name) == min(archived.sealed, ends.max_offset):
+            archived, before = archive.queues.get(self.key_of(queue)), told.get(queue.name)
+            # One that nothing was told of is not kept: it is archived no more, or not yet again.
+            if archived is None or before in {None, min(archived.sealed, ends.max_offset)}:
                 continue
             try:
                 self._tell(queue, self._sealed_there(queue, ends, archived))
