@@ -29,6 +29,7 @@ def archive_job(
     task_rows: int = 20,
     now_ms: int = NOW_MS,
     gate_group: str = "",
+    store_is_gone: bool = False,
     **options: str,
 ) -> ArchiveJob:
     """Return a job over everything that is there."""
@@ -52,6 +53,7 @@ def archive_job(
         cores=1,
         task_rows=task_rows,
         gate_group=gate_group,
+        store_is_gone=store_is_gone,
     )
 
 
