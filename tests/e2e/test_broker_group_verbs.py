@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from tests.support.api import api, message
 from tests.support.eventually import eventually
 from tests.support.processes import Standalone, broker, command, environment, standalone
+from tests.support.pulling import PullClient
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NAMES = ["broker-0", "broker-1", "broker-2"]
@@ -29,9 +31,15 @@ QUEUES = 2
 COUNT = 24  # message groups: enough to have a place in every broker group
 
 
+# How long the API waits for a broker that hangs, where a test asks one again and again.
+IMPATIENT = "request_timeout_ms: 1500\n"
+
+
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Standalone]:
-    with standalone(tmp_path / "data", "--groups=3") as started:
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standalone]:
+    config = tmp_path / "tidemill.yaml"
+    config.write_text(getattr(request, "param", "{}\n"))
+    with standalone(tmp_path / "data", "--groups=3", f"--config={config}") as started:
         yield started
 
 
@@ -70,6 +78,11 @@ def begin_to_read(rest: httpx.Client) -> dict[str, Any]:
 
 def progress(rest: httpx.Client) -> dict[str, Any]:
     found: dict[str, Any] = rest.get("/groups/billing/progress").json()
+    return found
+
+
+def progress_of(rest: httpx.Client, group: str) -> dict[str, Any]:
+    found: dict[str, Any] = rest.get(f"/groups/{group}/progress").raise_for_status().json()
     return found
 
 
@@ -255,6 +268,77 @@ def test_messages_of_a_group_that_has_never_polled_are_not_removed(
     asyncio.run(receive_all_as(running, "late"))
 
 
+def test_what_an_archive_has_not_pulled_is_not_removed(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    """Though consumers have acked it: nobody else has what an archive has not sealed yet."""
+    rest.put("/groups/archive", json={}).raise_for_status()
+    send_all(rest)
+    begin_to_read(rest)
+    consume_all(running, rest)
+    queues = rest.get("/topics/orders").json()["queueStatus"]
+    ends = {q["queueId"]: q["maxOffset"] for q in queues if q["broker"] == "broker-1"}
+    with grpc.insecure_channel(running.grpc) as channel:
+        puller = PullClient(channel)
+
+        def tell(queue_id: int, offset: int) -> None:
+            told = puller.update_offset(
+                "archive", "orders", offset, queue_id=queue_id, broker="broker-1"
+            )
+            assert told.status.code == v2.OK
+
+        last = max(ends, key=lambda queue_id: ends[queue_id])
+        for queue_id, end in ends.items():
+            tell(queue_id, end - (queue_id == last))
+        tidemill(running, "broker-group", "drain", "broker-1", "--yes")
+        refused = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
+        assert refused.returncode != 0
+        what = f"orders, queue {last}: 1 for archive, which has not pulled them yet"
+        assert what in refused.stderr
+        [item] = group_of(rest, "broker-1")["left"]["items"]
+        assert item == {
+            "topic": "orders", "group": "archive", "messages": 1, "inFlight": 0, "unread": False,
+            "pulledQueue": last,
+        }  # fmt: skip
+        planned = tidemill(running, "broker-group", "remove", "broker-1", "--force", "--dry-run")
+        assert f"(orders, queue {last} for archive: 1 (not pulled there yet))" in planned.stdout
+        tell(last, ends[last])
+    removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
+    assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
+
+
+def test_what_a_group_has_pulled_of_a_topic_is_forgotten_at_every_broker_group(
+    running: Standalone, rest: httpx.Client
+) -> None:
+    rest.put("/groups/archive", json={}).raise_for_status()
+    rest.put("/topics/kept", json={"queues": 1}).raise_for_status()
+    send_all(rest)
+    with grpc.insecure_channel(running.grpc) as channel:
+        puller = PullClient(channel)
+        for topic in ("orders", "kept"):
+            for broker_name in NAMES:
+                told = puller.update_offset("archive", topic, 0, broker=broker_name)
+                assert told.status.code == v2.OK
+
+    def pulled() -> list[str]:
+        return [each["topic"] for each in progress_of(rest, "archive").get("pulled", [])]
+
+    assert sorted(pulled()) == ["kept", "orders"]
+    forget = ("group", "forget", "archive", "--topic=orders")
+    planned = tidemill(running, *forget, "--dry-run")
+    assert planned.stdout.startswith("would be forgotten: how far archive has pulled 3 queues of")
+    assert sorted(pulled()) == ["kept", "orders"]
+    with hanging(running, "broker-2"):
+        refused = tidemill(running, *forget, "--yes")
+        assert "broker-2 cannot be reached: nothing was done" in refused.stderr
+    done = tidemill(running, *forget, "--yes")
+    assert done.stdout.startswith("forgotten: how far archive has pulled 3 queues of orders")
+    assert pulled() == ["kept"]
+    assert running.log.read_text().count("pull offsets forgotten") == len(NAMES)
+    assert "nothing: archive has not said" in tidemill(running, *forget, "--yes").stdout
+    assert tidemill(running, "group", "forget", "nobody", "--topic=orders", "--yes").returncode != 0
+
+
 async def receive_all_as(running: Standalone, group: str) -> None:
     """Receive every message of every broker group."""
     found: set[bytes] = set()
@@ -265,6 +349,7 @@ async def receive_all_as(running: Standalone, group: str) -> None:
                 found.add(one.body)
 
 
+@pytest.mark.parametrize("running", [IMPATIENT], indirect=True, ids=["impatient"])
 def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
     running: Standalone, rest: httpx.Client
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
     bodies = table["body"].to_pylist()
     bodies[7] = b"another"
     pq.write_table(table.set_column(at, table.schema.field(at), [bodies]), path)
+    archive.make_older()
     (wrong,) = archive.verify().wrong
     assert "offset 7 of queue 0 of orders" in wrong
     with pytest.raises(ArchiveError, match="offset 7"):
@@ -132,7 +133,7 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
 def test_rows_that_a_footer_hides_are_missed(
     cluster: FakeCluster, archive: Archived, first: int
 ) -> None:
-    """A footer has no checksum, and what its statistics say to be elsewhere is not read."""
+    """What its statistics say to be elsewhere is not read."""
     cluster.add("orders", "a", 0, 778)
     archive.job(batch_rows=1000, task_rows=1000).append()
     assert archive.verify().wrong == []
@@ -142,6 +143,9 @@ def test_rows_that_a_footer_hides_are_missed(
     last, nowhere = (777).to_bytes(8, "little"), (-1).to_bytes(8, "little", signed=True)
     assert last in data[footer:]
     path.write_bytes(data[:footer] + data[footer:].replace(last, nowhere))
+    with pytest.raises(ArchiveError, match="its footer is not the one that was written"):
+        archive.read()
+    archive.make_older()
     with pytest.raises(ArchiveError, match=f"it has 0 rows at offsets from {first} to 778"):
         archive.read(startingOffsets=json.dumps({"orders": {"a": {"0": first}}}))
 

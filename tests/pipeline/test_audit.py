@@ -264,7 +264,7 @@ def test_findings_of_a_topic_are_those_of_all_its_groups() -> None:
         {**one, "topic": "orders", "consumer_group": "g", "redelivered": 4, "late": 1},
         {**one, "topic": "orders", "consumer_group": "h"},
     ]
-    found = Verdict(counts={}, totals=totals, findings=[]).by_topic()
+    found = Verdict(counts={}, totals=totals, findings=[], unreadable=[]).by_topic()
     assert {key: count for key, count in found.items() if count} == {
         ("orders", "late"): 6, ("orders", "redelivered"): 4,
     }  # fmt: skip
@@ -349,7 +349,7 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     assert verdict.is_broken
     assert verdict.counts == {
         "missing": 2, "duplicate": 1, "redelivered": 1, "early": 1, "late": 1, "orphan-ack": 1,
-        "unknown": 0,
+        "unknown": 0, "unreadable": 0,
     }  # fmt: skip
     text = (tmp_path / "audit" / "index.html").read_text()
     assert "Something was lost or early." in text

@@ -236,13 +236,15 @@ def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
     del cluster.brokers["b"]
     verified = archive.verify()
     assert [sentence.partition(": ")[2] for sentence in verified.wrong] == [
-        f"{why}. If that is for good, --allow-loss seals them by their files alone"
+        f"{why}. If that is for good, --store-is-gone seals them by their files alone"
         for why in (
             "a has another store than the one that was archived", "there is no broker group b"
         )
     ]  # fmt: skip
     assert [at for _, at, _ in archive.sealed()] == [0, 0, 5]
-    verified = archive.job(failOnDataLoss="false").verify()
+    # Who goes on behind what retention took has not said so.
+    assert len(archive.job(failOnDataLoss="false").verify().wrong) == 2
+    verified = archive.job(store_is_gone=True).verify()
     assert (verified.wrong, len(verified.closed)) == ([], 2)
     assert [at for _, at, _ in archive.sealed()] == [5, 5, 5]
 
@@ -302,9 +304,10 @@ def test_what_a_restored_store_has_not_is_sealed_on_an_operators_word(
     archive.append()
     cluster.restore("orders", "a", 0, 30)
     (wrong,) = archive.verify().wrong
-    assert "--allow-loss seals" in wrong
+    assert "--store-is-gone seals" in wrong
+    assert len(archive.job(failOnDataLoss="false").verify().wrong) == 1
     assert archive.sealed() == [("orders", 0, 40)]
-    verified = archive.job(failOnDataLoss="false").verify()
+    verified = archive.job(store_is_gone=True).verify()
     assert (verified.wrong, len(verified.closed)) == ([], 2)
     assert archive.sealed() == [("orders", 40, 40)]
 
@@ -330,8 +333,15 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     cluster.add("orders", "a", 0, 20)
     assert archive.append().over == ()
     cluster.delete("orders")
-    (told,) = archive.append().over
+    done = archive.append()
+    (told,) = done.over
     assert "behind offset 20, if anything did, is lost" in told
+    assert not done.is_over_allowed
+    cluster.add("orders", "a", 0, 1)
+    archive.append()
+    cluster.delete("orders")
+    done = archive.job(failOnDataLoss="false").append()
+    assert (len(done.over), done.is_over_allowed) == (1, True)
 
 
 def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_gone(
@@ -343,10 +353,13 @@ def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_g
     archive.append()
     cluster.make_store_anew("a")
     del cluster.brokers["b"]
-    for _ in range(2):
-        over = archive.append().over
-        assert ["--allow-loss" in told for told in over] == [True, True]
-    over = archive.job(failOnDataLoss="false").append().over
+    for lax in ("false", "true"):
+        done = archive.job(failOnDataLoss=lax).append()
+        assert ["--store-is-gone" in told for told in done.over] == [True, True]
+        assert not done.is_over_allowed
+    done = archive.job(store_is_gone=True).append()
+    over = done.over
+    assert done.is_over_allowed
     assert [told.partition(", ")[2].partition(";")[0] for told in over] == [
         "a has another store than the one that was archived", "there is no broker group b"
     ]  # fmt: skip

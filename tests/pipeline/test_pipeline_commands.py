@@ -28,6 +28,7 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "sentence"),
     [
         ("archive-verify --to nosuch", "there is no archive at nosuch"),
+        ("archive-verify --to nosuch --allow-loss", "is not there any more with --store-is-gone"),
         ("archive-compact --to nosuch", "there is no archive at nosuch"),
         ("archive-expire --to nosuch --days 1", "there is no archive at nosuch"),
         ("archive-vacuum --to nosuch", "there is no archive at nosuch"),

@@ -63,6 +63,25 @@ def test_what_a_restored_store_has_behind_its_backup_is_kept(
     assert told(cluster) == {"orders": 0, "zebras": 10}
 
 
+def test_a_topic_that_was_lifted_from_the_gate_is_held_when_it_is_archived_again(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """And not by a verification, which looks at all that is archived."""
+    for topic in ("orders", "zebras"):
+        cluster.add(topic, "a", 0, 10)
+    a_job(cluster, tmp_path).append()
+    assert a_job(cluster, tmp_path).verify().wrong == []
+    # As `tidemill group forget`.
+    of = cluster.brokers["a"]
+    of.progress = [each for each in of.progress if each.topic != "orders"]
+    cluster.add("zebras", "a", 0, 10)
+    a_job(cluster, tmp_path, topicPattern="zebras").append()
+    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert told(cluster) == {"zebras": 20}
+    a_job(cluster, tmp_path).append()
+    assert told(cluster) == {"orders": 10, "zebras": 20}
+
+
 def test_another_archive_has_brokers_keep_what_it_has_not_sealed(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def archive_job(
     task_rows: int = 20,
     now_ms: int = NOW_MS,
     gate_group: str = "",
+    store_is_gone: bool = False,
     **options: str,
 ) -> ArchiveJob:
     """Return a job over everything that is there."""
@@ -51,6 +53,7 @@ def archive_job(
         cores=1,
         task_rows=task_rows,
         gate_group=gate_group,
+        store_is_gone=store_is_gone,
     )
 
 
@@ -80,6 +83,15 @@ class Archived:
     def manifest(self) -> Archive:
         """Return what the manifest says now."""
         return ArchiveStore(self.path).archive()
+
+    def make_older(self) -> None:
+        """Leave out of the manifest what earlier versions did not write, and know files anew."""
+        for path in sorted(Path(self.path).glob("manifest/*.json")):
+            entry = json.loads(path.read_text("utf-8")) | {"v": 2}
+            for file in entry["files"]:
+                del file["footer_crc"]
+                file["bytes"] = (Path(self.path) / file["path"]).stat().st_size
+            path.write_text(json.dumps(entry), "utf-8")
 
     def files(self) -> list[Path]:
         """Return the files that count."""

@@ -53,6 +53,7 @@ class FakeBroker:
     in_flight: list[pb.InFlight] = field(default_factory=list)
     progress: list[pb.Progress] = field(default_factory=list)
     log_min: int = 0
+    damaged: set[int] = field(default_factory=set)  # positions of events that cannot be read
     error: str = ""
 
     @property
@@ -125,6 +126,12 @@ class FakeCluster:
                 written.CopyFrom(event)
                 written.position = max(of.log_end, of.log_min)
                 of.events.append(written)
+
+    def damage_events(self, broker: str, *indexes: int) -> None:
+        """Let nobody read some of the events."""
+        with self.lock:
+            of = self.brokers[broker]
+            of.damaged |= {of.events[index].position for index in indexes}
 
     def expire(self, topic: str, broker: str, queue_id: int, first: int) -> None:
         """Let retention take what lies before an offset."""
@@ -355,28 +362,32 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         last = min(until, begin + (request.log_bytes_max or 64 << 20))
         at = begin
         chunk: list[pb.Event] = []
+        damaged = 0
         for event in events:
             if event.position < begin or event.position >= last:
                 continue
             at = event.position + EVENT_BYTES
+            if event.position in broker.damaged:
+                damaged += EVENT_BYTES
+                continue
             if request.kinds and event.kind not in request.kinds:
                 continue
             if request.topics and (event.origin_topic or event.topic) not in request.topics:
                 continue
             chunk.append(event)
             if len(chunk) == 100:
-                yield self._events(broker, chunk, at, begin, request)
-                chunk = []
-        yield self._events(broker, chunk, max(at, min(until, at)), begin, request)
+                yield self._events(broker, chunk, at, begin, request, damaged)
+                chunk, damaged = [], 0
+        yield self._events(broker, chunk, max(at, min(until, at)), begin, request, damaged)
 
     def _events(
         self, broker: FakeBroker, events: list[pb.Event], at: int, begin: int,
-        request: pb.ReadEventsRequest,
+        request: pb.ReadEventsRequest, damaged: int,
     ) -> pb.ReadEventsReply:  # fmt: skip
         gone = request.from_position if 0 < request.from_position < begin else 0
         return pb.ReadEventsReply(
             events=events, next_position=at, log_id=broker.log_id, log_min=broker.log_min,
-            log_end=broker.log_end, gone_from=gone,
+            log_end=broker.log_end, gone_from=gone, damaged_bytes=damaged,
         )  # fmt: skip
 
     def ListPending(

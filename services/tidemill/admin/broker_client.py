@@ -126,6 +126,12 @@ class BrokerClient:
         """Give some of what a group has in flight back at once."""
         return await self._call(lambda stub: stub.ReleaseDeliveries, request)
 
+    async def forget_pull_offsets(
+        self, request: pb.ForgetPullOffsetsRequest
+    ) -> pb.ForgetPullOffsetsReply:
+        """Forget how far a group has pulled a topic."""
+        return await self._call(lambda stub: stub.ForgetPullOffsets, request)
+
     async def reset_offset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
         """Let a group go on from another place of a topic."""
         return await self._call(lambda stub: stub.ResetOffset, request)

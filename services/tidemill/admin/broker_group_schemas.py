@@ -22,6 +22,9 @@ class LeftItem(Schema):
         description="Whether it has not begun to read the topic there, and would begin with the"
         " first message."
     )
+    pulled_queue: int | None = Field(
+        None, description="The queue, of a group that pulls: it has not said that it has these."
+    )
 
 
 class Left(Schema):

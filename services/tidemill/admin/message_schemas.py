@@ -56,6 +56,10 @@ class MessageTrace(Schema):
     )
     read_bytes: int = Field(description="How much log this call has looked at.")
     left_bytes: int = Field(description="How much is left behind the cursor.")
+    damaged_bytes: dict[str, int] | None = Field(
+        None,
+        description="By broker group, how much of that is damaged: nobody knows what it told.",
+    )
     unreachable: list[str] | None = UNREACHABLE
 
 

@@ -494,6 +494,34 @@ class OffsetReset(Schema):
         return self
 
 
+class PulledToForget(Schema):
+    """A topic that a group pulls no more."""
+
+    topic: Text = Field(min_length=1, description="Name of the topic.")
+    dry_run: bool = Field(False, description="Check and answer as if it were done; do nothing.")
+
+
+class ForgottenQueue(Schema):
+    """How far a group had pulled a queue, by its own word."""
+
+    broker: str = Field(description="Name of the broker group that has the queue.")
+    queue_id: int = Field(description="Number of the queue, from 0.")
+    offset: int = Field(description="The offset that the group had told.")
+    behind: int = Field(description="Messages from there to the end of the queue.")
+
+
+class PulledForgotten(Schema):
+    """What nobody knows any more."""
+
+    dry_run: bool = Field(description="Whether nothing was done.")
+    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    group: str = Field(description="Name of the group.")
+    topic: str = Field(description="Name of the topic.")
+    queues: list[ForgottenQueue] = Field(
+        description="Each queue of which the group had told an offset."
+    )
+
+
 class QueueReset(Queue):
     """A queue as the group will find it: `maxOffset` is where it goes on."""
 

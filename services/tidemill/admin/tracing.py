@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import Counter
 from typing import Final, NamedTuple
 
 from tidemill.admin.brokers import Answer, Brokers, Member
@@ -39,6 +40,7 @@ async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
     events: list[MessageEvent] = []
     unreachable: list[str] = []
     read_bytes = 0
+    damaged: Counter[str] = Counter()
 
     async def ask(member: Member) -> pb.ReadEventsReply | None:
         request = pb.ReadEventsRequest(message_id=message_id, log_bytes_max=LOG_BYTES_A_PAGE)
@@ -60,6 +62,8 @@ async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
             if answer.value is None:
                 continue
             events += _events_of(answer.broker, answer.value)
+            if answer.value.damaged_bytes:
+                damaged[answer.broker] += answer.value.damaged_bytes
             place = _place_behind(answer, before.get(answer.broker))
             known = before.get(answer.broker)
             begin = known.position if known else place.position
@@ -72,7 +76,7 @@ async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
         open_places = {name: place for name, place in places.items() if name not in unreachable}
         if not open_places or read_bytes >= LOG_BYTES_MAX or len(events) >= EVENTS_MAX:
             break
-    if not events and not cursor and not open_places:
+    if not events and not damaged and not cursor and not open_places:
         if unreachable:
             raise BrokerGroupUnreachable(
                 f"{', '.join(unreachable)} cannot be asked, and nobody else holds the message"
@@ -84,6 +88,7 @@ async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
         cursor=_encode(open_places) or None,
         read_bytes=read_bytes,
         left_bytes=sum(place.end - place.position for place in open_places.values()),
+        damaged_bytes=dict(damaged) or None,
         unreachable=unreachable or None,
     )
 

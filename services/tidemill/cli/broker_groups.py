@@ -179,7 +179,8 @@ def remove_broker_group(
 
     It says what is left where it is not empty, by topic and consumer group. A group has what is
     behind its position; one that has never polled anything may begin with any topic, so all there
-    is counts for it: let it poll once, or delete it. Its broker can be stopped afterwards.
+    is counts for it: let it poll once, or delete it. One that pulls, as an archive does, has what
+    is behind the offset that it told. Its broker can be stopped afterwards.
 
     With `--force` it is removed whatever is left, and also where it cannot be reached. What was
     left stays in its data directory, and comes back when it is added again: messages of message
@@ -230,14 +231,20 @@ def _items(left: Json) -> str:
 
 
 def _named_items(left: Json) -> list[str]:
-    named = [
-        f"{item['topic']} for {item.get('group', 'nobody')}: {item['messages'] + item['inFlight']}"
-        + (" (not read there yet)" if item["unread"] and "group" in item else "")
-        for item in left["items"]
-    ]
+    named = [_named_item(item) for item in left["items"]]
     if left["unnamed"]:
         named.append(f"and {left['unnamed']} more")
     return named
+
+
+def _named_item(item: Json) -> str:
+    if (queue := item.get("pulledQueue")) is not None:
+        place = f"{item['topic']}, queue {queue}"
+        return f"{place} for {item['group']}: {item['messages']} (not pulled there yet)"
+    return (
+        f"{item['topic']} for {item.get('group', 'nobody')}: {item['messages'] + item['inFlight']}"
+        + (" (not read there yet)" if item["unread"] and "group" in item else "")
+    )
 
 
 def _get(context: typer.Context, name: str) -> Json:

@@ -30,7 +30,7 @@ from tidemill.cli.times import INSTANT, age, from_now, instant_ms
 from tidemill.common.clock import SystemClock
 
 app = typer.Typer(
-    no_args_is_help=True, help="Create, list, show, reset, release and delete groups."
+    no_args_is_help=True, help="Create, list, show, reset, release, forget and delete groups."
 )
 
 LOCKS_SHOWN = 20  # those with most behind them; --output json has all
@@ -358,6 +358,50 @@ def reset_group(
     columns = ("QUEUE", "FROM", "WOULD GO ON AT" if is_dry else "GOES ON AT", "BROKER")
     count = len(columns) if has_several(queues) else len(columns) - 1
     show(context, done, columns[:count], [row[:count] for row in rows])
+
+
+@app.command("forget")
+def forget_pulled(
+    context: typer.Context,
+    name: Name,
+    topic: Annotated[str, typer.Option(help="Topic that the group pulls no more.")],
+    is_dry: DryRun = False,
+    is_sure: Yes = False,
+) -> None:
+    """Forget how far a group has pulled a topic, as one that is archived no more.
+
+    Brokers whose archive_gate_group this is keep the topic for the archive no longer than its
+    retention says; other topics they keep as before. Take the topic out of what
+    `tidemill pipeline archive --gate` archives first, or its next run has it kept again. What is
+    archived already stays, and consumers that pop are not moved.
+
+    Examples:
+    * `tidemill group forget archive --topic orders --dry-run`
+    * `tidemill group forget archive --topic orders`
+    """
+    path = f"/groups/{segment(name)}:forgetPullOffsets"
+    body: dict[str, Json] = {"topic": topic}
+    if not is_dry:
+        check_is_sure("group forget", is_sure=is_sure)
+    if is_dry or not is_sure:
+        planned = call(context, "POST", path, body=body | {"dryRun": True})
+        if is_dry:
+            say(context, planned, f"would be forgotten: {_forgotten_words(planned)}")
+            return
+        confirm(f"Forget {_forgotten_words(planned)}?")
+    done = call(context, "POST", path, body=body)
+    say(context, done, f"forgotten: {_forgotten_words(done)}")
+
+
+def _forgotten_words(answer: Json) -> str:
+    queues = answer["queues"]
+    if not queues:
+        return f"nothing: {answer['group']} has not said how far it has pulled {answer['topic']}"
+    behind = sum(queue["behind"] for queue in queues)
+    return (
+        f"how far {answer['group']} has pulled {len(queues)} queues of {answer['topic']}, with"
+        f" {behind} messages behind that"
+    )
 
 
 @app.command("delete")

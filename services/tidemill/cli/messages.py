@@ -25,7 +25,7 @@ from tidemill.cli.rest import (
     warn_unreachable,
 )
 from tidemill.cli.times import DURATION, INSTANT, duration_ms, instant_ms, utc
-from tidemill.cli.tracing import columns_of, follow, rows_of
+from tidemill.cli.tracing import columns_of, follow, rows_of, warn_damaged
 from tidemill.cli.watching import watch
 
 app = typer.Typer(
@@ -152,6 +152,7 @@ def trace_message(
     journey = follow(context, message_id)
     events = journey["events"]
     show(context, journey, columns_of(events), rows_of(events))
+    warn_damaged(journey)
     warn_unreachable(journey)
 
 

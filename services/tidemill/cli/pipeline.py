@@ -104,6 +104,14 @@ Gate = Annotated[
     ),
 ]
 
+StoreIsGone = Annotated[
+    bool,
+    typer.Option(
+        "--store-is-gone",
+        help="A broker group has another store, or is not there, and that is for good.",
+    ),
+]
+
 ENDPOINTS = "127.0.0.1:8081"
 EVERY_TOPIC = ".*"
 
@@ -175,8 +183,12 @@ def archive(
         int, typer.Option(min=1, help="Messages of one commit, and what a kill repeats.")
     ] = 1_000_000,
     allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Go on behind what retention took.")
+        bool,
+        typer.Option(
+            "--allow-loss", help="Go on behind what went by retention, or with its topic."
+        ),
     ] = False,
+    store_is_gone: StoreIsGone = False,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of /metrics, with --every; 0: none.")
     ] = 0,
@@ -209,6 +221,7 @@ def archive(
                 metrics_port=metrics_port,
                 metrics_file=metrics_file,
                 gate_group=gate,
+                store_is_gone=store_is_gone,
             ),
             every_s=every,
         ),
@@ -217,7 +230,7 @@ def archive(
         typer.echo("nothing new", err=True)
     for sentence in done.over:
         typer.echo(sentence)
-    if done.over and not allow_loss:
+    if not done.is_over_allowed:
         raise typer.Exit(EXIT_DAMAGED)
 
 
@@ -225,21 +238,34 @@ def archive(
 def archive_verify(
     to: To, endpoints: Endpoints = ENDPOINTS, master: Master = None, gate: Gate = "",
     allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Seal what a store had that is not there any more.")
+        bool, typer.Option("--allow-loss", hidden=True, help="It was --store-is-gone.")
     ] = False,
+    store_is_gone: StoreIsGone = False,
     option: OptionPairs = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Compare what is archived with the broker, and seal what agrees; status 1 where it does not.
 
-    Example: tidemill pipeline archive-verify --to ./archive
+    With `--store-is-gone` what a store had that is another one now, was restored, or is not there
+    is sealed by its files alone: say so when it is for good, and not the wrong cluster that is
+    asked. What retention took is sealed so without a word.
+
+    Examples:
+    * `tidemill pipeline archive-verify --to ./archive`
+    * `tidemill pipeline archive-verify --to ./archive --store-is-gone`
     """
     del config
-    given = _given(
-        endpoints, None, EVERY_TOPIC, option, archivePath=to,
-        failOnDataLoss="false" if allow_loss else "true",
-    )  # fmt: skip
+    if allow_loss:
+        fail(
+            "archive-verify has no --allow-loss any more: what retention took is sealed without it,"
+            " and what a store had that is not there any more with --store-is-gone",
+            EXIT_REFUSED,
+        )
+    given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
     verified = _run(
-        _ARCHIVE, lambda jobs: jobs.verify(_archive_settings(jobs, given, master, gate_group=gate))
+        _ARCHIVE,
+        lambda jobs: jobs.verify(
+            _archive_settings(jobs, given, master, gate_group=gate, store_is_gone=store_is_gone)
+        ),
     )
     for sentence in verified.closed:
         typer.echo(f"sealed by its files alone: {sentence}", err=True)
@@ -319,6 +345,8 @@ def audit(
 ) -> None:
     """Prove what was consumed against what was produced; status 2 where messages are lost or early.
 
+    Status 2, too, where a part of a broker's log cannot be read: what it tells nobody knows then.
+
     Ends in a table, and in a page with curves: DIR/audit/index.html.
 
     Example: tidemill pipeline audit --to ./audit -t orders --grace 0
@@ -341,11 +369,16 @@ def audit(
         [
             (row["topic"], row["consumer_group"] or "-", *(f"{row[name]:,}" for name in columns))
             for row in verdict.totals
+            if row["topic"] is not None
         ],
     )
     _table(("FINDING", "COUNT"), [(kind, f"{n:,}") for kind, n in verdict.counts.items()])
+    for sentence in verdict.unreadable:
+        typer.echo(f"not seen: {sentence}", err=True)
+    if verdict.is_incomplete:
+        typer.echo("this audit is incomplete: what the logs tell there, nobody knows", err=True)
     typer.echo(f"{to.rstrip('/')}/audit/index.html has the findings and the curves", err=True)
-    if verdict.is_broken:
+    if verdict.is_broken or verdict.is_incomplete:
         raise typer.Exit(EXIT_FOUND)
 
 
@@ -376,6 +409,8 @@ def delay_accuracy(
     names = ("topic", "band", "count", "early", "p50", "p90", "p99", "p999", "max")
     typer.echo("", err=True)
     _table([name.upper() for name in names], [[band[n] for n in names] for band in measured.bands])
+    for sentence in measured.unreadable:
+        typer.echo(f"not measured: {sentence}", err=True)
     for sentence in measured.worse:
         typer.echo(sentence)
     if measured.worse or any(band["early"] for band in measured.bands):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import typer
@@ -22,12 +23,14 @@ def follow(context: typer.Context, message_id: str) -> Json:
     path = f"/messages/{segment(message_id)}/trace"
     events: list[Json] = []
     unreachable: list[str] = []
+    damaged: Counter[str] = Counter()
     cursor = ""
     try:
         while True:
             page = call(context, "GET", path, query={"cursor": cursor} if cursor else {})
             events += page["events"]
             unreachable += [one for one in page.get("unreachable", []) if one not in unreachable]
+            damaged.update(page.get("damagedBytes", {}))
             cursor = page.get("cursor", "")
             if not cursor:
                 break
@@ -40,7 +43,19 @@ def follow(context: typer.Context, message_id: str) -> Json:
         answer["cursor"] = cursor
     if unreachable:
         answer["unreachable"] = unreachable
+    if damaged:
+        answer["damagedBytes"] = dict(damaged)
     return answer
+
+
+def warn_damaged(journey: Json) -> None:
+    """Say how much of the logs could not be read."""
+    for broker, size in sorted(journey.get("damagedBytes", {}).items()):
+        typer.echo(
+            f"{size} bytes of the log of {broker} are damaged: what they told of the message, if"
+            " anything, is not among this",
+            err=True,
+        )
 
 
 def _tell(progress: str) -> None:

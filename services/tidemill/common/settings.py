@@ -206,7 +206,7 @@ KNOWN_KEYS = frozenset(
 # Variables of ours that are no settings, such as those of the command line, which a test holds
 # against it; and those that Kubernetes makes for a service of our name.
 _OTHER_VARIABLES = re.compile(
-    r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|ENDPOINTS|COMMIT|TEST_.*"
+    r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|ENDPOINTS|PIPELINE_PRIORITY|COMMIT|TEST_.*"
     r"|(.*_)?SERVICE_HOST|(.*_)?SERVICE_PORT(_.*)?|(.*_)?PORT_\d+_.*"
 )
 

@@ -27,6 +27,8 @@ EVENT_NAMES: Final[dict[int, str]] = {
     for name, value in pb.EventKind.items()
     if value != pb.EVENT_KIND_UNSPECIFIED
 }
+# In the place of events of which nothing can be told: their part of the log is gone, or damaged.
+UNREADABLE: Final = "unreadable"
 ENCODING: Final = "body_encoding"  # among system_properties
 PACKED: Final = v2.Encoding.Name(v2.GZIP)  # its value where a body has to be unpacked
 _US: Final = 1_000_000  # microseconds of a second
@@ -178,6 +180,19 @@ def event_batch(events: Sequence[pb.Event], *, schema: pa.Schema, broker: str) -
             for field in schema
         ],
         schema=schema,
+    )
+
+
+def unreadable_batch(
+    *, schema: pa.Schema, broker: str, position: int, size: int, what: str
+) -> pa.RecordBatch:
+    """Return the row that says what of a log cannot be read, in the place of its events."""
+    row = {
+        "event_id": f"{broker}:{position}:{UNREADABLE}", "event": UNREADABLE, "broker": broker,
+        "log_position": position, "body_size": size, "detail": what,
+    }  # fmt: skip
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row.get(field.name)], field.type) for field in schema], schema=schema
     )
 
 

@@ -60,7 +60,7 @@ MESSAGES: Final = (
 
 EVENTS: Final = (
     Column("event_id", "string", "broker group, log position and index: once each"),
-    Column("event", "string", "stored, scheduled, fired, delivered, acked and so on"),
+    Column("event", "string", "stored, scheduled, fired, delivered, acked and so on; unreadable"),
     Column("event_ts", "timestamp", ""),
     Column("topic", "string", "where the message stands by this event"),
     Column("broker", "string", "name of the broker group"),

@@ -26,6 +26,7 @@ class Log:
     positions: list[int]
     end: int
     is_away: bool = False
+    damaged: int = 0  # bytes, of its first page
     asked: list[pb.ReadEventsRequest] = field(default_factory=list)
 
     async def read_events(self, request: pb.ReadEventsRequest) -> pb.ReadEventsReply:
@@ -38,6 +39,7 @@ class Log:
         return pb.ReadEventsReply(
             events=[pb.Event(position=at, kind=pb.STORED, topic="orders") for at in found],
             next_position=until, log_end=self.end, log_id="the log",
+            damaged_bytes=self.damaged if len(self.asked) == 1 else 0,
         )  # fmt: skip
 
 
@@ -108,3 +110,15 @@ def test_who_cannot_be_asked_is_named_and_the_others_are_read() -> None:
 def test_a_cursor_of_somebody_elses_is_refused(cursor: str) -> None:
     with pytest.raises(BadRequest):
         traced(Log("broker-0", [5], 10), cursor=cursor)
+
+
+def test_what_is_damaged_is_told_with_the_journey() -> None:
+    ill = Log("broker-0", [MIB], 20 * MIB, damaged=700)
+    sound = Log("broker-1", [MIB], 2 * MIB)
+    assert traced(ill, sound).damaged_bytes == {"broker-0": 700}
+    assert traced(sound).damaged_bytes is None
+
+
+def test_a_message_whose_own_record_is_damaged_is_not_one_that_never_was() -> None:
+    found = traced(Log("broker-0", [], 2 * MIB, damaged=700))
+    assert (found.events, found.damaged_bytes) == ([], {"broker-0": 700})

@@ -68,6 +68,39 @@ def test_what_is_not_sealed_is_kept_beyond_retention() -> None:
     assert not gate.is_holding
 
 
+def test_a_topic_is_lifted_from_the_gate_alone_and_may_be_held_again() -> None:
+    world = world_with_gate()
+    for topic in (TOPIC, "kept"):
+        fill(world, topic=topic)
+        seal(world, 0, topic=topic)
+    grow_old(world)
+    assert (first_of(world), first_of(world, "kept")) == (0, 0)
+    administration = world.engine.administration
+    administration.forget_pull_offsets(world.group(ARCHIVE), world.topic(), world.now_ms)
+    world.commit()
+    end = world.engine.log_end
+    administration.forget_pull_offsets(world.group(ARCHIVE), world.topic(), world.now_ms)
+    assert world.engine.log_end == end, "what is not there is not forgotten"
+    for restart in (world.background, world.restart, world.checkpoint, world.restart):
+        restart()
+        keys = [key[1] for key in world.engine.catalog.pull_offsets.all]
+        assert keys == [world.topic("kept")]
+    gate = world.engine.retention.gate
+    assert gate.sealed_offset(world.topic(), QueueId(0)) is None
+    grow_old(world)
+    assert first_of(world, "kept") == 0
+    # By the oldest segment, which has both; and when that may go, by nobody.
+    seal(world, 12, topic="kept")
+    world.background()
+    assert first_of(world) == 12
+    fill(world)
+    seal(world, 12)
+    grow_old(world)
+    grow_old(world)
+    assert first_of(world) == 12
+    assert world.engine.retention.gate.is_holding
+
+
 @pytest.mark.parametrize("gate_group", ["", "another"])
 def test_pull_offsets_of_other_groups_keep_nothing(gate_group: str) -> None:
     world = world_with_gate(archive_gate_group=gate_group)

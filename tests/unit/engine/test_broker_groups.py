@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
+from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.left import ITEMS_MAX, Left, Readers
 from tidemill.broker.engine.metadata.catalog import Group, TopicType
 from tidemill.broker.engine.metadata.membership import Home, without
@@ -354,7 +355,7 @@ def test_a_group_that_reads_nothing_anywhere_may_begin_with_any_topic() -> None:
     follower.send("m0")
     follower.ack(*follower.pop(1, group="reader"))
     found = count(follower)
-    assert found.items == [(TOPIC, "late", 1, 0, True)]
+    assert found.items == [(TOPIC, "late", 1, 0, True, None)]
     assert found.ready_count == 1
     # At the home it has begun to read another topic: that is what it reads.
     catalog = home.engine.catalog
@@ -381,7 +382,7 @@ def test_a_group_at_the_latest_has_what_came_to_a_member_since_it_began_elsewher
     assert not count(follower)
     follower.send("since")
     follower.ack(*follower.pop(1, group="reader"))
-    assert count(follower).items == [(TOPIC, "latest", 1, 0, True)]
+    assert count(follower).items == [(TOPIC, "latest", 1, 0, True, None)]
     follower.commit()
     follower.restart()
     assert [one.body for one in follower.pop(9, group="latest")] == ["since"]
@@ -464,7 +465,42 @@ def test_dead_letters_are_left_for_nobody_in_particular() -> None:
     follower.pop(1, group="reader", invisible_ms=1_000)
     follower.advance(2_000)
     follower.commit()
-    assert count(follower).items == [("%DLQ%reader", "", 1, 0, True)]
+    assert count(follower).items == [("%DLQ%reader", "", 1, 0, True, None)]
+
+
+def test_what_a_group_has_not_pulled_is_left_for_it() -> None:
+    """As an archive, which pops nothing: it is asked by what it says itself."""
+    home, follower = told(groups=("archive",))
+    home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
+    tell(follower, home)
+    follower.send(*[f"m{n}" for n in range(5)])
+    pulled(follower, "archive", 2)
+    pulled(follower, "latest", 4)
+    found = count(follower)
+    assert [tuple(item) for item in found.items] == [
+        (TOPIC, "archive", 3, 0, False, 0),
+        (TOPIC, "latest", 1, 0, False, 0),
+    ]
+    assert left(follower) == (4, 0, 0)
+    # When both have all of it nothing is left: who pulls begins with no other topic, and the topic
+    # is read.
+    pulled(follower, "archive", 5)
+    pulled(follower, "latest", 5)
+    assert left(follower) == (0, 0, 0)
+    follower.send("m5")
+    assert left(follower) == (2, 0, 0)
+
+
+def pulled(world: World, group_name: str, offset: int) -> None:
+    """Let a group say that it has pulled the topic up to an offset."""
+    catalog = world.engine.catalog
+    group, topic = catalog.find_group(group_name), catalog.find_topic(TOPIC)
+    assert group is not None
+    assert topic is not None
+    world.engine.administration.update_pull_offset(
+        group.id, topic.id, QueueId(0), offset, world.now_ms
+    )
+    world.commit()
 
 
 def told(*, groups: tuple[str, ...]) -> tuple[World, World]:

@@ -338,6 +338,29 @@ def test_what_is_damaged_is_passed_over() -> None:
     assert reader.damaged_bytes == events[3].position - events[2].position
 
 
+@pytest.mark.parametrize("events_max", [1, 2, NO_END])
+@pytest.mark.parametrize("log_bytes_max", [1, NO_END])
+def test_what_is_damaged_is_told_once_wherever_pages_end(
+    events_max: int, log_bytes_max: int
+) -> None:
+    world = World()
+    for n in range(6):
+        world.send(f"m{n}")
+    events = read(world)
+    name = world.engine.log.segments[0].name
+    for damaged in (0, 2, 3):
+        world.disk.damage(name, events[damaged].position + 12)
+    at, told, end = 0, 0, world.engine.log.committed_offset
+    while at < end:
+        reader = world.engine.read_events(
+            EventQuery(), from_position=at, log_bytes_max=log_bytes_max, events_max=events_max
+        )
+        while reader.step():
+            pass
+        at, told = reader.next_position, told + reader.damaged_bytes
+    assert told == 3 * (events[3].position - events[2].position)
+
+
 def test_a_reader_is_told_where_what_it_asked_for_is_gone() -> None:
     world = small()
     world.send("m0")

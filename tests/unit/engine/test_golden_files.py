@@ -239,6 +239,19 @@ def pulled_history() -> dict[str, bytes]:
     return {"pulled_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
 
 
+def forgotten_history() -> dict[str, bytes]:
+    """Write a log in which it is forgotten how far a group has pulled one of two topics."""
+    world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PULLED_SEGMENT)
+    group_id, topic_ids = world.group("pulls"), [world.topic(), world.topic("kept")]
+    for topic_id in topic_ids:
+        world.engine.administration.update_pull_offset(
+            group_id, topic_id, QueueId(0), 0, world.now_ms
+        )
+    world.engine.administration.forget_pull_offsets(group_id, topic_ids[0], world.now_ms)
+    world.commit()
+    return {"forgotten_log.bin": world.disk.read(world.disk.names("log")[0]) or b""}
+
+
 PULLED_SEGMENT = 4_096
 RELEASED_SEGMENT = RENEWED_SEGMENT = 4_096
 LATER_FIRST, LATER_SEGMENT = 32_768, 8_192
@@ -428,6 +441,21 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_pulls() -> None:
     assert world.engine.catalog.pull_offsets.all == {key: 3}
 
 
+def test_todays_encoders_write_the_golden_bytes_of_what_is_forgotten() -> None:
+    assert forgotten_history() == {"forgotten_log.bin": golden("forgotten_log.bin")}
+
+
+def test_an_engine_of_today_goes_on_with_the_golden_log_of_what_is_forgotten() -> None:
+    disk = FaultyDisk(Random(0))
+    file = disk.open(f"log/{0:020d}.log", create=True)
+    file.write_at(0, [golden("forgotten_log.bin")])
+    file.sync()
+    disk.sync_folder(".")
+    world = World(disk, segment_bytes=PULLED_SEGMENT, now_ms=START_MS + 1_000)
+    key = world.group("pulls"), world.topic("kept"), QueueId(0)
+    assert world.engine.catalog.pull_offsets.all == {key: 0}
+
+
 def test_todays_encoders_write_the_golden_bytes_of_renewals() -> None:
     assert renewed_history() == {"renewed_live_log.bin": golden("renewed_live_log.bin")}
 
@@ -577,7 +605,7 @@ def make_missing() -> None:
     """Write the golden files that do not exist."""
     FOLDER.mkdir(exist_ok=True)
     made = history() | timer_history() | later_history() | released_history() | renewed_history()
-    made |= pulled_history()
+    made |= pulled_history() | forgotten_history()
     for name, data in made.items():
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(data)

@@ -53,17 +53,24 @@ OF_VERSION_1 = (
     '"max_store_ms":0,"min_store_ms":0,"rows":5,"start":0}],"removed":[],"run":"r",'
     '"schema_version":1,"v":1}'
 )
-SNAPSHOT = (
+SNAPSHOT_1 = (
     '{"v":1,"next":3,"queues":[[["","orders","broker-a",0,"log/1"],0,9,5,[[0,5]],'
     '[[0,5,5,10,0,0,0,0],[5,9,4,10,0,0,5,0]]]],"files":[["b",100,9,0,[[0,0,9,9]]]],"letGo":{"a":1}}'
+)
+
+
+SNAPSHOT = (
+    '{"v":2,"next":3,"queues":[[["","orders","broker-a",0,"log/1"],0,9,5,[[0,5]],'
+    "[[0,5,5,10,0,0,0,0],[5,9,4,10,0,0,5,0]]]],"
+    '"files":[["b",100,9,0,[[0,0,9,9]],4711]],"letGo":{"a":1}}'
 )
 
 
 def test_what_was_written_before_is_read() -> None:
     found = Entry.from_json(OF_VERSION_1)
     assert found == entry(0, a_range(0, 5), files=(a_file("a", 0, 5),))
-    with pytest.raises(ArchiveError, match="version 3"):
-        Entry.from_json(OF_VERSION_1.replace('"v":1', '"v":3'))
+    with pytest.raises(ArchiveError, match="version 4"):
+        Entry.from_json(OF_VERSION_1.replace('"v":1', '"v":4'))
     archive = fold(
         [
             found,
@@ -71,6 +78,9 @@ def test_what_was_written_before_is_read() -> None:
             entry(2, a_range(5, 9), files=(a_file("b", 0, 9),), removed=("a",)),
         ]
     )
+    assert snapshot.from_json(SNAPSHOT_1) == archive
+    assert snapshot.as_json(archive) == SNAPSHOT.replace("4711", "null")
+    archive.files["b"] = replace(archive.files["b"], footer_crc=4711)
     assert snapshot.as_json(archive) == SNAPSHOT
     assert snapshot.from_json(SNAPSHOT) == archive
 

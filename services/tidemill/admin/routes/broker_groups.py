@@ -294,6 +294,7 @@ def _left(left: pb.Left) -> Left:
                 messages=item.ready_count,
                 in_flight=item.in_flight_count,
                 unread=item.is_unread,
+                pulled_queue=item.pulled_queue_id if item.HasField("pulled_queue_id") else None,
             )
             for item in left.items
         ],

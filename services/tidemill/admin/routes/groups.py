@@ -133,6 +133,40 @@ async def reset_offset(
     )
 
 
+@router.post("/groups/{group}:forgetPullOffsets")
+async def forget_pull_offsets(
+    group: Name, pulled: schemas.PulledToForget, cluster: Cluster, caller: Caller,
+    dry_run: DryRun = False,
+) -> schemas.PulledForgotten:  # fmt: skip
+    """Forget how far a group has pulled a topic, at all broker groups or at none.
+
+    Of the group that an archive tells what it has sealed: its topic is kept for it no more. It is a
+    dry run where the query or the body says so. Each broker writes a line to its log.
+    """
+    is_dry = dry_run or pulled.dry_run
+
+    def request(*, is_dry: bool) -> pb.ForgetPullOffsetsRequest:
+        return pb.ForgetPullOffsetsRequest(
+            group=group, topic=pulled.topic, dry_run=is_dry, requested_by=caller
+        )
+
+    replies = await cluster.change_all(
+        check=lambda member: member.client.forget_pull_offsets(request(is_dry=True)),
+        change=lambda member: member.client.forget_pull_offsets(request(is_dry=is_dry)),
+    )
+    return schemas.PulledForgotten(
+        dry_run=is_dry, by=caller, group=group, topic=pulled.topic,
+        queues=[
+            schemas.ForgottenQueue(
+                broker=broker, queue_id=each.queue_id, offset=each.offset,
+                behind=max(each.max_offset - max(each.offset, each.min_offset), 0),
+            )
+            for broker, reply in replies
+            for each in reply.queues
+        ],
+    )  # fmt: skip
+
+
 @router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
 async def release_lock(
     group: Name, release: schemas.LockRelease, cluster: Cluster, caller: Caller

@@ -21,7 +21,11 @@ from tidemill.broker.engine.metadata.catalog import (
     group_item,
     topic_item,
 )
-from tidemill.broker.engine.metadata.pull_offsets import PULL_OFFSETS_MAX, pull_offset_item
+from tidemill.broker.engine.metadata.pull_offsets import (
+    FORGOTTEN,
+    PULL_OFFSETS_MAX,
+    pull_offset_item,
+)
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.consumption import Consumption
@@ -341,6 +345,12 @@ class Administration:
             )
         self._check_room()
         self._fold.append(Config(pull_offset_item(key, offset)), now_ms)
+
+    def forget_pull_offsets(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> None:
+        """Forget how far a group has pulled a topic; where it has not said so nothing is done."""
+        for key in self._catalog.pull_offsets.of_group(group_id):
+            if key[1] == topic_id:
+                self._fold.append(Config(pull_offset_item(key, FORGOTTEN)), now_ms)
 
     def release_lock(self, key: Key, now_ms: int) -> None:
         """Let the next pop have what locks an ordered queue, before its time is up.

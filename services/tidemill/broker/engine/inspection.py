@@ -219,6 +219,10 @@ class Inspection:
         self._tally.add(len(found))
         return found
 
+    def topics_pulled(self, group: Group) -> set[TopicId]:
+        """Return the topics of which a group has said how far it has pulled."""
+        return {topic_id for _, topic_id, _ in self._catalog.pull_offsets.of_group(group.id)}
+
     def queue_progress(self, progress: Progress) -> QueueProgress:
         """Return how far a group is in one queue."""
         queue = progress.queue

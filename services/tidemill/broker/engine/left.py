@@ -2,7 +2,8 @@
 
 A consumer group says what it reads by reading it, so what it may read next is a rule (ADR 0034): a
 group that has begun to read a topic, here or at the home, has all behind its position; one that
-reads nothing anywhere may begin with any topic, and has all that it would begin with.
+reads nothing anywhere may begin with any topic, and has all that it would begin with. One that
+pulls, as an archive does (ADR 0053), says itself how far it is, and has what is behind that.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class LeftItem(NamedTuple):
     ready_count: int
     in_flight_count: int
     is_unread: bool  # the group has not begun to read it here
+    pulled_queue_id: int | None = None  # the group pulls it, by its own word: of this queue
 
 
 @dataclass(slots=True)
@@ -91,11 +93,12 @@ class LeftCount:
         idle = []
         for group in list(self._catalog.groups.values()):
             own_ids, homes_ids = self._topic_ids(group)
-            self._read_ids |= own_ids | homes_ids
+            pulled_ids = self._count_pulled(group)
+            self._read_ids |= own_ids | homes_ids | pulled_ids
             if own_ids or homes_ids:
                 yield from self._count_begun(group)
                 self._count_unread(group, homes_ids - own_ids)
-            elif not group.start_from_latest:
+            elif not group.start_from_latest and not pulled_ids:
                 idle.append(group)
             yield
         self._count_idle(idle)
@@ -120,6 +123,17 @@ class LeftCount:
         at_home = self._readers.get(group.home_id, ()) if group.home_id else ()
         begun = [topic_id for topic_id, _ in group.begun]
         return own_ids, {known[id_] for id_ in (*at_home, *begun) if id_ in known}
+
+    def _count_pulled(self, group: Group) -> set[TopicId]:
+        """Count what is behind the pull offsets of a group; return the topics that it pulls."""
+        for pulled in self._inspection.pulled_by(group):
+            count = pulled.max_offset - max(pulled.offset, pulled.min_offset)
+            item = LeftItem(
+                pulled.topic, group.name, count, 0, is_unread=False,
+                pulled_queue_id=pulled.queue_id,
+            )  # fmt: skip
+            self._left.add(item)
+        return self._inspection.topics_pulled(group)
 
     def _count_begun(self, group: Group) -> Iterator[None]:
         ready: Counter[str] = Counter()

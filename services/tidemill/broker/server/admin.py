@@ -224,6 +224,28 @@ class BrokerAdminService:
 
         return await self._call(reset)
 
+    async def ForgetPullOffsets(
+        self, request: pb.ForgetPullOffsetsRequest
+    ) -> pb.ForgetPullOffsetsReply:
+        """Forget how far a group has pulled a topic."""
+
+        def forget(engine: Engine, turn: Turn) -> pb.ForgetPullOffsetsReply:
+            group, topic = find_group(engine, request.group), find_topic(engine, request.topic)
+            found = [
+                each for each in engine.inspection.pulled_by(group) if each.topic == topic.name
+            ]
+            if found and not request.dry_run:
+                engine.administration.forget_pull_offsets(group.id, topic.id, turn.now_ms)
+                config_log.pull_offsets_forgotten(
+                    group.name, topic.name, [each.offset for each in found],
+                    by=request.requested_by,
+                )  # fmt: skip
+            return pb.ForgetPullOffsetsReply(
+                queues=[pb.PulledQueue(**each._asdict()) for each in found]
+            )
+
+        return await self._call(forget)
+
     async def _look_up_time(self, request: pb.ResetOffsetRequest) -> list[int]:
         """Return by queue where a time begins; that takes a round a slice."""
 

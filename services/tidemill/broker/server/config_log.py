@@ -79,6 +79,14 @@ def offsets_reset(
     )  # fmt: skip
 
 
+def pull_offsets_forgotten(group: str, topic: str, offsets: list[int], *, by: str) -> None:
+    """Tell of a group of which nobody knows any more how far it has pulled a topic."""
+    log.info(
+        "pull offsets forgotten", group=group, topic=topic, offsets=offsets[:NAMED_MAX],
+        queues=len(offsets), **_asked_by(by),
+    )  # fmt: skip
+
+
 def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by: str) -> None:
     """Tell of an ordered queue that an operator has taken from the consumer that held it."""
     log.info(

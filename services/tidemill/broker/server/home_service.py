@@ -207,6 +207,11 @@ def _not_empty(name: str, left: Left) -> str:
 
 def _named(item: LeftItem) -> str:
     count = f"{item.topic}: {item.ready_count + item.in_flight_count}"
+    if item.pulled_queue_id is not None:
+        return (
+            f"{item.topic}, queue {item.pulled_queue_id}: {item.ready_count} for {item.group},"
+            " which has not pulled them yet"
+        )
     if not item.group:
         return f"{count} that nobody has read"
     return f"{count} for {item.group}" + (", which has not read it there yet" * item.is_unread)

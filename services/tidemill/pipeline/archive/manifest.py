@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
 from tidemill.pipeline.errors import ArchiveError
 from tidemill.pipeline.offsets import Incarnation, Queue
 
-VERSION: Final = 2  # of an entry
-VERSIONS: Final = (1, 2)  # that are read; the first knows no closed ranges
+VERSION: Final = 3  # of an entry
+VERSIONS: Final = (1, 2, 3)  # that are read: closed ranges came with 2, checksums of footers with 3
 HOUR_MS: Final = 3_600_000  # what a folder has, and what is joined of sealed ranges
 
 Kind = Literal["append", "seal", "compact", "expire"]
@@ -103,6 +103,9 @@ class DataFile:
     rows: int
     max_store_ms: int
     spans: tuple[Span, ...]
+    # Of its footer, which says where everything is and has no checksum of its own; None: it was
+    # written before anybody kept that.
+    footer_crc: int | None = None
 
 
 @final

@@ -1,15 +1,18 @@
 """Reading rows back out of an archive, without Spark: one queue, a range of offsets, in order.
 
 What a disk has changed is not handed out: pages have checksums, a body is compared with the one
-that its row has, and there are as many rows as the manifest says, since a footer, which says where
-they are, has no checksum. Raises ArchiveError for a file that is not what it was.
+that its row has, and the footer, which says where everything is and has no checksum of its own,
+with the one that the manifest has of it. Of a file that is older than that there are as many rows
+as the manifest says, at least. Raises ArchiveError for a file that is not what it was.
 """
 
 from __future__ import annotations
 
 import itertools
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +23,8 @@ from tidemill.pipeline.archive.manifest import Archive, DataFile, QueueKey
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import ArchiveError
 
+_TAIL: Final = struct.Struct("<I4s")  # of a Parquet file: how long its metadata are, and a mark
+_MARK: Final = b"PAR1"
 BATCH_ROWS = 2_048  # as many as a batch from a broker has; with bodies of 1 KiB 2 MiB
 BATCH_BYTES = 8 << 20  # and about as much of them, as rows of a file are on average
 
@@ -113,7 +118,9 @@ def _read_piece(
     more = ["broker", "queue_id", "queue_offset", *(["body_crc32"] if has_bodies else [])]
     needed = list(dict.fromkeys([*columns, *more]))
     with store.open(file.path) as opened:
-        parquet = pq.ParquetFile(opened, page_checksum_verification=True)
+        parquet = pq.ParquetFile(
+            opened, metadata=_checked_metadata(opened, file), page_checksum_verification=True
+        )
         groups = _row_groups(parquet, key, start=start, end=end)
         if not groups:
             return
@@ -142,6 +149,33 @@ def _read_piece(
         # Where the head of a page is damaged its rows are left out, and nobody says so.
         if left:
             raise ArchiveError(f"{file.path} is damaged: {left} of its rows cannot be read")
+
+
+def read_footer(opened: Any) -> bytes:
+    """Return the end of an open Parquet file: its metadata, their length, and the last mark."""
+    size = opened.size()
+    opened.seek(max(0, size - _TAIL.size))
+    tail: bytes = opened.read()
+    length, mark = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
+    if mark != _MARK or length > size - _TAIL.size:
+        raise pa.ArrowInvalid("it does not end as a Parquet file does")
+    opened.seek(size - _TAIL.size - length)
+    footer: bytes = opened.read()
+    return footer
+
+
+def _checked_metadata(opened: Any, file: DataFile) -> pq.FileMetaData:
+    if opened.size() != file.bytes:
+        raise ArchiveError(
+            f"{file.path} is damaged: it has {opened.size()} bytes, and the manifest {file.bytes}"
+        )
+    footer = read_footer(opened)
+    if file.footer_crc is not None and zlib.crc32(footer) != file.footer_crc:
+        raise ArchiveError(
+            f"{file.path} is damaged: its footer is not the one that was written, and where its"
+            " rows are cannot be known"
+        )
+    return pq.read_metadata(pa.BufferReader(footer))
 
 
 def _check_bodies(batch: pa.RecordBatch, file: DataFile, key: QueueKey) -> None:

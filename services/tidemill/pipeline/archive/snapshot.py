@@ -20,7 +20,8 @@ from tidemill.pipeline.archive.manifest import (
 )
 from tidemill.pipeline.errors import ArchiveError
 
-VERSION: Final = 1  # of a snapshot
+VERSION: Final = 2  # of a snapshot
+VERSIONS: Final = (1, 2)  # that are read; the first knows no checksums of footers
 # A file that was let go of is deleted a day later, and need not be remembered for much longer.
 LET_GO_MS: Final = 7 * 86_400_000
 
@@ -43,6 +44,7 @@ def as_json(archive: Archive) -> str:
             [
                 file.path, file.bytes, file.rows, file.max_store_ms,
                 [[numbers[span.key], span.start, span.end, span.rows] for span in file.spans],
+                file.footer_crc,
             ]
             for file in archive.files.values()
         ],
@@ -59,9 +61,9 @@ def from_json(text: str) -> Archive:
     """Read what `as_json` wrote. Raises ArchiveError for what it has not."""
     try:
         found = json.loads(text)
-        if found["v"] != VERSION:
+        if found["v"] not in VERSIONS:
             raise ArchiveError(
-                f"the archive has a snapshot of version {found['v']}, and this program reads"
+                f"the archive has a snapshot of version {found['v']}, and this program reads up to"
                 f" version {VERSION}"
             )
         archive = Archive(next_number=found["next"], let_go_at_ms=found["letGo"])
@@ -72,7 +74,7 @@ def from_json(text: str) -> Archive:
                 start=start, end=end, sealed=sealed, closed=[(a, b) for a, b in closed],
             )  # fmt: skip
         keys = list(archive.queues)
-        for path, size, rows, max_store_ms, spans in found["files"]:
+        for path, size, rows, max_store_ms, spans, *crc in found["files"]:
             archive.put(
                 DataFile(
                     path=path, bytes=size, rows=rows, max_store_ms=max_store_ms,
@@ -80,6 +82,7 @@ def from_json(text: str) -> Archive:
                         Span(key=keys[number], start=start, end=end, rows=count)
                         for number, start, end, count in spans
                     ),
+                    footer_crc=crc[0] if crc else None,
                 )
             )  # fmt: skip
     except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -236,10 +236,6 @@ class ArchiveStore:
         """Open a data file for random access."""
         return self._files.open_input_file(f"{self._root}/{path}")
 
-    def size(self, path: str) -> int:
-        """Return the bytes of a data file."""
-        return int(self._files.get_file_info(f"{self._root}/{path}").size)
-
     def data_files(self) -> Iterator[tuple[str, int]]:
         """Yield every data file that is there, named by the manifest or not, and when it was made.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.pipeline.archive.manifest import HOUR_MS, DataFile, QueueKey, Range, Span
-from tidemill.pipeline.archive.reading import pieces, read_piece
+from tidemill.pipeline.archive.reading import pieces, read_footer, read_piece
 from tidemill.pipeline.archive.store import ArchiveStore
 
 GROUP_ROWS: Final = 32_768  # of a row group: what a reader of one offset reads at least
@@ -228,7 +229,9 @@ class _File:
     def close(self) -> DataFile:
         self._flush()
         self._exits.close()
+        with self._store.open(self._path) as opened:
+            size, footer_crc = opened.size(), zlib.crc32(read_footer(opened))
         return DataFile(
-            path=self._path, bytes=self._store.size(self._path), rows=self._rows,
-            max_store_ms=self._max_store_ms, spans=tuple(self._spans),
+            path=self._path, bytes=size, rows=self._rows, max_store_ms=self._max_store_ms,
+            spans=tuple(self._spans), footer_crc=footer_crc,
         )  # fmt: skip

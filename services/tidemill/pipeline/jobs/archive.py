@@ -73,6 +73,7 @@ class Done:
     by_topic: Mapping[str, int] = field(default_factory=dict)  # rows of the last batch
     # At the end: what may have been lost with queues that are there no more, in sentences, once.
     over: tuple[str, ...] = ()
+    is_over_allowed: bool = True  # each of them was said to be right beforehand
 
 
 @final
@@ -118,12 +119,16 @@ class ArchiveJob:
         task_rows: int = TASK_ROWS,
         cores: int = 2,
         gate_group: str = "",
+        store_is_gone: bool = False,
     ) -> None:
         """With a `gate_group` brokers keep what is not sealed, by its pull offsets (ADR 0053).
 
-        Raises BadOption.
+        `store_is_gone`: an operator's word that it is for good where a broker group has another
+        store than the one that was archived, or one that was restored, or is not there, and that
+        not the wrong cluster is asked. Raises BadOption.
         """
         check_options(options)
+        self._store_is_gone = store_is_gone
         self._gate_group = gate_group
         self._options = options
         self._run_tasks = run_tasks
@@ -155,7 +160,8 @@ class ArchiveJob:
         while True:
             tasks, lost = self.plan(self._archive(), cluster, target)
             if not tasks and not lost:
-                return replace(done, over=self._write_over(cluster))
+                over, is_allowed = self._write_over(cluster)
+                return replace(done, over=over, is_over_allowed=is_allowed)
             ranges, files = _made(self._run_tasks(self._options, tasks))
             self.commit("append", ranges=(*lost, *ranges), files=files)
             done = Done(
@@ -247,12 +253,13 @@ class ArchiveJob:
             crc_xor=0, lost=end - start,
         )  # fmt: skip
 
-    def _write_over(self, cluster: Cluster) -> tuple[str, ...]:
+    def _write_over(self, cluster: Cluster) -> tuple[tuple[str, ...], bool]:
         """Write down which queues are there no more, and say so of those of which it is new.
 
         Another store, or none, is what the wrong cluster has, too: that takes an operator's word.
+        Returns whether all of it was allowed, too.
         """
-        told, over = [], []
+        told, over, is_allowed = [], [], True
         for key, archived in sorted(self._archive().queues.items()):
             is_asked = (
                 key.namespace == self._options.connection.namespace
@@ -262,15 +269,18 @@ class ArchiveJob:
                 continue
             nobody = _nobody_has(key, cluster)
             lost = f"what came behind offset {archived.end}, if anything did, is lost"
-            if nobody and self._options.fails_on_data_loss:
-                told.append(f"{key}: {nobody}. If that is for good, {lost}: --allow-loss says so")
+            is_allowed &= self._store_is_gone if nobody else not self._options.fails_on_data_loss
+            if nobody and not self._store_is_gone:
+                told.append(
+                    f"{key}: {nobody}. If that is for good, {lost}: --store-is-gone says so"
+                )
             else:
                 why = nobody or "its topic was deleted"
                 told.append(f"{key} is not there any more, {why}; {lost}")
                 over.append((key, archived.end, archived.end))
         if over:
             self.commit("append", closed=tuple(over))
-        return tuple(told)
+        return tuple(told), is_allowed
 
     def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
         archive = self._archive()
@@ -305,8 +315,8 @@ class ArchiveJob:
             there = cluster.queues.get(key.queue)
             if there is not None and there.max_offset < queue.end:
                 nobody = str(not_the_archived(key.queue, _shorter(queue, there)))
-                if self._options.fails_on_data_loss:
-                    what = "; --allow-loss seals what is not sealed by its files alone"
+                if not self._store_is_gone:
+                    what = "; --store-is-gone seals what is not sealed by its files alone"
                     wrong.append(nobody + (what if unsealed else ""))
                     continue
             else:
@@ -319,11 +329,11 @@ class ArchiveJob:
                     wrong.append(str(error))
                     others.add(key.queue)
                 continue
-            if nobody and self._options.fails_on_data_loss:
+            if nobody and not self._store_is_gone:
                 # It may be the wrong cluster that was asked.
                 wrong.append(
                     f"{key}, offsets from {unsealed[0].start} to {queue.end}: {nobody}. If that is"
-                    " for good, --allow-loss seals them by their files alone"
+                    " for good, --store-is-gone seals them by their files alone"
                 )
                 continue
             # Of what was lost before it was archived there is nothing to compare.
@@ -395,10 +405,11 @@ class ArchiveJob:
         told = self._told(cluster)
         refused = []
         for queue, ends in sorted(cluster.queues.items()):
-            archived = archive.queues.get(self.key_of(queue))
+            archived, before = archive.queues.get(self.key_of(queue)), told.get(queue.name)
+            # One that nothing was told of is not kept: it is archived no more, or not yet again.
             if archived is None or queue in others:
                 continue
-            if told.get(queue.name) == min(archived.sealed, ends.max_offset):
+            if before in {None, min(archived.sealed, ends.max_offset)}:
                 continue
             try:
                 self._tell(queue, self._sealed_there(queue, ends, archived))

@@ -30,6 +30,7 @@ class ArchiveSettings:
     metrics_port: int = 0
     metrics_file: str = ""
     gate_group: str = ""
+    store_is_gone: bool = False
 
 
 def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
@@ -122,6 +123,7 @@ def _job(name: str, settings: ArchiveSettings) -> Iterator[tuple[ArchiveJob, Run
             batch_rows=settings.batch_rows,
             cores=spark.sparkContext.defaultParallelism,
             gate_group=settings.gate_group,
+            store_is_gone=settings.store_is_gone,
         )
         yield job, run
 

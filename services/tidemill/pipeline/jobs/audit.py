@@ -26,6 +26,7 @@ from tidemill.pipeline.jobs.page import curve, page, table
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.options import Topics, parse_source
+from tidemill.pipeline.rows import UNREADABLE
 from tidemill.pipeline.transforms import audit as transforms
 from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, Rules
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "audit"
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
+UNREADABLE_SHOWN_MAX: Final = 20  # sentences on the terminal; the table has all
 GRACE_S: Final = 600.0  # after it was due or stored until nothing of it is expected any more
 SENDS: Final = "message_id string, topic string, at_ms bigint"
 BLOCK_BYTES: Final = 16 << 20  # of a list of sends, parsed at once: no line is longer
@@ -66,11 +68,17 @@ class Verdict:
     counts: dict[str, int]  # findings by kind
     totals: list[dict[str, Any]]  # one a topic and group
     findings: list[dict[str, Any]]  # the first of them
+    unreadable: list[str]  # the first sentences on what could not be read
 
     @property
     def is_broken(self) -> bool:
         """Say whether something was lost or early."""
         return any(self.counts.get(kind) for kind in BROKEN)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Say whether a part of what happened could not be read, and nobody knows what it was."""
+        return bool(self.counts.get(UNREADABLE))
 
     def by_topic(self) -> dict[tuple[str, str], int]:
         """Return the findings by topic and kind, of all groups together."""
@@ -110,9 +118,12 @@ def run(settings: AuditSettings) -> Verdict:
 
 
 def read_events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
-    """Return all events that are there, kept for the several tables that are made of them."""
+    """Return all events that are there, kept for the several tables that are made of them.
+
+    What cannot be read is among them, as UNREADABLE, and ends nothing unless that is asked for.
+    """
     reader = spark.read.format(NAME)
-    for name, value in {**given, "dataset": "events"}.items():
+    for name, value in {"failOnDataLoss": "false", **given, "dataset": "events"}.items():
         reader = reader.option(name, value)
     return reader.load().persist()
 
@@ -120,7 +131,7 @@ def read_events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
 def check_any(events: DataFrame, given: Mapping[str, str]) -> None:
     """Raise BadOption where topics were asked for by name, and no event tells of any of them."""
     topics = given.get("topics") or given.get("topic")
-    if topics and events.isEmpty():
+    if topics and events.where(events["event"] != UNREADABLE).isEmpty():
         raise BadOption(
             f"no event tells of topic {topics}: there is none, or nothing ever happened"
         )
@@ -266,31 +277,28 @@ def _verdict(spark: SparkSession, folder: str) -> Verdict:
         .agg(*(F.sum(name).alias(name) for name in COUNTS))
         .orderBy("topic", "consumer_group")
     )
+    unreadable = findings.where(findings["kind"] == UNREADABLE).orderBy("broker", "detail")
     first = findings.orderBy("kind", "at", "broker", "queue_id", "queue_offset").limit(SHOWN_MAX)
     return Verdict(
         counts=dict(counts),
         totals=[row.asDict() for row in totals.collect()],
         findings=[row.asDict() for row in first.collect()],
+        unreadable=[row.detail for row in unreadable.limit(UNREADABLE_SHOWN_MAX).collect()],
     )
 
 
 def _page(
     verdict: Verdict, late: Sequence[Any], waits: Sequence[Any], *, now_ms: int
 ) -> str:  # fmt: skip
-    headline = (
-        "Something was lost or early."
-        if verdict.is_broken
-        else "Nothing was lost, and nothing was early."
-    )
     groups = sorted({row.consumer_group for row in waits})
     parts = [
-        f"<p class='{'bad' if verdict.is_broken else 'good'}'>{headline}</p>",
+        *(f"<p class='{name}'>{html.escape(said)}</p>" for name, said in _headlines(verdict)),
         table(("finding", "how many"), [(kind, verdict.counts[kind]) for kind in KINDS]),
         "<h2>By topic and group</h2>",
         table(
             ("topic", "group", *COUNTS),
             [
-                (row["topic"], row["consumer_group"] or "", *(row[name] for name in COUNTS))
+                (row["topic"] or "", row["consumer_group"] or "", *(row[name] for name in COUNTS))
                 for row in verdict.totals
             ],
         ),
@@ -318,6 +326,29 @@ def _page(
         ),
     ]
     return page("Audit", parts, now_ms=now_ms)
+
+
+def _headlines(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return the sentences at the head of the page, each with its class."""
+    lines = []
+    if verdict.is_broken:
+        lines.append(("bad", "Something was lost or early."))
+    if verdict.is_incomplete:
+        count = verdict.counts[UNREADABLE]
+        lines.append(("bad", f"This audit is incomplete: {parts_of_logs(count)} cannot be read."))
+    return lines or [("good", "Nothing was lost, and nothing was early.")]
+
+
+def parts_of_logs(count: int) -> str:
+    """Return how many parts of logs there are, in words."""
+    return "a part of the log" if count == 1 else f"{count:,} parts of the logs"
+
+
+def unreadable_in(events: DataFrame) -> list[str]:
+    """Return the first sentences on what of the logs cannot be read."""
+    parts = events.where(events["event"] == UNREADABLE).select("broker", "log_position", "detail")
+    rows = parts.orderBy("broker", "log_position").limit(UNREADABLE_SHOWN_MAX).collect()
+    return [row.detail for row in rows]
 
 
 def _of(verdict: Verdict) -> str:

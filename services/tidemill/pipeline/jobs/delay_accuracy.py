@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.audit import check_any, read_events
+from tidemill.pipeline.jobs.audit import check_any, read_events, unreadable_in
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 
@@ -42,6 +42,7 @@ class Measured:
 
     bands: list[dict[str, Any]]
     worse: list[str]
+    unreadable: list[str]  # sentences on what could not be read
 
 
 def run(settings: AccuracySettings) -> Measured:
@@ -74,7 +75,7 @@ def measure(spark: SparkSession, events: DataFrame, settings: AccuracySettings) 
     if settings.baseline:
         earlier = spark.read.parquet(f"{settings.baseline.rstrip('/')}/{FOLDER}/by_band")
         before = {(row.topic, row.band): row.p99 for row in earlier.collect()}
-    return Measured(bands=bands, worse=worse_than(before, bands))
+    return Measured(bands=bands, worse=worse_than(before, bands), unreadable=unreadable_in(events))
 
 
 def worse_than(before: Mapping[tuple[str, str], int], bands: list[dict[str, Any]]) -> list[str]:

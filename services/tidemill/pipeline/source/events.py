@@ -24,7 +24,7 @@ from tidemill.pipeline.client import BrokerLog, Cluster, connect
 from tidemill.pipeline.errors import DataLoss, Gone, PipelineError, Unreachable
 from tidemill.pipeline.options import LATEST, SourceOptions, Topics
 from tidemill.pipeline.pulling import SHORT_S, log
-from tidemill.pipeline.rows import event_batch
+from tidemill.pipeline.rows import event_batch, unreadable_batch
 from tidemill.pipeline.schema import arrow_schema
 from tidemill.pipeline.source.looking import look_until_settled
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -78,7 +78,8 @@ def read_events(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the events of a task as batches. Runs in an executor.
 
-    What is not there for `short_s` is gone: its log is another one, or ends sooner.
+    What is not there for `short_s` is gone: its log is another one, or ends sooner. What cannot be
+    read is a row of its own, where it is not an error.
     """
     client = connect(options.connection)
     topics = () if options.topics.pattern else options.topics.names
@@ -93,7 +94,12 @@ def read_events(
                 part.broker, start=at, index=index, until=part.end, log_id=part.log_id,
                 topics=topics,
             ):  # fmt: skip
-                _tell_gap(answer, part.broker, at, options)
+                for gap in _gaps(answer, part.broker, at):
+                    _tell(options, gap.what, goes_on="the read goes on behind it")
+                    yield unreadable_batch(
+                        schema=schema, broker=part.broker, position=gap.start, size=gap.size,
+                        what=gap.what,
+                    )  # fmt: skip
                 events = [each for each in answer.events if asked.have(each)]
                 if events:
                     yield event_batch(events, schema=schema, broker=part.broker)
@@ -107,6 +113,9 @@ def read_events(
         since_s = time.monotonic() if stalls == 1 else since_s
         if time.monotonic() - since_s >= short_s:
             _tell(options, why, goes_on="the read goes on without what is missing")
+            yield unreadable_batch(
+                schema=schema, broker=part.broker, position=at, size=part.end - at, what=why
+            )
             return
         client.pause(stalls)
 
@@ -150,12 +159,30 @@ def _tell_unknown(options: SourceOptions) -> None:
         log.warning("no topic matches %s: no event is read", topics.pattern)
 
 
-def _tell_gap(answer: pb.ReadEventsReply, broker: str, start: int, options: SourceOptions) -> None:
-    if not answer.gone_from:
-        return
-    begin = max(answer.log_min, start)
-    what = f"{broker}: its log from {start} to {begin} is gone, by retention"
-    _tell(options, what, goes_on="the read goes on behind it")
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """Of a log, what nobody can read."""
+
+    start: int
+    size: int
+    what: str
+
+
+def _gaps(answer: pb.ReadEventsReply, broker: str, start: int) -> Iterator[_Gap]:
+    """Yield what an answer, which goes on at `start`, could not tell."""
+    begin = start
+    if answer.gone_from:
+        begin = max(answer.log_min, start)
+        what = f"{broker}: its log from {start} to {begin} is gone, by retention"
+        yield _Gap(start=start, size=begin - start, what=what)
+    if answer.damaged_bytes:
+        what = (
+            f"{broker}: {answer.damaged_bytes} bytes of its log between {begin} and"
+            f" {answer.next_position} are damaged: what they told cannot be read; a replica may"
+            " have it, from which it is mended"
+        )
+        yield _Gap(start=begin, size=answer.damaged_bytes, what=what)
 
 
 def _tell(options: SourceOptions, what: str, *, goes_on: str) -> None:

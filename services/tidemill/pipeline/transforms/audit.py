@@ -17,6 +17,7 @@ What the kinds of findings mean:
     late         fired later than `late_ms` after it was due
     orphan-ack   an ack of a delivery that no event tells
     unknown      acknowledged, and told by no event; but events of that time may be gone
+    unreadable   a part of a log that told nothing: it is damaged, or gone while it was read
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ from typing import TYPE_CHECKING, Final, final
 
 from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
+from tidemill.pipeline.rows import UNREADABLE
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-KINDS: Final = ("missing", "duplicate", "redelivered", "early", "late", "orphan-ack", "unknown")
+KINDS: Final = (
+    "missing", "duplicate", "redelivered", "early", "late", "orphan-ack", "unknown", "unreadable",
+)  # fmt: skip
 # What must not be: an audit that finds one of them ends with status 2.
 BROKEN: Final = ("missing", "early")
 # By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
@@ -106,7 +111,7 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
     if sends is not None:
         found = found.unionByName(never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *_PLACE, "timer_id"])
-    found = found.persist()
+    found = found.unionByName(_unreadable(events)).persist()
     return Audit(
         summary=_summary(placed, available, timers, groups, found, rules),
         findings=_with_journeys(found, placed),
@@ -373,6 +378,13 @@ def _orphans(groups: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
+def _unreadable(events: DataFrame) -> DataFrame:
+    parts = events.where(F.col("event") == UNREADABLE).select("broker", "detail")
+    return _finding(
+        "unreadable", parts.withColumn("at", F.lit(None)), at="at", detail=F.col("detail")
+    )
+
+
 def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame:
     """Return findings of sends, as `audit` takes them, that no event tells."""
     told = events.where("message_id is not null").select("message_id").distinct()
@@ -487,7 +499,7 @@ def _summary(
 COUNTS: Final = (
     "produced", "scheduled", "fired", "recalled", "delivered", "acked", "dead_lettered", "expired",
     "in_flight", "missing", "duplicate", "redelivered", "early", "late", "orphan_ack",
-    "unknown",
+    "unknown", "unreadable",
 )  # fmt: skip
 
 

@@ -100,7 +100,6 @@ class EventRead:
         self._end = min(self._end, self.next_position + log_bytes_max)
         if self.next_position != from_position:
             self.next_index = 0
-        self._began_at = self.next_position
         self.damaged_bytes = 0  # in which no record can be read
         self._found: list[Event] = []
         # Of a record that makes more events than a slice: those that are left, and its end.
@@ -150,7 +149,8 @@ class EventRead:
                 if allowance.is_spent or not self._events_left:
                     return False
         except _UNREADABLE:
-            pass  # Damaged: of it nobody can say more.
+            # Of it nobody can say more.
+            self.damaged_bytes += self._record_end - self.next_position
         self._rest = None
         self._pass_to(self._record_end)
         return True
@@ -173,9 +173,8 @@ class EventRead:
                 return
             if isinstance(record, Hole):
                 tally.add(1)
-                # Who begins inside a record does not know what stands there; nobody else does so.
-                if record.log_offset != self._began_at:
-                    self.damaged_bytes += record.end - record.log_offset
+                # Told once, where it begins: no read begins inside a record (`Places`).
+                self.damaged_bytes += record.end - record.log_offset
                 self._pass_to(record.end)
                 continue
             header = record.header
@@ -188,6 +187,7 @@ class EventRead:
                     event = None if self.next_index else of_message(record)
                 except _UNREADABLE:
                     event = None
+                    self.damaged_bytes += header.size
                 if event is not None:
                     self._found.append(event)
                     self._events_left -= 1
@@ -197,6 +197,7 @@ class EventRead:
                 try:
                     self._rest = events_of(record)
                 except _UNREADABLE:
+                    self.damaged_bytes += header.size
                     self._pass_to(self._record_end)
                     continue
                 if not self._go_on(allowance):

@@ -16,7 +16,8 @@
     {"op": "brokerGroup", "group": {...}}                  a member of the cluster, at its home
     {"op": "deleteBrokerGroup", "name": ...}
     {"op": "pullOffset", "group": n, "topic": n, "queue": n, "offset": n}
-                                                           how far a group has pulled, as it says
+                                                           how far a group has pulled, as it says;
+                                                           2**63 - 1: it says so no more
     {"op": "reset", "group_id": n, "offsets": [[topic_id, queue_id, offset], ...]}
 
 UTF-8, keys sorted, no spaces. The fields of topics and groups are those of `metadata.catalog`,

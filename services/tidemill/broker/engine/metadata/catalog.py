@@ -246,7 +246,11 @@ class Catalog:
             case "group":
                 self._put_group(decode_group(config["group"]), log_offset)
             case "pullOffset":
-                self.stated_at[self.pull_offsets.apply(config)] = log_offset
+                key, is_there = self.pull_offsets.apply(config)
+                if is_there:
+                    self.stated_at[key] = log_offset
+                else:
+                    self.stated_at.pop(key, None)
             case "deleteTopic":
                 self.gone.note_deletion(log_offset)
                 self._delete_topic(config["id"])

@@ -1,6 +1,7 @@
 """How far groups have pulled, by their own word: a part of the catalog (ADR 0046).
 
-An item a (group, topic, queue), apart from what pops have moved. It goes with its group or topic.
+An item a (group, topic, queue), apart from what pops have moved. It goes with its group or topic,
+or is forgotten by an item of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 # At one broker: a snapshot, and the deletion of a topic or a group, look at all of theirs in one
 # turn, some milliseconds at the most.
 PULL_OFFSETS_MAX: Final = 20_000
+# In place of an offset: it is forgotten. A program that knows no such thing takes it for an offset,
+# behind which nothing is kept for anybody.
+FORGOTTEN: Final = 2**63 - 1
 ITEM_PREFIX: Final = "pull "  # of the keys of these items
 
 Key: TypeAlias = tuple[GroupId, TopicId, QueueId]
@@ -43,13 +47,16 @@ class PullOffsets:
         """Return where a group has said how far it is."""
         return list(self._of_group.get(group_id, ()))
 
-    def apply(self, item: Mapping[str, Any]) -> str:
-        """Fold an item in; return its key in the catalog."""
+    def apply(self, item: Mapping[str, Any]) -> tuple[str, bool]:
+        """Fold an item in; return its key in the catalog, and whether it is there now."""
         key = GroupId(item["group"]), TopicId(item["topic"]), QueueId(item["queue"])
+        if item["offset"] == FORGOTTEN:
+            # Retention may have taken what it was said by, and the deletion of its group all of it.
+            return (self._forget(key) if key in self._offsets else item_key(key)), False
         self._offsets[key] = item["offset"]
         self._of_group.setdefault(key[0], {})[key] = None
         self._of_topic.setdefault(key[1], {})[key] = None
-        return item_key(key)
+        return item_key(key), True
 
     def forget_group(self, group_id: GroupId) -> list[str]:
         """Forget a group; return the keys in the catalog of what went."""

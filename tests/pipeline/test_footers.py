@@ -1,0 +1,79 @@
+"""Footers of an archive's files, each held to the checksum that its manifest has of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.archive.reading import read_footer
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.errors import ArchiveError
+
+
+@pytest.fixture
+def archive(cluster: FakeCluster, tmp_path: Path) -> Archived:
+    made = Archived(cluster, tmp_path)
+    cluster.add("orders", "a", 0, 20)
+    made.append()
+    return made
+
+
+def test_no_byte_of_a_footer_changes_without_an_error(archive: Archived) -> None:
+    assert archive.verify().wrong == []
+    (path,) = archive.files()
+    whole = path.read_bytes()
+    with ArchiveStore(archive.path).open(next(iter(archive.manifest().files))) as opened:
+        size = len(read_footer(opened))
+    assert archive.bodies()
+    places = [*range(len(whole) - size, len(whole), 13), *range(len(whole) - 8, len(whole))]
+    for at in places:
+        data = bytearray(whole)
+        data[at] ^= 1 << at % 8
+        path.write_bytes(data)
+        with pytest.raises(ArchiveError, match=path.name):
+            archive.bodies()
+    path.write_bytes(whole + b"more")
+    with pytest.raises(ArchiveError, match=f"has {len(whole) + 4} bytes"):
+        archive.bodies()
+    path.write_bytes(b"")
+    with pytest.raises(ArchiveError, match="has 0 bytes"):
+        archive.bodies()
+
+
+def test_a_damaged_footer_is_not_sealed_nor_compacted(
+    archive: Archived, cluster: FakeCluster
+) -> None:
+    (path,) = archive.files()
+    cluster.add("orders", "a", 0, 20)
+    archive.append()
+    whole = path.read_bytes()
+    # In the text that says who made it, which nobody reads.
+    at = whole.rindex(b"parquet-cpp-arrow")
+    path.write_bytes(whole[:at] + b"P" + whole[at + 1 :])
+    (wrong,) = archive.verify().wrong
+    assert f"{path.name} is damaged: its footer" in wrong
+    assert archive.sealed() == [("orders", 0, 40)]
+    with pytest.raises(ArchiveError, match=path.name):
+        archive.compact()
+
+
+def test_files_of_before_are_read_and_get_a_checksum_by_a_compaction(
+    archive: Archived, cluster: FakeCluster
+) -> None:
+    cluster.add("orders", "a", 0, 20)
+    archive.append()
+    archive.make_older()
+    before = archive.bodies()
+    assert len(before[0]) == 40
+    assert {file.footer_crc for file in archive.manifest().files.values()} == {None}
+    assert archive.verify().wrong == []
+    assert archive.compact()[1] == 1
+    (file,) = archive.manifest().files.values()
+    assert file.footer_crc is not None
+    assert archive.bodies() == before
+    last = max(Path(archive.path).glob("manifest/*.json"))
+    assert json.loads(last.read_text("utf-8"))["v"] == 3

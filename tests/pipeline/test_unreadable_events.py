@@ -1,0 +1,105 @@
+"""Parts of a log that cannot be read: who reads events is told, and an audit is incomplete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.fake_cluster import EVENT_BYTES, FakeCluster
+from tests.support.micro_batches import EVENT_COLUMNS, Stream
+from tidemill.pipeline.errors import BadOption, DataLoss
+from tidemill.pipeline.jobs.audit import AuditSettings, check_any, judge, read_events, unreadable_in
+from tidemill.pipeline.options import parse_source
+from tidemill.pipeline.schema import of_dataset
+from tidemill.pipeline.source import events as source
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNT = 250  # more than an answer has
+TOLD = "a: 200 bytes of its log between 0 and "
+
+
+def happen(cluster: FakeCluster) -> list[str]:
+    """Let events happen, two of which cannot be read; returns the ids of the others."""
+    ids = [f"m{i}" for i in range(COUNT)]
+    cluster.add_events(
+        "a",
+        *[
+            pb.Event(
+                kind=pb.STORED, topic="orders", topic_id=1, queue_offset=i, message_id=each,
+                at_ms=1_700_000_000_000 + i,
+            )
+            for i, each in enumerate(ids)
+        ],
+    )  # fmt: skip
+    cluster.damage_events("a", 7, 8)
+    return [each for each in ids if each not in {"m7", "m8"}]
+
+
+def test_what_is_damaged_is_data_loss_to_a_stream(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add_events("a", pb.Event(kind=pb.STORED, message_id="before"))
+    strict = Stream(cluster, dataset="events")
+    lax = Stream(cluster, dataset="events", failOnDataLoss="false")
+    assert strict.run() == lax.run() == ["before"]
+    happen(cluster)
+    cluster.brokers["a"].damaged = {EVENT_BYTES * 9}
+    for _ in range(2):
+        with pytest.raises(DataLoss, match="a: 100 bytes of its log between 100 and"):
+            strict.run()
+    found = lax.run()
+    assert "100 bytes of its log" in caplog.text
+    # In the place of what cannot be read is a row without a message.
+    assert [each for each in found if each is not None] == [f"m{i}" for i in range(COUNT) if i != 8]
+    assert found.count(None) == 1
+
+
+def test_a_row_says_what_a_batch_could_not_read(cluster: FakeCluster) -> None:
+    rest = happen(cluster)
+    given = {"endpoints": cluster.endpoint, "dataset": "events"}
+
+    def rows(**more: str) -> list[dict[str, object]]:
+        options = parse_source({**given, **more}, is_stream=False)
+        reader = source.EventReader(options, EVENT_COLUMNS)
+        reader.schema = of_dataset("events")
+        parts = reader.partitions()
+        return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+    with pytest.raises(DataLoss, match=TOLD):
+        rows()
+    # Whatever was asked for: nobody knows what stood there.
+    for more in ({}, {"topic": "other"}, {"startingTimestamp": "2026-01-01T00:00:00Z"}):
+        found = rows(failOnDataLoss="false", **more)
+        (told,) = [row for row in found if row["event"] == "unreadable"]
+        assert (told["broker"], told["body_size"], told["event_ts"]) == ("a", 200, None)
+        assert str(told["detail"]).startswith(TOLD)
+        assert [r["message_id"] for r in found if r is not told] == ([] if more else rest)
+
+
+def test_an_audit_that_could_not_see_everything_says_so(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    happen(cluster)
+    given = {"endpoints": cluster.endpoint, "topic": "orders"}
+    events = read_events(spark, given)
+    check_any(events, given)
+    settings = AuditSettings(to=str(tmp_path), given=given)
+    verdict = judge(spark, events, settings, now_ms=1_800_000_000_000)
+    assert (verdict.is_incomplete, verdict.is_broken) == (True, False)
+    assert verdict.counts["unreadable"] == 1
+    assert verdict.by_topic()["", "unreadable"] == 1
+    assert [one.startswith(TOLD) for one in verdict.unreadable] == [True]
+    assert [one.startswith(TOLD) for one in unreadable_in(events)] == [True]
+    page = (tmp_path / "audit" / "index.html").read_text("utf-8")
+    assert "This audit is incomplete: a part of the log cannot be read." in page
+    assert "Nothing was lost" not in page
+    assert TOLD in page
+    # That a part cannot be read is no event of a topic.
+    nobody = {**given, "topic": "nobody"}
+    with pytest.raises(BadOption, match="no event tells of topic nobody"):
+        check_any(read_events(spark, nobody), nobody)
