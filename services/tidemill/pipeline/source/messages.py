@@ -102,8 +102,8 @@ def plan_ranges(
         key = QueueKey.of(options.connection.namespace, part.queue)
         files = tuple(view.archive.holding(key, part.start, part.end))
         in_part = view.archive.queues[key].lost_between(part.start, part.end)
-        lost = tuple((each.start, each.end) for each in in_part)
-        parts.append(MessageRange(part, files=files, lost=lost))
+        gaps = tuple((each.start, each.end) for each in in_part)
+        parts.append(MessageRange(part, files=files, lost=gaps))
     return parts
 
 
