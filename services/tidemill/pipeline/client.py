@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar, final
 
 import grpc
 
-from tidemill.pipeline.errors import Gone, Refused, Unreachable
+from tidemill.pipeline.errors import BadOption, Gone, Refused, Unreachable
 from tidemill.pipeline.offsets import Incarnation, Queue, QueueEnds, QueueName
 from tidemill.pipeline.options import Connection, Topics
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -441,7 +441,8 @@ class _Credentials:
         shown = []
         if self._connection.access_key:
             now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-            secret = Path(self._connection.secret_key_file).read_text("utf-8").strip()
+            path = self._connection.secret_key_file
+            secret = _read("auth.secretKeyFile", path).decode().strip()
             signature = hmac.new(secret.encode(), now.encode(), hashlib.sha1).hexdigest()
             proof = (
                 f"MQv2-HMAC-SHA1 Credential={self._connection.access_key},"
@@ -449,7 +450,7 @@ class _Credentials:
             )
             shown += [("x-mq-date-time", now), ("authorization", proof)]
         if self._connection.token_file:
-            token = Path(self._connection.token_file).read_text("utf-8").strip()
+            token = _read("auth.tokenFile", self._connection.token_file).decode().strip()
             shown.append(("x-mq-session-token", token))
         return shown
 
@@ -465,14 +466,22 @@ def _channel(connection: Connection, endpoint: str) -> grpc.Channel:
     if not connection.is_tls:
         return grpc.insecure_channel(endpoint, options=options)
     read = {
-        name: Path(path).read_bytes() if path else None
-        for name, path in (
-            ("root_certificates", connection.ca_file),
-            ("certificate_chain", connection.certificate_file),
-            ("private_key", connection.key_file),
+        name: _read(option, path) if path else None
+        for name, option, path in (
+            ("root_certificates", "tls.caFile", connection.ca_file),
+            ("certificate_chain", "tls.certificateFile", connection.certificate_file),
+            ("private_key", "tls.keyFile", connection.key_file),
         )
     }
     return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(**read), options=options)
+
+
+def _read(option: str, path: str) -> bytes:
+    """Return what a file has that an option names. Raises BadOption."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadOption(f"option {option} = {path}: it cannot be read: {error.strerror}") from error
 
 
 def _glob(pattern: str) -> str:

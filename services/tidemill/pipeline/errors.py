@@ -6,11 +6,27 @@ PipelineError
 │  └─ Gone            the queue itself is: its topic was deleted, or its store made anew
 ├─ Refused          the cluster will not do it, however often it is asked
 ├─ Unreachable      nobody answered, as often as was allowed
-└─ ArchiveError     the archive contradicts itself, or what it should be of
+└─ ArchiveError     the archive contradicts itself, or what it should be of, or cannot be written
    └─ AnotherWriter   somebody else committed first
 """
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+# Of a file or a folder, as Python and Java tell it: the last line of a trace, or a cause in it.
+_OF_FILES: Final = (
+    re.compile(
+        r"(?:OSError|PermissionError|(?:FileNotFound|FileExists|NotADirectory|IsADirectory)Error):"
+        r" (\[Errno \d+\] .+)"
+    ),
+    re.compile(
+        r"java\.(?:io|nio\.file)\.\w+: (Mkdirs failed to create \S+|.*(?:No space left on device"
+        r"|Permission denied|Read-only file system|File too large|Disk quota exceeded)\)?)"
+    ),
+    re.compile(r"java\.nio\.file\.(AccessDeniedException: .+)"),
+)
 
 
 class PipelineError(Exception):
@@ -21,13 +37,19 @@ def told_by(error: BaseException) -> tuple[str, str] | None:
     """Return which of these errors another one is or has inside, and its sentence.
 
     Spark wraps what a task or a source has raised into an error of its own, with the trace as text.
+    What a file or a folder has refused is an OSError there, also where Java met it.
     """
     if isinstance(error, PipelineError):
         return type(error).__name__, str(error)
-    for line in reversed(str(error).splitlines()):
+    lines = str(error).splitlines()
+    for line in reversed(lines):
         name, found, sentence = line.strip().partition(": ")
         if found and name.startswith(f"{__name__}."):
             return name.rpartition(".")[2], sentence
+    for line in reversed(lines):
+        for pattern in _OF_FILES:
+            if told := pattern.search(line):
+                return OSError.__name__, told[1]
     return None
 
 
@@ -52,7 +74,7 @@ class Unreachable(PipelineError):
 
 
 class ArchiveError(PipelineError):
-    """An archive is not what its manifest says."""
+    """An archive is not what its manifest says, or cannot be written."""
 
 
 class AnotherWriter(ArchiveError):

@@ -144,10 +144,11 @@ class ArchiveStore:
             yield info.base_name, int(info.mtime_ns or 0) // 1_000_000
 
     def commit(self, entry: Entry) -> None:
-        """Make an entry count. Raises AnotherWriter where its number is taken."""
+        """Make an entry count. Raises AnotherWriter where its number is taken, and ArchiveError."""
         path = self._entry_path(entry.number)
-        self._files.create_dir(f"{self._root}/{MANIFEST}", recursive=True)
-        self._put(path, entry.as_json().encode())
+        with told_if_not_written(path):
+            self._files.create_dir(f"{self._root}/{MANIFEST}", recursive=True)
+            self._put(path, entry.as_json().encode())
         if entry.number and not self._has(self._entry_path(entry.number - 1)):
             # This process stood still until its number was long taken, and deleted: see above.
             self._files.delete_file(path)
@@ -223,7 +224,7 @@ class ArchiveStore:
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Any]:
-        """Open a new data file for the block; synced at its end."""
+        """Open a new data file for the block; synced at its end. Raises OSError."""
         full = f"{self._root}/{path}"
         if self._is_local:
             Path(full).parent.mkdir(parents=True, exist_ok=True)
@@ -252,6 +253,15 @@ class ArchiveStore:
         """Delete a data file; one that is gone already is no failure."""
         with contextlib.suppress(FileNotFoundError):
             self._files.delete_file(f"{self._root}/{path}")
+
+
+@contextlib.contextmanager
+def told_if_not_written(path: str) -> Iterator[None]:
+    """Raise ArchiveError for the block that says which file a full or read-only folder refused."""
+    try:
+        yield
+    except OSError as error:
+        raise ArchiveError(f"{path} cannot be written: {error}") from error
 
 
 _stores: dict[tuple[int, str], ArchiveStore] = {}

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from tidemill.pipeline.archive.manifest import HOUR_MS, DataFile, QueueKey, Range, Span
 from tidemill.pipeline.archive.reading import pieces, read_footer, read_piece
-from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.store import ArchiveStore, told_if_not_written
 
 GROUP_ROWS: Final = 32_768  # of a row group: what a reader of one offset reads at least
 GROUP_BYTES: Final = 64 << 20  # and no more than this of it is held
@@ -183,14 +183,15 @@ class _File:
     def __init__(self, store: ArchiveStore, path: str, schema: pa.Schema) -> None:
         self._store, self._path = store, path
         self._exits = contextlib.ExitStack()
-        self._sink = self._exits.enter_context(store.writing(path))
-        self._writer = self._exits.enter_context(
-            pq.ParquetWriter(
-                self._sink, schema, compression="zstd", compression_level=_COMPRESSION_LEVEL,
-                use_dictionary=_DICTIONARIES, write_statistics=["queue_id", "queue_offset",
-                "store_timestamp"], coerce_timestamps="us", write_page_checksum=True,
-            )
-        )  # fmt: skip
+        with told_if_not_written(f"{store.path}/{path}"):
+            self._sink = self._exits.enter_context(store.writing(path))
+            self._writer = self._exits.enter_context(
+                pq.ParquetWriter(
+                    self._sink, schema, compression="zstd", compression_level=_COMPRESSION_LEVEL,
+                    use_dictionary=_DICTIONARIES, write_statistics=["queue_id", "queue_offset",
+                    "store_timestamp"], coerce_timestamps="us", write_page_checksum=True,
+                )
+            )  # fmt: skip
         self._schema = schema
         self._held: list[pa.RecordBatch] = []
         self._held_rows = 0
@@ -223,12 +224,15 @@ class _File:
 
     def _flush(self) -> None:
         if self._held:
-            self._writer.write_table(pa.Table.from_batches(self._held, schema=self._schema))
+            held = pa.Table.from_batches(self._held, schema=self._schema)
+            with told_if_not_written(f"{self._store.path}/{self._path}"):
+                self._writer.write_table(held)
             self._held, self._held_rows, self._held_bytes = [], 0, 0
 
     def close(self) -> DataFile:
         self._flush()
-        self._exits.close()
+        with told_if_not_written(f"{self._store.path}/{self._path}"):
+            self._exits.close()
         with self._store.open(self._path) as opened:
             size, footer_crc = opened.size(), zlib.crc32(read_footer(opened))
         return DataFile(

@@ -1,0 +1,149 @@
+"""Folders that are full or cannot be written, and files of credentials that are not there."""
+
+from __future__ import annotations
+
+import random
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.micro_batches import read_batch
+from tests.support.processes import command, environment
+from tidemill.cli.rest import EXIT_REFUSED
+from tidemill.pipeline.archive.manifest import Entry
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.errors import ArchiveError, BadOption, told_by
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+FILE_BYTES = 1 << 20  # of the largest file that can be written
+RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
+TASK = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File"
+
+
+def put_noise(cluster: FakeCluster, count: int) -> None:
+    """Store bodies of 50 KiB that do not compress."""
+    source = random.Random(1)
+    for _ in range(count):
+        message = v2.Message(topic=v2.Resource(name="orders"), body=source.randbytes(50 << 10))
+        message.system_properties.store_timestamp.FromMilliseconds(FIRST_STORED_AT_MS)
+        cluster.put(message, "a")
+
+
+@pytest.fixture
+def full() -> Iterator[None]:
+    """Let files of this process grow no further, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_folder_is_named_with_the_file(cluster: FakeCluster, archive: Archived) -> None:
+    put_noise(cluster, 40)
+    job = archive.job(batch_rows=1000, task_rows=1000)
+    with pytest.raises(
+        ArchiveError, match=rf"^{archive.path}/messages/.*parquet cannot be .*large"
+    ):
+        job.append()
+    assert not archive.manifest().next_number
+    # What fits goes on: nothing of before counts.
+    assert archive.job(batch_rows=10, task_rows=10).append().rows == 40
+    assert len(archive.bodies()[0]) == 40
+
+
+def test_a_folder_that_cannot_be_made_is_named(cluster: FakeCluster, archive: Archived) -> None:
+    cluster.add("orders", "a", 0, 5)
+    Path(archive.path).mkdir()
+    (Path(archive.path) / "messages").touch()
+    with pytest.raises(ArchiveError, match=rf"^{archive.path}/messages/.* cannot be written: "):
+        archive.append()
+    entry = Entry(number=0, kind="append", at_ms=0, run="r", schema_version=1)
+    below = Path(archive.path) / "messages" / "archive"
+    with pytest.raises(ArchiveError, match=rf"^{below}/manifest/0.*json cannot be written: "):
+        ArchiveStore(str(below)).commit(entry)
+
+
+@pytest.mark.parametrize(
+    ("option", "more"),
+    [
+        ("auth.secretKeyFile", {"auth.accessKey": "k"}),
+        ("auth.tokenFile", {}),
+        ("tls.caFile", {"tls.enabled": "true"}),
+        ("tls.certificateFile", {"tls.enabled": "true"}),
+    ],
+)
+def test_a_file_of_credentials_that_is_not_there_is_named(
+    cluster: FakeCluster, option: str, more: dict[str, str]
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    with pytest.raises(BadOption, match=f"option {option} = /nosuch: it cannot be read: No such"):
+        read_batch(cluster, topic="orders", **more, **{option: "/nosuch"})
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (
+            [TASK, "OSError: [Errno 28] Error writing bytes to file. Detail: No space left"],
+            "[Errno 28] Error writing bytes to file. Detail: No space left",
+        ),
+        (
+            [TASK, "PermissionError: [Errno 13] Permission denied: '/a/b'", "", "\tat java"],
+            "[Errno 13] Permission denied: '/a/b'",
+        ),
+        (
+            [
+                "calling o1.parquet.", ": org.apache.spark.SparkException: Job aborted",
+                "Caused by: java.io.IOException: Mkdirs failed to create file:/a/0 (exists=false)",
+                "\tat org.apache", "\t... 1 more",
+            ],
+            "Mkdirs failed to create file:/a/0",
+        ),
+        (
+            [": java.io.FileNotFoundException: /tmp/b/0 (No space left on device)", "\tat java"],
+            "/tmp/b/0 (No space left on device)",
+        ),
+        (
+            [': java.io.IOException: Cannot run program "python3": error=13, Permission denied'],
+            'Cannot run program "python3": error=13, Permission denied',
+        ),
+        (
+            ["Caused by: java.nio.file.AccessDeniedException: /a/b"],
+            "AccessDeniedException: /a/b",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_file_refused_is_found_in_what_spark_says(lines: list[str], told: str) -> None:
+    assert told_by(RuntimeError("\n".join(lines))) == ("OSError", told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["java.io.IOException: Connection reset by peer", "ValueError: [Errno 1] is no number", "at a"],
+)
+def test_what_is_of_no_file_is_left_as_it_is(text: str) -> None:
+    assert told_by(RuntimeError(text)) is None
+
+
+@pytest.mark.large
+def test_a_job_whose_folder_is_full_ends_with_a_sentence(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    put_noise(cluster, 40)
+    line = f"pipeline archive --to {tmp_path / 'a'} --endpoints {cluster.endpoint}"
+    limited = ["sh", "-c", f'ulimit -f {FILE_BYTES // 512}; exec "$@"', "sh"]
+    done = subprocess.run(
+        [*limited, *command(*line.split(), "--master", "local[1]")],
+        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
+    )  # fmt: skip
+    told = done.stdout + done.stderr
+    assert done.returncode == EXIT_REFUSED, told
+    assert ".parquet cannot be written: " in told
+    assert "Traceback" not in told
+    assert "ERROR" not in told
