@@ -33,7 +33,7 @@ _SETTINGS: Final = {
 def build_spark(
     name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return a session with the source and the sink registered.
+    """Return a session with what the pipeline needs set; source and sink Spark finds by itself.
 
     Without a master it is the one that `spark-submit` says, or `local[*]`.
     """
@@ -50,9 +50,7 @@ def build_spark(
         builder = builder.master("local[*]")
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    register(spark)
-    return spark
+    return builder.getOrCreate()
 
 
 def is_submitted() -> bool:

@@ -198,13 +198,7 @@ def judge(
 
     `begins_at_ms`: as `told_from_ms` says.
     """
-    rules = Rules(
-        late_ms=settings.late_ms,
-        window=settings.window,
-        closed_at_ms=min(now_ms - round(settings.grace_s * 1000), _end_ms(settings.given)),
-        begins_at_ms=begins_at_ms,
-        filtered_groups=tuple(settings.filtered_groups),
-    )
+    rules = rules_of(settings, now_ms=now_ms, begins_at_ms=begins_at_ms)
     sends = None
     if settings.sends:
         sends = of_topics(read_sends(spark, settings.sends), settings.given)
@@ -221,6 +215,19 @@ def judge(
     path = Path(folder) / "index.html"
     path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
     return verdict
+
+
+def rules_of(settings: AuditSettings, *, now_ms: int, begins_at_ms: int = 0) -> Rules:
+    """Return what an audit goes by."""
+    chosen = [settings.given.get(name) for name in ("topic", "topics", "topicPattern")]
+    return Rules(
+        late_ms=settings.late_ms,
+        window=settings.window,
+        closed_at_ms=min(now_ms - round(settings.grace_s * 1000), _end_ms(settings.given)),
+        begins_at_ms=begins_at_ms,
+        filtered_groups=tuple(settings.filtered_groups),
+        is_whole=not any(chosen),
+    )
 
 
 def _end_ms(given: Mapping[str, str]) -> int:

@@ -5,7 +5,7 @@ queue_id, queue_offset), so two stores of one message id are two messages, and s
 topics of one name (ADR 0054); a delayed one by its timer until it fires. A group is held to every
 message of a topic from which it was ever delivered one; one that was deleted and made again is
 another group. Who was given a copy alone, as of a dead letter, is not held to the topic of
-its message.
+its message, but to the dead-letter topic: to what lies there between its first and its last.
 
 What the kinds of findings mean:
 
@@ -40,6 +40,7 @@ KINDS: Final = (
 BROKEN: Final = ("missing", "early")
 # By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
 ACK_MS: Final = 60_000
+DEAD_LETTERS: Final = "%DLQ%"  # what names of dead-letter topics begin with
 GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
 JOURNEY_MAX: Final = 200  # events told of one finding: a message that loops has no end
 _QUEUE: Final = ("broker", "topic", "topic_id", "queue_id")
@@ -65,6 +66,8 @@ class Rules:
     begins_at_ms: int = 0
     # Groups with a filter, which rightly never get some messages.
     filtered_groups: Sequence[str] = ()
+    # Events of all topics were read. Otherwise nobody knows what retention took of dead letters.
+    is_whole: bool = True
 
 
 @final
@@ -96,7 +99,7 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
     """
     placed = at_first_place(events)
     # Kept: several tables are made of each.
-    available = _available(placed).persist()
+    available = _available(placed, "stored", "fired").persist()
     timers = _timers(placed).persist()
     groups = _groups(placed).persist()
     found = (
@@ -108,13 +111,18 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
         .unionByName(_delivered_early(groups, available))
         .unionByName(_orphans(groups))
     )
+    told = placed
+    if rules.is_whole:
+        letters = _letters(events)
+        found = found.unionByName(_skipped_letters(letters, rules))
+        told = placed.unionByName(letters)
     if sends is not None:
         found = found.unionByName(never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *_PLACE, "timer_id"])
     found = found.unionByName(_unreadable(events)).persist()
     return Audit(
         summary=_summary(placed, available, timers, groups, found, rules),
-        findings=_with_journeys(found, placed),
+        findings=_with_journeys(found, told),
         lag=_lag(groups, available, rules.window),
         kept=(available, timers, groups, found),
     )
@@ -155,10 +163,23 @@ def at_first_place(events: DataFrame) -> DataFrame:
     )
 
 
-def _available(placed: DataFrame) -> DataFrame:
-    """(place, message_id, timer_id, at: timestamp, due), one row a message that was to be had."""
+def _letters(events: DataFrame) -> DataFrame:
+    """Return the events of dead-letter topics by where the letters stand, and all resets."""
+    is_letter = F.col("topic").startswith(DEAD_LETTERS)
     return (
-        placed.where(F.col("event").isin("stored", "fired"))
+        events.where(is_letter | (F.col("event") == "reset"))
+        .withColumn("stands_on", F.col("topic"))
+        .withColumn("topic_id", F.coalesce("topic_id", F.lit(0).cast("bigint")))
+    )
+
+
+def _available(placed: DataFrame, *by: str) -> DataFrame:
+    """(place, message_id, timer_id, at: timestamp, due), one row a message that was to be had.
+
+    `by`: the events that say so.
+    """
+    return (
+        placed.where(F.col("event").isin(*by))
         .groupBy(*_PLACE)
         .agg(
             F.max("message_id").alias("message_id"),
@@ -351,6 +372,23 @@ def _skipped(available: DataFrame, groups: DataFrame, placed: DataFrame, rules: 
     )  # fmt: skip
     told = F.lit("what lies behind it was delivered to the group, and it was not")
     return _finding("missing", lost, at="at", detail=told)
+
+
+def _skipped_letters(letters: DataFrame, rules: Rules) -> DataFrame:
+    """Dead letters that a group was never given, though it was given what lies behind them."""
+    is_delivered = F.col("event") == "delivered"
+    # That a message became a letter there was the doing of the group that could not take it.
+    moves = letters.where(
+        F.col("event").isin(*_MOVES)
+        & (F.col("event") != "dead-lettered")
+        & F.col("consumer_group").isNotNull()
+    )
+    groups = (
+        _since_reset(moves, letters)
+        .groupBy(*_PLACE, "consumer_group")
+        .agg(F.max(is_delivered.cast("int")).alias("delivered_there"))
+    )
+    return _skipped(_available(letters, "stored", "dead-lettered"), groups, letters, rules)
 
 
 def _redelivered(groups: DataFrame, kind: str, count: str) -> DataFrame:

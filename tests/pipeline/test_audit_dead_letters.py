@@ -1,0 +1,91 @@
+"""J2 for who reads dead letters: held to the topic on which they stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.pipeline.test_audit import Story
+from tidemill.pipeline.jobs.audit import AuditSettings, rules_of
+from tidemill.pipeline.transforms.audit import Rules, audit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LETTERS = 8
+
+
+class Letters:
+    """Messages of `orders` that became dead letters of `g`, each at another offset there."""
+
+    def __init__(self) -> None:
+        self.story = Story()
+        for i in range(LETTERS):
+            self.story.tell("stored", 10 + i, i)
+            self.story.delivered(10 + i, 100 + i)
+        for i in range(LETTERS):
+            self._tell("dead-lettered", i, 200 + i, group="g", reason="attempts")
+
+    def _tell(self, event: str, letter: int, at_ms: int, *, group: str, **more: Any) -> None:
+        where = {"topic": "%DLQ%g", "topic_id": 50, "message_id": f"m{10 + letter}"}
+        origin = {
+            "origin_topic": "orders", "origin_queue_id": 0, "origin_queue_offset": 10 + letter,
+        }  # fmt: skip
+        self.story.tell(event, letter, at_ms, consumer_group=group, **where, **origin, **more)
+
+    def given(self, at_ms: int, *letters: int, group: str) -> None:
+        for letter in letters:
+            self._tell("delivered", letter, at_ms + letter, group=group, attempt=1)
+            self._tell("acked", letter, at_ms + letter + 1, group=group)
+
+
+def found(spark: SparkSession, letters: Letters, **rules: Any) -> dict[tuple[str, int], str]:
+    """Return the journeys of missing dead letters, by group and offset."""
+    made = audit(letters.story.frame(spark), Rules(**rules))
+    rows = [row for row in made.findings.collect() if row.kind == "missing"]
+    summed = {(row.topic, row.consumer_group) for row in made.summary.collect() if row.missing}
+    assert summed == {(row.topic, row.consumer_group) for row in rows}
+    assert all(row.topic == "%DLQ%g" for row in rows)
+    return {(row.consumer_group, row.queue_offset): row.journey for row in rows}
+
+
+def test_who_was_given_dead_letters_is_held_to_those_between(spark: SparkSession) -> None:
+    letters = Letters()
+    # From 1 to 6, without 3 and 4; g itself, which has to do with all of them; and one letter.
+    letters.given(300, 1, 2, 5, 6, group="handler")
+    letters.given(400, 0, 2, group="g")
+    letters.given(500, 7, group="late")
+    missing = found(spark, letters)
+    assert set(missing) == {("handler", 3), ("handler", 4), ("g", 1)}
+    assert "dead-lettered" in missing["handler", 3]
+    assert found(spark, letters, is_whole=False) == {}
+
+
+def test_dead_letters_that_expired_or_were_passed_by_a_reset_are_no_losses(
+    spark: SparkSession,
+) -> None:
+    where = {"topic": "%DLQ%g", "topic_id": 50}
+    letters = Letters()
+    for group in ("reader", "handler", "again"):
+        letters.given(300, 0, group=group)
+    letters.story.tell("expired", 1, 350, consumer_group="reader", end_offset=4, **where)
+    letters.story.tell("reset", 4, 350, consumer_group="handler", **where)
+    # A group that was deleted and made again is another one.
+    letters.story.tell("reset", 0, 350, topic="", consumer_group="again", reason="group_deleted")
+    letters.given(400, 4, 6, group="reader")
+    letters.given(400, 4, 5, 7, group="handler")
+    letters.given(400, 5, 6, group="again")
+    assert set(found(spark, letters)) == {("reader", 5), ("handler", 6)}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_whole"),
+    [({}, True), ({"topics": "orders"}, False), ({"topicPattern": "o.*"}, False)],
+)
+def test_dead_letters_are_judged_where_all_topics_are_read(
+    given: dict[str, str], is_whole: bool
+) -> None:
+    """What retention took of them is told of their own topic, and not of the first one."""
+    settings = AuditSettings(to="a", given={"endpoints": "a:1", **given})
+    assert rules_of(settings, now_ms=0).is_whole == is_whole
