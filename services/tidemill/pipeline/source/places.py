@@ -6,7 +6,7 @@ archive of a queue begins and ends, so no offset is read twice and none passed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -187,7 +187,7 @@ class Places:
                 for queue, ends in view.queues.items()
             }
         everywhere = word if place.everywhere is None else place.everywhere
-        named = _named(place.by_queue or {}, view)
+        named = _named(place, view)
         for queue, offset in sorted(named.items()):
             end = view.queues[queue].max_offset
             if offset > end:
@@ -195,6 +195,20 @@ class Places:
         return {
             queue: _of_word(named.get(queue, everywhere), ends)
             for queue, ends in view.queues.items()
+        }
+
+    def check_stops(self, view: View) -> None:
+        """Raise BadOption where a stream is to end in queues that are not there."""
+        _named(self._options.end, view)
+
+    def stops(self, view: View) -> Mapping[Queue, int] | None:
+        """Return before which offsets a stream stops, of queues it reads any of; None: nowhere."""
+        if self._options.end.by_queue is None:
+            return None
+        return {
+            queue: view.queues[queue].max_offset if at == LATEST else at
+            for _, queue, at in _found(self._options.end, view)
+            if queue is not None
         }
 
     def check_young(self, starts: Mapping[Queue, int], view: View) -> None:
@@ -274,28 +288,32 @@ class Places:
         return replace(archived, queues=queues, cluster=view.cluster)
 
 
-def _named(given: Mapping[str, Mapping[str, Mapping[int, int]]], view: View) -> dict[Queue, int]:
-    """Return the queues that a user gave offsets for.
+def _named(place: Place, view: View) -> dict[Queue, int]:
+    """Return the queues that a user gave offsets for. Raises BadOption where there is none."""
+    found = {}
+    for name, queue, offset in _found(place, view):
+        if queue is not None:
+            found[queue] = offset
+        elif name.broker not in view.unreachable:
+            raise BadOption(f"offsets are given for {name}, which is not there")
+    return found
+
+
+def _found(place: Place, view: View) -> Iterator[tuple[QueueName, Queue | None, int]]:
+    """Yield the names that a user gave offsets for, each with its queue, if that is there.
 
     A name means the last queue of it; one before is named with its incarnation, `broker#LOG/7`.
-    Raises BadOption where there is none.
     """
     last = {queue.name: queue for queue in view.queues}
     whole = {
         QueueName(queue.topic, f"{queue.broker}#{queue.incarnation}", queue.queue_id): queue
         for queue in view.queues
     }
-    found = {}
-    for topic, brokers in given.items():
+    for topic, brokers in (place.by_queue or {}).items():
         for broker, queues in brokers.items():
             for queue_id, offset in queues.items():
                 name = QueueName(topic, broker, queue_id)
-                queue = last.get(name) or whole.get(name)
-                if queue is not None:
-                    found[queue] = offset
-                elif broker not in view.unreachable:
-                    raise BadOption(f"offsets are given for {name}, which is not there")
-    return found
+                yield name, last.get(name) or whole.get(name), offset
 
 
 def _of_word(offset: int, ends: QueueEnds) -> int:
