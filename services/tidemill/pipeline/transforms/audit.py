@@ -442,8 +442,8 @@ def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame
     )  # fmt: skip
     unknown = _finding(
         "unknown", lost.where(~is_told), at="at",
-        detail=F.lit("its send was acknowledged, perhaps before the first event that is there, or at a"
-                     " broker group that was removed since"),
+        detail=F.lit("its send was acknowledged, perhaps before the first event that is there, or"
+                     " at a broker group that was removed since"),
     )  # fmt: skip
     return missing.unionByName(unknown)
 
