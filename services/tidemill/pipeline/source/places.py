@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Final, final
 
-from tidemill.pipeline.archive.manifest import Archive, QueueKey
+from tidemill.pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey
 from tidemill.pipeline.archive.reading import first_offset_at
 from tidemill.pipeline.archive.store import ArchiveStore, shared_store
 from tidemill.pipeline.client import Client, Cluster, connect
@@ -20,6 +20,9 @@ from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, To
 from tidemill.pipeline.pulling import SHORT_S, tell_shorter
 from tidemill.pipeline.source.looking import look_until_settled
 from tidemill.pipeline.source.topics import check_topics, names_of
+
+# Of a message, about what a broker's log has of it: properties, and where it came from.
+BESIDE_BODY_BYTES: Final = 256
 
 
 @final
@@ -259,7 +262,9 @@ class Places:
 
     def _archived(self, archive: Archive) -> View:
         queues = {
-            key.queue: QueueEnds(queue=key.queue, min_offset=each.start, max_offset=each.end)
+            key.queue: QueueEnds(
+                queue=key.queue, min_offset=each.start, max_offset=each.end, bytes=_bytes(each)
+            )
             for key, each in archive.queues.items()
             if key.namespace == self._options.connection.namespace
             and self._options.topics.have(key.topic)
@@ -279,13 +284,26 @@ class Places:
             queue: ends for queue, ends in archived.queues.items() if queue not in view.queues
         }
         for queue, ends in view.queues.items():
-            of = archived.queues.get(queue, ends)
-            queues[queue] = replace(
-                ends,
-                min_offset=min(ends.min_offset, of.min_offset),
-                max_offset=max(ends.max_offset, of.max_offset),
-            )
+            of = archived.queues.get(queue)
+            queues[queue] = ends if of is None else _together(of, ends)
         return replace(archived, queues=queues, cluster=view.cluster)
+
+
+def _bytes(archived: ArchivedQueue) -> int:
+    """Return what the messages of a queue take, about, as the manifest has it."""
+    return sum(each.bytes + each.rows * BESIDE_BODY_BYTES for each in archived.ranges)
+
+
+def _together(archived: QueueEnds, ends: QueueEnds) -> QueueEnds:
+    """Return where a queue begins and ends of which archive and broker have some each."""
+    before = archived.min_offset - ends.min_offset
+    behind = ends.max_offset - max(archived.max_offset, ends.min_offset)
+    return replace(
+        ends,
+        min_offset=min(ends.min_offset, archived.min_offset),
+        max_offset=max(ends.max_offset, archived.max_offset),
+        bytes=archived.bytes + round((max(0, before) + max(0, behind)) * ends.bytes_per_row),
+    )
 
 
 def _named(place: Place, view: View) -> dict[Queue, int]:
