@@ -65,15 +65,12 @@ class View:
     def has_lost_rest(self, queue: Queue, at: int) -> bool:
         """Say whether what stood at an offset went with a queue of which the archive has less.
 
-        Nothing did where the archive has written down that the queue is over.
+        That nothing stood right behind its end the archive may have written down.
         """
         if self.cluster is None or queue not in self.archived_to:
             return False
-        return (
-            at >= self.archived_to[queue]
-            and queue not in self.over
-            and self.cluster.has_lost(queue)
-        )
+        end = self.archived_to[queue]
+        return (at > end or (at == end and queue not in self.over)) and self.cluster.has_lost(queue)
 
     def taken_back(self, given: Offsets) -> set[Queue]:
         """Return the queues of which brokers tell less than was read up to, or archived."""
@@ -113,6 +110,11 @@ class Places:
     def client(self) -> Client:
         """Return this process's client."""
         return connect(self._options.connection)
+
+    @property
+    def are_both(self) -> bool:
+        """Say whether brokers and an archive are read as one."""
+        return self._options.read_mode == "auto" and bool(self._options.archive_path)
 
     def view(self, given: Offsets, *, excused: Collection[Queue] = ()) -> View:
         """Look at everything with one call to the cluster; some of it may give no answer.
@@ -154,8 +156,7 @@ class Places:
     def _look(self, look: Callable[[Client, Topics], Cluster]) -> View:
         options = self._options
         # The archive first: what it has by now the brokers have told to somebody, and have.
-        is_both = options.read_mode == "auto" and options.archive_path
-        archive = self.store.existing() if is_both else None
+        archive = self.store.existing() if self.are_both else None
         cluster = look(self.client, options.topics)
         view = View(queues=cluster.queues, cluster=cluster)
         return view if archive is None else self._both(view, archive)
