@@ -410,7 +410,6 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ------------------------------------------------------------ its parts
 
-
     def _look(self, given: Offsets) -> View:
         view = self._places.view(given, excused=self._shorter)
         now_s = time.monotonic()
