@@ -299,6 +299,24 @@ def test_the_deletion_of_a_group_is_told_once_whatever_topics_are_asked_for() ->
     assert of_kinds(read(world, EventQuery(message_id="id-m0")), EventKind.RESET) == []
 
 
+def test_the_removal_of_a_broker_group_is_told_whatever_topics_are_asked_for() -> None:
+    world = World()
+    world.topic(TOPIC, queues=2)
+    world.send("m0")
+    world.now_ms += 5
+    world.engine.administration.record(
+        {"op": "deleteBrokerGroup", "name": "broker-b"}, world.now_ms
+    )
+    world.commit()
+    for query in (EventQuery(), EventQuery(topics=frozenset(["another"]))):
+        (removed,) = of_kinds(read(world, query), EventKind.BROKER_GROUP_REMOVED)
+        assert (removed.topic, removed.reason, removed.at_ms) == ("", "broker-b", world.now_ms)
+    for query in (
+        EventQuery(message_id="id-m0"), EventQuery(kinds=frozenset([EventKind.RESET])),
+    ):  # fmt: skip
+        assert of_kinds(read(world, query), EventKind.BROKER_GROUP_REMOVED) == []
+
+
 def test_a_slice_is_bounded_whatever_one_record_names() -> None:
     """Nobody asks for any of it, and each delivery has messages that nothing is known of."""
     world = World()

@@ -323,6 +323,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a new query starts."""
         view = self._places.whole_view()
         self._places.check_topics(view, waits=True)
+        self._places.check_stops(view)
         starts = self._places.resolve(self.options.start, view, word=LATEST)
         self._places.check_young(starts, view)
         return Offsets(at=starts, knows_archive=self._places.are_both).as_document()
@@ -421,7 +422,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise Unreachable(
                     f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
                 )
-        self._seen = Offsets(at=view.ends)
+        stops = self._places.stops(view)
+        self._seen = Offsets(
+            at=view.ends
+            if stops is None
+            else {queue: min(end, stops.get(queue, 0)) for queue, end in view.ends.items()}
+        )
         self._shorter = view.taken_back(given)
         return view
 
@@ -484,12 +490,15 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _reachable_ends(self, begin: Mapping[Queue, int], view: View) -> dict[Queue, int]:
-        """Return how far there is something, at most to the frozen target of this run."""
+        """Return how far there is something to read, at most to the frozen target of this run."""
         target = dict(begin)  # What cannot be asked stays where it is.
+        stops = self._places.stops(view)
         for queue, ends in view.queues.items():
             if queue not in begin:
                 continue
             end = ends.max_offset
+            if stops is not None:
+                end = min(end, stops.get(queue, begin[queue]))
             if self._target is not None:
                 end = min(end, self._target.get(queue, begin[queue]))
             target[queue] = max(end, begin[queue])

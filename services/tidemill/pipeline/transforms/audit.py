@@ -41,6 +41,7 @@ BROKEN: Final = ("missing", "early")
 # By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
 ACK_MS: Final = 60_000
 DEAD_LETTERS: Final = "%DLQ%"  # what names of dead-letter topics begin with
+REMOVED: Final = "broker-group-removed"  # the event; its log is not there to be read
 GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
 JOURNEY_MAX: Final = 200  # events told of one finding: a message that loops has no end
 _QUEUE: Final = ("broker", "topic", "topic_id", "queue_id")
@@ -441,7 +442,8 @@ def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame
     )  # fmt: skip
     unknown = _finding(
         "unknown", lost.where(~is_told), at="at",
-        detail=F.lit("its send was acknowledged, perhaps before the first event that is there"),
+        detail=F.lit("its send was acknowledged, perhaps before the first event that is there, or"
+                     " at a broker group that was removed since"),
     )  # fmt: skip
     return missing.unionByName(unknown)
 

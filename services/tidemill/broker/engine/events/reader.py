@@ -506,9 +506,17 @@ class _Maker:
 
     def _of_config(self, record: Record) -> Iterator[Event]:
         header = record.header
+        item = config.decode_item(record.body)
+        if item["op"] == "deleteBrokerGroup":
+            # Of all topics, too.
+            if self._wants(EventKind.BROKER_GROUP_REMOVED) and not self._message_id:
+                yield Event(
+                    header.log_offset, 0, EventKind.BROKER_GROUP_REMOVED, header.stored_at_ms,
+                    "", 0, 0, 0, reason=item["name"],
+                )  # fmt: skip
+            return
         if not self._wants(EventKind.RESET):
             return
-        item = config.decode_item(record.body)
         if item["op"] == "deleteGroup":
             # Of all topics, whichever are asked for, and of no message.
             if not self._message_id:
