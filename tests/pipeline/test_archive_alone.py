@@ -62,7 +62,7 @@ def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
     given.start = stream.start
     assert given.run() == []
     assert caplog.text.count("what stood behind it, if anything did, is gone") == 1
-    assert len(archive.job(failOnDataLoss="false").append().over) == 1
+    assert len(archive.job(store_is_gone=True).append().over) == 1
     assert stream.run() == []
     fresh = auto_stream(archive)
     assert len(fresh.run()) == 50

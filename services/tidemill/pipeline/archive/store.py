@@ -117,8 +117,10 @@ class ArchiveStore:
             (snapshots if name.endswith(_SNAPSHOT) else numbers).append(number)
         first = max(snapshots)
         if first:
-            text = self._read(self._path(first, _SNAPSHOT))
-            archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
+            path = self._path(first, _SNAPSHOT)
+            text = self._read(path)
+            with _told_which(path):
+                archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
             self._last = self._mark(self._entry_path(first - 1))
         # By a listing, so that one that is missing in the middle is found out.
         for number in sorted(number for number in numbers if number >= first):
@@ -127,7 +129,8 @@ class ArchiveStore:
 
     def _take(self, archive: Archive, path: str) -> None:
         text = self._read(path)
-        archive.apply(Entry.from_json(text))
+        with _told_which(path):
+            archive.apply(Entry.from_json(text))
         self._last = self._mark(path)
         self._behind_count += 1
         self._behind_bytes += len(text)
@@ -208,7 +211,10 @@ class ArchiveStore:
     def _read(self, path: str) -> str:
         with self._files.open_input_stream(path) as file:
             text: bytes = file.read()
-        return text.decode()
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise ArchiveError(f"{path} is damaged: {error}") from error
 
     def _has(self, path: str) -> bool:
         return bool(self._files.get_file_info(path).type != pa_fs.FileType.NotFound)
@@ -262,6 +268,15 @@ def told_if_not_written(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ArchiveError(f"{path} cannot be written: {error}") from error
+
+
+@contextlib.contextmanager
+def _told_which(path: str) -> Iterator[None]:
+    """Have an ArchiveError of the block say which file it is about."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise ArchiveError(f"{path}: {error}") from error
 
 
 _stores: dict[tuple[int, str], ArchiveStore] = {}
