@@ -66,15 +66,26 @@ class ArchiveStore:
         """Return what the manifest says now, of which only what is new is read.
 
         An archive that is not there yet is empty. What is returned is shared and goes on with the
-        next call: whoever tries something out on it checks and does not apply.
+        next call: whoever tries something out on it checks and does not apply. Raises ArchiveError.
         """
-        if self._archive is None or self._mark_of_last() != self._last:
-            self._archive = self._read_whole()
+        try:
+            return self._read_on()
+        except OSError as error:
+            raise ArchiveError(f"{self.path} cannot be read: {error}") from error
+
+    def _read_on(self) -> Archive:
+        archive, self._archive = self._archive, None
+        if archive is None or self._mark_of_last(archive) != self._last:
+            archive = self._read_whole()
         while True:
             try:
-                self._take(self._archive, self._entry_path(self._archive.next_number))
+                self._take(archive, self._entry_path(archive.next_number))
             except FileNotFoundError:
-                return self._archive
+                break
+        # One that is empty is not kept: it may be an archive that is away for a moment, and its
+        # first entries may have gone into a snapshot.
+        self._archive = archive if archive.next_number else None
+        return archive
 
     def existing(self) -> Archive:
         """Return the same to a reader. Raises ArchiveError where there is no archive.
@@ -89,15 +100,13 @@ class ArchiveStore:
             )
         return archive
 
-    def _mark_of_last(self) -> Mark | None:
+    def _mark_of_last(self, archive: Archive) -> Mark | None:
         """Return by what the last entry that was read is known, as it is there now.
 
         Another one, or none: what is here is another archive, or so far on that entries were
         deleted which were never read.
         """
-        assert self._archive is not None, "something was read"
-        number = self._archive.next_number
-        return self._mark(self._entry_path(number - 1)) if number else None
+        return self._mark(self._entry_path(archive.next_number - 1))
 
     def _mark(self, path: str) -> Mark | None:
         info = self._files.get_file_info(path)
