@@ -199,7 +199,8 @@ def archive(
 ) -> None:
     """Copy what topics store into Parquet files, each message exactly once.
 
-    Start it again whenever you like: it goes on where its manifest ends.
+    Start it again whenever you like: it goes on where its manifest ends. Queues that it cannot go
+    on with, for something of them is gone or damaged, are named at the end, with status 1.
 
     Examples:
     * `tidemill pipeline archive --to ./archive`
@@ -228,9 +229,9 @@ def archive(
     )
     if not done.rows:
         typer.echo("nothing new", err=True)
-    for sentence in done.over:
+    for sentence in (*done.over, *done.wrong):
         typer.echo(sentence)
-    if not done.is_over_allowed:
+    if done.wrong or not done.is_over_allowed:
         raise typer.Exit(EXIT_DAMAGED)
 
 

@@ -54,13 +54,14 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
                 continue
             run.rows += done.rows
             end_line()
-            metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
+            if not done.wrong:
+                metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
             if settings.metrics_file:
                 metrics.write(settings.metrics_file)
-            run.detail.update(over=[*run.detail.get("over", ()), *done.over])
+            run.detail.update(over=[*run.detail.get("over", ()), *done.over], wrong=done.wrong)
             if every_s is None:
                 return done
-            for sentence in done.over:
+            for sentence in (*done.over, *done.wrong):
                 say(sentence)
                 end_line()
             time.sleep(every_s)
