@@ -321,9 +321,14 @@ class ArchiveJob:
 
     # ------------------------------------------------------------ afterwards
 
+    @property
+    def is_there(self) -> bool:
+        """Say whether anything was ever archived."""
+        return self._store.is_there
+
     def check_there(self) -> None:
         """Raise BadOption where nothing was ever archived."""
-        if not self._store.is_there:
+        if not self.is_there:
             raise BadOption(f"there is no archive at {self._store.path}")
 
     def verify(self) -> Verified:
