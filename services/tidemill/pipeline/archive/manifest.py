@@ -213,6 +213,11 @@ class ArchivedQueue:
         """Say whether it was written down that the queue is there no more."""
         return (self.end, self.end) in self.closed
 
+    @property
+    def kept_from(self) -> int:
+        """Return from where on it is needed: behind what is sealed, or what was let go of."""
+        return max(self.sealed, self.start)
+
     def unsealed(self) -> list[Range]:
         """Return the ranges that are to be compared with the broker."""
         return [each for each in self.ranges if each.start >= self.sealed]

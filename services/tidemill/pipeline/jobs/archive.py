@@ -339,10 +339,14 @@ class ArchiveJob:
         cluster, archive = self._look_at_all(), self._archive()
         wrong: list[str] = []
         others: set[Queue] = set()  # that are called as what is archived
+        unasked: set[str] = set()  # namespaces
         passed: list[Range] = []
         tasks: list[Task] = []
         for key, queue in sorted(archive.queues.items()):
             unsealed = queue.unsealed()
+            if key.namespace != self._options.connection.namespace:
+                unasked |= {key.namespace} if unsealed else set()
+                continue
             there = cluster.queues.get(key.queue)
             if there is not None and there.max_offset < queue.end:
                 nobody = str(not_the_archived(key.queue, _shorter(queue, there)))
@@ -398,6 +402,8 @@ class ArchiveJob:
             ranges = tuple((of.key, of.start, of.end) for of in closed)
             self.commit("seal", marks=marks, closed=ranges)
         wrong += self._release(others)
+        unasked |= self._unreleased()
+        wrong += [_of_namespace(each) for each in unasked]
         told = [f"{_place(of)}: {why}" for of, why in closed.items()]
         return Verified(wrong=sorted(wrong), closed=sorted(told))
 
@@ -413,8 +419,8 @@ class ArchiveJob:
         told, archive = self._told(cluster), self._archive()
         for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self.key_of(queue))
-            sealed = ends.min_offset if archived is None else archived.sealed
-            if 0 <= told.get(queue.name, -1) <= sealed:
+            needed = ends.min_offset if archived is None else archived.kept_from
+            if 0 <= told.get(queue.name, -1) <= needed:
                 continue
             try:
                 at = self._sealed_there(queue, ends, archived)
@@ -440,13 +446,27 @@ class ArchiveJob:
             # One that nothing was told of is not kept: it is archived no more, or not yet again.
             if archived is None or queue in others:
                 continue
-            if before in {None, min(archived.sealed, ends.max_offset)}:
+            if before in {None, min(archived.kept_from, ends.max_offset)}:
                 continue
             try:
                 self._tell(queue, self._sealed_there(queue, ends, archived))
             except (ArchiveError, Refused) as error:
                 refused.append(f"{queue} is not let go of: {error}")
         return refused
+
+    def _unreleased(self) -> set[str]:
+        """Return other namespaces of which brokers keep what is sealed."""
+        if not self._gate_group:
+            return set()
+        cluster, own = self._look_at_all(), self._options.connection.namespace
+        told = self._told(cluster)
+        return {
+            key.namespace
+            for key, archived in self._archive().queues.items()
+            if key.namespace != own
+            and key.queue in cluster.queues
+            and 0 <= told.get(key.queue.name, -1) < archived.kept_from
+        }
 
     def _sealed_there(self, queue: Queue, ends: QueueEnds, archived: ArchivedQueue | None) -> int:
         """Return up to which offset what a broker has is sealed.
@@ -455,7 +475,7 @@ class ArchiveJob:
         """
         if archived is None:
             return ends.min_offset
-        at = min(archived.sealed, ends.max_offset)
+        at = min(archived.kept_from, ends.max_offset)
         check_follows(self._options, queue, archived.ending_at(at))
         return at
 
@@ -582,6 +602,16 @@ def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
     if log.log_id != key.queue.incarnation.log_id:
         return f"{key.broker} has another store than the one that was archived"
     return ""
+
+
+def _of_namespace(name: str) -> str:
+    """Return what to do for a namespace that a verification did not look at."""
+    if not name:
+        return "what is archived of no namespace is verified and let go of without that option"
+    return (
+        f"what is archived of the namespace {name!r} is verified and let go of with --option"
+        f" namespace={name}"
+    )
 
 
 def _shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
