@@ -65,8 +65,8 @@ def test_an_archive_knows_what_was_damaged_before_it_had_it(
     archive = Archived(cluster, tmp_path)
     cluster.add("orders", "a", 0, 20)
     damage(cluster, 5, 6)
-    with pytest.raises(DataLoss, match="from 5 to 7 were gone before they were archived"):
-        archive.append()
+    (wrong,) = archive.append().wrong
+    assert "from 5 to 7 were gone before they were archived" in wrong
     assert archive.job(failOnDataLoss="false").append().rows == 18
     (queue,) = archive.manifest().queues.values()
     assert sum(each.lost for each in queue.ranges) == 2
