@@ -44,6 +44,19 @@ def test_a_batch_has_what_no_broker_has_any_more(
     assert read_auto(archive, startingOffsets="latest") == []
 
 
+def test_who_names_a_place_gets_nothing_of_a_topic_of_before(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 100)
+    archive.append()
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 18)
+    place = {"startingOffsets": json.dumps({"orders": {"a": {"0": 15}}})}
+    assert read_auto(archive, **place) == [15, 16, 17]
+    before = json.dumps({"orders": {"a#log-of-a/1": {"0": 98}, "a": {"0": 16}}})
+    assert read_auto(archive, startingOffsets=before) == [98, 99, 16, 17]
+
+
 def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
     cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,6 +82,34 @@ def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
     assert fresh.run() == []
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_that_a_queue_is_over_silences_nobody_who_knows_of_more(
+    cluster: FakeCluster, archive: Archived, *, is_read: bool
+) -> None:
+    """A stream that has read more than is archived, and a run that has seen more."""
+    cluster.add("orders", "a", 0, 20)
+    cluster.add("orders", "b", 0, 10)
+    archive.append()
+    cluster.add("orders", "a", 0, 10)
+    stream = auto_stream(archive, maxRowsPerTrigger="1000" if is_read else "10")
+
+    def lose() -> None:
+        if len(cluster.brokers) == 2:
+            cluster.remove("a")
+            assert archive.job(store_is_gone=True).append().over
+
+    if is_read:
+        assert len(stream.run()) == 40
+        lose()
+    with pytest.raises(Gone, match="has no more of it than up to offset 20: what stood behind"):
+        stream.run(lose)
+    given = auto_stream(archive, failOnDataLoss="false")
+    given.start = stream.start
+    given.run()
+    stream.start = given.start
+    assert stream.run() == []
+
+
 def test_a_stream_that_was_behind_gets_the_rest_from_the_archive(
     cluster: FakeCluster, archive: Archived
 ) -> None:
@@ -82,6 +123,34 @@ def test_a_stream_that_was_behind_gets_the_rest_from_the_archive(
     cluster.delete("orders")
     assert len(archive.job().append().over) == 2
     assert sorted(stream.run()) == sorted(read_bodies(archive)[20:40])
+
+
+def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_deleted(
+    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue that only the archive has was read, or begun behind, by the query as it was."""
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 20)
+    archive.append()
+    before = Stream(cluster, topic="orders")
+    assert len(before.run()) == 20
+    assert before.start is not None
+    stream = auto_stream(archive)
+    stream.start = before.start
+    assert stream.run() == []
+    assert "is in the archive alone" in caplog.text
+    cluster.add("orders", "a", 0, 5)
+    assert len(stream.run()) == 5
+    # From here on it knows: what is archived and deleted before it was looked at is read.
+    cluster.add("payments", "a", 0, 7)
+    archive.append()
+    cluster.delete("payments")
+    assert archive.job().append().over
+    every = Stream(cluster, topics="orders,payments", archivePath=archive.path)
+    every.start = stream.start
+    assert len(every.run()) == 7
 
 
 def read_bodies(archive: Archived) -> list[bytes]:
@@ -132,6 +201,8 @@ def test_a_restored_queue_that_is_longer_again_does_not_follow_its_archive(
     other = "its message at offset 99 is of another time than the archive's"
     with pytest.raises(DataLoss, match=f"{other}.*With failOnDataLoss=false"):
         read_auto(archive)
+    with pytest.raises(DataLoss, match=other):
+        read_auto(archive, filter="nothing has this tag")
     with pytest.raises(DataLoss, match=other):
         auto_stream(archive).run()
     assert read_auto(archive, failOnDataLoss="false") == list(range(110))

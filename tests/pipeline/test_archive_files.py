@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from tests.support.archiving import NOW_MS, Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.micro_batches import Stream, read_batch
+from tidemill.pipeline.archive import writing
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
 from tidemill.pipeline.archive.reading import (
     BATCH_BYTES,
@@ -58,6 +60,53 @@ def test_a_batch_of_large_bodies_has_few_of_them(cluster: FakeCluster, archive: 
     )  # fmt: skip
     assert sum(batch.num_rows for batch in batches) == 40
     assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
+
+
+def test_a_few_large_bodies_behind_many_small_ones_are_no_large_batch(
+    cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file they are what its average row does not tell."""
+    monkeypatch.setattr(writing, "GROUP_ROWS", 100)
+    cluster.add("orders", "a", 0, 2_000)
+    put_noise(cluster, 40, 1 << 20)
+    archive.job(batch_rows=10_000, task_rows=10_000).append()
+    ((key, queue),) = archive.manifest().queues.items()
+    (file,) = archive.manifest().holding(key, 0, queue.end)
+    columns = ["queue_offset", "body"]
+    store = ArchiveStore(archive.path)
+    batches = list(read_range(store, [file], key, start=0, end=queue.end, columns=columns))
+    assert sum(batch.num_rows for batch in batches) == 2_040
+    assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
+
+
+class Beside(ArchiveStore):
+    """An archive to which another process appends, before it is looked at a second time."""
+
+    def __init__(self, path: str, append: Callable[[], object]) -> None:
+        super().__init__(path)
+        self._append, self._looks = append, 0
+
+    def archive(self) -> Archive:
+        self._looks += 1
+        if self._looks == 2:
+            self._append()
+        return super().archive()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_is_archived_while_it_is_verified_is_not_behind_the_end_of_its_queue(
+    cluster: FakeCluster, archive: Archived, *, is_gone: bool
+) -> None:
+    def append() -> None:
+        cluster.add("orders", "a", 0, 20)
+        archive.append()
+
+    cluster.add("orders", "a", 0, 100)
+    archive.append()
+    verified = archive.job(store=Beside(archive.path, append), store_is_gone=is_gone).verify()
+    assert (verified.wrong, verified.closed) == ([], [])
+    (queue,) = archive.manifest().queues.values()
+    assert (queue.end, queue.sealed) == (120, 100)
 
 
 # ---------------------------------------------------------------- damage

@@ -18,7 +18,9 @@ from tidemill.pipeline.jobs.audit import (
     check_any,
     judge,
     of_topics,
+    read_events,
     read_sends,
+    removed_at_ms,
     told_from_ms,
 )
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
@@ -303,6 +305,26 @@ def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster)
     assert told_from_ms(given) == 600
     # What is not asked for is not told either.
     assert told_from_ms({**given, "startingTimestamp": "700"}) == 700
+
+
+def test_what_was_sent_before_a_broker_group_was_removed_may_have_been_told_there(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    given = {"endpoints": cluster.endpoint, "topicPattern": "or.*"}
+    cluster.add("orders", "a", 0, 1)
+    cluster.add_events("a", pb.Event(kind=pb.STORED, at_ms=500, topic="orders", message_id="m"))
+    assert removed_at_ms(spark, read_events(spark, given), given) == 0
+    for at_ms in (600, 700):
+        cluster.add_events(
+            "a", pb.Event(kind=pb.BROKER_GROUP_REMOVED, at_ms=at_ms, reason=f"b{at_ms}")
+        )
+    events = read_events(spark, given)
+    assert removed_at_ms(spark, events, given) == 700
+    # Also later than what is read.
+    ending = {**given, "endingTimestamp": "600"}
+    events = read_events(spark, ending)
+    assert events.count() == 1
+    assert removed_at_ms(spark, events, ending) == 700
 
 
 def test_sends_to_topics_that_are_not_read_are_none(spark: SparkSession) -> None:

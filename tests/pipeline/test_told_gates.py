@@ -38,11 +38,29 @@ def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
     assert done.rows == 0, "other queues of that store may be as long as they were"
     assert "ends at 20" in done.wrong[0]
     assert len(done.wrong) == 1
-    assert told(cluster) == {"orders": 20, "zebras": 0}
+    assert told(cluster) == {"orders": 0, "zebras": 0}, "nobody knows what it has"
     a_job(cluster, tmp_path, topicPattern="zebras").append()
     (wrong,) = a_job(cluster, tmp_path).verify().wrong
     assert "ends at 20" in wrong
-    assert told(cluster) == {"orders": 20, "zebras": 10}
+    assert told(cluster) == {"orders": 0, "zebras": 10}
+
+
+def test_what_a_shorter_queue_has_that_was_archived_nowhere_is_kept(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Of what stands before the end of the old archive nobody knows which store gave it."""
+    cluster.add("orders", "a", 0, 40)
+    a_job(cluster, tmp_path).append()
+    assert a_job(cluster, tmp_path).verify().wrong == []
+    cluster.restore("orders", "a", 0, 10)
+    cluster.add("orders", "a", 0, 15, stored_at_ms=LATER_MS)
+    (of,) = cluster.brokers["a"].progress
+    of.pull_offset = 10
+    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    assert "ends at 25" in wrong
+    assert told(cluster) == {"orders": 10}
+    assert a_job(cluster, tmp_path, store_is_gone=True).verify().wrong == []
+    assert told(cluster) == {"orders": 10}
 
 
 def test_what_a_restored_store_has_behind_its_backup_is_kept(

@@ -447,7 +447,11 @@ def _queues(request: pb.GetQueuesRequest, broker: FakeBroker) -> Iterator[pb.Que
             yield pb.Queue(
                 topic=topic, topic_id=broker.topic_ids[topic], queue_id=queue_id,
                 min_offset=queue.first, max_offset=queue.end,
-                bytes=sum(len(each.body) + 200 for each in queue.messages if each is not None),
+                bytes=sum(
+                    len(each.body) + 200
+                    for each in queue.messages[queue.first :]
+                    if each is not None
+                ),
             )  # fmt: skip
 
 

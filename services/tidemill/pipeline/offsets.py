@@ -8,7 +8,7 @@ the one log and the one topic that they were told of (ADR 0054).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, final
 
 from tidemill.pipeline.errors import PipelineError
@@ -96,9 +96,14 @@ class QueueRange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """A place in every queue."""
+    """A place in every queue.
+
+    `knows_archive`: queues that only the archive of `readMode=auto` has are among them, too. A
+    checkpoint of before, or of another mode, has none of those, though they may have been read.
+    """
 
     at: Mapping[Queue, int]
+    knows_archive: bool = False
 
     def as_document(self) -> dict[str, Any]:
         """Return what Spark keeps."""
@@ -107,7 +112,8 @@ class Offsets:
             brokers = places.setdefault(queue.topic, {})
             of = brokers.setdefault(queue.broker, {}).setdefault(str(queue.incarnation), {})
             of[str(queue.queue_id)] = self.at[queue]
-        return {"v": VERSION, "o": places}
+        known = {"archive": True} if self.knows_archive else {}
+        return {"v": VERSION, "o": places, **known}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Offsets:
@@ -127,7 +133,8 @@ class Offsets:
                 for broker, incarnations in brokers.items()
                 for text, queues in incarnations.items()
                 for queue, offset in queues.items()
-            }
+            },
+            knows_archive=bool(document.get("archive", False)),
         )
 
     def among(self, queues: Iterable[Queue]) -> Offsets:
@@ -140,9 +147,8 @@ class Offsets:
         named: dict[QueueName, list[Queue]] = {}
         for queue in queues:
             named.setdefault(queue.name, []).append(queue)
-        return Offsets(
-            at={_with_log(queue, named.get(queue.name, [])): at for queue, at in self.at.items()}
-        )
+        places = {_with_log(queue, named.get(queue.name, [])): at for queue, at in self.at.items()}
+        return replace(self, at=places)
 
 
 def _without_logs(document: Mapping[str, Any]) -> Iterable[tuple[Queue, int]]:

@@ -86,7 +86,13 @@ SOURCE: Final = (
         " the earliest and -1 the latest. Batch: `earliest`, stream: `latest`. An offset behind the"
         " end of its queue is refused.",
     ),
-    _batch("endingOffsets", "latest", "As above, without -2 and without groups."),
+    _both(
+        "endingOffsets",
+        "latest",
+        "As above, without -2 and without groups. With JSON a batch reads queues that are not in it"
+        " to their end; a stream nothing of them, of the others nothing behind the offset, which"
+        " may be one that is not there yet, and it waits on.",
+    ),
     _both("startingTimestamp", "", "ISO 8601 or milliseconds; wins over offsets."),
     _batch("endingTimestamp", "", "As above; what was stored then or later is left out."),
     _both("startingTimestampStrategy", "error", "No message is that young: `error`, or `latest`."),
@@ -259,6 +265,8 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
     end = _place(values, "endingOffsets", "endingTimestamp", LATEST)
     if dataset == "events" and (start.by_queue is not None or start.group):
         values.refuse("startingOffsets", "events start at `earliest`, `latest` or a timestamp")
+    if dataset == "events" and end.by_queue is not None:
+        values.refuse("endingOffsets", "events end at `latest` or a timestamp")
     new_queues = values.choice("newQueues", ("earliest", "latest"))
     return SourceOptions(
         connection=_connection(values, is_needed=read_mode != "archive"),

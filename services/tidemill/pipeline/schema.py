@@ -60,7 +60,11 @@ MESSAGES: Final = (
 
 EVENTS: Final = (
     Column("event_id", "string", "broker group, log position and index: once each"),
-    Column("event", "string", "stored, scheduled, fired, delivered, acked and so on; unreadable"),
+    Column(
+        "event",
+        "string",
+        "stored, scheduled, fired, delivered, acked and so on; broker-group-removed; unreadable",
+    ),
     Column("event_ts", "timestamp", ""),
     Column("topic", "string", "where the message stands by this event"),
     Column("broker", "string", "name of the broker group"),
@@ -75,7 +79,7 @@ EVENTS: Final = (
     Column("event_index", "int", "among those of one position"),
     Column("topic_id", "bigint", ""),
     Column("client_id", "string", ""),
-    Column("reason", "string", ""),
+    Column("reason", "string", "of a broker group that was removed: its name"),
     Column("origin_topic", "string", "where the message stood first, if elsewhere"),
     Column("origin_queue_id", "int", ""),
     Column("origin_queue_offset", "bigint", ""),

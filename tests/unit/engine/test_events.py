@@ -299,6 +299,24 @@ def test_the_deletion_of_a_group_is_told_once_whatever_topics_are_asked_for() ->
     assert of_kinds(read(world, EventQuery(message_id="id-m0")), EventKind.RESET) == []
 
 
+def test_the_removal_of_a_broker_group_is_told_whatever_topics_are_asked_for() -> None:
+    world = World()
+    world.topic(TOPIC, queues=2)
+    world.send("m0")
+    world.now_ms += 5
+    world.engine.administration.record(
+        {"op": "deleteBrokerGroup", "name": "broker-b"}, world.now_ms
+    )
+    world.commit()
+    for query in (EventQuery(), EventQuery(topics=frozenset(["another"]))):
+        (removed,) = of_kinds(read(world, query), EventKind.BROKER_GROUP_REMOVED)
+        assert (removed.topic, removed.reason, removed.at_ms) == ("", "broker-b", world.now_ms)
+    for query in (
+        EventQuery(message_id="id-m0"), EventQuery(kinds=frozenset([EventKind.RESET])),
+    ):  # fmt: skip
+        assert of_kinds(read(world, query), EventKind.BROKER_GROUP_REMOVED) == []
+
+
 def test_a_slice_is_bounded_whatever_one_record_names() -> None:
     """Nobody asks for any of it, and each delivery has messages that nothing is known of."""
     world = World()
@@ -336,6 +354,28 @@ def test_what_is_damaged_is_passed_over() -> None:
     while reader.step():
         pass
     assert reader.damaged_bytes == events[3].position - events[2].position
+
+
+def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> None:
+    world = World()
+    world.send("m0", "m1", "m2")
+    (popped, *_) = world.pop(1)
+    world.ack(popped)
+    events = read(world)
+    name = world.engine.log.segments[0].name
+    second, third = events[1].position, events[2].position
+    others = [event for event in events if event.position != second]
+    for at in range(second, third):
+        world.disk.damage(name, at)
+        reader = world.engine.read_events(
+            EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
+        )
+        while reader.step():
+            pass
+        assert reader.damaged_bytes == third - second, at - second
+        assert reader.take() == others
+        world.disk.damage(name, at)  # As it was.
+    assert read(world) == events
 
 
 @pytest.mark.parametrize("events_max", [1, 2, NO_END])

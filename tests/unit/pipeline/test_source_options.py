@@ -27,7 +27,11 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ({"maxRowPerTrigger": "4"}, True, "did you mean maxRowsPerTrigger?"),
         ({"startingoffset": "latest"}, False, "did you mean startingOffsets?"),
         ({"maxRowsPerTrigger": "4"}, False, "is for streams only"),
-        ({"endingOffsets": "latest"}, True, "is for batch reads only"),
+        ({"endingTimestamp": "1790000000123"}, True, "is for batch reads only"),
+        (
+            {"dataset": "events", "endingOffsets": '{"orders": {"b": {"0": 2}}}'},
+            True, "events end at `latest` or a timestamp",
+        ),
         ({"maxRowsPerTrigger": "none"}, True, "a number from 1"),
         ({"maxRowsPerTrigger": "4", "maxBytesPerTrigger": "4"}, True, "not by both"),
         ({"topics": "a,b"}, False, "chosen by one option"),
@@ -51,7 +55,7 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ({"maxRatePerTask": "0"}, True, "a number of messages a second"),
         ({"dataset": "events", "maxRatePerTask": "5"}, True, "held to a rate, not events"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, sentence: str) -> None:
     with pytest.raises(BadOption) as refused:
         parse_source({**GIVEN, **more}, is_stream=is_stream)

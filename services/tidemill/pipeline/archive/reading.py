@@ -114,41 +114,46 @@ def _rows_of(file: DataFile, key: QueueKey, *, start: int, end: int) -> int | No
 def _read_piece(
     store: ArchiveStore, file: DataFile, key: QueueKey, start: int, end: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    has_bodies = "body" in columns
-    more = ["broker", "queue_id", "queue_offset", *(["body_crc32"] if has_bodies else [])]
-    needed = list(dict.fromkeys([*columns, *more]))
     with store.open(file.path) as opened:
         parquet = pq.ParquetFile(
             opened, metadata=_checked_metadata(opened, file), page_checksum_verification=True
         )
-        groups = _row_groups(parquet, key, start=start, end=end)
-        if not groups:
-            return
-        of_groups = [parquet.metadata.row_group(group) for group in groups]
-        left = sum(group.num_rows for group in of_groups)
-        size = sum(group.total_byte_size for group in of_groups)
-        count = max(1, min(BATCH_ROWS, BATCH_BYTES * left // max(1, size)))
-        for batch in parquet.iter_batches(batch_size=count, row_groups=groups, columns=needed):
-            left -= batch.num_rows
-            mine = pc.and_(
-                pc.and_(
-                    pc.equal(batch["broker"], key.broker),
-                    pc.equal(batch["queue_id"], key.queue_id),
-                ),
-                pc.and_(
-                    pc.greater_equal(batch["queue_offset"], start),
-                    pc.less(batch["queue_offset"], end),
-                ),
-            )
-            kept = batch.filter(mine)
-            if not kept.num_rows:
-                continue
-            if has_bodies:
-                _check_bodies(kept, file, key)
-            yield kept.select(list(columns))
-        # Where the head of a page is damaged its rows are left out, and nobody says so.
-        if left:
-            raise ArchiveError(f"{file.path} is damaged: {left} of its rows cannot be read")
+        for group in _row_groups(parquet, key, start=start, end=end):
+            yield from _read_group(parquet, group, file, key, start, end, columns)
+
+
+def _read_group(
+    parquet: pq.ParquetFile, group: int, file: DataFile, key: QueueKey, start: int, end: int,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Yield what a row group has of a range. It is by itself, since rows of another are larger."""
+    has_bodies = "body" in columns
+    more = ["broker", "queue_id", "queue_offset", *(["body_crc32"] if has_bodies else [])]
+    needed = list(dict.fromkeys([*columns, *more]))
+    of = parquet.metadata.row_group(group)
+    left = of.num_rows
+    count = max(1, min(BATCH_ROWS, BATCH_BYTES * left // max(1, of.total_byte_size)))
+    for batch in parquet.iter_batches(batch_size=count, row_groups=[group], columns=needed):
+        left -= batch.num_rows
+        mine = pc.and_(
+            pc.and_(
+                pc.equal(batch["broker"], key.broker),
+                pc.equal(batch["queue_id"], key.queue_id),
+            ),
+            pc.and_(
+                pc.greater_equal(batch["queue_offset"], start),
+                pc.less(batch["queue_offset"], end),
+            ),
+        )
+        kept = batch.filter(mine)
+        if not kept.num_rows:
+            continue
+        if has_bodies:
+            _check_bodies(kept, file, key)
+        yield kept.select(list(columns))
+    # Where the head of a page is damaged its rows are left out, and nobody says so.
+    if left:
+        raise ArchiveError(f"{file.path} is damaged: {left} of its rows cannot be read")
 
 
 def read_footer(opened: Any) -> bytes:

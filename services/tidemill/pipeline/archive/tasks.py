@@ -161,8 +161,9 @@ def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> N
     if last is None or last.rows < last.end - last.start:
         return  # Nobody knows which offset a hole was at.
     part = QueueRange(queue=queue, start=last.end - 1, end=last.end)
-    # One that retention took is not there to be compared.
+    # One that retention took is not there to be compared. It may be none that is asked for.
     gone = Gaps()
+    options = replace(options, filter="*")
     client = connect(options.connection)
     for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
         stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()

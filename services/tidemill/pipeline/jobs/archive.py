@@ -312,9 +312,12 @@ class ArchiveJob:
         archive = self._archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
-    def _look_at_all(self) -> Cluster:
-        """As `look`, at all that may be in the archive, whatever this run was asked for."""
-        own = {key.topic for key in self._archive().queues if key.topic.startswith("%")}
+    def _look_at_all(self, archive: Archive) -> Cluster:
+        """As `look`, at all that may be in the archive, whatever this run was asked for.
+
+        Behind a look at the archive: beside an archiver it has more than brokers had before.
+        """
+        own = {key.topic for key in archive.queues if key.topic.startswith("%")}
         names = sorted(name for name in own if not name.startswith("%DLQ%"))
         topics = Topics(names=tuple(names), pattern=_EVERY_TOPIC)
         return connect(self._options.connection).whole_cluster(topics)
@@ -336,7 +339,8 @@ class ArchiveJob:
 
         What no broker has any more is sealed by its files alone, and the seal says so.
         """
-        cluster, archive = self._look_at_all(), self._archive()
+        archive = self._archive()
+        cluster = self._look_at_all(archive)
         wrong: list[str] = []
         others: set[Queue] = set()  # that are called as what is archived
         unasked: set[str] = set()  # namespaces
@@ -349,6 +353,7 @@ class ArchiveJob:
                 continue
             there = cluster.queues.get(key.queue)
             if there is not None and there.max_offset < queue.end:
+                others.add(key.queue)
                 nobody = str(not_the_archived(key.queue, _shorter(queue, there)))
                 if not self._store_is_gone:
                     what = "; --store-is-gone seals what is not sealed by its files alone"
@@ -438,15 +443,14 @@ class ArchiveJob:
         """
         if not self._gate_group:
             return []
-        cluster, archive = self._look_at_all(), self._archive()
+        archive = self._archive()
+        cluster = self._look_at_all(archive)
         told = self._told(cluster)
         refused = []
         for queue, ends in sorted(cluster.queues.items()):
             archived, before = archive.queues.get(self.key_of(queue)), told.get(queue.name)
             # One that nothing was told of is not kept: it is archived no more, or not yet again.
-            if archived is None or queue in others:
-                continue
-            if before in {None, min(archived.kept_from, ends.max_offset)}:
+            if archived is None or queue in others or before in {None, archived.kept_from}:
                 continue
             try:
                 self._tell(queue, self._sealed_there(queue, ends, archived))
@@ -458,11 +462,12 @@ class ArchiveJob:
         """Return other namespaces of which brokers keep what is sealed."""
         if not self._gate_group:
             return set()
-        cluster, own = self._look_at_all(), self._options.connection.namespace
+        archive, own = self._archive(), self._options.connection.namespace
+        cluster = self._look_at_all(archive)
         told = self._told(cluster)
         return {
             key.namespace
-            for key, archived in self._archive().queues.items()
+            for key, archived in archive.queues.items()
             if key.namespace != own
             and key.queue in cluster.queues
             and 0 <= told.get(key.queue.name, -1) < archived.kept_from
@@ -475,9 +480,10 @@ class ArchiveJob:
         """
         if archived is None:
             return ends.min_offset
-        at = min(archived.kept_from, ends.max_offset)
-        check_follows(self._options, queue, archived.ending_at(at))
-        return at
+        if ends.max_offset < archived.end:
+            raise not_the_archived(queue, _shorter(archived, ends))
+        check_follows(self._options, queue, archived.ending_at(archived.kept_from))
+        return archived.kept_from
 
     def _told(self, cluster: Cluster) -> dict[QueueName, int]:
         """Return how far brokers think that queues are sealed."""

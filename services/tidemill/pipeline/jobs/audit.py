@@ -28,7 +28,7 @@ from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.options import Topics, parse_source
 from tidemill.pipeline.rows import UNREADABLE
 from tidemill.pipeline.transforms import audit as transforms
-from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, Rules
+from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, REMOVED, Rules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +104,11 @@ def run(settings: AuditSettings) -> Verdict:
         check_any(events, settings.given)
         record.rows = events.count()
         # Once all is read: what retention takes from now on was told.
-        begins_at_ms = told_from_ms(settings.given) if settings.sends else 0
+        begins_at_ms = 0
+        if settings.sends:
+            begins_at_ms = max(
+                told_from_ms(settings.given), removed_at_ms(spark, events, settings.given)
+            )
         verdict = judge(
             spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms
         )
@@ -122,16 +126,20 @@ def read_events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
 
     What cannot be read is among them, as UNREADABLE, and ends nothing unless that is asked for.
     """
+    return _events(spark, given).persist()
+
+
+def _events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
     reader = spark.read.format(NAME)
     for name, value in {"failOnDataLoss": "false", **given, "dataset": "events"}.items():
         reader = reader.option(name, value)
-    return reader.load().persist()
+    return reader.load()
 
 
 def check_any(events: DataFrame, given: Mapping[str, str]) -> None:
     """Raise BadOption where topics were asked for by name, and no event tells of any of them."""
     topics = given.get("topics") or given.get("topic")
-    if topics and events.where(events["event"] != UNREADABLE).isEmpty():
+    if topics and events.where(~events["event"].isin(UNREADABLE, REMOVED)).isEmpty():
         raise BadOption(
             f"no event tells of topic {topics}: there is none, or nothing ever happened"
         )
@@ -147,6 +155,25 @@ def told_from_ms(given: Mapping[str, str]) -> int:
         if each.log_min:
             begins_at_ms = max(begins_at_ms, _first_event_ms(client, each))
     return begins_at_ms
+
+
+def removed_at_ms(spark: SparkSession, events: DataFrame, given: Mapping[str, str]) -> int:
+    """Return when the last broker group was removed; 0: as far as the logs tell, none ever was.
+
+    What was sent to it before its log told of. Where retention has taken the record of that from
+    the home's log, that log begins later.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+    if given.get("endingTimestamp"):
+        # It may have been removed later than that.
+        events = _events(spark, {**given, "endingTimestamp": ""})
+    (found,) = (
+        events.where(F.col("event") == REMOVED)
+        .agg(F.max(F.unix_millis("event_ts")).alias("at_ms"))
+        .collect()
+    )
+    return int(found.at_ms or 0)
 
 
 def _first_event_ms(client: Client, of: BrokerLog) -> int:
@@ -196,7 +223,7 @@ def judge(
 ) -> Verdict:
     """Make the tables and the page of an audit out of events.
 
-    `begins_at_ms`: as `told_from_ms` says.
+    `begins_at_ms`: as `told_from_ms` and `removed_at_ms` say.
     """
     rules = rules_of(settings, now_ms=now_ms, begins_at_ms=begins_at_ms)
     sends = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -22,8 +22,10 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
-from tidemill.pipeline.options import SINK, SOURCE
-from tidemill.pipeline.transforms.replay import Timing, between, to_send, up_to
+from tidemill.pipeline.offsets import Queue, QueueName
+from tidemill.pipeline.options import LATEST, SINK, SOURCE, parse_source
+from tidemill.pipeline.source.places import Places
+from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, to_send
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
 TOLD_S: Final = 60.0  # until Spark, which tells of batches afterwards, has told of the last one
 LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
-_PLACES: Final = "topic string, broker string, queue_id int, queue_offset bigint"
+# Offsets as option endingOffsets has them: by topic, broker group with incarnation, and queue.
+Ends = Mapping[str, Mapping[str, Mapping[str, int]]]
 _SOURCE: Final = frozenset(option.name for option in SOURCE)
 _SINK: Final = frozenset(option.name for option in SINK)
 _SENT: Final = "tidemill-sent"  # what the count of a batch is called
@@ -63,9 +66,9 @@ class Plan:
     rows: int
     first_stored_ms: int
     last_stored_ms: int
-    # Where the archive ends, by topic, broker group and queue: what is archived while a replay goes
-    # on is not of it, and might be what it has sent.
-    ends: tuple[tuple[str, str, int, int], ...]
+    # Where the archive ends: what is archived while a replay goes on is not of it, and might be
+    # what it has sent.
+    ends: Ends
     begin_ms: int = 0
 
 
@@ -82,31 +85,48 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     """Look at what would be sent, and send nothing."""
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-    reader = spark.read.format(NAME).schema(f"{_PLACES}, store_timestamp timestamp")
-    for name, value in _of_source(settings).items():
-        reader = reader.option(name, value)
-    stored_ms = F.unix_millis("store_timestamp")
-    rows = (
-        _kept(reader.load(), settings)
-        .groupBy("topic", "broker", "queue_id")
-        .agg(
-            F.count("*").alias("n"), F.min(stored_ms).alias("low"), F.max(stored_ms).alias("high"),
-            (F.max("queue_offset") + 1).alias("end"),
-        )
-        .orderBy("topic", "broker", "queue_id")
-        .collect()
-    )  # fmt: skip
-    if not rows:
+    ends, found = _ends(settings), None
+    while found is None:
+        reader = spark.read.format(NAME).schema("topic string, store_timestamp timestamp")
+        bounds = {"endingOffsets": json.dumps(_as_option(ends))}
+        for name, value in {**_of_source(settings), **bounds}.items():
+            reader = reader.option(name, value)
+        stored_ms = F.unix_millis("store_timestamp")
+        (found,) = (
+            _kept(reader.load(), settings)
+            .agg(
+                F.count("*").alias("n"), F.min(stored_ms).alias("low"),
+                F.max(stored_ms).alias("high"),
+            )
+            .collect()
+        )  # fmt: skip
+        now = _ends(settings)
+        if now.keys() != ends.keys():
+            ends, found = now, None  # Of a queue that came meanwhile all was counted.
+    if not found.n:
         raise BadOption(
             f"there is nothing to replay: {settings.archive} has no message of these topics and"
             " times"
         )
     return Plan(
-        rows=sum(row.n for row in rows),
-        first_stored_ms=min(row.low for row in rows),
-        last_stored_ms=max(row.high for row in rows),
-        ends=tuple((row.topic, row.broker, row.queue_id, row.end) for row in rows),
+        rows=found.n, first_stored_ms=found.low, last_stored_ms=found.high, ends=_as_option(ends)
     )
+
+
+def _ends(settings: ReplaySettings) -> dict[Queue, int]:
+    """Return where the queues end that are archived, or where options say that a read ends."""
+    options = parse_source(_of_source(settings), is_stream=False)
+    places = Places(options)
+    return places.resolve(options.end, places.whole_view(), word=LATEST)
+
+
+def _as_option(at: Mapping[Queue, int]) -> Ends:
+    ends: dict[str, dict[str, dict[str, int]]] = {}
+    for queue, end in sorted(at.items()):
+        # Not only the name, which would be of another queue where its topic is made anew.
+        broker = f"{queue.broker}#{queue.incarnation}"
+        ends.setdefault(queue.topic, {}).setdefault(broker, {})[str(queue.queue_id)] = end
+    return ends
 
 
 def _kept(messages: DataFrame, settings: ReplaySettings) -> DataFrame:
@@ -137,13 +157,14 @@ def send(
     stream = {
         **_of_source(settings),
         "startingOffsets": "earliest",
+        "endingOffsets": json.dumps(begun.ends),
         "maxRowsPerTrigger": str(TRIGGER_ROWS),
         # One task a queue, so that its messages stay in order.
         "rowsPerPartition": str(TRIGGER_ROWS),
     }
     for name, value in stream.items():
         reader = reader.option(name, value)
-    kept = up_to(_kept(reader.load(), settings), begun.ends)
+    kept = _kept(reader.load(), settings)
     bad_before = _bad_rows(spark, settings)
     counting = _Counting(tell)
     writer = counting.observed(to_send(kept, timing)).writeStream.format(NAME)
@@ -256,7 +277,9 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
                 f"{settings.state} is of another replay; give the same options as then, or another"
                 " --state"
             )
-        ends = tuple(tuple(end) for end in kept["plan"]["ends"])
+        ends = kept["plan"]["ends"]
+        if isinstance(ends, list):
+            ends = _as_option(_ends_of_names(settings, ends))
         return Plan(**{**kept["plan"], "ends": ends})
     looked = plan(spark, settings)
     begun = Plan(**{**asdict(looked), "begin_ms": now_ms + LEAD_MS})
@@ -265,6 +288,28 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
     draft.write_text(json.dumps({"asked": asked, "plan": asdict(begun)}))
     draft.replace(path)
     return begun
+
+
+def _ends_of_names(
+    settings: ReplaySettings, ends: Sequence[tuple[str, str, int, int]]
+) -> dict[Queue, int]:
+    """Return the ends in a plan of an earlier program, which kept the names of queues alone."""
+    alike: dict[QueueName, list[Queue]] = {}
+    for queue in _ends(settings):
+        alike.setdefault(queue.name, []).append(queue)
+    found = {}
+    for topic, broker, queue_id, end in ends:
+        name = QueueName(topic, broker, queue_id)
+        own = alike.get(name, [])
+        if len(own) != 1:
+            raise BadOption(
+                f"{settings.state} is of an earlier program, which kept the names of queues, and"
+                f" the archive has {len(own)} of the name {name}: what is left to send cannot be"
+                " told. Give another --state; what was sent already comes again then, with the same"
+                f" {ORIGINAL_ID}"
+            )
+        found[own[0]] = end
+    return found
 
 
 def _asked(settings: ReplaySettings) -> dict[str, Any]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VERSION: Final = 1  # of the document
+# The deletion of a group, and the removal of a broker group: without a topic they are of all.
+_OF_ALL: Final = (pb.RESET, pb.BROKER_GROUP_REMOVED)
 PARTITION_BYTES: Final = 128 << 20  # of a log, that one task reads
 
 
@@ -137,8 +139,7 @@ class _Asked:
         """Say whether an event is one of them."""
         if not self._first_ms <= event.at_ms < self._end_ms:
             return False
-        # The deletion of a group has no topic, and is of all.
-        if not self._topics.pattern or (event.kind == pb.RESET and not event.topic):
+        if not self._topics.pattern or (event.kind in _OF_ALL and not event.topic):
             return True
         first = event.origin_topic or event.topic
         found = self._known.get(first)

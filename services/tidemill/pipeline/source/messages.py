@@ -323,9 +323,10 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a new query starts."""
         view = self._places.whole_view()
         self._places.check_topics(view, waits=True)
+        self._places.check_stops(view)
         starts = self._places.resolve(self.options.start, view, word=LATEST)
         self._places.check_young(starts, view)
-        return Offsets(at=starts).as_document()
+        return Offsets(at=starts, knows_archive=self._places.are_both).as_document()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
         """Return what the options say of a trigger."""
@@ -342,18 +343,22 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._begin(given, view)
         # Of one that is new its place alone, so that what is gone of it by then is found out.
         target = self._reachable_ends(begin, view)
-        target |= {queue: at for queue, at in begin.items() if queue not in given.at}
-        if self._waits_for_more(begin, target):
+        new = {queue: at for queue, at in begin.items() if queue not in given.at}
+        target |= new
+        if not new and self._waits_for_more(begin, target):
             return start
         if isinstance(limit, ReadMaxRows):
             target = plan.take_rows(begin, target, limit.max_rows)
         elif isinstance(limit, ReadMaxBytes):
             per_row = {queue: ends.bytes_per_row for queue, ends in view.queues.items()}
             target = plan.take_bytes(begin, target, per_row, limit.max_bytes)
-        if target == begin and target == dict(given.at):
+        # Of a broker that is away nobody can say yet what only the archive has.
+        is_known = given.knows_archive or not view.unreachable
+        reached = Offsets(at=target, knows_archive=self._places.are_both and is_known)
+        if reached == given:
             return start  # Nothing new: the same text.
         self._last_batch_s = time.monotonic()
-        return Offsets(at=target).as_document()
+        return reached.as_document()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
         """Freeze where this run ends."""
@@ -385,7 +390,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if ends is None or is_away:
                     raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
                 # This trigger found it. Where it ended then is where it starts, or where it began.
-                first = ends.min_offset if self._is_read_whole(queue, given) else last
+                first = ends.min_offset if self._is_read_whole(queue, given, view) else last
             least = first if ends is None or is_away else ends.min_offset  # Its tasks find out.
             if first < least and first < last:
                 tell = gaps_told(fails=self.options.fails_on_data_loss)
@@ -417,7 +422,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise Unreachable(
                     f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
                 )
-        self._seen = Offsets(at=view.ends)
+        stops = self._places.stops(view)
+        self._seen = Offsets(
+            at=view.ends
+            if stops is None
+            else {queue: min(end, stops.get(queue, 0)) for queue, end in view.ends.items()}
+        )
         self._shorter = view.taken_back(given)
         return view
 
@@ -428,15 +438,26 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._has_lost(queue, view):
                 tell_lost(queue, at, fails=self.options.fails_on_data_loss)
             else:
-                if view.has_lost_rest(queue, at) and queue not in self._rests_told:
-                    tell_rest_lost(queue, at, fails=self.options.fails_on_data_loss)
-                    self._rests_told.add(queue)
                 begin[queue] = self._at_most_its_end(queue, at, view, "was read up to")
+                archived_to = view.archived_to.get(queue, at + 1)
+                # What was to be read of it in this run is known, and may be more than is archived.
+                known = max(at, 0 if self._target is None else self._target.get(queue, 0))
+                if at >= archived_to and view.has_lost_rest(queue, known):
+                    if queue not in self._rests_told:
+                        tell_rest_lost(queue, archived_to, fails=self.options.fails_on_data_loss)
+                    self._rests_told.add(queue)
+                    begin[queue] = archived_to
         for queue, ends in view.queues.items():
             # Of what a broker that is away may have more of before, the beginning is not known.
             if queue not in begin and queue.broker not in view.unreachable:
-                is_whole = self._is_read_whole(queue, given)
+                is_whole = self._is_read_whole(queue, given, view)
                 begin[queue] = ends.min_offset if is_whole else ends.max_offset
+                if not is_whole and self.options.new_queues == EARLIEST:
+                    log.warning(
+                        "%s is in the archive alone, and the query's checkpoint, of before this"
+                        " version or of another readMode, cannot say that it was not read: it is"
+                        " taken as read", queue,
+                    )  # fmt: skip
         return begin
 
     def _at_most_its_end(self, queue: Queue, at: int, view: View, what: str) -> int:
@@ -454,11 +475,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # One of a topic that is not asked for any more keeps its place.
         return self.options.topics.have(queue.topic) and view.has_lost(queue)
 
-    def _is_read_whole(self, found: Queue, given: Offsets) -> bool:
+    def _is_read_whole(self, found: Queue, given: Offsets, view: View) -> bool:
         """Say whether a queue that was found is read from its first message on.
 
-        One of a topic that was made anew always is: its name was read already.
+        One of a topic that was made anew always is: its name was read already. One that only an
+        archive has was so itself, where that could not be written down: see Offsets.
         """
+        if not (given.knows_archive or view.is_at_its_broker(found)):
+            return False
         return self.options.new_queues == EARLIEST or any(
             (queue.topic, queue.broker) == (found.topic, found.broker)
             and queue.incarnation != found.incarnation
@@ -466,12 +490,15 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _reachable_ends(self, begin: Mapping[Queue, int], view: View) -> dict[Queue, int]:
-        """Return how far there is something, at most to the frozen target of this run."""
+        """Return how far there is something to read, at most to the frozen target of this run."""
         target = dict(begin)  # What cannot be asked stays where it is.
+        stops = self._places.stops(view)
         for queue, ends in view.queues.items():
             if queue not in begin:
                 continue
             end = ends.max_offset
+            if stops is not None:
+                end = min(end, stops.get(queue, begin[queue]))
             if self._target is not None:
                 end = min(end, self._target.get(queue, begin[queue]))
             target[queue] = max(end, begin[queue])

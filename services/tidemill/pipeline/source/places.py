@@ -6,11 +6,11 @@ archive of a queue begins and ends, so no offset is read twice and none passed o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Final, final
 
-from tidemill.pipeline.archive.manifest import Archive, QueueKey
+from tidemill.pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey
 from tidemill.pipeline.archive.reading import first_offset_at
 from tidemill.pipeline.archive.store import ArchiveStore, shared_store
 from tidemill.pipeline.client import Client, Cluster, connect
@@ -20,6 +20,9 @@ from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, To
 from tidemill.pipeline.pulling import SHORT_S, tell_shorter
 from tidemill.pipeline.source.looking import look_until_settled
 from tidemill.pipeline.source.topics import check_topics, names_of
+
+# Of a message, about what a broker's log has of it: properties, and where it came from.
+BESIDE_BODY_BYTES: Final = 256
 
 
 @final
@@ -62,15 +65,12 @@ class View:
     def has_lost_rest(self, queue: Queue, at: int) -> bool:
         """Say whether what stood at an offset went with a queue of which the archive has less.
 
-        Nothing did where the archive has written down that the queue is over.
+        That nothing stood right behind its end the archive may have written down.
         """
         if self.cluster is None or queue not in self.archived_to:
             return False
-        return (
-            at >= self.archived_to[queue]
-            and queue not in self.over
-            and self.cluster.has_lost(queue)
-        )
+        end = self.archived_to[queue]
+        return (at > end or (at == end and queue not in self.over)) and self.cluster.has_lost(queue)
 
     def taken_back(self, given: Offsets) -> set[Queue]:
         """Return the queues of which brokers tell less than was read up to, or archived."""
@@ -110,6 +110,11 @@ class Places:
     def client(self) -> Client:
         """Return this process's client."""
         return connect(self._options.connection)
+
+    @property
+    def are_both(self) -> bool:
+        """Say whether brokers and an archive are read as one."""
+        return self._options.read_mode == "auto" and bool(self._options.archive_path)
 
     def view(self, given: Offsets, *, excused: Collection[Queue] = ()) -> View:
         """Look at everything with one call to the cluster; some of it may give no answer.
@@ -151,8 +156,7 @@ class Places:
     def _look(self, look: Callable[[Client, Topics], Cluster]) -> View:
         options = self._options
         # The archive first: what it has by now the brokers have told to somebody, and have.
-        is_both = options.read_mode == "auto" and options.archive_path
-        archive = self.store.existing() if is_both else None
+        archive = self.store.existing() if self.are_both else None
         cluster = look(self.client, options.topics)
         view = View(queues=cluster.queues, cluster=cluster)
         return view if archive is None else self._both(view, archive)
@@ -187,14 +191,34 @@ class Places:
                 for queue, ends in view.queues.items()
             }
         everywhere = word if place.everywhere is None else place.everywhere
-        named = _named(place.by_queue or {}, view)
+        named = _named(place, view)
         for queue, offset in sorted(named.items()):
             end = view.queues[queue].max_offset
             if offset > end:
                 raise BadOption(f"offset {offset} is given for {queue}, which ends at {end}")
-        return {
+        starts = {
             queue: _of_word(named.get(queue, everywhere), ends)
             for queue, ends in view.queues.items()
+        }
+        if place.by_queue is not None:
+            # Who names places of a topic does not mean one of before, or a broker group's, that
+            # only the archive has.
+            alone = [each for each in view.queues if not view.is_at_its_broker(each)]
+            starts |= {each: view.queues[each].max_offset for each in alone if each not in named}
+        return starts
+
+    def check_stops(self, view: View) -> None:
+        """Raise BadOption where a stream is to end in queues that are not there."""
+        _named(self._options.end, view)
+
+    def stops(self, view: View) -> Mapping[Queue, int] | None:
+        """Return before which offsets a stream stops, of queues it reads any of; None: nowhere."""
+        if self._options.end.by_queue is None:
+            return None
+        return {
+            queue: view.queues[queue].max_offset if at == LATEST else at
+            for _, queue, at in _found(self._options.end, view)
+            if queue is not None
         }
 
     def check_young(self, starts: Mapping[Queue, int], view: View) -> None:
@@ -245,7 +269,9 @@ class Places:
 
     def _archived(self, archive: Archive) -> View:
         queues = {
-            key.queue: QueueEnds(queue=key.queue, min_offset=each.start, max_offset=each.end)
+            key.queue: QueueEnds(
+                queue=key.queue, min_offset=each.start, max_offset=each.end, bytes=_bytes(each)
+            )
             for key, each in archive.queues.items()
             if key.namespace == self._options.connection.namespace
             and self._options.topics.have(key.topic)
@@ -265,37 +291,54 @@ class Places:
             queue: ends for queue, ends in archived.queues.items() if queue not in view.queues
         }
         for queue, ends in view.queues.items():
-            of = archived.queues.get(queue, ends)
-            queues[queue] = replace(
-                ends,
-                min_offset=min(ends.min_offset, of.min_offset),
-                max_offset=max(ends.max_offset, of.max_offset),
-            )
+            of = archived.queues.get(queue)
+            queues[queue] = ends if of is None else _together(of, ends)
         return replace(archived, queues=queues, cluster=view.cluster)
 
 
-def _named(given: Mapping[str, Mapping[str, Mapping[int, int]]], view: View) -> dict[Queue, int]:
-    """Return the queues that a user gave offsets for.
+def _bytes(archived: ArchivedQueue) -> int:
+    """Return what the messages of a queue take, about, as the manifest has it."""
+    return sum(each.bytes + each.rows * BESIDE_BODY_BYTES for each in archived.ranges)
+
+
+def _together(archived: QueueEnds, ends: QueueEnds) -> QueueEnds:
+    """Return where a queue begins and ends of which archive and broker have some each."""
+    before = archived.min_offset - ends.min_offset
+    behind = ends.max_offset - max(archived.max_offset, ends.min_offset)
+    return replace(
+        ends,
+        min_offset=min(ends.min_offset, archived.min_offset),
+        max_offset=max(ends.max_offset, archived.max_offset),
+        bytes=archived.bytes + round((max(0, before) + max(0, behind)) * ends.bytes_per_row),
+    )
+
+
+def _named(place: Place, view: View) -> dict[Queue, int]:
+    """Return the queues that a user gave offsets for. Raises BadOption where there is none."""
+    found = {}
+    for name, queue, offset in _found(place, view):
+        if queue is not None:
+            found[queue] = offset
+        elif name.broker not in view.unreachable:
+            raise BadOption(f"offsets are given for {name}, which is not there")
+    return found
+
+
+def _found(place: Place, view: View) -> Iterator[tuple[QueueName, Queue | None, int]]:
+    """Yield the names that a user gave offsets for, each with its queue, if that is there.
 
     A name means the last queue of it; one before is named with its incarnation, `broker#LOG/7`.
-    Raises BadOption where there is none.
     """
     last = {queue.name: queue for queue in view.queues}
     whole = {
         QueueName(queue.topic, f"{queue.broker}#{queue.incarnation}", queue.queue_id): queue
         for queue in view.queues
     }
-    found = {}
-    for topic, brokers in given.items():
+    for topic, brokers in (place.by_queue or {}).items():
         for broker, queues in brokers.items():
             for queue_id, offset in queues.items():
                 name = QueueName(topic, broker, queue_id)
-                queue = last.get(name) or whole.get(name)
-                if queue is not None:
-                    found[queue] = offset
-                elif broker not in view.unreachable:
-                    raise BadOption(f"offsets are given for {name}, which is not there")
-    return found
+                yield name, last.get(name) or whole.get(name), offset
 
 
 def _of_word(offset: int, ends: QueueEnds) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -36,19 +35,6 @@ def between(messages: DataFrame, *, since_ms: int | None, until_ms: int | None) 
     if until_ms is not None:
         kept = kept.where(stored_ms < until_ms)
     return kept
-
-
-def up_to(messages: DataFrame, ends: Sequence[tuple[str, str, int, int]]) -> DataFrame:
-    """Return the messages of some queues before an offset: (topic, broker, queue_id, end)."""
-    of_queues = messages.sparkSession.createDataFrame(
-        list(ends), "topic string, broker string, queue_id int, end bigint"
-    )
-    # Sent to the messages, so that those of a queue stay in their order.
-    return (
-        messages.join(F.broadcast(of_queues), ["topic", "broker", "queue_id"])
-        .where(F.col("queue_offset") < F.col("end"))
-        .drop("end")
-    )
 
 
 def to_send(messages: DataFrame, timing: Timing | None) -> DataFrame:

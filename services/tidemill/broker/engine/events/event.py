@@ -22,6 +22,7 @@ class EventKind(IntEnum):
     DEAD_LETTERED = 11
     EXPIRED = 12
     RESET = 13
+    BROKER_GROUP_REMOVED = 14
 
 
 class Event(NamedTuple):

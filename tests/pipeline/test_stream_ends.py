@@ -1,0 +1,122 @@
+"""A stream that ends somewhere, and the replay that ends with what was archived when it began."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import COLUMNS, Stream
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.offsets import Offsets
+from tidemill.pipeline.source.messages import MessageStreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW_MS = 1_800_000_000_000
+
+
+def bodies(queue_id: int, *offsets: range) -> list[bytes]:
+    return [f"orders/a/{queue_id}/{i}".encode().ljust(10, b".") for each in offsets for i in each]
+
+
+def test_a_stream_reads_nothing_behind_where_it_ends_and_nothing_of_other_queues(
+    cluster: FakeCluster,
+) -> None:
+    for queue_id in (0, 1, 2):
+        cluster.add("orders", "a", queue_id, 10)
+    ends = json.dumps({"orders": {"a": {"0": 15, "1": -1}}})
+    stream = Stream(cluster, topic="orders", endingOffsets=ends)
+    assert sorted(stream.run()) == sorted(bodies(0, range(10)) + bodies(1, range(10)))
+    for queue_id in (0, 1, 2, 3):
+        cluster.add("orders", "a", queue_id, 10)
+    assert sorted(stream.run()) == sorted(bodies(0, range(10, 15)) + bodies(1, range(10, 20)))
+    cluster.add("orders", "a", 0, 10)
+    assert stream.run() == []
+    # Who watches how far it is behind sees that it is not.
+    reader = MessageStreamReader(stream.options, COLUMNS, short_s=0)
+    at = stream.start
+    assert reader.latestOffset(at, reader.getDefaultReadLimit()) == at
+    seen = reader.reportLatestOffset()
+    assert seen is not None
+    assert sorted(Offsets.from_document(seen).at.values()) == [0, 0, 15, 20]
+
+
+def test_a_stream_that_is_to_end_in_a_queue_that_is_not_there_is_refused(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    stream = Stream(cluster, topic="orders", endingOffsets='{"orders": {"b": {"0": 5}}}')
+    with pytest.raises(BadOption, match="queue 0 of orders at b, which is not there"):
+        stream.run()
+
+
+def test_a_stream_ends_in_the_topic_that_was_meant_though_its_name_is_given_again(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    (key,) = archive.manifest().queues
+    ends = json.dumps({"orders": {f"a#{key.incarnation}": {"0": 20}}})
+    stream = Stream(
+        cluster, topic="orders", archivePath=archive.path, readMode="archive", endingOffsets=ends
+    )
+    assert stream.run() == bodies(0, range(20))
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 50)
+    archive.append()
+    assert stream.run() == []
+
+
+def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay.ReplaySettings:
+    return replay.ReplaySettings(
+        archive=archive.path, given={"topics": "orders"}, state=str(state),
+        sink={"endpoints": cluster.endpoint, "topic": "again"},
+    )  # fmt: skip
+
+
+def test_a_replay_is_not_of_what_came_later_to_a_topic_that_was_made_anew(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    settings = replaying(cluster, archive, tmp_path / "state")
+    done = replay.send(spark, settings, now_ms=NOW_MS)
+    assert (done.plan.rows, done.sent, len(cluster.sent)) == (40, 40, 40)
+    # Of the one that is there now, before where the one before ended.
+    cluster.add("orders", "a", 0, 15)
+    archive.append()
+    again = replay.send(spark, settings, now_ms=NOW_MS)
+    assert (again.plan, again.sent, len(cluster.sent)) == (done.plan, 0, 40)
+
+
+def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    settings = replaying(cluster, archive, tmp_path)
+    done = replay.send(spark, settings, now_ms=NOW_MS)
+    path = tmp_path / "plan.json"
+    kept = json.loads(path.read_text())
+    kept["plan"]["ends"] = [["orders", "a", 0, 30]]
+    path.write_text(json.dumps(kept))
+    cluster.add("orders", "a", 0, 5)
+    archive.append()
+    again = replay.send(spark, settings, now_ms=NOW_MS)
+    assert (again.plan, again.sent) == (done.plan, 0)
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 20)
+    archive.append()
+    with pytest.raises(BadOption, match="the archive has 2 of the name queue 0 of orders at a"):
+        replay.send(spark, settings, now_ms=NOW_MS)
+    assert len(cluster.sent) == 30

@@ -1,0 +1,53 @@
+"""Triggers that are bounded by bytes, whoever has the messages. Without a session of Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.micro_batches import Stream
+from tidemill.pipeline.offsets import Offsets
+from tidemill.pipeline.source.places import BESIDE_BODY_BYTES
+
+BODY = 1_000
+LATER_MS = FIRST_STORED_AT_MS + 3_600_000
+ROW = BODY + BESIDE_BODY_BYTES
+
+
+def rows_of_a_trigger(cluster: FakeCluster, **options: str) -> int:
+    stream = Stream(cluster, topic="orders", maxBytesPerTrigger=str(20 * ROW), **options)
+    reader, _ = stream.reader()
+    first = reader.initialOffset()
+    target = reader.latestOffset(first, reader.getDefaultReadLimit())
+    (start,) = Offsets.from_document(first).at.values()
+    (end,) = Offsets.from_document(target).at.values()
+    return int(end - start)
+
+
+@pytest.mark.parametrize("mode", ["archive", "auto"])
+def test_a_trigger_over_an_archive_has_as_many_bytes_as_over_brokers(
+    cluster: FakeCluster, archive: Archived, mode: str
+) -> None:
+    cluster.add("orders", "a", 0, 100, body_size=BODY)
+    cluster.add("orders", "a", 0, 100, body_size=BODY, stored_at_ms=LATER_MS)
+    archive.append()
+    given = {"archivePath": archive.path, "readMode": mode}
+    assert rows_of_a_trigger(cluster, **given) == 20
+    # What is there no more has no bytes.
+    cluster.expire("orders", "a", 0, 200)
+    archive.job().expire(before_ms=LATER_MS, topics=["orders"])
+    (queue,) = archive.manifest().queues.values()
+    assert (queue.start, queue.end) == (100, 200)
+    assert rows_of_a_trigger(cluster, **given) == 20
+
+
+def test_what_is_archived_in_part_has_the_bytes_of_both(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 100, body_size=BODY)
+    archive.append()
+    cluster.add("orders", "a", 0, 100, body_size=BODY)
+    cluster.expire("orders", "a", 0, 90)
+    # The cluster of the tests has somewhat less beside a body.
+    assert rows_of_a_trigger(cluster, archivePath=archive.path) in {20, 21}
