@@ -15,13 +15,19 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.pipeline import schema as columns
-from tidemill.pipeline.archive.manifest import DataFile, QueueKey, Range, data_file
+from tidemill.pipeline.archive.manifest import (
+    ArchivedQueue,
+    DataFile,
+    QueueKey,
+    Range,
+    data_file,
+)
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.writing import Written, merge_files, write_range
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.errors import ArchiveError, DataLoss, Refused
-from tidemill.pipeline.offsets import Queue, QueueRange
+from tidemill.pipeline.offsets import Queue, QueueEnds, QueueRange
 from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.pulling import OnGap, pull_range
 from tidemill.pipeline.rows import message_batch
@@ -188,6 +194,11 @@ def not_the_archived(queue: Queue, why: str) -> ArchiveError:
         f"{queue}: {why}. Its store was restored from a backup, or has lost messages; what it has"
         " now is not what is archived, and goes into another folder: --to"
     )
+
+
+def shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
+    """Return that a queue ends before what is archived of it, as a part of a sentence."""
+    return f"it ends at {ends.max_offset}, and is archived up to {archived.end}"
 
 
 def _pulled(

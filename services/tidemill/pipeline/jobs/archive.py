@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 from tidemill.pipeline import schema as columns
 from tidemill.pipeline.archive.manifest import (
     Archive,
-    ArchivedQueue,
     Closed,
     DataFile,
     Entry,
@@ -41,10 +40,12 @@ from tidemill.pipeline.archive.tasks import (
     check_follows,
     lost_before_archived,
     not_the_archived,
+    shorter,
 )
 from tidemill.pipeline.client import Cluster, connect
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss, Refused
-from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
+from tidemill.pipeline.jobs.gate import Gate
+from tidemill.pipeline.offsets import Queue, QueueEnds, QueueRange, split, take_rows
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
 from tidemill.pipeline.pulling import TAKEN
 
@@ -130,7 +131,7 @@ class ArchiveJob:
         """
         check_options(options)
         self._store_is_gone = store_is_gone
-        self._gate_group = gate_group
+        self._gate = Gate(options, gate_group)
         self._options = options
         self._run_tasks = run_tasks
         self._now_ms = now_ms
@@ -160,7 +161,7 @@ class ArchiveJob:
         self._stuck = {}
         cluster = self.look()
         self._check_known(cluster)
-        self._hold(cluster)
+        self._stuck |= self._gate.hold(self._archive(), cluster)
         self._leave_out_restored(cluster)
         target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
@@ -206,7 +207,7 @@ class ArchiveJob:
         for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self.key_of(queue))
             if archived is not None and ends.max_offset < archived.end:
-                error = not_the_archived(queue, _shorter(archived, ends))
+                error = not_the_archived(queue, shorter(archived, ends))
                 self._stuck[queue] = f"{error}. Nothing of {queue.broker} is archived meanwhile"
                 restored.add(queue.broker)
         for queue in cluster.queues:
@@ -354,7 +355,7 @@ class ArchiveJob:
             there = cluster.queues.get(key.queue)
             if there is not None and there.max_offset < queue.end:
                 others.add(key.queue)
-                nobody = str(not_the_archived(key.queue, _shorter(queue, there)))
+                nobody = str(not_the_archived(key.queue, shorter(queue, there)))
                 if not self._store_is_gone:
                     what = "; --store-is-gone seals what is not sealed by its files alone"
                     wrong.append(nobody + (what if unsealed else ""))
@@ -406,104 +407,13 @@ class ArchiveJob:
         if marks:
             ranges = tuple((of.key, of.start, of.end) for of in closed)
             self.commit("seal", marks=marks, closed=ranges)
-        wrong += self._release(others)
-        unasked |= self._unreleased()
+        archive = self._archive()
+        cluster = self._look_at_all(archive)
+        wrong += self._gate.release(archive, cluster, others)
+        unasked |= self._gate.unreleased(archive, cluster)
         wrong += [_of_namespace(each) for each in unasked]
         told = [f"{_place(of)}: {why}" for of, why in closed.items()]
         return Verified(wrong=sorted(wrong), closed=sorted(told))
-
-    # ------------------------------------------------------------ what brokers keep
-
-    def _hold(self, cluster: Cluster) -> None:
-        """Have brokers keep what is not sealed, before it is read: what they were told is not so.
-
-        That is nothing yet, or more than this archive has sealed, as another one had.
-        """
-        if not self._gate_group:
-            return
-        told, archive = self._told(cluster), self._archive()
-        for queue, ends in sorted(cluster.queues.items()):
-            archived = archive.queues.get(self.key_of(queue))
-            needed = ends.min_offset if archived is None else archived.kept_from
-            if 0 <= told.get(queue.name, -1) <= needed:
-                continue
-            try:
-                at = self._sealed_there(queue, ends, archived)
-            except ArchiveError:
-                at = ends.min_offset  # None of it is what was sealed.
-            try:
-                self._tell(queue, at)
-            except Refused as error:
-                self._stuck[queue] = f"{queue} is not kept, and so not archived: {error}"
-
-    def _release(self, others: Collection[Queue]) -> list[str]:
-        """Tell brokers what they need not keep any more: what is sealed, but of the `others`.
-
-        Returns what they were not told, and why; it says nothing of the others.
-        """
-        if not self._gate_group:
-            return []
-        archive = self._archive()
-        cluster = self._look_at_all(archive)
-        told = self._told(cluster)
-        refused = []
-        for queue, ends in sorted(cluster.queues.items()):
-            archived, before = archive.queues.get(self.key_of(queue)), told.get(queue.name)
-            # One that nothing was told of is not kept: it is archived no more, or not yet again.
-            if archived is None or queue in others or before in {None, archived.kept_from}:
-                continue
-            try:
-                self._tell(queue, self._sealed_there(queue, ends, archived))
-            except (ArchiveError, Refused) as error:
-                refused.append(f"{queue} is not let go of: {error}")
-        return refused
-
-    def _unreleased(self) -> set[str]:
-        """Return other namespaces of which brokers keep what is sealed."""
-        if not self._gate_group:
-            return set()
-        archive, own = self._archive(), self._options.connection.namespace
-        cluster = self._look_at_all(archive)
-        told = self._told(cluster)
-        return {
-            key.namespace
-            for key, archived in archive.queues.items()
-            if key.namespace != own
-            and key.queue in cluster.queues
-            and 0 <= told.get(key.queue.name, -1) < archived.kept_from
-        }
-
-    def _sealed_there(self, queue: Queue, ends: QueueEnds, archived: ArchivedQueue | None) -> int:
-        """Return up to which offset what a broker has is sealed.
-
-        Raises ArchiveError where what it has there is not what was archived.
-        """
-        if archived is None:
-            return ends.min_offset
-        if ends.max_offset < archived.end:
-            raise not_the_archived(queue, _shorter(archived, ends))
-        check_follows(self._options, queue, archived.ending_at(archived.kept_from))
-        return archived.kept_from
-
-    def _told(self, cluster: Cluster) -> dict[QueueName, int]:
-        """Return how far brokers think that queues are sealed."""
-        client, told = connect(self._options.connection), {}
-        for broker in sorted(cluster.logs):
-            try:
-                found = client.progress(broker, [self._gate_group])
-            except Refused as error:
-                raise Refused(
-                    f"{broker} keeps nothing for the archive: {error}. Make the group, `tidemill"
-                    f" group create {self._gate_group}`, or go without --gate"
-                ) from error
-            for each in found:
-                if each.pull_offset >= 0:
-                    name = QueueName(each.topic, broker, each.queue_id)
-                    told[name] = each.pull_offset
-        return told
-
-    def _tell(self, queue: Queue, at: int) -> None:
-        connect(self._options.connection).update_offset(self._gate_group, queue, at)
 
     def compact(self, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
         """Write small files of a folder together; return how many there were and are.
@@ -618,10 +528,6 @@ def _of_namespace(name: str) -> str:
         f"what is archived of the namespace {name!r} is verified and let go of with --option"
         f" namespace={name}"
     )
-
-
-def _shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
-    return f"it ends at {ends.max_offset}, and is archived up to {archived.end}"
 
 
 def _place(of: Range) -> str:
