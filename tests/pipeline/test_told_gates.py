@@ -82,6 +82,22 @@ def test_what_a_restored_store_has_behind_its_backup_is_kept(
     assert told(cluster) == {"orders": 0, "zebras": 10}
 
 
+def test_a_restored_store_is_found_out_though_all_of_the_archive_has_expired(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 40)
+    a_job(cluster, tmp_path).append()
+    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert a_job(cluster, tmp_path).expire(before_ms=LATER_MS) > 0
+    cluster.restore("orders", "a", 0, 20)
+    cluster.add("orders", "a", 0, 30, stored_at_ms=LATER_MS)
+    (wrong,) = a_job(cluster, tmp_path).append().wrong
+    assert "its message at offset 39 is of another time than the archive's" in wrong
+    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    assert "its message at offset 39 is of another time" in wrong
+    assert told(cluster) == {"orders": 40}
+
+
 def test_a_topic_that_was_lifted_from_the_gate_is_held_when_it_is_archived_again(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -171,3 +171,13 @@ def test_whole_ranges_expire_and_files_go_with_their_last_one() -> None:
     assert archive.queues[KEY].end == 9
     assert expiring(archive, before_ms=20, topics=()) == ((), ())
     assert expiring(archive, before_ms=99, topics=["payments"]) == ((), ())
+    # When all of it is gone its end is known still, and when what stood there was stored.
+    last = archive.queues[KEY].ending_at(9)
+    assert last is not None
+    marks, gone = expiring(archive, before_ms=99, topics=["orders"])
+    archive.apply(entry(2, kind="expire", marks=marks, removed=gone))
+    assert archive.queues[KEY].ranges == []
+    assert archive.queues[KEY].ending_at(9) == last
+    assert snapshot.from_json(snapshot.as_json(archive)).queues == archive.queues
+    archive.apply(entry(3, a_range(9, 12, at_ms=100)))
+    assert archive.queues[KEY].ending_at(12) == archive.queues[KEY].ranges[-1]

@@ -207,6 +207,8 @@ class ArchivedQueue:
     end: int = 0
     sealed: int = 0
     closed: list[tuple[int, int]] = field(default_factory=list)  # sealed, and never compared
+    # Of one of which everything was let go of: the last range, by which another store is known.
+    last: Range | None = None
 
     @property
     def is_over(self) -> bool:
@@ -223,8 +225,9 @@ class ArchivedQueue:
         return [each for each in self.ranges if each.start >= self.sealed]
 
     def ending_at(self, at: int) -> Range | None:
-        """Return the range that ends there, if there is one."""
-        return next((each for each in reversed(self.ranges) if each.end == at), None)
+        """Return the range that ends there, if there is one, or was."""
+        there = [*([self.last] if self.last is not None else []), *self.ranges]
+        return next((each for each in reversed(there) if each.end == at), None)
 
     def lost_between(self, start: int, end: int) -> list[Range]:
         """Return the ranges that have offsets there, and of which something was lost."""
@@ -319,7 +322,10 @@ class Archive:
                 queue.seal(at)
             elif entry.kind == "expire":
                 queue.start = max(queue.start, at)
-                queue.ranges = [each for each in queue.ranges if each.end > queue.start]
+                kept = [each for each in queue.ranges if each.end > queue.start]
+                if queue.ranges and not kept:
+                    queue.last = queue.ranges[-1]
+                queue.ranges = kept
                 queue.closed = [
                     each for each in queue.closed if each[1] > queue.start or each[0] == each[1]
                 ]
@@ -408,8 +414,8 @@ def expiring(
 ) -> tuple[Marks, tuple[str, ...]]:
     """Return where queues begin when what was stored before `before_ms` goes, and which files go.
 
-    Whole ranges go, from the first on, and files of which nothing is left; so the last range of a
-    queue stays until another follows, and a reader always knows where to go on.
+    Whole ranges go, from the first on, and files of which nothing is left. Where a queue ends stays
+    known, and so do the times of its last range.
     """
     wanted = set(topics)
     marks: dict[QueueKey, int] = {}

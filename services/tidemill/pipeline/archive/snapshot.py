@@ -41,6 +41,7 @@ def as_json(archive: Archive) -> str:
             [
                 list(key), queue.start, queue.end, queue.sealed, queue.closed,
                 [astuple(each)[1:] for each in queue.ranges],
+                *([] if queue.last is None else [astuple(queue.last)[1:]]),
             ]
             for key, queue in archive.queues.items()
         ],
@@ -66,11 +67,12 @@ def from_json(text: str) -> Archive:
     try:
         found = read_checked(text, what="a snapshot", versions=VERSIONS, checked_from=_CHECKED)
         archive = Archive(next_number=found["next"], let_go_at_ms=found["letGo"])
-        for own, start, end, sealed, closed, ranges in found["queues"]:
+        for own, start, end, sealed, closed, ranges, *last in found["queues"]:
             key = QueueKey(*own)
             archive.queues[key] = ArchivedQueue(
                 ranges=[_range(key, *each) for each in ranges],
                 start=start, end=end, sealed=sealed, closed=[(a, b) for a, b in closed],
+                last=_range(key, *last[0]) if last else None,
             )  # fmt: skip
         keys = list(archive.queues)
         for path, size, rows, max_store_ms, spans, *crc in found["files"]:
