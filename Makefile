@@ -59,14 +59,14 @@ demo: setup ## Start a broker of its own, show sends, acks, expiry and dead lett
 setup-pipeline: $(STAMPS)/pipeline ## Install Spark into the virtual environment: half a gigabyte, which nothing but the pipeline needs.
 
 # What needs no process of its own runs on every core; files with real processes, which wait most of
-# their time, two at a time, each by one worker. What ARGS leaves nothing of is no failure.
+# their time, four at a time, each by one worker. What ARGS leaves nothing of is no failure.
 # Files named in ARGS are tested in this process, which starts in a second and has a debugger.
 ifeq ($(NAMED),)
 test: test-core test-pipeline ## Pass the tests but the heavy ones; ARGS goes to pytest.
 
 test-core: setup $(CLIENTS) $(JUDGES) ## Pass what `make test` passes, but for what needs Spark.
 	$(PYTEST) -n auto --dist worksteal -m "not heavy and not large and not cluster" $(PURE) $(ARGS) $(OR_NONE)
-	$(PYTEST) -n 2 --dist loadfile -m "not heavy and not large and not cluster" tests/e2e $(ARGS) $(OR_NONE)
+	$(PYTEST) -n 4 --dist loadfile -m "not heavy and not large and not cluster" tests/e2e $(ARGS) $(OR_NONE)
 
 test-pipeline: setup setup-pipeline ## Pass the tests of the data pipeline, which need Spark and Java 17 or 21.
 	@if command -v java > /dev/null; \
