@@ -44,6 +44,19 @@ def test_a_batch_has_what_no_broker_has_any_more(
     assert read_auto(archive, startingOffsets="latest") == []
 
 
+def test_who_names_a_place_gets_nothing_of_a_topic_of_before(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 100)
+    archive.append()
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 18)
+    place = {"startingOffsets": json.dumps({"orders": {"a": {"0": 15}}})}
+    assert read_auto(archive, **place) == [15, 16, 17]
+    before = json.dumps({"orders": {"a#log-of-a/1": {"0": 98}, "a": {"0": 16}}})
+    assert read_auto(archive, startingOffsets=before) == [98, 99, 16, 17]
+
+
 def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
     cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
 ) -> None:

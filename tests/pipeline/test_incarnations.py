@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream, read_batch
-from tidemill.pipeline.errors import ArchiveError, DataLoss, Gone, Unreachable
+from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
 from tidemill.pipeline.jobs.archive import Done
 from tidemill.pipeline.offsets import Offsets
 from tidemill.pipeline.source.messages import MessageStreamReader
@@ -170,8 +170,8 @@ def test_an_archive_run_never_files_one_topic_under_another(
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     job = archive.job(batch_rows=10)
-    with pytest.raises(DataLoss, match="from 20 to 40 were gone before they were archived"):
-        job.append(made_anew_after(2, cluster))
+    (wrong,) = job.append(made_anew_after(2, cluster)).wrong
+    assert "from 20 to 40 were gone before they were archived" in wrong
     archive.append()
     assert archive.bodies() == [bodies(range(20)), new_bodies(60)]
 
@@ -193,8 +193,8 @@ def test_a_task_of_an_archive_run_takes_nothing_of_another_topic(
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     make_anew_at_the_next_pull(cluster, 60)
-    with pytest.raises(DataLoss, match="from 0 to 20 were gone before they were archived"):
-        archive.append()
+    (wrong,) = archive.append().wrong
+    assert "from 0 to 20 were gone before they were archived" in wrong
     make_anew_at_the_next_pull(cluster, 30)
     archive.job(failOnDataLoss="false").append()
     assert archive.bodies() == [[]]
@@ -283,15 +283,14 @@ def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_
     assert archive.verify().wrong == []
     cluster.restore("orders", "a", 0, 20)
     for strict in ("true", "false"):
-        job = archive.job(failOnDataLoss=strict)
-        with pytest.raises(ArchiveError, match="ends at 20, and is archived up to 40"):
-            job.append()
+        (wrong,) = archive.job(failOnDataLoss=strict).append().wrong
+        assert "ends at 20, and is archived up to 40" in wrong
     (wrong,) = archive.verify().wrong
     assert "ends at 20, and is archived up to 40" in wrong
     # And when it is longer than it ever was.
     cluster.add("orders", "a", 0, 30, stored_at_ms=LATER_MS)
-    with pytest.raises(ArchiveError, match="message at offset 39 is of another time"):
-        archive.job(batch_rows=batch_rows).append()
+    (wrong,) = archive.job(batch_rows=batch_rows).append().wrong
+    assert "message at offset 39 is of another time" in wrong
     assert archive.bodies()[0] == bodies(range(40))
     # Into another folder it goes whole.
     assert Archived(cluster, tmp_path / "new").append().rows == 55

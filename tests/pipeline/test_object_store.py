@@ -19,10 +19,17 @@ from tidemill.pipeline.schema import VERSION
 
 
 @pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Serve S3 for a test, with a bucket of its own, and say it as people do: by environment."""
+def server() -> Iterator[ThreadedMotoServer]:
+    """Serve S3 for a test."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def path(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return where an archive may be, in a bucket of its own, and say it by environment."""
     host, port = server.get_host_and_port()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "us",
@@ -32,8 +39,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     bucket = f"tide-{secrets.token_hex(4)}"  # Servers of one process share what they keep.
     boto3.client("s3").create_bucket(Bucket=bucket)
-    yield f"s3a://{bucket}/archives/orders"
-    server.stop()
+    return f"s3a://{bucket}/archives/orders"
 
 
 def test_an_archive_lives_in_an_object_store(cluster: FakeCluster, path: str) -> None:
@@ -74,3 +80,21 @@ def test_a_number_that_is_taken_is_not_written_over(cluster: FakeCluster, path: 
 def test_what_is_not_there_is_told(path: str) -> None:
     with pytest.raises(ArchiveError, match="there is no archive at s3a://"):
         ArchiveStore(path).existing()
+
+
+def test_a_bucket_that_is_not_there_is_told(cluster: FakeCluster, path: str) -> None:
+    cluster.add("orders", "a", 0, 10)
+    missing = path.replace("s3a://", "s3a://no-")
+    with pytest.raises(ArchiveError, match=f"^{missing}/messages/.*NO_SUCH_BUCKET"):
+        archive_job(cluster, missing).append()
+
+
+def test_an_object_store_that_does_not_answer_is_told(
+    cluster: FakeCluster, path: str, server: ThreadedMotoServer
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    job = archive_job(cluster, path)
+    job.append()
+    server.stop()
+    with pytest.raises(ArchiveError, match=f"^{path} cannot be read: .*NETWORK_CONNECTION"):
+        job.append()

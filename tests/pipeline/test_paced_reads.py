@@ -1,10 +1,11 @@
-"""A task that is held to a rate asks for little at a time. Without a session of Spark."""
+"""How much is read at a time, and when. Without a session of Spark."""
 
 from __future__ import annotations
 
 import time
 
 from tests.support.fake_cluster import FakeCluster
+from tests.support.micro_batches import Stream
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.offsets import QueueRange
 from tidemill.pipeline.options import Topics, parse_source
@@ -27,3 +28,19 @@ def test_a_rate_is_kept_in_small_calls(cluster: FakeCluster) -> None:
     assert [at for _, _, at in cluster.pulls] == list(range(5, 105, 10))
     found = [each.system_properties.queue_offset for batch in batches for each in batch]
     assert found == list(range(5, 105))
+
+
+def test_a_new_queue_is_taken_in_before_there_are_so_many_rows(cluster: FakeCluster) -> None:
+    """It is written down with its place first, and its rows count from then on."""
+    cluster.add("orders", "a", 0, 10)
+    stream = Stream(cluster, topicPattern=".*", minRowsPerTrigger="100", maxTriggerDelay="1h")
+    reader, _ = stream.reader()
+    limit = reader.getDefaultReadLimit()
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, limit) == start, "ten rows are too few"
+    cluster.add("payments", "a", 0, 500)
+    known = reader.latestOffset(start, limit)
+    (first,) = reader.partitions(start, known)
+    assert (first.part.queue.topic, first.part.rows) == ("orders", 10)
+    (second,) = reader.partitions(known, reader.latestOffset(known, limit))
+    assert (second.part.queue.topic, second.part.rows) == ("payments", 500)

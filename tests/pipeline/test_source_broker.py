@@ -16,6 +16,7 @@ from tests.support.pipeline_life import ACKED, DELAYED, GROUP, SENT, TOPIC, live
 from tests.support.pipeline_load import send_some
 from tests.support.processes import Standalone, standalone
 from tests.support.pulling import METADATA, PullClient, message_of
+from tests.support.streaming_queries import run_to_end
 from tests.support.tcp_links import BACK, tcp_links
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
@@ -180,7 +181,7 @@ def test_what_became_of_messages_is_told_by_every_dataset(
             lambda batch, _number: batches.append(dead_letters(batch))
         )
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination()
+        run_to_end(writer)
         return batches
 
     assert run() == [[dead_bill(n) for n in range(3)]]

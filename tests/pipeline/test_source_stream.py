@@ -10,6 +10,7 @@ import pytest
 
 from tests.pipeline.conftest import streaming
 from tests.support.eventually import eventually
+from tests.support.streaming_queries import run_to_end
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.listener import watch
 from tidemill.pipeline.metrics import PipelineMetrics
@@ -34,14 +35,8 @@ def run_available(
         batches.append((number, {tuple(row) for row in rows}))
         seen(number, rows)
 
-    query = (
-        frame.load()
-        .writeStream.foreachBatch(keep)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    writer = frame.load().writeStream.foreachBatch(keep)
+    run_to_end(writer.option("checkpointLocation", str(folder / "checkpoint")))
     return batches
 
 

@@ -16,6 +16,7 @@ from tests.pipeline.conftest import streaming
 from tests.support.fake_cluster import PAGE_ROWS, FakeCluster
 from tests.support.processes import environment
 from tests.support.retried_tasks import ROWS
+from tests.support.streaming_queries import run_to_end
 from tidemill.pipeline.pulling import BATCH_ROWS
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def test_a_batch_that_is_done_again_is_known_by_its_ids(
             endpoints=cluster.endpoint, topic="copies", maxRetries="0",
             checkpointLocation=str(tmp_path / "checkpoint"),
         )  # fmt: skip
-        writer.trigger(availableNow=True).start().awaitTermination()
+        run_to_end(writer)
 
     cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE - 2}, {"SendMessage": 1}
     with pytest.raises(Exception, match="a send failed 1 times"):

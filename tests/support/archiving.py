@@ -88,6 +88,7 @@ class Archived:
         """Leave out of the manifest what earlier versions did not write, and know files anew."""
         for path in sorted(Path(self.path).glob("manifest/*.json")):
             entry = json.loads(path.read_text("utf-8")) | {"v": 2}
+            del entry["crc"]
             for file in entry["files"]:
                 del file["footer_crc"]
                 file["bytes"] = (Path(self.path) / file["path"]).stat().st_size

@@ -79,6 +79,8 @@ class FakeCluster:
         self.breaks_after: int | None = None
         # Broker groups that give no answer to so many of the next looks.
         self.away: dict[str, int] = {}
+        # Topics that may be looked at, and neither be pulled nor have pull offsets.
+        self.refused: set[str] = set()
         # Called before each read of messages, so that something happens just then.
         self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
         # Before each read of events.
@@ -252,6 +254,9 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
         asked = request.message_queue
         broker = self.cluster.brokers[asked.broker.name]
         end = broker.queues[asked.topic.name, asked.id].end
+        if asked.topic.name in self.cluster.refused:
+            status = v2.Status(code=v2.FORBIDDEN, message="the test says so")
+            return service.UpdateOffsetResponse(status=status)
         if request.offset > end:
             status = v2.Status(code=v2.ILLEGAL_OFFSET, message=f"the queue ends at {end}")
             return service.UpdateOffsetResponse(status=status)
@@ -320,6 +325,8 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         self, request: pb.ReadMessagesRequest, context: Any
     ) -> Iterator[pb.ReadMessagesReply]:
         self.cluster.note("ReadMessages", context)
+        if request.topic in self.cluster.refused:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "it is not allowed")
         self.cluster.on_pull(request)
         with self.cluster.lock:
             self.cluster.pulls.append((request.broker, request.queue_id, request.from_offset))

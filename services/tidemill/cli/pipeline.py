@@ -194,23 +194,28 @@ def archive(
     ] = 0,
     metrics_file: MetricsFile = "",
     gate: Gate = "",
+    then_verify: Annotated[
+        bool, typer.Option("--then-verify", help="Then do what archive-verify does, each time.")
+    ] = False,
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
     """Copy what topics store into Parquet files, each message exactly once.
 
-    Start it again whenever you like: it goes on where its manifest ends.
+    Start it again whenever you like: it goes on where its manifest ends. Queues that it cannot go
+    on with, for something of them is gone or damaged, are named at the end, with status 1.
 
     Examples:
     * `tidemill pipeline archive --to ./archive`
     * `tidemill pipeline archive --to ./archive -t orders -t payments --every 60`
+    * `tidemill pipeline archive --to ./archive --gate archive --then-verify`
     """
     del config
     given = _given(
         endpoints, topic, topic_pattern or EVERY_TOPIC, option, archivePath=to, readMode="broker",
         failOnDataLoss="false" if allow_loss else "true",
     )  # fmt: skip
-    done = _run(
+    appended = _run(
         _ARCHIVE,
         lambda jobs: jobs.append(
             _archive_settings(
@@ -224,14 +229,27 @@ def archive(
                 store_is_gone=store_is_gone,
             ),
             every_s=every,
+            then_verify=then_verify,
         ),
     )
-    if not done.rows:
+    done, verified = appended.done, appended.verified
+    if not done.rows and not done.wrong:
         typer.echo("nothing new", err=True)
-    for sentence in done.over:
+    for sentence in (*done.over, *done.wrong):
         typer.echo(sentence)
-    if not done.is_over_allowed:
+    if verified is not None:
+        _tell_verified(verified)
+    if done.wrong or not done.is_over_allowed or (verified is not None and verified.wrong):
         raise typer.Exit(EXIT_DAMAGED)
+
+
+def _tell_verified(verified: Any) -> None:
+    for sentence in verified.closed:
+        typer.echo(f"sealed by its files alone: {sentence}", err=True)
+    for sentence in verified.wrong:
+        typer.echo(sentence)
+    if not verified.wrong:
+        typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
 
 
 @app.command("archive-verify")
@@ -267,13 +285,9 @@ def archive_verify(
             _archive_settings(jobs, given, master, gate_group=gate, store_is_gone=store_is_gone)
         ),
     )
-    for sentence in verified.closed:
-        typer.echo(f"sealed by its files alone: {sentence}", err=True)
-    for sentence in verified.wrong:
-        typer.echo(sentence)
+    _tell_verified(verified)
     if verified.wrong:
         raise typer.Exit(EXIT_DAMAGED)
-    typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
 
 
 @app.command("archive-compact")

@@ -28,6 +28,13 @@ _OF_FILES: Final = (
     re.compile(r"java\.nio\.file\.(AccessDeniedException: .+)"),
 )
 
+# Spark gives the Python process of a stream 10 s to start, which no setting changes.
+_NOT_STARTED: Final = "Python worker failed to connect back"
+_START_AGAIN: Final = (
+    "Spark gave up waiting for its Python process, which had not started after 10 s: the machine"
+    " had too little to spare for it. Nothing was done; start it again"
+)
+
 
 class PipelineError(Exception):
     """A pipeline cannot go on."""
@@ -37,7 +44,8 @@ def told_by(error: BaseException) -> tuple[str, str] | None:
     """Return which of these errors another one is or has inside, and its sentence.
 
     Spark wraps what a task or a source has raised into an error of its own, with the trace as text.
-    What a file or a folder has refused is an OSError there, also where Java met it.
+    What a file or a folder has refused is an OSError there, also where Java met it; a process that
+    did not start in time a TimeoutError.
     """
     if isinstance(error, PipelineError):
         return type(error).__name__, str(error)
@@ -50,6 +58,8 @@ def told_by(error: BaseException) -> tuple[str, str] | None:
         for pattern in _OF_FILES:
             if told := pattern.search(line):
                 return OSError.__name__, told[1]
+    if _NOT_STARTED in str(error):
+        return TimeoutError.__name__, _START_AGAIN
     return None
 
 

@@ -147,8 +147,8 @@ def tell_rest_lost(queue: Queue, at: int, *, fails: bool) -> None:
     if fails:
         raise Gone(
             f"{what}. With failOnDataLoss=false the read goes on without it, and so it does when"
-            " `tidemill pipeline archive` has written down that the queue is over (it does so with"
-            " --store-is-gone, where the broker group was removed)"
+            " `tidemill pipeline archive` has written down that the queue is over,"
+            " with --store-is-gone where its broker group is gone"
         )
     log.warning("%s", what)
 

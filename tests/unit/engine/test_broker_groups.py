@@ -469,26 +469,59 @@ def test_dead_letters_are_left_for_nobody_in_particular() -> None:
 
 
 def test_what_a_group_has_not_pulled_is_left_for_it() -> None:
-    """As an archive, which pops nothing: it is asked by what it says itself."""
-    home, follower = told(groups=("archive",))
+    """It pops nothing, so it is asked by what it says itself."""
+    home, follower = told(groups=("puller",))
     home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
     tell(follower, home)
     follower.send(*[f"m{n}" for n in range(5)])
-    pulled(follower, "archive", 2)
+    pulled(follower, "puller", 2)
     pulled(follower, "latest", 4)
     found = count(follower)
     assert [tuple(item) for item in found.items] == [
-        (TOPIC, "archive", 3, 0, False, 0),
+        (TOPIC, "puller", 3, 0, False, 0),
         (TOPIC, "latest", 1, 0, False, 0),
     ]
     assert left(follower) == (4, 0, 0)
     # When both have all of it nothing is left: who pulls begins with no other topic, and the topic
     # is read.
-    pulled(follower, "archive", 5)
+    pulled(follower, "puller", 5)
     pulled(follower, "latest", 5)
     assert left(follower) == (0, 0, 0)
     follower.send("m5")
     assert left(follower) == (2, 0, 0)
+
+
+def test_a_queue_that_a_group_has_not_begun_to_pull_is_left_for_it() -> None:
+    """As of a dashboard which has told how far it is in one queue."""
+    home, follower = founded(), following()
+    home.engine.administration.put_topic(TOPIC, type_=None, queues=2, now_ms=0)
+    home.engine.administration.put_group("puller", start_from_latest=True, now_ms=0)
+    tell(follower, home)
+    follower.send("m0", queue_id=0)
+    follower.send("m1", "m2", queue_id=1)
+    pulled(follower, "puller", 1)
+    assert [tuple(item) for item in count(follower).items] == [(TOPIC, "puller", 2, 0, False, 1)]
+
+
+def test_what_an_archive_has_taken_is_left_for_who_reads_it() -> None:
+    """The archive that retention waits for is asked what it lacks, and reads for nobody."""
+    home, follower = founded(), World(archive_gate_group="archive")
+    follower.engine.following.meet(HOME, may_join=True, is_told_all=True, now_ms=follower.now_ms)
+    home.topic()
+    home.engine.administration.put_group("archive", now_ms=0)
+    tell(follower, home)
+    follower.send("m0", "m1")
+    unread = (TOPIC, "", 2, 0, True, None)
+    assert count(follower).items == [unread], "the archive may begin with nothing"
+    pulled(follower, "archive", 1)
+    assert count(follower).items == [(TOPIC, "archive", 1, 0, False, 0), unread]
+    pulled(follower, "archive", 2)
+    assert count(follower).items == [unread]
+    home.engine.administration.put_group("reader", now_ms=0)
+    tell(follower, home)
+    for each in follower.pop(2, group="reader"):
+        follower.ack(each)
+    assert left(follower) == (0, 0, 0)
 
 
 def pulled(world: World, group_name: str, offset: int) -> None:

@@ -356,6 +356,28 @@ def test_what_is_damaged_is_passed_over() -> None:
     assert reader.damaged_bytes == events[3].position - events[2].position
 
 
+def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> None:
+    world = World()
+    world.send("m0", "m1", "m2")
+    (popped, *_) = world.pop(1)
+    world.ack(popped)
+    events = read(world)
+    name = world.engine.log.segments[0].name
+    second, third = events[1].position, events[2].position
+    others = [event for event in events if event.position != second]
+    for at in range(second, third):
+        world.disk.damage(name, at)
+        reader = world.engine.read_events(
+            EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
+        )
+        while reader.step():
+            pass
+        assert reader.damaged_bytes == third - second, at - second
+        assert reader.take() == others
+        world.disk.damage(name, at)  # As it was.
+    assert read(world) == events
+
+
 @pytest.mark.parametrize("events_max", [1, 2, NO_END])
 @pytest.mark.parametrize("log_bytes_max", [1, NO_END])
 def test_what_is_damaged_is_told_once_wherever_pages_end(

@@ -57,20 +57,21 @@ SNAPSHOT_1 = (
     '{"v":1,"next":3,"queues":[[["","orders","broker-a",0,"log/1"],0,9,5,[[0,5]],'
     '[[0,5,5,10,0,0,0,0],[5,9,4,10,0,0,5,0]]]],"files":[["b",100,9,0,[[0,0,9,9]]]],"letGo":{"a":1}}'
 )
-
-
-SNAPSHOT = (
+SNAPSHOT_2 = (
     '{"v":2,"next":3,"queues":[[["","orders","broker-a",0,"log/1"],0,9,5,[[0,5]],'
     "[[0,5,5,10,0,0,0,0],[5,9,4,10,0,0,5,0]]]],"
     '"files":[["b",100,9,0,[[0,0,9,9]],4711]],"letGo":{"a":1}}'
 )
 
 
+SNAPSHOT = SNAPSHOT_2.replace('"v":2', '"v":3')[:-1] + ',"crc":3774622149}'
+
+
 def test_what_was_written_before_is_read() -> None:
     found = Entry.from_json(OF_VERSION_1)
     assert found == entry(0, a_range(0, 5), files=(a_file("a", 0, 5),))
-    with pytest.raises(ArchiveError, match="version 4"):
-        Entry.from_json(OF_VERSION_1.replace('"v":1', '"v":4'))
+    with pytest.raises(ArchiveError, match="version 5"):
+        Entry.from_json(OF_VERSION_1.replace('"v":1', '"v":5'))
     archive = fold(
         [
             found,
@@ -79,10 +80,24 @@ def test_what_was_written_before_is_read() -> None:
         ]
     )
     assert snapshot.from_json(SNAPSHOT_1) == archive
-    assert snapshot.as_json(archive) == SNAPSHOT.replace("4711", "null")
     archive.files["b"] = replace(archive.files["b"], footer_crc=4711)
     assert snapshot.as_json(archive) == SNAPSHOT
     assert snapshot.from_json(SNAPSHOT) == archive
+    assert snapshot.from_json(SNAPSHOT_2) == archive
+
+
+def test_an_entry_of_today_has_a_checksum_and_a_kind() -> None:
+    text = entry(0, a_range(0, 5)).as_json()
+    for changed in (
+        text.replace('"at_ms":1,', '"at_ms":2,'),
+        text[: text.index(',"crc"')] + "}",
+        # As of an earlier version, though it has a checksum still.
+        text.replace('"v":4', '"v":3'),
+    ):
+        with pytest.raises(ArchiveError, match="it is damaged: its checksum"):
+            Entry.from_json(changed)
+    with pytest.raises(ArchiveError, match="of no kind: seel"):
+        Entry.from_json(OF_VERSION_1.replace("append", "seel"))
 
 
 def test_sealed_ranges_of_an_hour_become_one() -> None:

@@ -13,3 +13,15 @@ def test_a_sentence_is_found_where_spark_has_wrapped_it() -> None:
     )
     assert told_by(wrapped) == ("Unreachable", "no answer from a:1")
     assert told_by(RuntimeError("something else: x")) is None
+
+
+def test_a_process_that_did_not_start_in_time_is_a_sentence() -> None:
+    told = told_by(
+        RuntimeError(
+            "[STREAM_FAILED] Query [id = 4, runId = 6] terminated with exception:"
+            " Python worker failed to connect back. SQLSTATE: XXKST\n=== Streaming Query ===\n"
+        )
+    )
+    assert told is not None
+    assert told[0] == "TimeoutError"
+    assert told[1].endswith("Nothing was done; start it again")

@@ -199,6 +199,7 @@ class Engine:
         self.following = Following(
             self.catalog, self.administration, self.inspection,
             delayed_count=lambda: self.timers.index.pending_count,
+            archive_group=config.archive_gate_group,
         )  # fmt: skip
         self._copy_reserve_bytes = config.disk_reserve_bytes // COPY_RESERVE_PART
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then

@@ -42,11 +42,14 @@ class Following:
         inspection: Inspection,
         *,
         delayed_count: Callable[[], int],
+        archive_group: str,
     ) -> None:
+        """Of the group that is called `archive_group` retention waits; "": there is none."""
         self._catalog = catalog
         self._administration = administration
         self._inspection = inspection
         self._delayed_count = delayed_count
+        self._archive_group = archive_group
         self.restored_count = 0  # homes that came back from a backup, of this process
 
     def meet(self, home: Home, *, may_join: bool, is_told_all: bool, now_ms: int) -> None:
@@ -228,7 +231,10 @@ class Following:
     def count_left(self, left: Left, readers: Readers) -> Iterator[None]:
         """Count into `left` what is here for somebody; `readers` are those at the home."""
         left.delayed_count = self._delayed_count()
-        yield from LeftCount(left, self._catalog, self._inspection, readers).run()
+        count = LeftCount(
+            left, self._catalog, self._inspection, readers, archive_group=self._archive_group
+        )
+        yield from count.run()
 
     def leave(self, cluster_id: str, now_ms: int) -> Iterator[None]:
         """Forget the home and what it has told; nothing of that has messages for anybody.

@@ -207,17 +207,32 @@ class Inspection:
 
     def pulled_by(self, group: Group) -> list[PulledQueue]:
         """Return how far a group has pulled, by its own word, where it has said so."""
-        catalog, found = self._catalog, []
-        for key in catalog.pull_offsets.of_group(group.id):
+        found = []
+        for key in self._catalog.pull_offsets.of_group(group.id):
             _, topic_id, queue_id = key
-            if catalog.is_alive(topic_id):
-                queue, offset = catalog.queue(topic_id, queue_id), catalog.pull_offsets.all[key]
-                name = catalog.topics[topic_id].name
-                found.append(
-                    PulledQueue(name, queue_id, offset, queue.min_offset, queue.max_offset)
-                )
+            if self._catalog.is_alive(topic_id):
+                found.append(self._pulled(key, self._catalog.queue(topic_id, queue_id)))
         self._tally.add(len(found))
         return found
+
+    def unpulled_by(self, group: Group) -> list[PulledQueue]:
+        """Return the queues of which a group has not said so, though of others of their topic."""
+        found, said = [], self._catalog.pull_offsets.all
+        for topic_id in self.topics_pulled(group):
+            if self._catalog.is_alive(topic_id):
+                for queue in self._catalog.queues_of(self._catalog.topics[topic_id]):
+                    key = group.id, topic_id, queue.queue_id
+                    if key not in said:
+                        found.append(self._pulled(key, queue))
+        self._tally.add(len(found))
+        return found
+
+    def _pulled(self, key: Key, queue: ConsumeQueue) -> PulledQueue:
+        _, topic_id, queue_id = key
+        offset = self._catalog.pull_offsets.find(key)
+        at = queue.min_offset if offset is None else offset
+        name = self._catalog.topics[topic_id].name
+        return PulledQueue(name, queue_id, at, queue.min_offset, queue.max_offset)
 
     def topics_pulled(self, group: Group) -> set[TopicId]:
         """Return the topics of which a group has said how far it has pulled."""

@@ -3,7 +3,8 @@
 A consumer group says what it reads by reading it, so what it may read next is a rule (ADR 0034): a
 group that has begun to read a topic, here or at the home, has all behind its position; one that
 reads nothing anywhere may begin with any topic, and has all that it would begin with. One that
-pulls, as an archive does (ADR 0053), says itself how far it is, and has what is behind that.
+pulls says itself how far it is in each queue, and has what is behind that. So does the archive that
+retention waits for (ADR 0053), which reads for nobody: what it has taken is left for consumers.
 """
 
 from __future__ import annotations
@@ -78,9 +79,17 @@ class LeftCount:
     """One count, done in one round."""
 
     def __init__(
-        self, left: Left, catalog: Catalog, inspection: Inspection, readers: Readers
+        self,
+        left: Left,
+        catalog: Catalog,
+        inspection: Inspection,
+        readers: Readers,
+        *,
+        archive_group: str,
     ) -> None:
+        """Of the group that is called `archive_group` retention waits; "": there is none."""
         self._left = left
+        self._archive_group = archive_group
         self._catalog = catalog
         self._inspection = inspection
         self._readers = readers
@@ -93,12 +102,14 @@ class LeftCount:
         idle = []
         for group in list(self._catalog.groups.values()):
             own_ids, homes_ids = self._topic_ids(group)
-            pulled_ids = self._count_pulled(group)
+            is_archive = group.name == self._archive_group
+            pulled_ids = set() if is_archive else self._inspection.topics_pulled(group)
+            self._count_pulled(group, is_archive=is_archive)
             self._read_ids |= own_ids | homes_ids | pulled_ids
             if own_ids or homes_ids:
                 yield from self._count_begun(group)
                 self._count_unread(group, homes_ids - own_ids)
-            elif not group.start_from_latest and not pulled_ids:
+            elif not (group.start_from_latest or pulled_ids or is_archive):
                 idle.append(group)
             yield
         self._count_idle(idle)
@@ -124,16 +135,22 @@ class LeftCount:
         begun = [topic_id for topic_id, _ in group.begun]
         return own_ids, {known[id_] for id_ in (*at_home, *begun) if id_ in known}
 
-    def _count_pulled(self, group: Group) -> set[TopicId]:
-        """Count what is behind the pull offsets of a group; return the topics that it pulls."""
-        for pulled in self._inspection.pulled_by(group):
+    def _count_pulled(self, group: Group, *, is_archive: bool) -> None:
+        """Count what is behind the pull offsets of a group.
+
+        A queue of which it has none is all to come for who has begun with its topic. Of the archive
+        it is not kept, by ADR 0053.
+        """
+        found = self._inspection.pulled_by(group)
+        if not is_archive:
+            found += self._inspection.unpulled_by(group)
+        for pulled in found:
             count = pulled.max_offset - max(pulled.offset, pulled.min_offset)
             item = LeftItem(
                 pulled.topic, group.name, count, 0, is_unread=False,
                 pulled_queue_id=pulled.queue_id,
             )  # fmt: skip
             self._left.add(item)
-        return self._inspection.topics_pulled(group)
 
     def _count_begun(self, group: Group) -> Iterator[None]:
         ready: Counter[str] = Counter()

@@ -12,19 +12,50 @@ the last is where the next batch begins. An entry that does not follow is refuse
 from __future__ import annotations
 
 import json
+import zlib
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, final, get_args
 
 from tidemill.pipeline.errors import ArchiveError
 from tidemill.pipeline.offsets import Incarnation, Queue
 
-VERSION: Final = 3  # of an entry
-VERSIONS: Final = (1, 2, 3)  # that are read: closed ranges came with 2, checksums of footers with 3
+VERSION: Final = 4  # of an entry
+# That are read: closed ranges came with 2, checksums of footers with 3, one of the entry with 4.
+VERSIONS: Final = (1, 2, 3, 4)
+_CHECKED: Final = 4  # from this version on an entry has a checksum
+_CRC: Final = ',"crc":'  # behind it stands the checksum of what is before it, and the text ends
 HOUR_MS: Final = 3_600_000  # what a folder has, and what is joined of sealed ranges
 
 Kind = Literal["append", "seal", "compact", "expire"]
+
+
+def with_crc(text: str) -> str:
+    """Return the text of a JSON object with its CRC-32 as the last member, `crc`."""
+    return f"{text[:-1]}{_CRC}{zlib.crc32(text.encode())}}}"
+
+
+def read_checked(
+    text: str, *, what: str, versions: tuple[int, ...], checked_from: int
+) -> dict[str, Any]:
+    """Read what `with_crc` wrote, without its version and its checksum.
+
+    A version of before `checked_from` may have no checksum. Raises ArchiveError for another one,
+    and for what is damaged; ValueError, KeyError, TypeError or AttributeError for something else.
+    """
+    found: dict[str, Any] = json.loads(text)
+    version, crc = found.pop("v"), found.pop("crc", None)
+    if version not in versions:
+        raise ArchiveError(
+            f"the archive has {what} of version {version}, and this program reads up to version"
+            f" {versions[-1]}"
+        )
+    # One that a bit has made of an earlier version has its checksum still.
+    is_checked = version >= checked_from or crc is not None
+    if is_checked and with_crc(text.rpartition(_CRC)[0] + "}") != text:
+        raise ArchiveError("it is damaged: its checksum is not that of what it says")
+    return found
 
 
 class QueueKey(NamedTuple):
@@ -130,19 +161,16 @@ class Entry:
 
     def as_json(self) -> str:
         """Return the text of its file."""
-        return json.dumps({"v": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":"))
+        text = json.dumps({"v": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":"))
+        return with_crc(text)
 
     @classmethod
     def from_json(cls, text: str) -> Entry:
         """Read the text of a file. Raises ArchiveError for what is no entry."""
         try:
-            found = json.loads(text)
-            version = found.pop("v")
-            if version not in VERSIONS:
-                raise ArchiveError(
-                    f"the archive has a manifest of version {version}, and this program reads up to"
-                    f" version {VERSION}"
-                )
+            found = read_checked(text, what="a manifest", versions=VERSIONS, checked_from=_CHECKED)
+            if found["kind"] not in get_args(Kind):
+                raise ArchiveError(f"an entry of the manifest is of no kind: {found['kind']}")
             return cls(
                 **found
                 | {
@@ -155,7 +183,7 @@ class Entry:
                     ),
                 }
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArchiveError(f"an entry of the manifest cannot be read: {error}") from error
 
 
@@ -184,6 +212,11 @@ class ArchivedQueue:
     def is_over(self) -> bool:
         """Say whether it was written down that the queue is there no more."""
         return (self.end, self.end) in self.closed
+
+    @property
+    def kept_from(self) -> int:
+        """Return from where on it is needed: behind what is sealed, or what was let go of."""
+        return max(self.sealed, self.start)
 
     def unsealed(self) -> list[Range]:
         """Return the ranges that are to be compared with the broker."""
@@ -284,7 +317,7 @@ class Archive:
             queue = self.queues[key]
             if entry.kind == "seal":
                 queue.seal(at)
-            else:
+            elif entry.kind == "expire":
                 queue.start = max(queue.start, at)
                 queue.ranges = [each for each in queue.ranges if each.end > queue.start]
                 queue.closed = [

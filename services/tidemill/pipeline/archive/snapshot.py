@@ -17,11 +17,15 @@ from tidemill.pipeline.archive.manifest import (
     QueueKey,
     Range,
     Span,
+    read_checked,
+    with_crc,
 )
 from tidemill.pipeline.errors import ArchiveError
 
-VERSION: Final = 2  # of a snapshot
-VERSIONS: Final = (1, 2)  # that are read; the first knows no checksums of footers
+VERSION: Final = 3  # of a snapshot
+# That are read: checksums of footers came with 2, one of the snapshot with 3.
+VERSIONS: Final = (1, 2, 3)
+_CHECKED: Final = 3  # from this version on a snapshot has a checksum
 # A file that was let go of is deleted a day later, and need not be remembered for much longer.
 LET_GO_MS: Final = 7 * 86_400_000
 
@@ -54,18 +58,13 @@ def as_json(archive: Archive) -> str:
             if at_ms > latest_ms - LET_GO_MS
         },
     }  # fmt: skip
-    return json.dumps(document, separators=(",", ":"))
+    return with_crc(json.dumps(document, separators=(",", ":")))
 
 
 def from_json(text: str) -> Archive:
     """Read what `as_json` wrote. Raises ArchiveError for what it has not."""
     try:
-        found = json.loads(text)
-        if found["v"] not in VERSIONS:
-            raise ArchiveError(
-                f"the archive has a snapshot of version {found['v']}, and this program reads up to"
-                f" version {VERSION}"
-            )
+        found = read_checked(text, what="a snapshot", versions=VERSIONS, checked_from=_CHECKED)
         archive = Archive(next_number=found["next"], let_go_at_ms=found["letGo"])
         for own, start, end, sealed, closed, ranges in found["queues"]:
             key = QueueKey(*own)
@@ -85,7 +84,7 @@ def from_json(text: str) -> Archive:
                     footer_crc=crc[0] if crc else None,
                 )
             )  # fmt: skip
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ArchiveError(f"a snapshot of the manifest cannot be read: {error}") from error
     return archive
 

@@ -66,15 +66,26 @@ class ArchiveStore:
         """Return what the manifest says now, of which only what is new is read.
 
         An archive that is not there yet is empty. What is returned is shared and goes on with the
-        next call: whoever tries something out on it checks and does not apply.
+        next call: whoever tries something out on it checks and does not apply. Raises ArchiveError.
         """
-        if self._archive is None or self._mark_of_last() != self._last:
-            self._archive = self._read_whole()
+        try:
+            return self._read_on()
+        except OSError as error:
+            raise ArchiveError(f"{self.path} cannot be read: {error}") from error
+
+    def _read_on(self) -> Archive:
+        archive, self._archive = self._archive, None
+        if archive is None or self._mark_of_last(archive) != self._last:
+            archive = self._read_whole()
         while True:
             try:
-                self._take(self._archive, self._entry_path(self._archive.next_number))
+                self._take(archive, self._entry_path(archive.next_number))
             except FileNotFoundError:
-                return self._archive
+                break
+        # One that is empty is not kept: it may be an archive that is away for a moment, and its
+        # first entries may have gone into a snapshot.
+        self._archive = archive if archive.next_number else None
+        return archive
 
     def existing(self) -> Archive:
         """Return the same to a reader. Raises ArchiveError where there is no archive.
@@ -89,15 +100,13 @@ class ArchiveStore:
             )
         return archive
 
-    def _mark_of_last(self) -> Mark | None:
+    def _mark_of_last(self, archive: Archive) -> Mark | None:
         """Return by what the last entry that was read is known, as it is there now.
 
         Another one, or none: what is here is another archive, or so far on that entries were
         deleted which were never read.
         """
-        assert self._archive is not None, "something was read"
-        number = self._archive.next_number
-        return self._mark(self._entry_path(number - 1)) if number else None
+        return self._mark(self._entry_path(archive.next_number - 1))
 
     def _mark(self, path: str) -> Mark | None:
         info = self._files.get_file_info(path)
@@ -117,8 +126,10 @@ class ArchiveStore:
             (snapshots if name.endswith(_SNAPSHOT) else numbers).append(number)
         first = max(snapshots)
         if first:
-            text = self._read(self._path(first, _SNAPSHOT))
-            archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
+            path = self._path(first, _SNAPSHOT)
+            text = self._read(path)
+            with _told_which(path):
+                archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
             self._last = self._mark(self._entry_path(first - 1))
         # By a listing, so that one that is missing in the middle is found out.
         for number in sorted(number for number in numbers if number >= first):
@@ -127,7 +138,8 @@ class ArchiveStore:
 
     def _take(self, archive: Archive, path: str) -> None:
         text = self._read(path)
-        archive.apply(Entry.from_json(text))
+        with _told_which(path):
+            archive.apply(Entry.from_json(text))
         self._last = self._mark(path)
         self._behind_count += 1
         self._behind_bytes += len(text)
@@ -208,7 +220,10 @@ class ArchiveStore:
     def _read(self, path: str) -> str:
         with self._files.open_input_stream(path) as file:
             text: bytes = file.read()
-        return text.decode()
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise ArchiveError(f"{path} is damaged: {error}") from error
 
     def _has(self, path: str) -> bool:
         return bool(self._files.get_file_info(path).type != pa_fs.FileType.NotFound)
@@ -262,6 +277,15 @@ def told_if_not_written(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ArchiveError(f"{path} cannot be written: {error}") from error
+
+
+@contextlib.contextmanager
+def _told_which(path: str) -> Iterator[None]:
+    """Have an ArchiveError of the block say which file it is about."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise ArchiveError(f"{path}: {error}") from error
 
 
 _stores: dict[tuple[int, str], ArchiveStore] = {}

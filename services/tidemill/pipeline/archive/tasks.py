@@ -20,12 +20,13 @@ from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.writing import Written, merge_files, write_range
 from tidemill.pipeline.client import connect
-from tidemill.pipeline.errors import ArchiveError, DataLoss
+from tidemill.pipeline.errors import ArchiveError, DataLoss, Refused
 from tidemill.pipeline.offsets import Queue, QueueRange
 from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.pulling import OnGap, pull_range
 from tidemill.pipeline.rows import message_batch
 
+HOLES_COMPARED_MAX: Final = 1_000  # of a range; more of its messages are not looked at again
 ANSWER: Final = "answer string"  # the one column of what tasks answer
 
 
@@ -74,23 +75,44 @@ Runner = Callable[[SourceOptions, Sequence[Task]], list[dict[str, Any]]]
 def run_task(
     options: SourceOptions, task: Task, store: ArchiveStore | None = None
 ) -> dict[str, Any]:
-    """Do one piece of work and return its answer. Runs in an executor."""
+    """Do one piece of work and return its answer. Runs in an executor.
+
+    What goes wrong with one queue, or one folder, is an answer, too: as an error it would end all
+    other tasks. What is no better for the others is raised: no answer, a disk that is full.
+    """
     store = store or ArchiveStore(options.archive_path)
     schema = columns.of_dataset("messages")
     if task.work == "append":
-        written = append(store, options, task, schema)
+        try:
+            check_follows(options, task.key.queue, task.expected)
+        except ArchiveError as error:
+            return _failed(task, str(error))
+        except Refused as error:
+            return _failed(task, f"{task.key}: {error}")
+        try:
+            written = append(store, options, task, schema)
+        except DataLoss as error:
+            return _failed(task, str(error))
+        except Refused as error:
+            return _failed(task, f"{task.key}: {error}")
         return {"range": asdict(written.range), "files": [asdict(each) for each in written.files]}
     if task.work == "verify":
         assert task.expected is not None, "a verification has what it compares with"
         wrong, closed = verify(store, options, task)
         return {"range": asdict(task.expected), "wrong": wrong, "closed": closed}
     assert task.work == "compact", task.work
-    return compact(store, task, schema)
+    try:
+        return compact(store, task, schema)
+    except ArchiveError as error:
+        return _failed(task, str(error))
+
+
+def _failed(task: Task, why: str) -> dict[str, Any]:
+    return {"key": list(task.key), "start": task.start, "wrong": why}
 
 
 def append(store: ArchiveStore, options: SourceOptions, task: Task, schema: pa.Schema) -> Written:
-    """Pull a range from its broker group and write it."""
-    check_follows(options, task.key.queue, task.expected)
+    """Pull a range from its broker group and write it. Raises DataLoss, Refused, ArchiveError."""
     gaps = Gaps()
     batches = _pulled(options, task, schema, gaps.refuse if options.fails_on_data_loss else gaps)
     written = write_range(
@@ -137,19 +159,27 @@ def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> N
     A store that was restored from a backup has the same log id, and gives the offsets behind it
     again, to messages that are younger than any that was archived there.
     """
-    if last is None or last.rows < last.end - last.start:
-        return  # Nobody knows which offset a hole was at.
-    part = QueueRange(queue=queue, start=last.end - 1, end=last.end)
+    if last is None:
+        return
+    # Nobody knows at which offsets holes are, but one of so many has what was archived.
+    holes = last.end - last.start - last.rows
+    if holes > HOLES_COMPARED_MAX or not last.rows:
+        return
+    part = QueueRange(queue=queue, start=last.end - 1 - holes, end=last.end)
     # One that retention took is not there to be compared. It may be none that is asked for.
     gone = Gaps()
     options = replace(options, filter="*")
-    client = connect(options.connection)
-    for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
-        stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()
-        if not last.min_store_ms <= stored_ms <= last.max_store_ms:
-            raise not_the_archived(
-                queue, f"its message at offset {part.start} is of another time than the archive's"
-            )
+    times_ms = [
+        message.system_properties.store_timestamp.ToMilliseconds()
+        for messages in pull_range(
+            connect(options.connection), options, part, with_bodies=False, on_gap=gone
+        )
+        for message in messages
+    ]
+    if times_ms and not any(last.min_store_ms <= each <= last.max_store_ms for each in times_ms):
+        raise not_the_archived(
+            queue, f"its message at offset {last.end - 1} is of another time than the archive's"
+        )
 
 
 def not_the_archived(queue: Queue, why: str) -> ArchiveError:
@@ -201,7 +231,10 @@ def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str
         return "", task.nobody
     schema = pa.schema([pa.field("queue_offset", pa.int64()), pa.field("body_crc32", pa.int64())])
     gaps = Gaps()
-    stored = _looked(_pulled(options, task, schema, gaps))
+    try:
+        stored = _looked(_pulled(options, task, schema, gaps))
+    except Refused as error:
+        return f"it cannot be compared: {error}", ""
     kept = archived.without(gaps.found)
     if expected.lost and kept != stored and kept.is_among(stored):
         return "", "the broker has again what was damaged or gone when it was archived"

@@ -43,7 +43,7 @@ from tidemill.pipeline.archive.tasks import (
     not_the_archived,
 )
 from tidemill.pipeline.client import Cluster, connect
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, Refused
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss, Refused
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueName, QueueRange, split, take_rows
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
 from tidemill.pipeline.pulling import TAKEN
@@ -74,6 +74,7 @@ class Done:
     # At the end: what may have been lost with queues that are there no more, in sentences, once.
     over: tuple[str, ...] = ()
     is_over_allowed: bool = True  # each of them was said to be right beforehand
+    wrong: tuple[str, ...] = ()  # At the end: with which queues it could not go on, in sentences.
 
 
 @final
@@ -136,6 +137,8 @@ class ArchiveJob:
         self._store = store or ArchiveStore(options.archive_path)
         self._batch_rows, self._task_rows, self._cores = batch_rows, task_rows, cores
         self._was_there = False
+        # With which queues a run cannot go on, and why; empty: its broker group has another one.
+        self._stuck: dict[Queue, str] = {}
         self.run = f"{now_ms():x}-{secrets.token_hex(4)}"
 
     def _archive(self) -> Archive:
@@ -150,19 +153,27 @@ class ArchiveJob:
     # ------------------------------------------------------------ append
 
     def append(self, progress: Progress = lambda _: None) -> Done:
-        """Archive what is there now, in batches, and say how much that was."""
+        """Archive what is there now, in batches, and say how much that was.
+
+        What keeps one queue from being archived does not keep the others: it is told at the end.
+        """
+        self._stuck = {}
         cluster = self.look()
         self._check_known(cluster)
         self._hold(cluster)
-        self._check_ends(cluster)
+        self._leave_out_restored(cluster)
         target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
         while True:
             tasks, lost = self.plan(self._archive(), cluster, target)
             if not tasks and not lost:
                 over, is_allowed = self._write_over(cluster)
-                return replace(done, over=over, is_over_allowed=is_allowed)
-            ranges, files = _made(self._run_tasks(self._options, tasks))
+                wrong = tuple(sorted(filter(None, self._stuck.values())))
+                return replace(done, over=over, is_over_allowed=is_allowed, wrong=wrong)
+            ranges, files, failed = _made(self._run_tasks(self._options, tasks))
+            self._stuck |= failed
+            if not ranges and not lost:
+                continue
             self.commit("append", ranges=(*lost, *ranges), files=files)
             done = Done(
                 rows=done.rows + sum(each.rows for each in ranges),
@@ -175,7 +186,7 @@ class ArchiveJob:
             progress(done)
             # A topic may have been deleted, or made anew, since.
             cluster = self.look()
-            self._check_ends(cluster)
+            self._leave_out_restored(cluster)
 
     def _check_known(self, cluster: Cluster) -> None:
         """Raise BadOption for a topic that is asked for by name, and is nowhere."""
@@ -185,13 +196,22 @@ class ArchiveJob:
         if missing:
             raise BadOption(f"there is no topic {', '.join(missing)}, and none in the archive")
 
-    def _check_ends(self, cluster: Cluster) -> None:
-        """Raise ArchiveError where a queue ends before what is archived of it."""
+    def _leave_out_restored(self, cluster: Cluster) -> None:
+        """Leave out broker groups of which a queue ends before what is archived of it.
+
+        Their others may have got as far again, and it would not be seen that they do not follow.
+        """
         archive = self._archive()
+        restored = set()
         for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self.key_of(queue))
             if archived is not None and ends.max_offset < archived.end:
-                raise not_the_archived(queue, _shorter(archived, ends))
+                error = not_the_archived(queue, _shorter(archived, ends))
+                self._stuck[queue] = f"{error}. Nothing of {queue.broker} is archived meanwhile"
+                restored.add(queue.broker)
+        for queue in cluster.queues:
+            if queue.broker in restored:
+                self._stuck.setdefault(queue, "")
 
     def look(self) -> Cluster:
         """Ask where the queues end; all broker groups must answer, or what is new is not known."""
@@ -206,15 +226,21 @@ class ArchiveJob:
         """
         starts, lost = {}, []
         for queue, ends in sorted(target.items()):
+            if queue in self._stuck:
+                continue
             key = self.key_of(queue)
             begin = self._begin(archive, ends)
             now = cluster.queues.get(queue)
             least, why = (ends.max_offset, _DELETED) if now is None else (now.min_offset, TAKEN)
             if begin < least:
-                lost.append(self._lost(key, begin, least, why))
+                try:
+                    lost.append(self._lost(key, begin, least, why))
+                except DataLoss as error:
+                    self._stuck[queue] = str(error)
+                    continue
             starts[queue] = max(begin, least)
         until = take_rows(
-            starts, {queue: ends.max_offset for queue, ends in target.items()}, self._batch_rows
+            starts, {queue: target[queue].max_offset for queue in starts}, self._batch_rows
         )
         ranges = [
             QueueRange(queue=queue, start=start, end=until[queue])
@@ -298,9 +324,14 @@ class ArchiveJob:
 
     # ------------------------------------------------------------ afterwards
 
+    @property
+    def is_there(self) -> bool:
+        """Say whether anything was ever archived."""
+        return self._store.is_there
+
     def check_there(self) -> None:
         """Raise BadOption where nothing was ever archived."""
-        if not self._store.is_there:
+        if not self.is_there:
             raise BadOption(f"there is no archive at {self._store.path}")
 
     def verify(self) -> Verified:
@@ -312,10 +343,14 @@ class ArchiveJob:
         cluster = self._look_at_all(archive)
         wrong: list[str] = []
         others: set[Queue] = set()  # that are called as what is archived
+        unasked: set[str] = set()  # namespaces
         passed: list[Range] = []
         tasks: list[Task] = []
         for key, queue in sorted(archive.queues.items()):
             unsealed = queue.unsealed()
+            if key.namespace != self._options.connection.namespace:
+                unasked |= {key.namespace} if unsealed else set()
+                continue
             there = cluster.queues.get(key.queue)
             if there is not None and there.max_offset < queue.end:
                 others.add(key.queue)
@@ -332,6 +367,9 @@ class ArchiveJob:
                     check_follows(self._options, key.queue, queue.ending_at(queue.end))
                 except ArchiveError as error:
                     wrong.append(str(error))
+                    others.add(key.queue)
+                except Refused as error:
+                    wrong.append(f"{key}: {error}")
                     others.add(key.queue)
                 continue
             if nobody and not self._store_is_gone:
@@ -369,6 +407,8 @@ class ArchiveJob:
             ranges = tuple((of.key, of.start, of.end) for of in closed)
             self.commit("seal", marks=marks, closed=ranges)
         wrong += self._release(others)
+        unasked |= self._unreleased()
+        wrong += [_of_namespace(each) for each in unasked]
         told = [f"{_place(of)}: {why}" for of, why in closed.items()]
         return Verified(wrong=sorted(wrong), closed=sorted(told))
 
@@ -382,11 +422,10 @@ class ArchiveJob:
         if not self._gate_group:
             return
         told, archive = self._told(cluster), self._archive()
-        refused = []
         for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self.key_of(queue))
-            sealed = ends.min_offset if archived is None else archived.sealed
-            if 0 <= told.get(queue.name, -1) <= sealed:
+            needed = ends.min_offset if archived is None else archived.kept_from
+            if 0 <= told.get(queue.name, -1) <= needed:
                 continue
             try:
                 at = self._sealed_there(queue, ends, archived)
@@ -395,9 +434,7 @@ class ArchiveJob:
             try:
                 self._tell(queue, at)
             except Refused as error:
-                refused.append(str(error))
-        if refused:
-            raise Refused("; ".join(refused))
+                self._stuck[queue] = f"{queue} is not kept, and so not archived: {error}"
 
     def _release(self, others: Collection[Queue]) -> list[str]:
         """Tell brokers what they need not keep any more: what is sealed, but of the `others`.
@@ -413,13 +450,28 @@ class ArchiveJob:
         for queue, ends in sorted(cluster.queues.items()):
             archived, before = archive.queues.get(self.key_of(queue)), told.get(queue.name)
             # One that nothing was told of is not kept: it is archived no more, or not yet again.
-            if archived is None or queue in others or before in {None, archived.sealed}:
+            if archived is None or queue in others or before in {None, archived.kept_from}:
                 continue
             try:
                 self._tell(queue, self._sealed_there(queue, ends, archived))
             except (ArchiveError, Refused) as error:
                 refused.append(f"{queue} is not let go of: {error}")
         return refused
+
+    def _unreleased(self) -> set[str]:
+        """Return other namespaces of which brokers keep what is sealed."""
+        if not self._gate_group:
+            return set()
+        archive, own = self._archive(), self._options.connection.namespace
+        cluster = self._look_at_all(archive)
+        told = self._told(cluster)
+        return {
+            key.namespace
+            for key, archived in archive.queues.items()
+            if key.namespace != own
+            and key.queue in cluster.queues
+            and 0 <= told.get(key.queue.name, -1) < archived.kept_from
+        }
 
     def _sealed_there(self, queue: Queue, ends: QueueEnds, archived: ArchivedQueue | None) -> int:
         """Return up to which offset what a broker has is sealed.
@@ -430,8 +482,8 @@ class ArchiveJob:
             return ends.min_offset
         if ends.max_offset < archived.end:
             raise not_the_archived(queue, _shorter(archived, ends))
-        check_follows(self._options, queue, archived.ending_at(archived.sealed))
-        return archived.sealed
+        check_follows(self._options, queue, archived.ending_at(archived.kept_from))
+        return archived.kept_from
 
     def _told(self, cluster: Cluster) -> dict[QueueName, int]:
         """Return how far brokers think that queues are sealed."""
@@ -456,7 +508,8 @@ class ArchiveJob:
     def compact(self, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
         """Write small files of a folder together; return how many there were and are.
 
-        Each file but one that comes of it is as large as that, and so is never small again.
+        Each file but one that comes of it is as large as that, and so is never small again. Raises
+        ArchiveError for what cannot be read, when the others are done.
         """
         archive = self._archive()
         folders: dict[str, list[DataFile]] = {}
@@ -472,11 +525,15 @@ class ArchiveJob:
             for files in by_incarnation(small)
             if len(files) > 1
         ]  # fmt: skip
-        answers = self._run_tasks(self._options, tasks)
+        every = self._run_tasks(self._options, tasks)
+        answers = [answer for answer in every if not answer.get("wrong")]
         removed = tuple(path for answer in answers for path in answer["removed"])
         files = tuple(data_file(each) for answer in answers for each in answer["files"])
         if removed:
             self.commit("compact", files=files, removed=removed)
+        if len(answers) < len(every):
+            wrong = sorted(answer["wrong"] for answer in every if answer.get("wrong"))
+            raise ArchiveError("\n".join(wrong))
         return len(removed), len(files)
 
     def expire(self, *, before_ms: int, topics: Iterable[str] = ()) -> int:
@@ -553,6 +610,16 @@ def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
     return ""
 
 
+def _of_namespace(name: str) -> str:
+    """Return what to do for a namespace that a verification did not look at."""
+    if not name:
+        return "what is archived of no namespace is verified and let go of without that option"
+    return (
+        f"what is archived of the namespace {name!r} is verified and let go of with --option"
+        f" namespace={name}"
+    )
+
+
 def _shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
     return f"it ends at {ends.max_offset}, and is archived up to {archived.end}"
 
@@ -568,14 +635,33 @@ def _by_topic(ranges: Iterable[Range]) -> dict[str, int]:
     return dict(rows)
 
 
-def _made(answers: Iterable[dict[str, Any]]) -> tuple[list[Range], list[DataFile]]:
-    """Return what tasks made, in the order in which it follows."""
-    ranges: list[Range] = []
-    files: list[DataFile] = []
+def _made(
+    answers: Iterable[dict[str, Any]],
+) -> tuple[list[Range], list[DataFile], dict[Queue, str]]:
+    """Return what tasks made, in the order in which it follows, and with which queues they failed.
+
+    What was made of a queue behind a task that failed does not follow, and does not count.
+    """
+    made: list[tuple[Range, list[DataFile]]] = []
+    failed: dict[QueueKey, tuple[int, str]] = {}
     for answer in answers:
-        ranges.append(_range(answer["range"]))
-        files.extend(data_file(each) for each in answer["files"])
-    return sorted(ranges, key=lambda each: (each.key, each.start)), files
+        if answer.get("wrong"):
+            key = QueueKey(*answer["key"])
+            at = (answer["start"], answer["wrong"])
+            failed[key] = min(at, failed.get(key, at))
+        else:
+            files = [data_file(each) for each in answer["files"]]
+            made.append((_range(answer["range"]), files))
+    counts = [
+        (each, files)
+        for each, files in made
+        if each.key not in failed or each.start < failed[each.key][0]
+    ]
+    return (
+        sorted((each for each, _ in counts), key=lambda each: (each.key, each.start)),
+        [file for _, files in counts for file in files],
+        {key.queue: why for key, (_, why) in failed.items()},
+    )
 
 
 def _range(found: dict[str, Any]) -> Range:

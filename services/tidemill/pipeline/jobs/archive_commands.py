@@ -33,8 +33,23 @@ class ArchiveSettings:
     store_is_gone: bool = False
 
 
-def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
-    """Archive what is there; with `every_s` again and again, so long after each end."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """What a run has come to."""
+
+    done: Done
+    verified: Verified | None = None  # where that was wanted, and there is an archive
+
+
+def append(
+    settings: ArchiveSettings, *, every_s: float | None, then_verify: bool = False
+) -> Appended:
+    """Archive what is there; with `every_s` again and again, so long after each end.
+
+    With `then_verify` it is verified each time, whatever kept a part from being archived: what is
+    sealed brokers need not keep.
+    """
     say = progress_line()
     say("starting Spark")
     metrics = PipelineMetrics("archive")
@@ -42,7 +57,7 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
     with _job("archive", settings) as (job, run):
         while True:
             try:
-                done = job.append(_telling(say, metrics))
+                appended = append_once(job, _telling(say, metrics), then_verify=then_verify)
             except Exception as error:  # Spark wraps what a task has raised.
                 told = told_by(error)
                 if every_s is None or told is None or told[0] != Unreachable.__name__:
@@ -52,18 +67,37 @@ def append(settings: ArchiveSettings, *, every_s: float | None) -> Done:
                 end_line()
                 time.sleep(every_s)
                 continue
+            done, verified = appended.done, appended.verified
             run.rows += done.rows
             end_line()
-            metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
+            if not done.wrong:
+                metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
             if settings.metrics_file:
                 metrics.write(settings.metrics_file)
-            run.detail.update(over=[*run.detail.get("over", ()), *done.over])
+            run.detail.update(over=[*run.detail.get("over", ()), *done.over], wrong=done.wrong)
+            if verified is not None:
+                run.detail.update(verified=asdict(verified))
             if every_s is None:
-                return done
-            for sentence in done.over:
+                return appended
+            for sentence in (*done.over, *done.wrong, *(verified.wrong if verified else ())):
                 say(sentence)
                 end_line()
             time.sleep(every_s)
+
+
+def append_once(job: ArchiveJob, tell: Callable[[Done], None], *, then_verify: bool) -> Appended:
+    """Archive what is there once, and verify it where that is wanted."""
+    if not then_verify:
+        return Appended(done=job.append(tell))
+    try:
+        done = job.append(tell)
+    except Exception as error:  # Spark wraps what a task has raised.
+        told = told_by(error)
+        # A verification would have no answer either, and nothing is known of other errors.
+        if told is None or told[0] == Unreachable.__name__ or not job.is_there:
+            raise
+        done = Done(rows=0, bytes=0, batches=0, waiting=0, wrong=(told[1],))
+    return Appended(done=done, verified=job.verify() if job.is_there else None)
 
 
 def verify(settings: ArchiveSettings) -> Verified:

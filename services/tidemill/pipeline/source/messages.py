@@ -343,8 +343,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._begin(given, view)
         # Of one that is new its place alone, so that what is gone of it by then is found out.
         target = self._reachable_ends(begin, view)
-        target |= {queue: at for queue, at in begin.items() if queue not in given.at}
-        if self._waits_for_more(begin, target):
+        new = {queue: at for queue, at in begin.items() if queue not in given.at}
+        target |= new
+        if not new and self._waits_for_more(begin, target):
             return start
         if isinstance(limit, ReadMaxRows):
             target = plan.take_rows(begin, target, limit.max_rows)

@@ -196,10 +196,16 @@ class Places:
             end = view.queues[queue].max_offset
             if offset > end:
                 raise BadOption(f"offset {offset} is given for {queue}, which ends at {end}")
-        return {
+        starts = {
             queue: _of_word(named.get(queue, everywhere), ends)
             for queue, ends in view.queues.items()
         }
+        if place.by_queue is not None:
+            # Who names places of a topic does not mean one of before, or a broker group's, that
+            # only the archive has.
+            alone = [each for each in view.queues if not view.is_at_its_broker(each)]
+            starts |= {each: view.queues[each].max_offset for each in alone if each not in named}
+        return starts
 
     def check_stops(self, view: View) -> None:
         """Raise BadOption where a stream is to end in queues that are not there."""

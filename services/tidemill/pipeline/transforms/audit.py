@@ -16,7 +16,8 @@ What the kinds of findings mean:
     early        fired, or delivered for the first time, before it was due
     late         fired later than `late_ms` after it was due
     orphan-ack   an ack of a delivery that no event tells
-    unknown      acknowledged, and told by no event; but events of that time may be gone
+    unknown      acknowledged, and told by no event, but events of that time may be gone; or it
+                 would be missing, early or an orphan-ack, if an unreadable part told nothing of it
     unreadable   a part of a log that told nothing: it is damaged, or gone while it was read
 """
 
@@ -120,7 +121,7 @@ def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) ->
     if sends is not None:
         found = found.unionByName(never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *_PLACE, "timer_id"])
-    found = found.unionByName(_unreadable(events)).persist()
+    found = _doubted(found, events).unionByName(_unreadable(events)).persist()
     return Audit(
         summary=_summary(placed, available, timers, groups, found, rules),
         findings=_with_journeys(found, told),
@@ -415,6 +416,46 @@ def _orphans(groups: DataFrame) -> DataFrame:
         "orphan-ack", groups.where("orphans > 0"), at="acked_at",
         detail=F.concat(F.col("orphans"), F.lit(" acks of deliveries that nobody told")),
     )  # fmt: skip
+
+
+def _doubted(found: DataFrame, events: DataFrame) -> DataFrame:
+    """Return findings, but unknown what stands to reason only if unreadable parts told nothing.
+
+    Of what was stored behind the last such part of its log all that happened can be read. A timer
+    may have been recalled there long before it was due, and a send may have been stored anywhere.
+    """
+    parts = (
+        events.where(F.col("event") == UNREADABLE)
+        .groupBy("broker")
+        .agg(F.max(F.col("log_position") + F.col("body_size")).alias("ends_at"))
+    )
+    behind = (
+        events.where(F.col("event_ts").isNotNull())
+        .join(F.broadcast(parts), "broker")
+        .where(F.col("log_position") >= F.col("ends_at"))
+        .groupBy("broker")
+        .agg(F.min("event_ts").alias("since"))
+    )
+    since = F.coalesce(F.unix_millis("since"), F.lit(2**53))
+    entries = F.collect_list(F.struct("broker", since.alias("since_ms")))
+    holes = parts.join(behind, "broker", "left").agg(F.map_from_entries(entries).alias("holes"))
+    # Clocks are set back by less.
+    until_ms = ACK_MS + F.when(
+        F.col("broker").isNull(), F.array_max(F.map_values("holes"))
+    ).otherwise(F.try_element_at("holes", F.col("broker")))
+    of_timer = F.col("timer_id").isNotNull() & F.col("queue_offset").isNull()
+    is_young = (F.col("kind") != "missing") | of_timer | F.col("at").isNull()
+    is_doubted = (
+        F.col("kind").isin("missing", "early", "orphan-ack")
+        & until_ms.isNotNull()
+        & (is_young | (F.unix_millis("at") < until_ms))
+    )
+    told = F.concat(F.col("kind"), F.lit(", if a part of a log that cannot be read told nothing: "))
+    return found.crossJoin(F.broadcast(holes)).select(
+        F.when(is_doubted, F.lit("unknown")).otherwise(F.col("kind")).alias("kind"),
+        *(name for name in found.columns if name not in {"kind", "detail"}),
+        F.when(is_doubted, F.concat(told, "detail")).otherwise(F.col("detail")).alias("detail"),
+    )
 
 
 def _unreadable(events: DataFrame) -> DataFrame:

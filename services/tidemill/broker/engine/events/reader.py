@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, final
+from zlib import crc32
 
 from tidemill.broker.engine.events.counts import event_count
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
@@ -59,7 +60,7 @@ _unpack_place = message.PLACE.unpack_from
 _unpack_fields = stored_message.FIXED.unpack_from
 _FIXED_SIZE, _HASH_SIZE = stored_message.FIXED_SIZE, stored_message.KEY_HASH_SIZE
 _STORED, _DELIVERED, _ACKED = EventKind.STORED, EventKind.DELIVERED, EventKind.ACKED
-# What a record whose head is intact may still raise: its tail is not verified.
+# What a record whose head is intact may still raise: the walk does not verify its tail.
 _UNREADABLE = (struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError)
 _GIVEN_BACK: Final = {
     Why.CLIENT_ENDED: "client_ended", Why.CLIENT_SILENT: "client_silent",
@@ -178,8 +179,9 @@ class EventRead:
                 self._pass_to(record.end)
                 continue
             header = record.header
-            # What is cold comes from the disk as a whole.
-            tally.add(1, size_bytes=header.head_size if is_warm else header.size)
+            # What is cold comes from the disk as a whole, and of messages all is looked at.
+            is_whole = not is_warm or header.kind == Kind.MESSAGE
+            tally.add(1, size_bytes=header.size if is_whole else header.head_size)
             if self.next_index:
                 self._check_index(record)
             if header.kind == Kind.MESSAGE:
@@ -261,8 +263,11 @@ class _Maker:
     # ------------------------------------------------------------ messages
 
     def of_message(self, record: Record) -> Event | None:
-        """Return the event of a MESSAGE record, if it is wanted."""
+        """Return the event of a MESSAGE record, if it is wanted. Raises ValueError if damaged."""
         header, body, blob = record
+        # The walk has verified the head alone, and the id is not in it.
+        if crc32(blob) != header.tail_crc:
+            raise ValueError("the message is damaged")
         topic_id, queue_id, attempts, queue_offset = _unpack_place(body)
         fields = _unpack_fields(blob)
         flags = header.flags
@@ -271,7 +276,7 @@ class _Maker:
             message_id = str(blob[at : at + fields[5]], "utf-8", "replace")
             known = _tuple(KnownMessage, (message_id, attempts, "", 0, 0, 0))
         else:
-            known = known_message(flags, body, blob)
+            known = known_message(flags, header.tail_crc, body, blob)
         lookup = self._lookup
         if not flags & FLAG_SCHEDULE:
             lookup.keep_message(topic_id, queue_id, queue_offset, known)

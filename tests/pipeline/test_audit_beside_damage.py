@@ -1,0 +1,45 @@
+"""J2 of a log that can be read in part: what may have been told there is not called missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.pipeline.test_audit import START_MS, Story
+from tidemill.pipeline.transforms.audit import ACK_MS, Rules, audit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LATER_MS = 2 * ACK_MS
+
+
+def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -> None:
+    story = Story()
+    for i in range(4):
+        story.tell("stored", i, i)
+    # What it told of m1 and m2 was there; and of the delivery that is acked below.
+    story.tell("unreadable", 0, 0, body_size=90, detail="a: 90 bytes are damaged")
+    for column in ("topic", "queue_id", "queue_offset", "message_id", "event_ts"):
+        story.rows[-1][column] = None
+    story.consumed(0, 20)
+    story.acked(2, 25, "a:150:0")
+    story.consumed(3, 30)
+    for i in range(4, 7):
+        story.tell("stored", i, LATER_MS + i)
+    story.consumed(4, LATER_MS + 20)
+    story.consumed(6, LATER_MS + 30)
+    rows: list[tuple[str, str, int | None]] = [
+        ("m1", "orders", START_MS + 1),
+        ("lost", "orders", START_MS + 2),
+    ]
+    rows += [("lost later", "orders", START_MS + LATER_MS), ("no time", "orders", None)]
+    sends = spark.createDataFrame(rows, "message_id string, topic string, at_ms bigint")
+    made = audit(story.frame(spark), Rules(), sends=sends)
+    found = {(row.kind, row.message_id): row.detail for row in made.findings.collect()}
+    assert set(found) == {
+        ("unreadable", None),
+        ("unknown", "m1"), ("unknown", "m2"), ("unknown", "lost"), ("unknown", "no time"),
+        # Of what came behind that part everything can be read.
+        ("missing", "m5"), ("missing", "lost later"),
+    }  # fmt: skip
+    assert found["unknown", "m1"].startswith("missing, if a part of a log that cannot be read told")

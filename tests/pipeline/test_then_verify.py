@@ -1,0 +1,82 @@
+"""Archived and then verified by one run, whatever kept a part from being archived."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FakeCluster
+from tests.support.processes import command, environment
+from tidemill.cli.pipeline import EXIT_DAMAGED
+from tidemill.pipeline.errors import BadOption, Unreachable
+from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive_commands import Appended, append_once
+
+GATE = "archive"
+RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
+
+
+def run_once(job: ArchiveJob) -> Appended:
+    return append_once(job, lambda _: None, then_verify=True)
+
+
+def test_what_is_there_is_sealed_and_let_go_of_where_a_broker_group_is_gone(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    for broker in ("a", "b"):
+        cluster.add("orders", broker, 0, 10)
+    assert run_once(archive.job(gate_group=GATE)).done.wrong == ()
+    cluster.remove("b")
+    cluster.add("orders", "a", 0, 10)
+    appended = run_once(archive.job(gate_group=GATE))
+    assert not appended.done.is_over_allowed, "status 1"
+    assert archive.sealed() == [("orders", 20, 20), ("orders", 10, 10)]
+    assert [each.pull_offset for each in cluster.brokers["a"].progress] == [20]
+
+
+def test_what_keeps_all_from_being_archived_does_not_keep_it_from_being_sealed(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    job = archive.job(topicPattern="", topics="orders,nosuch")
+    with pytest.raises(BadOption, match="there is no topic nosuch"):
+        job.append()
+    appended = run_once(job)
+    assert "there is no topic nosuch" in appended.done.wrong[0]
+    assert appended.verified is not None
+    assert archive.sealed() == [("orders", 10, 10)]
+
+
+def test_without_an_archive_or_an_answer_nothing_is_verified(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    assert run_once(archive.job()).verified is None
+    with pytest.raises(BadOption, match="there is no topic nosuch"):
+        run_once(archive.job(topicPattern="", topics="nosuch"))
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    cluster.brokers["a"].error = "it is away"
+    with pytest.raises(Unreachable):
+        run_once(archive.job())
+
+
+@pytest.mark.large
+def test_the_command_ends_with_the_worse_status(cluster: FakeCluster, archive: Archived) -> None:
+    for topic in ("orders", "payments"):
+        cluster.add(topic, "a", 0, 10)
+    cluster.brokers["a"].queues["orders", 0].messages[5] = None
+    line = f"pipeline archive --to {archive.path} --endpoints {cluster.endpoint} --then-verify"
+    done = subprocess.run(
+        command(*line.split(), "--master", "local[2]", "--gate", GATE),
+        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
+    )  # fmt: skip
+    told = done.stdout + done.stderr
+    assert done.returncode == EXIT_DAMAGED, told
+    assert "offsets from 5 to 6 were gone before they were archived" in done.stdout
+    assert archive.sealed() == [("payments", 10, 10)]
+    assert {each.topic: each.pull_offset for each in cluster.brokers["a"].progress} == {
+        "orders": 0, "payments": 10,
+    }  # fmt: skip

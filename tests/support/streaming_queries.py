@@ -1,0 +1,28 @@
+"""Streaming queries of Spark, run to their end."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pyspark.errors import StreamingQueryException
+
+from tidemill.pipeline.errors import told_by
+
+STARTS_MAX: Final = 5
+
+
+def run_to_end(writer: Any) -> None:
+    """Run a stream by its writer until it has nothing more.
+
+    Spark gives the Python process of a stream 10 s to start, which no setting changes. Where others
+    keep a machine that takes longer now and then; nothing was done then, and it is started again.
+    """
+    for attempt in range(STARTS_MAX):
+        try:
+            writer.trigger(availableNow=True).start().awaitTermination()
+        except StreamingQueryException as error:
+            told = told_by(error)
+            if told is None or told[0] != TimeoutError.__name__ or attempt == STARTS_MAX - 1:
+                raise
+        else:
+            return
