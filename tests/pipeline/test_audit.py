@@ -21,6 +21,7 @@ from tidemill.pipeline.jobs.audit import (
     read_events,
     read_sends,
     removed_at_ms,
+    rules_of,
     told_from_ms,
 )
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
@@ -45,7 +46,8 @@ START_MS = 1_700_000_000_000
 class Story:
     """Events in the order of one log, told in short."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: str = "a") -> None:
+        self.broker = broker
         self.rows: list[dict[str, Any]] = []
 
     def tell(self, event: str, offset: int, at_ms: int, **more: Any) -> int:
@@ -54,9 +56,10 @@ class Story:
         due = more.pop("due_ms", None)
         self.rows.append(
             {
-                "event_id": f"a:{position}:0", "event": event, "broker": "a", "topic": "orders",
-                "queue_id": 0, "queue_offset": offset, "message_id": f"m{offset}",
-                "log_position": position, "event_index": 0, "event_ts": _at(at_ms),
+                "event_id": f"{self.broker}:{position}:0", "event": event, "broker": self.broker,
+                "topic": "orders", "queue_id": 0, "queue_offset": offset,
+                "message_id": f"m{offset}", "log_position": position, "event_index": 0,
+                "event_ts": _at(at_ms),
                 "due_timestamp": None if due is None else _at(due), **more,
             }
         )  # fmt: skip
@@ -67,8 +70,8 @@ class Story:
         position = self.tell(
             "delivered", offset, at_ms, consumer_group=group, attempt=attempt, **more
         )
-        self.rows[-1]["delivery"] = f"a:{position}:0"
-        return f"a:{position}:0"
+        self.rows[-1]["delivery"] = delivery = f"{self.broker}:{position}:0"
+        return delivery
 
     def acked(
         self, offset: int, at_ms: int, delivery: str, *, group: str = "g", **more: Any
@@ -79,12 +82,12 @@ class Story:
         delivery = self.delivered(offset, at_ms, group=group, **more)
         self.acked(offset, at_ms + 1, delivery, group=group, **more)
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def frame(self, spark: SparkSession, *others: Story) -> DataFrame:
+        """Return the events, with those of other broker groups: an audit takes Spark seconds."""
         names = [column.name for column in EVENTS]
         schema = ", ".join(f"{column.name} {column.type}" for column in EVENTS)
-        return spark.createDataFrame(
-            [tuple(row.get(n) for n in names) for row in self.rows], schema
-        )
+        rows = [row for story in (self, *others) for row in story.rows]
+        return spark.createDataFrame([tuple(row.get(n) for n in names) for row in rows], schema)
 
 
 def _at(at_ms: int) -> datetime:
@@ -152,25 +155,22 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
         # A copy says no more than its topic's name.
         story.tell("revived", 0, at_ms + 20, consumer_group="g", topic="%RETRY%g", topic_id=99,
                    origin_topic="orders", origin_queue_id=0, origin_queue_offset=4)  # fmt: skip
-    made = audit(story.frame(spark), Rules())
-    found = [(r.kind, r.topic_id, r.queue_offset) for r in made.findings.collect()]
-    assert found == [("missing", 8, 3)]
-    journey = made.findings.collect()[0].journey
-    assert journey.count('"event"') == 1, "of the first topic's message 3 it tells nothing"
 
-    story = Story()
+    again = Story("b")
     for i in range(5):
-        story.tell("stored", i, i)
+        again.tell("stored", i, i)
     for i in range(5):
-        story.consumed(i, 100 + i)
-    story.tell("reset", 0, 200, topic="", consumer_group="g", reason="group_deleted")
+        again.consumed(i, 100 + i)
+    again.tell("reset", 0, 200, topic="", consumer_group="g", reason="group_deleted")
     for i in range(1, 5):
         if i != 2:
-            story.consumed(i, 300 + i)
-    again = [
-        (r.kind, r.queue_offset) for r in audit(story.frame(spark), Rules()).findings.collect()
-    ]
-    assert again == [("missing", 2)]
+            again.consumed(i, 300 + i)
+    found = audit(story.frame(spark, again), Rules()).findings.collect()
+    assert sorted((r.broker, r.kind, r.topic_id, r.queue_offset) for r in found) == [
+        ("a", "missing", 8, 3), ("b", "missing", 0, 2),
+    ]  # fmt: skip
+    (journey,) = (r.journey for r in found if r.broker == "a")
+    assert journey.count('"event"') == 1, "of the first topic's message 3 it tells nothing"
 
 
 def test_every_finding_is_named_and_no_other(spark: SparkSession) -> None:
@@ -292,8 +292,9 @@ def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
         story.tell("scheduled", timer, 100, due_ms=due_ms, timer_id=timer, message_id=f"t{timer}")
     given = {"endpoints": "127.0.0.1:1", "endingTimestamp": str(START_MS + 3_000)}
     settings = AuditSettings(to=str(tmp_path), given=given, grace_s=0)
-    verdict = judge(spark, story.frame(spark), settings, now_ms=START_MS + 60_000)
-    assert [row["message_id"] for row in verdict.findings] == ["t1"]
+    rules = rules_of(settings, now_ms=START_MS + 60_000)
+    found = audit(story.frame(spark), rules).findings.collect()
+    assert [row.message_id for row in found] == ["t1"]
 
 
 def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster) -> None:
@@ -340,16 +341,20 @@ def test_sends_to_topics_that_are_not_read_are_none(spark: SparkSession) -> None
 
 def test_expired_ranges_filters_and_open_windows_are_no_losses(spark: SparkSession) -> None:
     story = Story()
-    for i in range(10):
-        story.tell("stored", i, i)
-    story.consumed(0, 100)
-    story.consumed(9, 100)
-    story.tell("expired", 1, 200, consumer_group="g", end_offset=6, message_id=None)
-    events = story.frame(spark)
-    lost = audit(events, Rules()).findings.collect()
-    assert sorted(r.queue_offset for r in lost) == [6, 7, 8]
-    assert audit(events, Rules(filtered_groups=["g"])).findings.count() == 0
-    assert audit(events, Rules(closed_at_ms=START_MS + 6)).findings.count() == 0
+    for queue_id, at_ms in ((0, 0), (1, 1000)):
+        for i in range(10):
+            story.tell("stored", i, at_ms + i, queue_id=queue_id)
+        for group in ("g", "filtered"):
+            for i in (0, 9):
+                story.consumed(i, at_ms + 100, group=group, queue_id=queue_id)
+        story.tell("expired", 1, at_ms + 200, consumer_group="g", end_offset=6, message_id=None,
+                   queue_id=queue_id)  # fmt: skip
+    # Of the second queue 6 and later are of a time that is not closed.
+    rules = Rules(filtered_groups=["filtered"], closed_at_ms=START_MS + 1006)
+    lost = audit(story.frame(spark), rules).findings.collect()
+    assert sorted((r.consumer_group, r.queue_id, r.queue_offset) for r in lost) == [
+        ("g", 0, 6), ("g", 0, 7), ("g", 0, 8),
+    ]  # fmt: skip
 
 
 def test_curves_and_accuracy(spark: SparkSession) -> None:
