@@ -28,7 +28,10 @@ def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -
         story.tell("stored", i, LATER_MS + i)
     story.consumed(4, LATER_MS + 20)
     story.consumed(6, LATER_MS + 30)
-    rows = [("m1", "orders", START_MS + 1), ("lost", "orders", START_MS + 2)]
+    rows: list[tuple[str, str, int | None]] = [
+        ("m1", "orders", START_MS + 1),
+        ("lost", "orders", START_MS + 2),
+    ]
     rows += [("lost later", "orders", START_MS + LATER_MS), ("no time", "orders", None)]
     sends = spark.createDataFrame(rows, "message_id string, topic string, at_ms bigint")
     made = audit(story.frame(spark), Rules(), sends=sends)

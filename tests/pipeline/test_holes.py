@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.archiving import Archived
-from tests.support.fake_cluster import PAGE_ROWS, FakeCluster
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, PAGE_ROWS, FakeCluster
 from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import DataLoss
 
@@ -76,3 +76,23 @@ def test_an_archive_knows_what_was_damaged_before_it_had_it(
     assert verified.wrong == []
     assert "a replica may have it" in verified.closed[0]
     assert archive.sealed() == [("orders", 20, 20)]
+
+
+@pytest.mark.parametrize("hole", [3, 38, 39])
+def test_a_restored_store_is_found_out_beside_what_was_lost_before_it_was_archived(
+    cluster: FakeCluster, archive: Archived, hole: int
+) -> None:
+    cluster.add("orders", "a", 0, 40)
+    damage(cluster, hole)
+    archive.job(failOnDataLoss="false").append()
+    # What was damaged may be mended from a replica since: then it is there, and no other store.
+    cluster.restore("orders", "a", 0, hole)
+    cluster.add("orders", "a", 0, 50 - hole)
+    assert archive.append().wrong == ()
+    assert archive.verify().wrong == []
+    cluster.restore("orders", "a", 0, 20)
+    cluster.add("orders", "a", 0, 40, stored_at_ms=FIRST_STORED_AT_MS + 86_400_000)
+    (wrong,) = archive.append().wrong
+    assert "its message at offset 49 is of another time than the archive's" in wrong
+    (wrong,) = archive.verify().wrong
+    assert "its message at offset 49 is of another time" in wrong

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.support.fake_cluster import FakeCluster
@@ -14,12 +16,13 @@ from tidemill.pipeline.errors import Refused
 from tidemill.pipeline.options import Topics, parse_sink
 from tidemill.pipeline.sink.messages import RowIds
 from tidemill.pipeline.sink.sending import Sender, Sent
+from tidemill.pipeline.sink.writer import rows_of
 
 NOW_MS = 1_800_000_000_000
 DEAD_LETTERS = {"onError": "dead-letter", "deadLetterPath": "/nowhere"}
 
 
-def send(cluster: FakeCluster, rows: list[dict[str, Any]], **given: str) -> Sent:
+def send(cluster: FakeCluster, rows: Iterable[Mapping[str, Any]], **given: str) -> Sent:
     options = parse_sink({"endpoints": cluster.endpoint, "topic": "orders", **given})
     client = Client(options.connection)
     try:
@@ -87,6 +90,21 @@ def test_the_last_instant_that_there_is_can_be_sent(cluster: FakeCluster) -> Non
 def ids_of(rows: list[bytes], *, write: str = "w", partition: int = 0) -> list[str]:
     ids = RowIds(write, partition)
     return [ids.of("orders", body) for body in rows]
+
+
+def test_a_string_that_is_none_is_of_a_bad_row_and_a_body_is_bytes(cluster: FakeCluster) -> None:
+    """As `cast(value as string)` makes it, which checks nothing."""
+    no_text = pa.array([b"\xff", b"fine", b"fine"]).cast(pa.string(), safe=False)
+    texts = pa.array(["a", "b", "c"])
+    keys = pa.ListArray.from_arrays([0, 1, 2, 3], no_text)
+    for name, column in (("tag", no_text), ("keys", keys), ("message_group", no_text)):
+        batch = pa.RecordBatch.from_pydict({"body": texts, name: column})
+        sent = send(cluster, rows_of(batch), **DEAD_LETTERS)
+        assert (sent.rows, sent.bad) == (2, [(0, f"its {name} is no UTF-8")])
+    cluster.sent.clear()
+    batch = pa.RecordBatch.from_pydict({"body": no_text, "tag": texts})
+    assert send(cluster, rows_of(batch)).bad == []
+    assert [message.body for message in cluster.sent] == [b"\xff", b"fine", b"fine"]
 
 
 def test_a_row_has_the_same_id_again_and_no_other_row_has_it() -> None:

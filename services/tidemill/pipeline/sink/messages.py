@@ -24,6 +24,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "priority": ("int",),
     "dedup_key": ("string",),
 }
+NO_TEXT: Final = "no text"  # of a row: columns whose value is no UTF-8
 _DUE_MS_MAX: Final = 253_402_300_799_999  # the last instant that a Timestamp of protobuf can be
 
 
@@ -79,15 +80,15 @@ def message_of(
 
     `topic_of` names a topic as calls do; times are milliseconds.
     """
+    if row.get(NO_TEXT):
+        raise BadRow(f"its {', '.join(row[NO_TEXT])} is no UTF-8")
     topic = options.topic or row.get("topic")
     body = row.get("body")
     if not topic:
         raise BadRow("it has no topic")
     if body is None:
         raise BadRow("it has no body")
-    message = v2.Message(
-        topic=topic_of(topic), body=body.encode() if isinstance(body, str) else body
-    )
+    message = v2.Message(topic=topic_of(topic), body=body)
     system = message.system_properties
     system.message_id = row.get("message_id") or ids.of(topic, message.body)
     system.body_encoding = v2.IDENTITY

@@ -6,6 +6,7 @@ says that it is done.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.options import SinkOptions
 from tidemill.pipeline.pulling import log
-from tidemill.pipeline.sink.messages import RowIds, check_columns
+from tidemill.pipeline.sink.messages import NO_TEXT, RowIds, check_columns
 from tidemill.pipeline.sink.sending import Sender
 
 if TYPE_CHECKING:
@@ -68,11 +69,11 @@ class _Tasks:
         bad: list[dict[str, Any]] = []
         done = 0
         for batch in iterator:
-            sent = sender.send(_rows(batch))
+            sent = sender.send(rows_of(batch))
             if sent.bad:
-                bodies = batch["body"]
+                bodies = _bodies(batch)
                 bad += [
-                    {"row": done + number, "body": _bytes(bodies[number].as_py()), "why": why}
+                    {"row": done + number, "body": bodies[number].as_py(), "why": why}
                     for number, why in sent.bad
                 ]
                 sent.bad.clear()
@@ -125,26 +126,46 @@ def _tell(messages: list[Written | None]) -> None:
         log.warning("%d rows could not be sent; they are in the table of bad rows", bad)
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
-    """Yield rows as mappings, with times in milliseconds."""
-    columns = {
-        name: (
-            batch[name].cast(pa.int64()).to_pylist()
-            if pa.types.is_timestamp(batch.schema.field(name).type)
-            else batch[name].to_pylist()
-        )
-        for name in batch.schema.names
-    }
-    due = columns.get("due_timestamp")
-    if due is not None:
-        columns["due_timestamp"] = [None if us is None else us // 1000 for us in due]
+def rows_of(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
+    """Yield rows as mappings, with bodies as bytes and times in milliseconds.
+
+    What Spark calls a string need not be one (`cast(value as string)` checks nothing): such a value
+    is None, and the row says so under `NO_TEXT`.
+    """
+    columns = {}
+    undecodable: list[list[str]] = [[] for _ in range(batch.num_rows)]
+    for name in batch.schema.names:
+        if name == "body":
+            columns[name] = _bodies(batch).to_pylist()
+        elif pa.types.is_timestamp(batch.schema.field(name).type):
+            of_us = batch[name].cast(pa.int64()).to_pylist()
+            columns[name] = [None if us is None else us // 1000 for us in of_us]
+        else:
+            columns[name] = _values(batch[name], name, undecodable)
+    if any(undecodable):
+        columns[NO_TEXT] = undecodable
     names = list(columns)
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(names, values, strict=True))
 
 
-def _bytes(body: Any) -> bytes | None:
-    return body.encode() if isinstance(body, str) else body
+def _bodies(batch: pa.RecordBatch) -> Any:
+    bodies = batch["body"]
+    return bodies if pa.types.is_binary(bodies.type) else bodies.cast(pa.large_binary())
+
+
+def _values(column: Any, name: str, undecodable: list[list[str]]) -> list[Any]:
+    with contextlib.suppress(UnicodeDecodeError):
+        values: list[Any] = column.to_pylist()
+        return values
+    values = []
+    for cell, names in zip(column, undecodable, strict=True):
+        try:
+            values.append(cell.as_py())
+        except UnicodeDecodeError:
+            values.append(None)
+            names.append(name)
+    return values
 
 
 def write_bad_rows(path: str, rows: list[dict[str, Any]]) -> None:
