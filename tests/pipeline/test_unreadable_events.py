@@ -10,10 +10,19 @@ import pytest
 from tests.support.fake_cluster import EVENT_BYTES, FakeCluster
 from tests.support.micro_batches import EVENT_COLUMNS, Stream
 from tidemill.pipeline.errors import BadOption, DataLoss
-from tidemill.pipeline.jobs.audit import AuditSettings, check_any, judge, read_events, unreadable_in
+from tidemill.pipeline.jobs.audit import (
+    AuditSettings,
+    Verdict,
+    check_any,
+    headlines,
+    judge,
+    read_events,
+    unreadable_in,
+)
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.schema import of_dataset
 from tidemill.pipeline.source import events as source
+from tidemill.pipeline.transforms.audit import KINDS
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
@@ -103,3 +112,18 @@ def test_an_audit_that_could_not_see_everything_says_so(
     nobody = {**given, "topic": "nobody"}
     with pytest.raises(BadOption, match="no event tells of topic nobody"):
         check_any(read_events(spark, nobody), nobody)
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({}, "Nothing was lost, and nothing was early."),
+        ({"unknown": 1_200}, "Whether 1,200 messages were lost nobody can say (unknown)."),
+        ({"early": 1}, "Something was lost or early."),
+    ],
+)
+def test_a_page_begins_with_what_an_audit_has_come_to(counts: dict[str, int], told: str) -> None:
+    verdict = Verdict(
+        counts=dict.fromkeys(KINDS, 0) | counts, totals=[], findings=[], unreadable=[]
+    )
+    assert [sentence for _, sentence in headlines(verdict)] == [told]

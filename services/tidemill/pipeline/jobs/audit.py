@@ -326,7 +326,7 @@ def _page(
 ) -> str:  # fmt: skip
     groups = sorted({row.consumer_group for row in waits})
     parts = [
-        *(f"<p class='{name}'>{html.escape(said)}</p>" for name, said in _headlines(verdict)),
+        *(f"<p class='{name}'>{html.escape(said)}</p>" for name, said in headlines(verdict)),
         table(("finding", "how many"), [(kind, verdict.counts[kind]) for kind in KINDS]),
         "<h2>By topic and group</h2>",
         table(
@@ -362,7 +362,7 @@ def _page(
     return page("Audit", parts, now_ms=now_ms)
 
 
-def _headlines(verdict: Verdict) -> list[tuple[str, str]]:
+def headlines(verdict: Verdict) -> list[tuple[str, str]]:
     """Return the sentences at the head of the page, each with its class."""
     lines = []
     if verdict.is_broken:
@@ -370,6 +370,9 @@ def _headlines(verdict: Verdict) -> list[tuple[str, str]]:
     if verdict.is_incomplete:
         count = verdict.counts[UNREADABLE]
         lines.append(("bad", f"This audit is incomplete: {parts_of_logs(count)} cannot be read."))
+    if verdict.counts["unknown"]:
+        count = verdict.counts["unknown"]
+        lines.append(("bad", f"Whether {count:,} messages were lost nobody can say (unknown)."))
     return lines or [("good", "Nothing was lost, and nothing was early.")]
 
 
