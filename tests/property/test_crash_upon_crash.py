@@ -20,6 +20,7 @@ import pytest
 
 from tests.property import test_power_cut as store
 from tests.property import test_timer_power_cut as timers
+from tests.support.chunks import chunks
 from tests.support.engine_world import SMALL, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.timer_world import SECOND_MS, START_MS, TimerWorld
@@ -28,6 +29,7 @@ from tidemill.broker.engine.store.disk import DiskFailed
 LIVES_MAX = 5
 SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) * 17
 CHUNKS = 8  # the seeds are split into this many tests
+LIGHT = 3  # of them `make test` runs so many, `make heavy` the others
 ENDS = ("kill", "kill", "power cut", "failed sync")
 SHORT = 60  # operations of a life that is to end early
 W = TypeVar("W", bound=World)
@@ -98,7 +100,7 @@ def serve(world: World, answered: store.Answered, name: str) -> None:
     world.checkpoint()
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_nothing_answered_is_lost_in_crash_upon_crash(chunk: int) -> None:
     for seed in range(chunk, SEEDS, CHUNKS):
         lives: Lives[World] = Lives(Random(seed), now_ms=1_000_000)
@@ -147,7 +149,7 @@ def serve_timers(world: TimerWorld, told: timers.Answered, number: int) -> None:
     world.background()
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_no_timer_is_lost_early_or_doubled_in_crash_upon_crash(chunk: int) -> None:
     for seed in range(chunk, SEEDS, CHUNKS):
         lives: Lives[TimerWorld] = Lives(Random(seed), now_ms=START_MS)

@@ -14,6 +14,7 @@ from tests.simulation.replica_engines import Clients
 from tests.simulation.replica_group import run_seed
 from tests.simulation.replica_process import Answer, ReplicaProcess
 from tests.simulation.situations import OPERATED, SITUATIONS
+from tests.support.chunks import chunks
 from tests.support.replica_mutants import MUTANTS, NEVER_ASKED, mutated, replaced
 from tidemill.broker.engine.administration import Administration
 from tidemill.broker.engine.engine import Engine
@@ -54,9 +55,10 @@ FORGOTTEN = [name for name in OPERATED if name.startswith("forgotten")]
 FORGOTTEN_WITH_ENGINES = [name for name in FORGOTTEN if name in Clients.situations]
 ENGINE_PART = 5  # of so many seeds one is run with engines, too: it takes as much longer
 CHUNKS = 20  # the seeds are split into this many tests
+LIGHT = 8  # of them `make test` runs so many, `make heavy` the others
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_no_answer_is_taken_back(chunk: int) -> None:
     for seed in range(chunk, SEEDS, CHUNKS):
         run = run_seed(seed, trouble_s=TROUBLE_S)
@@ -150,7 +152,7 @@ def test_no_frame_of_another_epoch_is_heard_of(situation: str) -> None:
     assert not run.findings
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_no_promise_of_a_broker_is_broken(chunk: int) -> None:
     for seed in range(chunk, SEEDS // ENGINE_PART, CHUNKS):
         run = run_seed(seed, trouble_s=TROUBLE_S, contents=Clients)

@@ -8,13 +8,15 @@ import pytest
 
 from tests.simulation.push import run_push
 from tests.simulation.run import run_seed
+from tests.support.chunks import chunks
 
 SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "200"))
 TROUBLE_S = 15.0  # of virtual time, for which things happen
 CHUNKS = 20  # the seeds are split into this many tests
+LIGHT = 8  # of them `make test` runs so many, `make heavy` the others
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_no_promise_is_broken_in_any_order_of_events(chunk: int) -> None:
     for seed in range(chunk, SEEDS, CHUNKS):
         run = run_seed(seed, trouble_s=TROUBLE_S)
@@ -22,7 +24,7 @@ def test_no_promise_is_broken_in_any_order_of_events(chunk: int) -> None:
         assert run.received > 0
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_no_promise_is_broken_with_several_broker_groups(chunk: int) -> None:
     for seed in range(chunk, SEEDS // 4, CHUNKS):
         run = run_seed(seed, trouble_s=TROUBLE_S, groups=3)
