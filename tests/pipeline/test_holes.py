@@ -12,6 +12,7 @@ from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import DataLoss
 
 COUNT = 3 * PAGE_ROWS
+LATER_MS = FIRST_STORED_AT_MS + 86_400_000
 
 
 def damage(cluster: FakeCluster, *offsets: int) -> None:
@@ -78,21 +79,28 @@ def test_an_archive_knows_what_was_damaged_before_it_had_it(
     assert archive.sealed() == [("orders", 20, 20)]
 
 
-@pytest.mark.parametrize("hole", [3, 38, 39])
+@pytest.mark.parametrize("holes", [(3,), (38,), (39,), tuple(range(20, 39)), tuple(range(30, 40))])
+@pytest.mark.parametrize("left", [5, 28])
 def test_a_restored_store_is_found_out_beside_what_was_lost_before_it_was_archived(
-    cluster: FakeCluster, archive: Archived, hole: int
+    cluster: FakeCluster, archive: Archived, holes: tuple[int, ...], left: int
 ) -> None:
     cluster.add("orders", "a", 0, 40)
-    damage(cluster, hole)
-    archive.job(failOnDataLoss="false").append()
+    damage(cluster, *holes)
+    archive.job(failOnDataLoss="false", batch_rows=10, task_rows=10).append()
     # What was damaged may be mended from a replica since: then it is there, and no other store.
-    cluster.restore("orders", "a", 0, hole)
-    cluster.add("orders", "a", 0, 50 - hole)
+    cluster.restore("orders", "a", 0, holes[0])
+    cluster.add("orders", "a", 0, 40 - holes[0])
     assert archive.append().wrong == ()
     assert archive.verify().wrong == []
-    cluster.restore("orders", "a", 0, 20)
-    cluster.add("orders", "a", 0, 40, stored_at_ms=FIRST_STORED_AT_MS + 86_400_000)
+    assert archive.append().wrong == ()
+    cluster.restore("orders", "a", 0, left)
+    cluster.add("orders", "a", 0, 60, stored_at_ms=LATER_MS)
+    last = max(set(range(40)) - set(holes))
+    other = f"its message at offset {last} is of another time than the archive's"
     (wrong,) = archive.append().wrong
-    assert "its message at offset 49 is of another time than the archive's" in wrong
+    assert other in wrong
     (wrong,) = archive.verify().wrong
-    assert "its message at offset 49 is of another time" in wrong
+    assert other in wrong
+    assert archive.job().expire(before_ms=LATER_MS) > 0
+    (wrong,) = archive.append().wrong
+    assert other in wrong

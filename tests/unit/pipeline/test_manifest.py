@@ -64,7 +64,11 @@ SNAPSHOT_2 = (
 )
 
 
-SNAPSHOT = SNAPSHOT_2.replace('"v":2', '"v":3')[:-1] + ',"crc":3774622149}'
+SNAPSHOT = (
+    '{"v":3,"next":3,"queues":[[["","orders","broker-a",0,"log/1"],0,9,5,[[0,5]],'
+    "[[0,5,5,10,0,0,0,0,-1],[5,9,4,10,0,0,5,0,-1]]]],"
+    '"files":[["b",100,9,0,[[0,0,9,9]],4711]],"letGo":{"a":1},"crc":1602358525}'
+)
 
 
 def test_what_was_written_before_is_read() -> None:
@@ -172,12 +176,12 @@ def test_whole_ranges_expire_and_files_go_with_their_last_one() -> None:
     assert expiring(archive, before_ms=20, topics=()) == ((), ())
     assert expiring(archive, before_ms=99, topics=["payments"]) == ((), ())
     # When all of it is gone its end is known still, and when what stood there was stored.
-    last = archive.queues[KEY].ending_at(9)
+    last = archive.queues[KEY].last_before(9)
     assert last is not None
     marks, gone = expiring(archive, before_ms=99, topics=["orders"])
     archive.apply(entry(2, kind="expire", marks=marks, removed=gone))
     assert archive.queues[KEY].ranges == []
-    assert archive.queues[KEY].ending_at(9) == last
+    assert archive.queues[KEY].last_before(9) == last
     assert snapshot.from_json(snapshot.as_json(archive)).queues == archive.queues
     archive.apply(entry(3, a_range(9, 12, at_ms=100)))
-    assert archive.queues[KEY].ending_at(12) == archive.queues[KEY].ranges[-1]
+    assert archive.queues[KEY].last_before(12) == archive.queues[KEY].ranges[-1]

@@ -101,11 +101,20 @@ class Range:
     crc_xor: int  # of body_crc32 of all rows
     # Offsets that were gone before they could be archived.
     lost: int = 0
+    # Of its last row; -1: there is none, or an earlier version wrote it.
+    last_offset: int = -1
 
     @property
     def is_lost(self) -> bool:
         """Say whether nothing of it could be archived."""
         return self.lost == self.end - self.start
+
+    @property
+    def last_row(self) -> int | None:
+        """Return the offset of its last row; None where nobody knows at which the holes are."""
+        if self.last_offset >= 0:
+            return self.last_offset
+        return self.end - 1 if self.rows == self.end - self.start else None
 
     @property
     def hour(self) -> int:
@@ -207,7 +216,7 @@ class ArchivedQueue:
     end: int = 0
     sealed: int = 0
     closed: list[tuple[int, int]] = field(default_factory=list)  # sealed, and never compared
-    # Of one of which everything was let go of: the last range, by which another store is known.
+    # Of what was let go of: the last range with rows, by which another store is known.
     last: Range | None = None
 
     @property
@@ -224,10 +233,10 @@ class ArchivedQueue:
         """Return the ranges that are to be compared with the broker."""
         return [each for each in self.ranges if each.start >= self.sealed]
 
-    def ending_at(self, at: int) -> Range | None:
-        """Return the range that ends there, if there is one, or was."""
+    def last_before(self, at: int) -> Range | None:
+        """Return the last range with rows before an offset, if there is one, or was."""
         there = [*([self.last] if self.last is not None else []), *self.ranges]
-        return next((each for each in reversed(there) if each.end == at), None)
+        return next((each for each in reversed(there) if each.end <= at and each.rows), None)
 
     def lost_between(self, start: int, end: int) -> list[Range]:
         """Return the ranges that have offsets there, and of which something was lost."""
@@ -263,6 +272,7 @@ def _joined(first: Range, second: Range) -> Range:
         min_store_ms=min(first.min_store_ms, second.min_store_ms),
         max_store_ms=max(first.max_store_ms, second.max_store_ms),
         crc_xor=first.crc_xor ^ second.crc_xor, lost=first.lost + second.lost,
+        last_offset=second.last_offset,
     )  # fmt: skip
 
 
@@ -322,10 +332,8 @@ class Archive:
                 queue.seal(at)
             elif entry.kind == "expire":
                 queue.start = max(queue.start, at)
-                kept = [each for each in queue.ranges if each.end > queue.start]
-                if queue.ranges and not kept:
-                    queue.last = queue.ranges[-1]
-                queue.ranges = kept
+                queue.last = queue.last_before(queue.start)
+                queue.ranges = [each for each in queue.ranges if each.end > queue.start]
                 queue.closed = [
                     each for each in queue.closed if each[1] > queue.start or each[0] == each[1]
                 ]

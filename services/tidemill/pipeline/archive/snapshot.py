@@ -92,8 +92,12 @@ def from_json(text: str) -> Archive:
 
 
 def _range(key: QueueKey, *fields: Any) -> Range:
-    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost = fields
+    # The last came with version 3.
+    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset = (*fields, -1)[
+        :9
+    ]
     return Range(
         key=key, start=start, end=end, rows=rows, bytes=size, min_store_ms=min_store_ms,
         max_store_ms=max_store_ms, crc_xor=crc_xor, lost=lost,
+        last_offset=last_offset,
     )  # fmt: skip

@@ -32,7 +32,6 @@ from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.pulling import OnGap, pull_range
 from tidemill.pipeline.rows import message_batch
 
-HOLES_COMPARED_MAX: Final = 1_000  # of a range; more of its messages are not looked at again
 ANSWER: Final = "answer string"  # the one column of what tasks answer
 
 
@@ -160,32 +159,24 @@ def lost_before_archived(queue: Queue, start: int, end: int, why: str) -> DataLo
 
 
 def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> None:
-    """Raise ArchiveError where the last message of an archived range is not the broker's.
+    """Raise ArchiveError where the last message that was archived is not the broker's.
 
     A store that was restored from a backup has the same log id, and gives the offsets behind it
     again, to messages that are younger than any that was archived there.
     """
-    if last is None:
+    if last is None or last.last_row is None:
         return
-    # Nobody knows at which offsets holes are, but one of so many has what was archived.
-    holes = last.end - last.start - last.rows
-    if holes > HOLES_COMPARED_MAX or not last.rows:
-        return
-    part = QueueRange(queue=queue, start=last.end - 1 - holes, end=last.end)
+    part = QueueRange(queue=queue, start=last.last_row, end=last.last_row + 1)
     # One that retention took is not there to be compared. It may be none that is asked for.
     gone = Gaps()
     options = replace(options, filter="*")
-    times_ms = [
-        message.system_properties.store_timestamp.ToMilliseconds()
-        for messages in pull_range(
-            connect(options.connection), options, part, with_bodies=False, on_gap=gone
-        )
-        for message in messages
-    ]
-    if times_ms and not any(last.min_store_ms <= each <= last.max_store_ms for each in times_ms):
-        raise not_the_archived(
-            queue, f"its message at offset {last.end - 1} is of another time than the archive's"
-        )
+    client = connect(options.connection)
+    for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
+        stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()
+        if not last.min_store_ms <= stored_ms <= last.max_store_ms:
+            raise not_the_archived(
+                queue, f"its message at offset {part.start} is of another time than the archive's"
+            )
 
 
 def not_the_archived(queue: Queue, why: str) -> ArchiveError:

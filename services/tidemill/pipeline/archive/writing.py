@@ -70,7 +70,7 @@ def write_range(
         range=Range(
             key=key, start=start, end=end, rows=total.rows, bytes=total.bytes,
             min_store_ms=total.min_store_ms, max_store_ms=total.max_store_ms,
-            crc_xor=total.crc_xor,
+            crc_xor=total.crc_xor, last_offset=total.last_offset,
         ),
         files=files.done,
     )  # fmt: skip
@@ -116,6 +116,7 @@ class _Sums:
     min_store_ms: int = 0
     max_store_ms: int = 0
     crc_xor: int = 0
+    last_offset: int = -1
 
     def add(self, batch: pa.RecordBatch) -> None:
         times = store_ms(batch)
@@ -125,6 +126,7 @@ class _Sums:
         self.rows += batch.num_rows
         self.bytes += int(batch["body_size"].to_numpy().sum(dtype=np.int64))
         self.crc_xor ^= crc_xor(batch)
+        self.last_offset = int(batch["queue_offset"].to_numpy()[-1])
 
 
 def crc_xor(batch: pa.RecordBatch) -> int:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 from typing import Any, Final, final
 
 from tidemill.pipeline import schema as columns
@@ -51,6 +52,7 @@ from tidemill.pipeline.pulling import TAKEN
 
 BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
 TASK_ROWS: Final = 100_000  # of one task, so that a few large queues keep all cores at work
+FOLLOWED_A_LOG: Final = 16  # queues that are looked at again when all of them is sealed
 COMMITS_MAX: Final = 10  # attempts to take a number while others take them
 FILE_BYTES: Final = 128 << 20  # of a compacted file; one of half of it is worth compacting
 ORPHAN_AGE_MS: Final = 86_400_000  # a file that does not count may be of a job that still runs
@@ -253,7 +255,7 @@ class ArchiveJob:
         for part in parts:
             key = self.key_of(part.queue)
             archived = archive.queues.get(key)
-            before = None if archived is None else archived.ending_at(part.start)
+            before = None if archived is None else archived.last_before(part.start)
             task = Task(
                 work="append", run=self.run, key=key, start=part.start, end=part.end,
                 expected=before,
@@ -344,6 +346,7 @@ class ArchiveJob:
         cluster = self._look_at_all(archive)
         wrong: list[str] = []
         others: set[Queue] = set()  # that are called as what is archived
+        sealed: list[QueueKey] = []  # as a whole
         unasked: set[str] = set()  # namespaces
         passed: list[Range] = []
         tasks: list[Task] = []
@@ -363,15 +366,7 @@ class ArchiveJob:
             else:
                 nobody = _nobody_has(key, cluster) if unsealed else ""
             if there is not None and not nobody and not unsealed:
-                # Nothing of it is compared any more; it may be longer again, and another one.
-                try:
-                    check_follows(self._options, key.queue, queue.ending_at(queue.end))
-                except ArchiveError as error:
-                    wrong.append(str(error))
-                    others.add(key.queue)
-                except Refused as error:
-                    wrong.append(f"{key}: {error}")
-                    others.add(key.queue)
+                sealed.append(key)
                 continue
             if nobody and not self._store_is_gone:
                 # It may be the wrong cluster that was asked.
@@ -391,6 +386,9 @@ class ArchiveJob:
                 for each in unsealed
                 if each.rows or not each.lost
             ]  # fmt: skip
+        for key, why in self._not_following(archive, sealed):
+            wrong.append(why)
+            others.add(key.queue)
         closed: dict[Range, str] = {}
         for answer in self._run_tasks(self._options, tasks):
             of = _range(answer["range"])
@@ -414,6 +412,30 @@ class ArchiveJob:
         wrong += [_of_namespace(each) for each in unasked]
         told = [f"{_place(of)}: {why}" for of, why in closed.items()]
         return Verified(wrong=sorted(wrong), closed=sorted(told))
+
+    def _not_following(
+        self, archive: Archive, sealed: Iterable[QueueKey]
+    ) -> Iterator[tuple[QueueKey, str]]:
+        """Yield queues that are not what is archived of them, though as long or longer, and why.
+
+        Of queues of which nothing else is compared any more. A store that was restored lacks what
+        was archived last, so of each broker group's log those are asked for which that was so.
+        """
+        latest: dict[tuple[str, str], list[tuple[int, QueueKey]]] = {}
+        for key in sealed:
+            last = archive.queues[key].last_before(archive.queues[key].end)
+            if last is not None:
+                log_id = key.queue.incarnation.log_id
+                latest.setdefault((key.broker, log_id), []).append((last.max_store_ms, key))
+        for found in latest.values():
+            for _, key in nlargest(FOLLOWED_A_LOG, found):
+                queue = archive.queues[key]
+                try:
+                    check_follows(self._options, key.queue, queue.last_before(queue.end))
+                except ArchiveError as error:
+                    yield key, str(error)
+                except Refused as error:
+                    yield key, f"{key}: {error}"
 
     def compact(self, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
         """Write small files of a folder together; return how many there were and are.

@@ -95,7 +95,7 @@ class Gate:
             return ends.min_offset
         if ends.max_offset < archived.end:
             raise not_the_archived(queue, shorter(archived, ends))
-        check_follows(self._options, queue, archived.ending_at(archived.kept_from))
+        check_follows(self._options, queue, archived.last_before(archived.kept_from))
         return archived.kept_from
 
     def _told(self, cluster: Cluster) -> dict[QueueName, int]:
