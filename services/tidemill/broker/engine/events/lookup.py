@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple, final
-from zlib import crc32
 
 import numpy as np
 
@@ -126,7 +125,7 @@ class Lookup:
             # The entry may be wrong; then another message stands there.
             if (place[0], place[1], place[3]) != (topic_id, queue_id, offset):
                 return GONE
-            known = known_message(header[record.FLAGS], header[record.TAIL_CRC], body, blob)
+            known = known_message(header[record.FLAGS], body, blob)
         except _UNREADABLE:
             return GONE
         self.keep_message(topic_id, queue_id, offset, known)
@@ -209,13 +208,12 @@ class Lookup:
             if not log.min_offset <= log_offset < log.committed_offset:
                 return None
             head, blob = log.read(LogOffset(log_offset))
-            header = record.HEADER.unpack_from(head)
-            flags = header[record.FLAGS]
+            flags = record.HEADER.unpack_from(head)[record.FLAGS]
             if not flags & FLAG_SCHEDULE:
                 return None
             body = memoryview(head)[HEADER_SIZE:]
             target = message.decode_target(body)
-            known = known_message(flags, header[record.TAIL_CRC], body, blob)
+            known = known_message(flags, body, blob)
         except _UNREADABLE:
             return None
         return (target, known) if target.timer_id == timer_id else None
@@ -228,15 +226,14 @@ class Lookup:
         return int(self._timers.get(timer_id).log_offset)  # Of its newest copy.
 
 
-def known_message(
-    flags: int, tail_crc: int, body: memoryview | bytes, blob: memoryview | bytes
-) -> KnownMessage:
+def known_message(flags: int, body: memoryview | bytes, blob: memoryview | bytes) -> KnownMessage:
     """Return what a message record says that later events repeat. Raises as decoding does.
 
-    Of a message that is damaged the id is "": what stands in its place may be another one's.
+    Not verified, since a delivery may be of many large messages: of one that is damaged the id is
+    what it is now. Its own record is told as damaged.
     """
     _, _, attempts, _ = _unpack_place(body)
-    message_id = _message_id(blob) if crc32(blob) == tail_crc else ""
+    message_id = _message_id(blob)
     if not flags:
         return _tuple(KnownMessage, (message_id, attempts, "", 0, 0, 0))
     if flags & FLAG_CAUSE:

@@ -276,7 +276,7 @@ class _Maker:
             message_id = str(blob[at : at + fields[5]], "utf-8", "replace")
             known = _tuple(KnownMessage, (message_id, attempts, "", 0, 0, 0))
         else:
-            known = known_message(flags, header.tail_crc, body, blob)
+            known = known_message(flags, body, blob)
         lookup = self._lookup
         if not flags & FLAG_SCHEDULE:
             lookup.keep_message(topic_id, queue_id, queue_offset, known)
