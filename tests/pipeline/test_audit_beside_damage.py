@@ -18,7 +18,7 @@ def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -
     for i in range(4):
         story.tell("stored", i, i)
     # What it told of m1 and m2 was there; and of the delivery that is acked below.
-    story.tell("unreadable", 0, 0, body_size=90, detail="a: 90 bytes are damaged")
+    story.tell("unreadable", 0, 0, body_size=9, end_offset=900, detail="a: 9 bytes")
     for column in ("topic", "queue_id", "queue_offset", "message_id", "event_ts"):
         story.rows[-1][column] = None
     story.consumed(0, 20)

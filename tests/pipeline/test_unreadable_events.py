@@ -86,6 +86,8 @@ def test_a_row_says_what_a_batch_could_not_read(cluster: FakeCluster) -> None:
         found = rows(failOnDataLoss="false", **more)
         (told,) = [row for row in found if row["event"] == "unreadable"]
         assert (told["broker"], told["body_size"], told["event_ts"]) == ("a", 200, None)
+        # Where the page ends that it is somewhere in.
+        assert told["end_offset"] in range(9 * EVENT_BYTES, COUNT * EVENT_BYTES + 1)
         assert str(told["detail"]).startswith(TOLD)
         assert [r["message_id"] for r in found if r is not told] == ([] if more else rest)
 

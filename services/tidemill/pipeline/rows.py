@@ -184,12 +184,15 @@ def event_batch(events: Sequence[pb.Event], *, schema: pa.Schema, broker: str) -
 
 
 def unreadable_batch(
-    *, schema: pa.Schema, broker: str, position: int, size: int, what: str
+    *, schema: pa.Schema, broker: str, start: int, end: int, size: int, what: str
 ) -> pa.RecordBatch:
-    """Return the row that says what of a log cannot be read, in the place of its events."""
+    """Return the row that says what of a log cannot be read, in the place of its events.
+
+    That is `size` bytes somewhere between two positions.
+    """
     row = {
-        "event_id": f"{broker}:{position}:{UNREADABLE}", "event": UNREADABLE, "broker": broker,
-        "log_position": position, "body_size": size, "detail": what,
+        "event_id": f"{broker}:{start}:{UNREADABLE}", "event": UNREADABLE, "broker": broker,
+        "log_position": start, "end_offset": end, "body_size": size, "detail": what,
     }  # fmt: skip
     return pa.RecordBatch.from_arrays(
         [pa.array([row.get(field.name)], field.type) for field in schema], schema=schema

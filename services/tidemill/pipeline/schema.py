@@ -83,7 +83,7 @@ EVENTS: Final = (
     Column("origin_topic", "string", "where the message stood first, if elsewhere"),
     Column("origin_queue_id", "int", ""),
     Column("origin_queue_offset", "bigint", ""),
-    Column("end_offset", "bigint", "of an expired range"),
+    Column("end_offset", "bigint", "of an expired range; of an unreadable part, of the log"),
     Column("timer_id", "bigint", "of a delayed message, and of what it became"),
     Column("body_size", "bigint", ""),
     Column("body_crc32", "bigint", "of the message as stored"),

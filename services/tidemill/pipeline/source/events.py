@@ -99,8 +99,8 @@ def read_events(
                 for gap in _gaps(answer, part.broker, at):
                     _tell(options, gap.what, goes_on="the read goes on behind it")
                     yield unreadable_batch(
-                        schema=schema, broker=part.broker, position=gap.start, size=gap.size,
-                        what=gap.what,
+                        schema=schema, broker=part.broker, start=gap.start, end=gap.end,
+                        size=gap.size, what=gap.what,
                     )  # fmt: skip
                 events = [each for each in answer.events if asked.have(each)]
                 if events:
@@ -116,8 +116,9 @@ def read_events(
         if time.monotonic() - since_s >= short_s:
             _tell(options, why, goes_on="the read goes on without what is missing")
             yield unreadable_batch(
-                schema=schema, broker=part.broker, position=at, size=part.end - at, what=why
-            )
+                schema=schema, broker=part.broker, start=at, end=part.end, size=part.end - at,
+                what=why,
+            )  # fmt: skip
             return
         client.pause(stalls)
 
@@ -163,9 +164,10 @@ def _tell_unknown(options: SourceOptions) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gap:
-    """Of a log, what nobody can read."""
+    """Of a log, what nobody can read: so many bytes between two positions."""
 
     start: int
+    end: int
     size: int
     what: str
 
@@ -176,14 +178,15 @@ def _gaps(answer: pb.ReadEventsReply, broker: str, start: int) -> Iterator[_Gap]
     if answer.gone_from:
         begin = max(answer.log_min, start)
         what = f"{broker}: its log from {start} to {begin} is gone, by retention"
-        yield _Gap(start=start, size=begin - start, what=what)
+        yield _Gap(start=start, end=begin, size=begin - start, what=what)
     if answer.damaged_bytes:
         what = (
             f"{broker}: {answer.damaged_bytes} bytes of its log between {begin} and"
             f" {answer.next_position} are damaged: what they told cannot be read; a replica may"
             " have it, from which it is mended"
         )
-        yield _Gap(start=begin, size=answer.damaged_bytes, what=what)
+        size, end = answer.damaged_bytes, answer.next_position
+        yield _Gap(start=begin, end=end, size=size, what=what)
 
 
 def _tell(options: SourceOptions, what: str, *, goes_on: str) -> None:

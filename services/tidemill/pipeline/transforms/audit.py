@@ -427,7 +427,7 @@ def _doubted(found: DataFrame, events: DataFrame) -> DataFrame:
     parts = (
         events.where(F.col("event") == UNREADABLE)
         .groupBy("broker")
-        .agg(F.max(F.col("log_position") + F.col("body_size")).alias("ends_at"))
+        .agg(F.max("end_offset").alias("ends_at"))
     )
     behind = (
         events.where(F.col("event_ts").isNotNull())
