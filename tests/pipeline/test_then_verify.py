@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 
 import pytest
@@ -61,6 +62,27 @@ def test_without_an_archive_or_an_answer_nothing_is_verified(
     cluster.brokers["a"].error = "it is away"
     with pytest.raises(Unreachable):
         run_once(archive.job())
+
+
+def test_what_is_told_once_is_told_though_its_verification_had_no_answer(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    for topic in ("orders", "payments"):
+        cluster.add(topic, "a", 0, 10)
+    archive.append()
+    cluster.delete("orders")
+    looks = itertools.count(1)
+
+    def look() -> None:
+        if next(looks) == 2:  # The verification's.
+            cluster.brokers["a"].error = "it is away"
+
+    cluster.on_look = look
+    appended = run_once(archive.job())
+    (over,) = appended.done.over
+    assert "orders" in over
+    assert "it is away" in appended.done.wrong[0]
+    assert appended.verified is None
 
 
 @pytest.mark.large

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final, final
 
 from tidemill.common.clock import SystemClock
@@ -97,7 +97,14 @@ def append_once(job: ArchiveJob, tell: Callable[[Done], None], *, then_verify: b
         if told is None or told[0] == Unreachable.__name__ or not job.is_there:
             raise
         done = Done(rows=0, bytes=0, batches=0, waiting=0, wrong=(told[1],))
-    return Appended(done=done, verified=job.verify() if job.is_there else None)
+    try:
+        return Appended(done=done, verified=job.verify() if job.is_there else None)
+    except Exception as error:
+        told = told_by(error)
+        if told is None or not (done.over or done.wrong):
+            raise
+        # That queues are over is told once, and by nobody else.
+        return Appended(done=replace(done, wrong=(*done.wrong, told[1])))
 
 
 def verify(settings: ArchiveSettings) -> Verified:
