@@ -10,6 +10,7 @@ from tests.support.archiving import Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import DataLoss, Gone
+from tidemill.pipeline.offsets import Offsets
 
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
 
@@ -151,6 +152,24 @@ def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_delete
     every = Stream(cluster, topics="orders,payments", archivePath=archive.path)
     every.start = stream.start
     assert len(every.run()) == 7
+
+
+def test_a_new_queue_that_was_planned_without_an_archive_is_read_whole_from_it(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """Its topic was there when it was planned, and is deleted by now."""
+    cluster.add("orders", "a", 0, 10)
+    cluster.add("others", "a", 0, 50)
+    every = Stream(cluster, topicPattern="o.*")
+    assert len(every.run()) == 60
+    planned = Offsets.from_document(every.start)
+    known = {queue: at for queue, at in planned.at.items() if queue.topic == "orders"}
+    archive.append()
+    cluster.delete("others")
+    assert archive.append().over
+    stream = Stream(cluster, topicPattern="o.*", archivePath=archive.path)
+    stream.start, stream.planned = Offsets(at=known).as_document(), every.start
+    assert len(stream.run()) == 50
 
 
 def read_bodies(archive: Archived) -> list[bytes]:

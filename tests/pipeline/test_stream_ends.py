@@ -74,6 +74,48 @@ def test_a_stream_ends_in_the_topic_that_was_meant_though_its_name_is_given_agai
     assert stream.run() == []
 
 
+def test_a_name_is_of_no_topic_of_before_while_its_broker_is_away(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 10)
+    stream = Stream(
+        cluster, topic="orders", archivePath=archive.path,
+        endingOffsets='{"orders": {"a": {"0": 25}}}',
+    )  # fmt: skip
+    assert stream.run() == bodies(0, range(10))
+    cluster.add("orders", "a", 0, 10)
+    reader, _ = stream.reader()
+    limit = reader.getDefaultReadLimit()
+    cluster.away["a"] = 1
+    assert reader.latestOffset(stream.start, limit) == stream.start
+    assert stream.run() == bodies(0, range(10, 20))
+    cluster.delete("orders")
+    archive.append()
+    alone = Stream(
+        cluster, topic="orders", archivePath=archive.path,
+        endingOffsets='{"orders": {"a": {"0": 25}}}',
+    )  # fmt: skip
+    with pytest.raises(BadOption, match="queue 0 of orders at a, which is not there"):
+        alone.run()
+
+
+def test_a_batch_that_was_planned_beyond_where_the_stream_ends_is_cut(
+    cluster: FakeCluster,
+) -> None:
+    """As an earlier program planned those of a replay."""
+    cluster.add("orders", "a", 0, 40)
+    stream = Stream(cluster, topic="orders", endingOffsets='{"orders": {"a": {"0": 25}}}')
+    everywhere = Stream(cluster, topic="orders")
+    assert len(everywhere.run()) == 40
+    reader, _ = stream.reader()
+    start = Offsets(at=dict.fromkeys(Offsets.from_document(everywhere.start).at, 5)).as_document()
+    (part,) = reader.partitions(start, everywhere.start)
+    assert (part.part.start, part.part.end) == (5, 25)
+
+
 def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay.ReplaySettings:
     return replay.ReplaySettings(
         archive=archive.path, given={"topics": "orders"}, state=str(state),

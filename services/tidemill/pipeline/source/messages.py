@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
@@ -141,7 +141,7 @@ def _pieces(
             )
         at = end
     if to < part.end:
-        behind = of.ending_at(to) if to == of.end else None
+        behind = of.last_before(to) if to == of.end else None
         yield FromBroker(part=QueueRange(queue=queue, start=to, end=part.end), behind=behind)
 
 
@@ -375,9 +375,13 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._shorter |= view.taken_back(planned)
         given = Offsets.from_document(start).among(view.queues)
         until = planned.among(view.queues)
+        # An earlier program planned replays beyond where they end, and left the rest out later.
+        stops = self._places.stops(view) or {}
+        # Who planned it without an archive has found new queues at their brokers.
+        known = replace(given, knows_archive=given.knows_archive or not until.knows_archive)
         ranges = []
         for queue, planned_to in sorted(until.at.items()):
-            last = planned_to
+            last = min(planned_to, stops.get(queue, planned_to))
             first = given.at.get(queue)
             ends = view.queues.get(queue)
             if ends is None and self._has_lost(queue, view):
@@ -390,7 +394,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if ends is None or is_away:
                     raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
                 # This trigger found it. Where it ended then is where it starts, or where it began.
-                first = ends.min_offset if self._is_read_whole(queue, given, view) else last
+                first = ends.min_offset if self._is_read_whole(queue, known, view) else last
             least = first if ends is None or is_away else ends.min_offset  # Its tasks find out.
             if first < least and first < last:
                 tell = gaps_told(fails=self.options.fails_on_data_loss)

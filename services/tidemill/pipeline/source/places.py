@@ -209,15 +209,19 @@ class Places:
 
     def check_stops(self, view: View) -> None:
         """Raise BadOption where a stream is to end in queues that are not there."""
-        _named(self._options.end, view)
+        _named(self._options.end, view, by_name=view.is_at_its_broker)
 
     def stops(self, view: View) -> Mapping[Queue, int] | None:
-        """Return before which offsets a stream stops, of queues it reads any of; None: nowhere."""
+        """Return before which offsets a stream stops, of queues it reads any of; None: nowhere.
+
+        It looks again and again, also when a broker is away, or a topic is deleted: then a name
+        means none of those of before, which the archive has.
+        """
         if self._options.end.by_queue is None:
             return None
         return {
             queue: view.queues[queue].max_offset if at == LATEST else at
-            for _, queue, at in _found(self._options.end, view)
+            for _, queue, at in _found(self._options.end, view, view.is_at_its_broker)
             if queue is not None
         }
 
@@ -313,10 +317,16 @@ def _together(archived: QueueEnds, ends: QueueEnds) -> QueueEnds:
     )
 
 
-def _named(place: Place, view: View) -> dict[Queue, int]:
+def _anyone(_queue: Queue) -> bool:
+    return True
+
+
+def _named(
+    place: Place, view: View, *, by_name: Callable[[Queue], bool] = _anyone
+) -> dict[Queue, int]:
     """Return the queues that a user gave offsets for. Raises BadOption where there is none."""
     found = {}
-    for name, queue, offset in _found(place, view):
+    for name, queue, offset in _found(place, view, by_name):
         if queue is not None:
             found[queue] = offset
         elif name.broker not in view.unreachable:
@@ -324,12 +334,15 @@ def _named(place: Place, view: View) -> dict[Queue, int]:
     return found
 
 
-def _found(place: Place, view: View) -> Iterator[tuple[QueueName, Queue | None, int]]:
+def _found(
+    place: Place, view: View, by_name: Callable[[Queue], bool]
+) -> Iterator[tuple[QueueName, Queue | None, int]]:
     """Yield the names that a user gave offsets for, each with its queue, if that is there.
 
-    A name means the last queue of it; one before is named with its incarnation, `broker#LOG/7`.
+    A name means the last queue of it, of those which it may mean; one before is named with its
+    incarnation, `broker#LOG/7`.
     """
-    last = {queue.name: queue for queue in view.queues}
+    last = {queue.name: queue for queue in view.queues if by_name(queue)}
     whole = {
         QueueName(queue.topic, f"{queue.broker}#{queue.incarnation}", queue.queue_id): queue
         for queue in view.queues
