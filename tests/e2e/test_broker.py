@@ -16,6 +16,7 @@ from tests.support.engine_world import blob
 from tests.support.eventually import eventually
 from tests.support.grpcio_client import is_serving, read, reflected_services
 from tests.support.processes import broker, descendants, is_running
+from tidemill.common.errors import Overloaded
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.link.commands import ENSURE
 from tidemill.proxy.metrics import ProxyMetrics
@@ -156,19 +157,22 @@ def test_many_large_messages_are_received_over_one_connection(
             *[link.append(topic, 0, LARGE, timeout_ms=TIMEOUT_MS) for _ in range(count)]
         )
 
-        async def pop() -> int:
+        async def pop() -> int | None:
             request = pb.PopRequest(
                 group_id=group, topic_id=topic, max_messages=32, invisible_duration_ms=600_000
             )
-            reply = await link.pop(request, timeout_ms=TIMEOUT_MS)
+            try:
+                reply = await link.pop(request, timeout_ms=TIMEOUT_MS)
+            except Overloaded:
+                return None  # Nothing was popped: this process was slow to read.
             assert all(blob == LARGE for batch in reply.batches for blob in batch.blobs)
             return sum(len(batch.blobs) for batch in reply.batches)
 
         received = 0
         while received < count:
             counts = await asyncio.gather(*[pop() for _ in range(pops_at_once)])
-            assert any(counts)
-            received += sum(counts)
+            assert counts != [0] * pops_at_once, "there are more, and nobody was given one"
+            received += sum(filter(None, counts))
         assert received == count
 
     async def main(address: str) -> None:
