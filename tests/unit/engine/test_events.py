@@ -13,8 +13,9 @@ from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.events.reader import RECORDS_A_STEP
 from tidemill.broker.engine.layout.ack import ENTRIES_MAX
+from tidemill.broker.engine.layout.message import PLACE
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
 from tidemill.broker.engine.pop.renewals import MINUTE_MS
 from tidemill.common.errors import LogChanged
 
@@ -374,6 +375,18 @@ def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> 
             pass
         assert reader.damaged_bytes == third - second, at - second
         assert reader.take() == others
+        # Who asks for something else is told of what may be that alone: a head tells the topic.
+        for query in (
+            EventQuery(topics=frozenset(["other"])),
+            EventQuery(kinds=frozenset([EventKind.ACKED])),
+        ):
+            asked = world.engine.read_events(
+                query, from_position=0, log_bytes_max=NO_END, events_max=NO_END
+            )
+            while asked.step():
+                pass
+            is_in_head = at < second + HEADER_SIZE + PLACE.size
+            assert asked.damaged_bytes in ({0, third - second} if is_in_head else {0}), at - second
         world.disk.damage(name, at)  # As it was.
     assert read(world) == events
 

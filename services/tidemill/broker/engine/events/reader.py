@@ -263,12 +263,15 @@ class _Maker:
     # ------------------------------------------------------------ messages
 
     def of_message(self, record: Record) -> Event | None:
-        """Return the event of a MESSAGE record, if it is wanted. Raises ValueError if damaged."""
+        """Return the event of a MESSAGE record, if it is wanted. Raises ValueError if damaged.
+
+        Which topic and what kind it is of is in the head, which the walk has verified; the id is
+        not, so a message that is wanted is looked at as a whole.
+        """
         header, body, blob = record
-        # The walk has verified the head alone, and the id is not in it.
-        if crc32(blob) != header.tail_crc:
-            raise ValueError("the message is damaged")
         topic_id, queue_id, attempts, queue_offset = _unpack_place(body)
+        if self._message_id:
+            _check(header, blob)
         fields = _unpack_fields(blob)
         flags = header.flags
         if not flags:
@@ -285,6 +288,7 @@ class _Maker:
             is_all = not (self._kinds or self._topics or self._message_id)
             if not (is_all or self._is_wanted(_STORED, topic, known)):
                 return None
+            _check(header, blob)
             return _tuple(Event, (
                 header.log_offset, 0, _STORED, header.stored_at_ms, topic, queue_id,
                 queue_offset, topic_id, known.message_id, "", 0, 0, "", "", "", 0, 0, 0, 0,
@@ -301,7 +305,10 @@ class _Maker:
             event = self._of_outcome(event, body)
         else:
             event = self._of_schedule(event, body, queue_id, flags)
-        return event if self._is_wanted(event.kind, event.topic, known) else None
+        if not self._is_wanted(event.kind, event.topic, known):
+            return None
+        _check(header, blob)
+        return event
 
     def _of_copy(self, event: Event, body: memoryview, attempts: int) -> Event:
         cause = message.decode_cause(body)
@@ -547,6 +554,11 @@ class _Maker:
                     consumer_group=self._lookup.group_name(one.group_id),
                     reason="retention", end_offset=one.end,
                 )  # fmt: skip
+
+
+def _check(header: Header, blob: memoryview | bytes) -> None:
+    if crc32(blob) != header.tail_crc:
+        raise ValueError("the message is damaged")
 
 
 _INDEXES: Final[dict[int, tuple[int, ...]]] = {}
