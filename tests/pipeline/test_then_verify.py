@@ -47,6 +47,7 @@ def test_what_keeps_all_from_being_archived_does_not_keep_it_from_being_sealed(
         job.append()
     appended = run_once(job)
     assert "there is no topic nosuch" in appended.done.wrong[0]
+    assert isinstance(appended.ended_by, BadOption), "who goes on ends with it"
     assert appended.verified is not None
     assert archive.sealed() == [("orders", 10, 10)]
 

@@ -40,6 +40,7 @@ class Appended:
 
     done: Done
     verified: Verified | None = None  # where that was wanted, and there is an archive
+    ended_by: Exception | None = None  # what kept all from being archived, for who goes on
 
 
 def append(
@@ -82,6 +83,8 @@ def append(
             for sentence in (*done.over, *done.wrong, *(verified.wrong if verified else ())):
                 say(sentence)
                 end_line()
+            if appended.ended_by is not None:
+                raise appended.ended_by
             time.sleep(every_s)
 
 
@@ -89,6 +92,7 @@ def append_once(job: ArchiveJob, tell: Callable[[Done], None], *, then_verify: b
     """Archive what is there once, and verify it where that is wanted."""
     if not then_verify:
         return Appended(done=job.append(tell))
+    ended_by = None
     try:
         done = job.append(tell)
     except Exception as error:  # Spark wraps what a task has raised.
@@ -97,14 +101,16 @@ def append_once(job: ArchiveJob, tell: Callable[[Done], None], *, then_verify: b
         if told is None or told[0] == Unreachable.__name__ or not job.is_there:
             raise
         done = Done(rows=0, bytes=0, batches=0, waiting=0, wrong=(told[1],))
+        ended_by = error
     try:
-        return Appended(done=done, verified=job.verify() if job.is_there else None)
+        verified = job.verify() if job.is_there else None
+        return Appended(done=done, verified=verified, ended_by=ended_by)
     except Exception as error:
         told = told_by(error)
         if told is None or not (done.over or done.wrong):
             raise
         # That queues are over is told once, and by nobody else.
-        return Appended(done=replace(done, wrong=(*done.wrong, told[1])))
+        return Appended(done=replace(done, wrong=(*done.wrong, told[1])), ended_by=ended_by)
 
 
 def verify(settings: ArchiveSettings) -> Verified:
