@@ -26,7 +26,7 @@ def auto_stream(archive: Archived, **options: str) -> Stream:
 
 @pytest.mark.parametrize("away", ["removed", "deleted", "anew"])
 def test_a_batch_has_what_no_broker_has_any_more(
-    cluster: FakeCluster, archive: Archived, away: str
+    cluster: FakeCluster, archive: Archived, away: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("orders", "a", 0, 30)
     cluster.add("others", "b", 0, 10)
@@ -40,9 +40,13 @@ def test_a_batch_has_what_no_broker_has_any_more(
             cluster.delete("orders")
             cluster.add("orders", "a", 0, 5)
     behind = list(range(5)) if away == "anew" else []
-    assert read_auto(archive) == [*range(30), *behind]
-    assert read_auto(archive, startingTimestamp=str(FIRST_STORED_AT_MS)) == [*range(30), *behind]
     assert read_auto(archive, startingOffsets="latest") == []
+    # Whether there was more of it nobody can say.
+    rest = "up to offset 30: what stood behind it, if anything did, is gone"
+    assert rest not in caplog.text
+    assert read_auto(archive) == [*range(30), *behind]
+    assert rest in caplog.text
+    assert read_auto(archive, startingTimestamp=str(FIRST_STORED_AT_MS)) == [*range(30), *behind]
 
 
 def test_who_names_a_place_gets_nothing_of_a_topic_of_before(
@@ -152,6 +156,51 @@ def test_a_stream_whose_checkpoint_knew_no_archive_does_not_read_what_was_delete
     every = Stream(cluster, topics="orders,payments", archivePath=archive.path)
     every.start = stream.start
     assert len(every.run()) == 7
+
+
+def test_a_stream_that_asked_for_nothing_of_a_deleted_topic_loses_nothing_with_it(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """Though nobody has written down that it is over."""
+    cluster.add("orders", "a", 0, 10)
+    cluster.add("orders", "b", 0, 10)
+    archive.append()
+    away = cluster.brokers["b"]
+    cluster.remove("b")
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 20)
+    place = json.dumps({"orders": {"a": {"0": 18}}})
+    latest = auto_stream(archive, startingOffsets="latest")
+    named = auto_stream(archive, startingOffsets=place)
+    before = Stream(cluster, topic="orders")
+    before.run()
+    known = auto_stream(archive)
+    known.start = before.start
+    assert (latest.run(), len(named.run()), known.run()) == ([], 2, [])
+    for _ in range(2):
+        cluster.add("orders", "a", 0, 5)
+        assert [len(stream.run()) for stream in (latest, named, known)] == [5, 5, 5]
+    # A broker group that is there again with its store goes on where it was.
+    cluster.brokers["b"] = away
+    cluster.add("orders", "b", 0, 3)
+    assert [len(stream.run()) for stream in (latest, named)] == [3, 3]
+
+
+def test_a_queue_that_a_topic_is_given_is_not_of_a_topic_that_was_made_anew(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """Though the archive has one of before of its name."""
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 10)
+    stream = auto_stream(archive, newQueues="latest", failOnDataLoss="false")
+    assert len(stream.run()) == 20
+    cluster.add("orders", "a", 1, 10)
+    assert stream.run() == []
+    cluster.delete("orders")
+    cluster.add("orders", "a", 0, 7)
+    assert len(stream.run()) == 7
 
 
 def test_a_new_queue_that_was_planned_without_an_archive_is_read_whole_from_it(

@@ -8,7 +8,7 @@ the one log and the one topic that they were told of (ADR 0054).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, final
 
 from tidemill.pipeline.errors import PipelineError
@@ -100,20 +100,19 @@ class Offsets:
 
     `knows_archive`: queues that only the archive of `readMode=auto` has are among them, too. A
     checkpoint of before, or of another mode, has none of those, though they may have been read.
+    `passed`: those of them of which nothing was asked for, and where they ended then. That they are
+    there no more is nobody's loss; when a broker has one again, it is read from there.
     """
 
     at: Mapping[Queue, int]
     knows_archive: bool = False
+    passed: Mapping[Queue, int] = field(default_factory=dict)
 
     def as_document(self) -> dict[str, Any]:
         """Return what Spark keeps."""
-        places: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
-        for queue in sorted(self.at):
-            brokers = places.setdefault(queue.topic, {})
-            of = brokers.setdefault(queue.broker, {}).setdefault(str(queue.incarnation), {})
-            of[str(queue.queue_id)] = self.at[queue]
         known = {"archive": True} if self.knows_archive else {}
-        return {"v": VERSION, "o": places, **known}
+        passed = {"passed": _as_places(self.passed)} if self.passed else {}
+        return {"v": VERSION, "o": _as_places(self.at), **known, **passed}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Offsets:
@@ -127,14 +126,9 @@ class Offsets:
                 f" version {VERSION} and the one before: start it with a new checkpoint"
             )
         return cls(
-            at={
-                Queue(topic, broker, int(queue), Incarnation.of(text)): int(offset)
-                for topic, brokers in document["o"].items()
-                for broker, incarnations in brokers.items()
-                for text, queues in incarnations.items()
-                for queue, offset in queues.items()
-            },
+            at=_of_places(document["o"]),
             knows_archive=bool(document.get("archive", False)),
+            passed=_of_places(document.get("passed", {})),
         )
 
     def among(self, queues: Iterable[Queue]) -> Offsets:
@@ -149,6 +143,25 @@ class Offsets:
             named.setdefault(queue.name, []).append(queue)
         places = {_with_log(queue, named.get(queue.name, [])): at for queue, at in self.at.items()}
         return replace(self, at=places)
+
+
+def _as_places(at: Mapping[Queue, int]) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
+    places: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
+    for queue in sorted(at):
+        brokers = places.setdefault(queue.topic, {})
+        of = brokers.setdefault(queue.broker, {}).setdefault(str(queue.incarnation), {})
+        of[str(queue.queue_id)] = at[queue]
+    return places
+
+
+def _of_places(places: Mapping[str, Any]) -> dict[Queue, int]:
+    return {
+        Queue(topic, broker, int(queue), Incarnation.of(text)): int(offset)
+        for topic, brokers in places.items()
+        for broker, incarnations in brokers.items()
+        for text, queues in incarnations.items()
+        for queue, offset in queues.items()
+    }
 
 
 def _without_logs(document: Mapping[str, Any]) -> Iterable[tuple[Queue, int]]:

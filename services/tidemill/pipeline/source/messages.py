@@ -205,6 +205,9 @@ class MessageReader(DataSourceReader):
                 continue
             first, last = self.wanted.bounds(start, ends[queue])
             first = self._after_gap(view, queue, first, last)
+            if first < last and view.has_lost_rest(queue, last):
+                # Whoever has read all that is there need not have lost anything.
+                tell_rest_lost(queue, last, fails=False)
             ranges.append(QueueRange(queue=queue, start=first, end=last))
         return list(plan_ranges(self.options, ranges, view))
 
@@ -299,6 +302,18 @@ class PushdownMessageReader(MessageReader):
 # ---------------------------------------------------------------- stream
 
 
+def _take_passed(places: dict[Queue, int], view: View) -> dict[Queue, int]:
+    """Take the queues that only the archive has out of new places, of which nothing is read."""
+    passed = {
+        queue: at
+        for queue, at in places.items()
+        if not view.is_at_its_broker(queue) and at == view.queues[queue].max_offset
+    }
+    for queue in passed:
+        del places[queue]
+    return passed
+
+
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of messages. Lives beside the driver; `read` runs in executors."""
 
@@ -326,7 +341,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._places.check_stops(view)
         starts = self._places.resolve(self.options.start, view, word=LATEST)
         self._places.check_young(starts, view)
-        return Offsets(at=starts, knows_archive=self._places.are_both).as_document()
+        passed = _take_passed(starts, view)
+        begin = Offsets(at=starts, knows_archive=self._places.are_both, passed=passed)
+        return begin.as_document()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
         """Return what the options say of a trigger."""
@@ -341,11 +358,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = self._look(Offsets.from_document(start))
         given = Offsets.from_document(start).among(view.queues)
         begin = self._begin(given, view)
+        new_places = {queue: at for queue, at in begin.items() if queue not in given.at}
+        passed = {queue: at for queue, at in given.passed.items() if queue not in begin}
+        passed |= _take_passed(new_places, view)
+        begin = {queue: at for queue, at in begin.items() if queue not in passed}
         # Of one that is new its place alone, so that what is gone of it by then is found out.
         target = self._reachable_ends(begin, view)
-        new = {queue: at for queue, at in begin.items() if queue not in given.at}
-        target |= new
-        if not new and self._waits_for_more(begin, target):
+        target |= new_places
+        if not new_places and self._waits_for_more(begin, target):
             return start
         if isinstance(limit, ReadMaxRows):
             target = plan.take_rows(begin, target, limit.max_rows)
@@ -354,7 +374,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             target = plan.take_bytes(begin, target, per_row, limit.max_bytes)
         # Of a broker that is away nobody can say yet what only the archive has.
         is_known = given.knows_archive or not view.unreachable
-        reached = Offsets(at=target, knows_archive=self._places.are_both and is_known)
+        reached = Offsets(
+            at=target, knows_archive=self._places.are_both and is_known, passed=passed
+        )
         if reached == given:
             return start  # Nothing new: the same text.
         self._last_batch_s = time.monotonic()
@@ -382,7 +404,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = []
         for queue, planned_to in sorted(until.at.items()):
             last = min(planned_to, stops.get(queue, planned_to))
-            first = given.at.get(queue)
+            first = given.at.get(queue, given.passed.get(queue))
             ends = view.queues.get(queue)
             if ends is None and self._has_lost(queue, view):
                 if first is None or first < last:
@@ -451,7 +473,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         tell_rest_lost(queue, archived_to, fails=self.options.fails_on_data_loss)
                     self._rests_told.add(queue)
                     begin[queue] = archived_to
+        for queue, at in given.passed.items():
+            if view.is_at_its_broker(queue):
+                begin[queue] = self._at_most_its_end(queue, at, view, "was known up to")
         for queue, ends in view.queues.items():
+            if queue in given.passed:
+                continue
             # Of what a broker that is away may have more of before, the beginning is not known.
             if queue not in begin and queue.broker not in view.unreachable:
                 is_whole = self._is_read_whole(queue, given, view)
@@ -487,11 +514,15 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if not (given.knows_archive or view.is_at_its_broker(found)):
             return False
-        return self.options.new_queues == EARLIEST or any(
-            (queue.topic, queue.broker) == (found.topic, found.broker)
-            and queue.incarnation != found.incarnation
+        if self.options.new_queues == EARLIEST:
+            return True
+        incarnations = {
+            queue.incarnation
             for queue in given.at
-        )
+            if (queue.topic, queue.broker) == (found.topic, found.broker)
+        }
+        # Of a topic that is known it is a queue that it was given.
+        return bool(incarnations) and found.incarnation not in incarnations
 
     def _reachable_ends(self, begin: Mapping[Queue, int], view: View) -> dict[Queue, int]:
         """Return how far there is something to read, at most to the frozen target of this run."""
