@@ -32,7 +32,7 @@ _OF_FILES: Final = (
 _NOT_STARTED: Final = "Python worker failed to connect back"
 _START_AGAIN: Final = (
     "Spark gave up waiting for its Python process, which had not started after 10 s: the machine"
-    " had too little to spare for it. Nothing was done; start it again"
+    " had too little to spare for it. Start it again: it goes on where it was"
 )
 
 
