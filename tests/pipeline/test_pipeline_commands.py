@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from typer.testing import CliRunner
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import command, environment
-from tidemill.cli.pipeline import EXIT_DAMAGED, app
-from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE
+from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, app
+from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
 
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 RIGHT = '{"message_id": "a", "topic": "t"}\n'
@@ -35,6 +36,13 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         ("replay --from nosuch --into t --state s", "there is no archive at nosuch"),
         ("replay --from nosuch --into t --state s --option bogus", "bogus is not name=value"),
         ("archive --to file", "file is no folder"),
+        ("archive-verify --to file", "file is no folder"),
+        ("archive-expire --to file --days 1", "file is no folder"),
+        ("archive-vacuum --to file", "file is no folder"),
+        ("archive --to a -O pulBatchSize=3", "pullBatchSize"),
+        ("replay --from a --into t --state s --speed 3", "--speed 3 is with --timing scaled"),
+        ("archive --to a -O topic", "topic is not name=value"),
+        ('audit --to a -O startingOffsets={"a":{"0":5}}', '{"TOPIC": {"BROKER-GROUP": {"QUEUE"'),
         ("audit --to a --sends nofile", "--sends nofile: there is no such file"),
         ("audit --to a --sends text", "--sends text, line 2: it is no JSON with a message_id: not"),
         ("audit --to a --sends ids", "--sends ids, line 3: it is no JSON with a message_id"),
@@ -53,7 +61,7 @@ def test_wrong_input_is_a_sentence(
     done = CliRunner().invoke(app, line.split())
     assert sentence in done.output
     assert "Traceback" not in done.output
-    assert done.exit_code == EXIT_REFUSED
+    assert done.exit_code == EXIT_USAGE
     assert not Path("nosuch").exists()
 
 
@@ -61,7 +69,7 @@ def test_a_window_is_a_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["audit", "--to", "a", "--window", "5 bananas"])
     assert "--window 5 bananas: it is a duration" in done.output
-    assert done.exit_code == EXIT_REFUSED
+    assert done.exit_code == EXIT_USAGE
 
 
 @pytest.mark.parametrize(
@@ -87,6 +95,29 @@ def test_a_file_of_options_is_read_or_a_sentence(
     assert sentence in done.output
     assert "Traceback" not in done.output
     assert done.exit_code != 0
+
+
+def test_ctrl_c_ends_a_job_with_a_sentence(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.add("orders", "a", 0, 20)
+    line = f"pipeline archive --to {tmp_path / 'a'} --endpoints {cluster.endpoint} --every 3600"
+    job = subprocess.Popen(
+        command(*line.split(), "--master", "local[1]"),
+        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert job.stderr is not None
+    told = []
+    try:
+        for sentence in job.stderr:
+            told.append(sentence)
+            if "archived 20 messages" in sentence:
+                job.send_signal(signal.SIGINT)
+        assert job.wait(RUN_S) == EXIT_INTERRUPTED, told
+    finally:
+        job.kill()
+        job.wait()
+        job.stderr.close()
+    assert told[-1] == "error: ended by Ctrl-C: start it again, and it goes on where it was\n"
+    assert not any("Traceback" in sentence for sentence in told)
 
 
 @pytest.mark.large

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 import yaml
 
-from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, fail
+from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from tidemill.cli.times import INSTANT, instant_ms, utc
 from tidemill.pipeline.priority import Priority, give_way
 
@@ -38,6 +38,7 @@ def beside_brokers(
 
 EXIT_FOUND = 2  # of an audit that found what must not be
 EXIT_DAMAGED = 1  # as of `tidemill store`
+EXIT_INTERRUPTED = 130  # as shells tell of who was ended by Ctrl-C
 
 R = TypeVar("R")
 
@@ -134,7 +135,7 @@ def _pairs(more: list[str] | None) -> dict[str, str]:
     for pair in more or ():
         name, found, value = pair.partition("=")
         if not found:
-            fail(f"--option {pair} is not name=value", EXIT_REFUSED)
+            fail(f"--option {pair} is not name=value", EXIT_USAGE)
         given[name] = value
     return given
 
@@ -150,11 +151,16 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
         fail(str(error), EXIT_REFUSED)
     try:
         return work(importlib.import_module(module))
+    except KeyboardInterrupt:
+        fail("ended by Ctrl-C: start it again, and it goes on where it was", EXIT_INTERRUPTED)
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
         if told is not None:
-            is_away = told[0] == errors.Unreachable.__name__
-            fail(told[1], EXIT_UNREACHABLE if is_away else EXIT_REFUSED)
+            statuses = {
+                errors.Unreachable.__name__: EXIT_UNREACHABLE,
+                errors.BadOption.__name__: EXIT_USAGE,
+            }
+            fail(told[1], statuses.get(told[0], EXIT_REFUSED))
         if isinstance(error, OSError):  # A folder or a file that is not what it should be.
             fail(str(error), EXIT_REFUSED)
         raise
@@ -276,7 +282,7 @@ def archive_verify(
         fail(
             "archive-verify has no --allow-loss any more: what retention took is sealed without it,"
             " and what a store had that is not there any more with --store-is-gone",
-            EXIT_REFUSED,
+            EXIT_USAGE,
         )
     given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
     verified = _run(
@@ -422,7 +428,8 @@ def delay_accuracy(
     )
     names = ("topic", "band", "count", "early", "p50", "p90", "p99", "p999", "max")
     typer.echo("", err=True)
-    _table([name.upper() for name in names], [[band[n] for n in names] for band in measured.bands])
+    heads = [f"{name.upper()} MS" if name[0] in "pm" else name.upper() for name in names]
+    _table(heads, [[band[n] for n in names] for band in measured.bands])
     for sentence in measured.unreadable:
         typer.echo(f"not measured: {sentence}", err=True)
     for sentence in measured.worse:
@@ -483,6 +490,8 @@ def replay(
     Example: tidemill pipeline replay --from ./archive --into again --state ./replay -t orders
     """
     del config
+    if speed != 1.0 and timing is not ReplayTiming.SCALED:
+        fail(f"--speed {speed:g} is with --timing scaled", EXIT_USAGE)
     given = _given(endpoints, topic, topic_pattern or EVERY_TOPIC, None)
     sink = {"endpoints": endpoints, "topic": into}
     if rate is not None:

@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import histogram_family
+from tidemill.pipeline.errors import BadOption
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -111,6 +112,9 @@ class PipelineMetrics:
 
 
 def serve(metrics: PipelineMetrics, port: int) -> None:
-    """Serve `/metrics` until the process ends; port 0 serves nothing."""
+    """Serve `/metrics` until the process ends; port 0 serves nothing. Raises BadOption."""
     if port:
-        prometheus_client.start_http_server(port, registry=metrics.registry())
+        try:
+            prometheus_client.start_http_server(port, registry=metrics.registry())
+        except OSError as error:
+            raise BadOption(f"metrics cannot be served on port {port}: {error.strerror}") from error

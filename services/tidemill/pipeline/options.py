@@ -93,7 +93,7 @@ SOURCE: Final = (
         " to their end; a stream nothing of them, of the others nothing behind the offset, which"
         " may be one that is not there yet, and it waits on.",
     ),
-    _both("startingTimestamp", "", "ISO 8601 or milliseconds; wins over offsets."),
+    _both("startingTimestamp", "", "ISO 8601, without a zone UTC, or ms; wins over offsets."),
     _batch("endingTimestamp", "", "As above; what was stored then or later is left out."),
     _both("startingTimestampStrategy", "error", "No message is that young: `error`, or `latest`."),
     _stream("maxRowsPerTrigger", "", "Shared by queues in proportion to their backlog."),
@@ -124,7 +124,7 @@ SINK: Final = (
     _both("sendTimeoutMs", "3000", "How long one send may take."),
     _both("maxRatePerTask", "", "Messages a second of one task."),
     _both("onError", "fail", "`fail`, or `dead-letter`: bad rows go to deadLetterPath."),
-    _both("deadLetterPath", "", "Folder of the table of bad rows, Parquet."),
+    _both("deadLetterPath", "", "Folder of the table of bad rows, Parquet: row, body, why."),
 )
 
 
@@ -512,7 +512,9 @@ def _by_queue(values: _Values, name: str, text: str, *, is_end: bool) -> ByQueue
             for topic, brokers in json.loads(text).items()
         }
     except (ValueError, AttributeError, TypeError) as error:
-        values.refuse(name, f"it is not offsets by topic, broker group and queue: {error}")
+        why = f": {error}" if isinstance(error, ValueError) else ""
+        form = '{"TOPIC": {"BROKER-GROUP": {"QUEUE": OFFSET}}}'
+        values.refuse(name, f"it is not offsets by topic, broker group and queue, {form}{why}")
 
 
 def _offset(value: object, least: int) -> int:

@@ -35,9 +35,12 @@ def build_spark(
 ) -> SparkSession:
     """Return a session with what the pipeline needs set; source and sink Spark finds by itself.
 
+    Raises PipelineError where Spark or Java is not there.
+
     Without a master it is the one that `spark-submit` says, or `local[*]`.
     """
     check_spark()
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     # Planning workers would otherwise be another Python, without what is installed here.
@@ -50,7 +53,13 @@ def build_spark(
         builder = builder.master("local[*]")
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        where = f"JAVA_HOME is {home}" if (home := os.environ.get("JAVA_HOME")) else "no JAVA_HOME"
+        raise PipelineError(f"Java 17 or 21, which Spark needs, does not start ({where})") from None
 
 
 def is_submitted() -> bool:

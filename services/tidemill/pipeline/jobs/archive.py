@@ -49,6 +49,7 @@ from tidemill.pipeline.jobs.gate import Gate
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueRange, split, take_rows
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
 from tidemill.pipeline.pulling import TAKEN
+from tidemill.pipeline.source.topics import meant, names_of
 
 BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
 TASK_ROWS: Final = 100_000  # of one task, so that a few large queues keep all cores at work
@@ -197,7 +198,11 @@ class ArchiveJob:
         known |= {key.topic for key in self._archive().queues}
         missing = sorted(set(self._options.topics.names) - known)
         if missing:
-            raise BadOption(f"there is no topic {', '.join(missing)}, and none in the archive")
+            everything = known | names_of(connect(self._options.connection))
+            raise BadOption(
+                f"there is no topic {', '.join(missing)}, and none in the archive"
+                f"{meant(missing[0], everything)}"
+            )
 
     def _leave_out_restored(self, cluster: Cluster) -> None:
         """Leave out broker groups of which a queue ends before what is archived of it.
@@ -336,6 +341,14 @@ class ArchiveJob:
         """Raise BadOption where nothing was ever archived."""
         if not self.is_there:
             raise BadOption(f"there is no archive at {self._store.path}")
+
+    def check_archived(self, topics: Iterable[str]) -> None:
+        """Raise BadOption for a topic of which the archive has nothing."""
+        known = {key.topic for key in self._archive().queues}
+        missing = sorted(set(topics) - known)
+        if missing:
+            near = meant(missing[0], known)
+            raise BadOption(f"the archive has no topic {', '.join(missing)}{near}")
 
     def verify(self) -> Verified:
         """Compare what is not sealed, seal what agrees, and return what does not.

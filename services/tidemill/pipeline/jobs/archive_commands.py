@@ -12,7 +12,14 @@ from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.errors import Unreachable, told_by
 from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, Verified, check_options
-from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
+from tidemill.pipeline.jobs.running import (
+    Run,
+    check_folder,
+    end_line,
+    progress_line,
+    recorded,
+    session,
+)
 from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.options import parse_source
 
@@ -116,8 +123,12 @@ def append_once(job: ArchiveJob, tell: Callable[[Done], None], *, then_verify: b
 def verify(settings: ArchiveSettings) -> Verified:
     """Compare what is not sealed with the broker; return what is wrong."""
     _check_there(settings)
+    say = progress_line()
+    say("starting Spark")
     with _job("archive-verify", settings) as (job, run):
+        say("comparing what is not sealed")
         verified = job.verify()
+        end_line()
         run.detail.update(asdict(verified))
         return verified
 
@@ -125,16 +136,23 @@ def verify(settings: ArchiveSettings) -> Verified:
 def compact(settings: ArchiveSettings) -> tuple[int, int]:
     """Make larger files of small ones; return how many there were and are."""
     _check_there(settings)
+    say = progress_line()
+    say("starting Spark")
     with _job("archive-compact", settings) as (job, _):
-        return job.compact()
+        say("writing small files together")
+        done = job.compact()
+        end_line()
+        return done
 
 
 def expire(settings: ArchiveSettings, *, days: float) -> int:
     """Let go of what is older; return how many files that were. Needs no Spark."""
     options = parse_source(settings.given, is_stream=False)
     clock = SystemClock()
+    check_folder(options.archive_path)
     job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=clock.wall_ms)
     job.check_there()
+    job.check_archived(options.topics.names)
     before_ms = clock.wall_ms() - round(days * DAY_MS)
     with recorded("archive-expire", options.archive_path):
         return job.expire(before_ms=before_ms, topics=options.topics.names)
@@ -143,6 +161,7 @@ def expire(settings: ArchiveSettings, *, days: float) -> int:
 def vacuum(settings: ArchiveSettings) -> int:
     """Delete files that no entry of the manifest names; return how many. Needs no Spark."""
     options = parse_source(settings.given, is_stream=False)
+    check_folder(options.archive_path)
     job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
     job.check_there()
     with recorded("archive-vacuum", options.archive_path):
@@ -152,6 +171,7 @@ def vacuum(settings: ArchiveSettings) -> int:
 def _check_there(settings: ArchiveSettings) -> None:
     """Raise BadOption where there is no archive, before Spark is started for it."""
     options = parse_source(settings.given, is_stream=False)
+    check_folder(options.archive_path)
     ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms).check_there()
 
 

@@ -10,7 +10,9 @@ import contextlib
 import json
 import logging
 import secrets
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +32,8 @@ SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins t
 # So that a join or an aggregate needs little before it spills, and what is kept makes room for it.
 LITTLE_MEMORY: Final = {"spark.buffer.pageSize": "2m", "spark.memory.storageFraction": "0.1"}
 QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
+
+_OF_PY4J: Final = "KeyboardInterrupt while sending command"
 
 Say = Callable[[str], None]
 
@@ -61,21 +65,22 @@ def session(
     # A JVM that runs already has read its settings of log4j, and is told the level, which it tells.
     quiet = {"spark.log.level": "ERROR"} if is_submitted() else {}
 
-    spark = build_spark(
-        f"tidemill {name}",
-        master=master,
-        settings={
-            "spark.driver.memory": DRIVER_MEMORY,
-            **LITTLE_MEMORY,
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            # Of a terminal; without them Spark makes 200 tasks of every shuffle.
-            "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
-            **quiet,
-            **(settings or {}),
-        },
-    )
+    with _interrupted_later():
+        spark = build_spark(
+            f"tidemill {name}",
+            master=master,
+            settings={
+                "spark.driver.memory": DRIVER_MEMORY,
+                **LITTLE_MEMORY,
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                # Of a terminal; without them Spark makes 200 tasks of every shuffle.
+                "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+                "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
+                **quiet,
+                **(settings or {}),
+            },
+        )
     try:
         yield spark
     finally:
@@ -83,10 +88,32 @@ def session(
 
 
 @contextlib.contextmanager
-def recorded(job: str, folder: str) -> Iterator[Run]:
-    """Keep a record of the block as a run of a job; of a failure, too."""
+def _interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block, in which Spark is started, and be one from then on.
+
+    PySpark's own handler calls the JVM in the middle of another call, and that fails with a trace;
+    and py4j, whose call is ended by it, tells another one.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+        logging.getLogger().addFilter(lambda told: _OF_PY4J not in told.getMessage())
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def check_folder(folder: str) -> None:
+    """Raise BadOption for a file where a folder is to be."""
     if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
         raise BadOption(f"{folder} is no folder")
+
+
+@contextlib.contextmanager
+def recorded(job: str, folder: str) -> Iterator[Run]:
+    """Keep a record of the block as a run of a job; of a failure, too."""
+    check_folder(folder)
     clock = SystemClock()
     run = Run(
         job=job,

@@ -50,9 +50,14 @@ def names_of(client: Client) -> set[str]:
 
 
 def _sentence(missing: list[str], everything: Collection[str], options: SourceOptions) -> str:
-    sentence = f"there is no topic {', '.join(missing)}{_where(options)}"
-    near = difflib.get_close_matches(missing[0], everything, n=1, cutoff=0.5)
-    return f"{sentence}; did you mean {near[0]}?" if near else sentence
+    where = _where(options)
+    return f"there is no topic {', '.join(missing)}{where}{meant(missing[0], everything)}"
+
+
+def meant(name: str, everything: Collection[str]) -> str:
+    """Return the end of a sentence on a name that is nowhere, where one is much like it."""
+    near = difflib.get_close_matches(name, everything, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _where(options: SourceOptions) -> str:
