@@ -108,7 +108,9 @@ SOURCE: Final = (
     _both("includeBody", "true", "Whether bodies are asked for; `body_crc32` goes with them."),
     _both("bodyEncoding", "decode", "`decode`: bodies as they were sent; `raw`: as stored."),
     _batch("pushdown", "false", "Whether predicates are handed to the source; see the docs."),
-    _both("readMode", "auto", "`auto`, `archive` or `broker`; without archivePath `auto` is `broker`."),
+    _both(
+        "readMode", "auto", "`auto`, `archive` or `broker`; `auto` without archivePath is `broker`."
+    ),
     _both("archivePath", "", "Where the archive is."),
     _both("pullBatchSize", "16384", "Messages of one call; its answer comes in pages of 128 KiB."),
     _both("maxRatePerTask", "", "Messages a second that a task reads from brokers, evenly."),
