@@ -41,6 +41,7 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         ("archive-vacuum --to file", "file is no folder"),
         ("archive --to a -O pulBatchSize=3", "pullBatchSize"),
         ("replay --from a --into t --state s --speed 3", "--speed 3 is with --timing scaled"),
+        ("delay-accuracy --to a -O failOnDataLos=false", "failOnDataLoss"),
         ("archive --to a -O topic", "topic is not name=value"),
         ('audit --to a -O startingOffsets={"a":{"0":5}}', '{"TOPIC": {"BROKER-GROUP": {"QUEUE"'),
         ("audit --to a --sends nofile", "--sends nofile: there is no such file"),

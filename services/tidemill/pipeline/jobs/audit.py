@@ -96,6 +96,7 @@ def run(settings: AuditSettings) -> Verdict:
     check_window(settings.window)
     if settings.sends and "://" not in settings.sends:
         check_sends(Path(settings.sends))
+    check_options(settings.given)
     say = progress_line()
     say("starting Spark")
     with recorded("audit", settings.to) as record, session("audit", settings.master) as spark:
@@ -119,6 +120,11 @@ def run(settings: AuditSettings) -> Verdict:
             metrics.findings = verdict.by_topic()
             metrics.write(settings.metrics_file)
         return verdict
+
+
+def check_options(given: Mapping[str, str]) -> None:
+    """Raise BadOption for what a read of events would refuse, before Spark is started for it."""
+    parse_source({**given, "dataset": "events"}, is_stream=False)
 
 
 def read_events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.audit import check_any, read_events, unreadable_in
+from tidemill.pipeline.jobs.audit import check_any, check_options, read_events, unreadable_in
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 
@@ -50,6 +50,7 @@ def run(settings: AccuracySettings) -> Measured:
     before = Path(settings.baseline) / FOLDER / "by_band"
     if settings.baseline and "://" not in settings.baseline and not before.is_dir():
         raise BadOption(f"--baseline {settings.baseline}: there is no earlier run at {before}")
+    check_options(settings.given)
     say = progress_line()
     say("starting Spark")
     with (

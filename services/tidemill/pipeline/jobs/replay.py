@@ -188,6 +188,7 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     """Replay, or only look."""
     if not ArchiveStore(settings.archive).is_there:
         raise BadOption(f"there is no archive at {settings.archive}")
+    parse_source(_of_source(settings), is_stream=False)  # Before Spark is started for it.
     say = progress_line()
     say("starting Spark")
     if is_dry:
