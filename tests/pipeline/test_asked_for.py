@@ -13,6 +13,7 @@ from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import BadOption, Gone, Unreachable
+from tidemill.pipeline.jobs.replay import ReplaySettings, told_of_topic
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.source.events import EventReader
 from tidemill.pipeline.source.listings import BrokerPart, ListingReader
@@ -74,6 +75,24 @@ def test_a_topic_that_goes_in_the_middle_of_a_stream_is_told_as_deleted(
         stream.run()
 
 
+def test_a_topic_that_a_stream_does_not_ask_for_any_more_keeps_its_place_and_is_told(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 2)
+    cluster.add("others", "a", 0, 3)
+    stream = Stream(cluster, topic="orders")
+    assert len(stream.run()) == 2
+    other = Stream(cluster, topic="others")
+    other.start = stream.start
+    cluster.add("orders", "a", 0, 4)
+    assert caplog.text == ""
+    assert len(other.run()) == 3
+    assert caplog.text.count("has a place in orders, which the options do not name any more") == 1
+    both = Stream(cluster, topics="orders,others")
+    both.start = other.start
+    assert len(both.run()) == 4, "it goes on where it was"
+
+
 @both_reads
 def test_a_topic_that_an_archive_has_is_one(
     cluster: FakeCluster, archive: Archived, read: Read
@@ -91,6 +110,23 @@ def test_a_topic_that_an_archive_has_is_one(
     assert len(read(cluster, topic="orders", **of)) == 5
     with pytest.raises(BadOption, match=r"no topic oders; did you mean orders\?$"):
         read(cluster, topic="oders", **of)
+
+
+def test_a_replay_says_that_its_topic_is_new_or_misspelt(cluster: FakeCluster) -> None:
+    cluster.add("again", "a", 0, 1)
+
+    def told(topic: str, *, endpoint: str = cluster.endpoint, is_dry: bool = False) -> str:
+        sink = {"endpoints": endpoint, "topic": topic, "maxRetries": "0"}
+        settings = ReplaySettings(archive="a", given={}, sink=sink, state="s")
+        return told_of_topic(settings, is_dry=is_dry)
+
+    assert told("again") == ""
+    assert told("agian").startswith("there is no topic agian; did you mean again? The first")
+    assert told("else").startswith("there is no topic else. The first message makes it")
+    nobody = "127.0.0.1:1"
+    assert "topic again nobody says: no answer" in told("again", endpoint=nobody, is_dry=True)
+    with pytest.raises(Unreachable):
+        told("again", endpoint=nobody)
 
 
 def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -10,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.archiving import Archived
+from tests.support.eventually import eventually
 from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import command, environment
-from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, app
+from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_TERMINATED, app
 from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
 
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
@@ -98,27 +102,42 @@ def test_a_file_of_options_is_read_or_a_sentence(
     assert done.exit_code != 0
 
 
-def test_ctrl_c_ends_a_job_with_a_sentence(cluster: FakeCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("by", "sentence", "status"),
+    [(signal.SIGINT, "ended by Ctrl-C", EXIT_INTERRUPTED),
+     (signal.SIGTERM, "ended by SIGTERM", EXIT_TERMINATED)],
+)  # fmt: skip
+def test_a_job_that_is_ended_says_so_in_a_sentence_and_in_its_record(
+    cluster: FakeCluster, tmp_path: Path, by: signal.Signals, sentence: str, status: int
+) -> None:
     cluster.add("orders", "a", 0, 20)
-    line = f"pipeline archive --to {tmp_path / 'a'} --endpoints {cluster.endpoint} --every 3600"
+    metrics = tmp_path / "metrics"
+    line = (
+        f"pipeline archive --to {tmp_path / 'a'} --endpoints {cluster.endpoint} --every 3600"
+        f" --metrics-file {metrics} --cluster east"
+    )
     job = subprocess.Popen(
-        command(*line.split(), "--master", "local[1]"),
+        command(*line.split(), "--master", "local[1]"), start_new_session=True,
         env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert job.stderr is not None
     told = []
     try:
-        for sentence in job.stderr:
-            told.append(sentence)
-            if "archived 20 messages" in sentence:
-                job.send_signal(signal.SIGINT)
-        assert job.wait(RUN_S) == EXIT_INTERRUPTED, told
+        for each in job.stderr:
+            told.append(each)
+            if "archived 20 messages" in each:
+                eventually(metrics.exists, within_ms=600_000)
+                os.killpg(job.pid, by)  # The JVM, too, as a terminal and `timeout` do.
+        assert job.wait(RUN_S) == status, told
     finally:
         job.kill()
         job.wait()
         job.stderr.close()
-    assert told[-1] == "error: ended by Ctrl-C: start it again, and it goes on where it was\n"
-    assert not any("Traceback" in sentence for sentence in told)
+    assert told[-1] == f"error: {sentence}: start it again, and it goes on where it was\n"
+    assert not any("Traceback" in each for each in told)
+    (record,) = (tmp_path / "a" / "_runs").iterdir()
+    assert json.loads(record.read_text())["status"].startswith("failed: ")
+    assert re.search(r'rows_total\{cluster="east",.*topic="orders".*\} 20\.0', metrics.read_text())
 
 
 @pytest.mark.large

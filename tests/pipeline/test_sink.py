@@ -86,6 +86,31 @@ def test_bad_rows_fail_or_go_to_a_table(
     assert bad == {(1, "MESSAGE_BODY_TOO_LARGE: too large"), (2, "it has no body")}
 
 
+def test_bad_rows_are_kept_whole_so_that_they_can_be_sent_again(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "bad")
+    frame = spark.sql(
+        "select 'refuse me' as body, 'orders' as topic, 'eu' as message_group,"
+        " array('k') as keys, map('a', 'b') as properties, cast(null as string) as tag"
+        " union all select 'one', null, 'us', null, null, cast(x'ff' as string)"
+    )
+    write(frame, cluster, onError="dead-letter", deadLetterPath=table)
+    kept = spark.read.parquet(table)
+    assert {row.why for row in kept.collect()} == {
+        "MESSAGE_BODY_TOO_LARGE: too large", "its tag is no UTF-8",
+    }  # fmt: skip
+    cluster.sent.clear()
+    mended = (
+        kept.where("tag is null").drop("row", "why").selectExpr("* except (body)", "'1' as body")
+    )
+    write(mended, cluster)
+    (sent,) = cluster.sent
+    system = sent.system_properties
+    assert (sent.topic.name, sent.body, dict(sent.user_properties)) == ("orders", b"1", {"a": "b"})
+    assert (system.message_group, list(system.keys)) == ("eu", ["k"])
+
+
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [

@@ -39,6 +39,7 @@ def beside_brokers(
 EXIT_FOUND = 2  # of an audit that found what must not be
 EXIT_DAMAGED = 1  # as of `tidemill store`
 EXIT_INTERRUPTED = 130  # as shells tell of who was ended by Ctrl-C
+EXIT_TERMINATED = 143  # and by SIGTERM
 
 R = TypeVar("R")
 
@@ -97,6 +98,9 @@ OptionPairs = Annotated[
 MetricsFile = Annotated[
     str, typer.Option(help="File to write metrics to, for a textfile collector.")
 ]
+ClusterName = Annotated[
+    str, typer.Option(envvar="TIDEMILL_CLUSTER", help="Label of the metrics, as brokers have it.")
+]
 
 Gate = Annotated[
     str,
@@ -115,6 +119,7 @@ StoreIsGone = Annotated[
 
 ENDPOINTS = "127.0.0.1:8081"
 EVERY_TOPIC = ".*"
+CLUSTER = "tidemill"  # as processes are called whose settings say nothing
 
 
 def _given(
@@ -151,8 +156,13 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
         fail(str(error), EXIT_REFUSED)
     try:
         return work(importlib.import_module(module))
-    except KeyboardInterrupt:
-        fail("ended by Ctrl-C: start it again, and it goes on where it was", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as ended:
+        by, status = (
+            ("SIGTERM", EXIT_TERMINATED)
+            if isinstance(ended, errors.Terminated)
+            else ("Ctrl-C", EXIT_INTERRUPTED)
+        )
+        fail(f"ended by {by}: start it again, and it goes on where it was", status)
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
         if told is not None:
@@ -199,6 +209,7 @@ def archive(
         int, typer.Option(min=0, max=65535, help="Port of /metrics, with --every; 0: none.")
     ] = 0,
     metrics_file: MetricsFile = "",
+    cluster: ClusterName = CLUSTER,
     gate: Gate = "",
     then_verify: Annotated[
         bool, typer.Option("--then-verify", help="Then do what archive-verify does, each time.")
@@ -231,6 +242,7 @@ def archive(
                 batch_rows=batch_rows,
                 metrics_port=metrics_port,
                 metrics_file=metrics_file,
+                cluster=cluster,
                 gate_group=gate,
                 store_is_gone=store_is_gone,
             ),
@@ -359,6 +371,7 @@ def audit(
         list[str] | None, typer.Option(help="A group with a filter, which misses by right.")
     ] = None,
     metrics_file: MetricsFile = "",
+    cluster: ClusterName = CLUSTER,
     master: Master = None,
     option: OptionPairs = None,
     config: Config = None,
@@ -379,6 +392,7 @@ def audit(
             jobs.AuditSettings(
                 to=to, given=given, master=master, sends=sends, grace_s=grace, late_ms=late_ms,
                 window=window, filtered_groups=filtered_group or (), metrics_file=metrics_file,
+                cluster=cluster,
             )
         ),
     )  # fmt: skip

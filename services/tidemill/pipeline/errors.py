@@ -89,3 +89,7 @@ class ArchiveError(PipelineError):
 
 class AnotherWriter(ArchiveError):
     """Another archiver committed to the same archive."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has ended a job, as Ctrl-C does; no error of the pipeline."""

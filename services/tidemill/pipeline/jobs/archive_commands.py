@@ -36,6 +36,7 @@ class ArchiveSettings:
     batch_rows: int = BATCH_ROWS
     metrics_port: int = 0
     metrics_file: str = ""
+    cluster: str = ""  # label of the metrics
     gate_group: str = ""
     store_is_gone: bool = False
 
@@ -60,7 +61,7 @@ def append(
     """
     say = progress_line()
     say("starting Spark")
-    metrics = PipelineMetrics("archive")
+    metrics = PipelineMetrics("archive", settings.cluster)
     serve(metrics, settings.metrics_port)
     with _job("archive", settings) as (job, run):
         while True:

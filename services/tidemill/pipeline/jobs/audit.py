@@ -58,6 +58,7 @@ class AuditSettings:
     window: str = "5 minutes"
     filtered_groups: Sequence[str] = ()
     metrics_file: str = ""
+    cluster: str = ""  # label of the metrics
 
 
 @final
@@ -115,7 +116,9 @@ def run(settings: AuditSettings) -> Verdict:
         )
         record.detail = dict(verdict.counts)
         if settings.metrics_file:
-            metrics = PipelineMetrics("audit", succeeded_at_ms=SystemClock().wall_ms())
+            metrics = PipelineMetrics(
+                "audit", settings.cluster, succeeded_at_ms=SystemClock().wall_ms()
+            )
             metrics.rows["*"] = record.rows
             metrics.findings = verdict.by_topic()
             metrics.write(settings.metrics_file)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -19,12 +20,14 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.running import progress_line, recorded, session
+from tidemill.pipeline.errors import BadOption, Unreachable
+from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
 from tidemill.pipeline.offsets import Queue, QueueName
-from tidemill.pipeline.options import LATEST, SINK, SOURCE, parse_source
+from tidemill.pipeline.options import LATEST, SINK, SOURCE, parse_sink, parse_source
 from tidemill.pipeline.source.places import Places
+from tidemill.pipeline.source.topics import meant, names_of
 from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, to_send
 
 if TYPE_CHECKING:
@@ -189,12 +192,20 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     if not ArchiveStore(settings.archive).is_there:
         raise BadOption(f"there is no archive at {settings.archive}")
     parse_source(_of_source(settings), is_stream=False)  # Before Spark is started for it.
+    parse_sink(_of_sink(settings))
     say = progress_line()
     say("starting Spark")
-    if is_dry:
-        with session("replay", settings.master) as spark:
+    with (
+        nullcontext(Run(job="", run=""))
+        if is_dry
+        else recorded("replay", settings.state) as record,
+        session("replay", settings.master) as spark,
+    ):
+        if told := told_of_topic(settings, is_dry=is_dry):
+            say(told)
+            end_line()
+        if is_dry:
             return Replayed(plan=plan(spark, settings))
-    with recorded("replay", settings.state) as record, session("replay", settings.master) as spark:
 
         def tell(sent: int) -> None:
             record.rows = sent
@@ -203,6 +214,27 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
         replayed = send(spark, settings, now_ms=SystemClock().wall_ms(), tell=tell)
         record.rows = replayed.sent
         return replayed
+
+
+def told_of_topic(settings: ReplaySettings, *, is_dry: bool) -> str:
+    """Return what is to be said of the topic that is sent to: it may be misspelt, or new.
+
+    Raises Unreachable where something is to be sent, and nobody answers.
+    """
+    options = parse_sink(_of_sink(settings))
+    try:
+        known = names_of(connect(options.connection))
+    except Unreachable as error:
+        if not is_dry:
+            raise
+        return f"whether there is a topic {options.topic} nobody says: {error}"
+    if options.topic in known:
+        return ""
+    near = meant(options.topic, known) or "."
+    return (
+        f"there is no topic {options.topic}{near} The first message makes it, where the cluster"
+        " makes topics by itself"
+    )
 
 
 @final

@@ -11,16 +11,17 @@ import json
 import logging
 import secrets
 import signal
+import socketserver
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.common.metrics import version
-from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.errors import BadOption, Terminated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,20 +82,26 @@ def session(
                 **(settings or {}),
             },
         )
+    may_fail: tuple[type[Exception], ...] = ()
     try:
         yield spark
+    except KeyboardInterrupt:
+        # A JVM that was ended, too, does not answer any more.
+        may_fail = (Exception,)
+        raise
     finally:
-        spark.stop()
+        with contextlib.suppress(*may_fail):
+            spark.stop()
 
 
 @contextlib.contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block, in which Spark is started, and be one from then on.
+    """Let Ctrl-C and SIGTERM wait for the end of the block, in which Spark is started.
 
-    PySpark's own handler calls the JVM in the middle of another call, and that fails with a trace;
-    and py4j, whose call is ended by it, tells another one.
+    From then on Ctrl-C is what it is elsewhere. PySpark's own handler calls the JVM amid another
+    call, and that fails with a trace; and py4j, whose call is ended by it, tells another one.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
         logging.getLogger().addFilter(lambda told: _OF_PY4J not in told.getMessage())
@@ -112,7 +119,10 @@ def check_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def recorded(job: str, folder: str) -> Iterator[Run]:
-    """Keep a record of the block as a run of a job; of a failure, too."""
+    """Keep a record of the block as a run of a job; of a failure, and of its end by SIGTERM, too.
+
+    Raises Terminated within the block for SIGTERM, and BadOption where the folder is none.
+    """
     check_folder(folder)
     clock = SystemClock()
     run = Run(
@@ -122,7 +132,8 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
         started_at_ms=clock.wall_ms(),
     )
     try:
-        yield run
+        with _terminated():
+            yield run
     except BaseException as error:
         run.status = f"failed: {error}" if str(error) else f"failed: {type(error).__name__}"
         raise
@@ -131,6 +142,30 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
     finally:
         run.ended_at_ms = clock.wall_ms()
         _write(run, folder)
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """Raise Terminated within the block for SIGTERM, which would end it without a word."""
+
+    def terminate(_signal: int, _frame: object) -> NoReturn:
+        # Whoever ends a group of processes ends the JVM, too, of which a thread of Spark's would
+        # tell with a trace.
+        socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Only the main thread is told of signals.
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _unheard(_server: socketserver.BaseServer, _request: object, _client: object) -> None:
+    """Say nothing of an error in a server of this process."""
 
 
 def _write(run: Run, folder: str) -> None:

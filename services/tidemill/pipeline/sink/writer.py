@@ -66,21 +66,17 @@ class _Tasks:
             ids=_ids(self.run),
             now_ms=SystemClock().wall_ms,
         )
-        bad: list[dict[str, Any]] = []
+        bad: list[pa.Table] = []
         done = 0
         for batch in iterator:
             sent = sender.send(rows_of(batch))
             if sent.bad:
-                bodies = _bodies(batch)
-                bad += [
-                    {"row": done + number, "body": bodies[number].as_py(), "why": why}
-                    for number, why in sent.bad
-                ]
+                bad.append(_bad_rows(batch, sent.bad, first=done))
                 sent.bad.clear()
             done += batch.num_rows
         if bad:
-            write_bad_rows(self.options.dead_letter_path, bad)
-        return Written(rows=sender.sent.rows, bad=len(bad))
+            _write_bad_rows(self.options.dead_letter_path, pa.concat_tables(bad))
+        return Written(rows=sender.sent.rows, bad=sum(table.num_rows for table in bad))
 
 
 class BatchWriter(_Tasks, DataSourceArrowWriter):
@@ -168,13 +164,23 @@ def _values(column: Any, name: str, undecodable: list[list[str]]) -> list[Any]:
     return values
 
 
-def write_bad_rows(path: str, rows: list[dict[str, Any]]) -> None:
-    """Add a file to the table of bad rows: (row: bigint, body: binary, why: string)."""
-    schema = pa.schema(
-        [pa.field("row", pa.int64()), pa.field("body", pa.binary()), pa.field("why", pa.string())]
-    )
+def _bad_rows(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, first: int) -> pa.Table:
+    """Return rows as they came, so that they can be sent again, with which they are and why.
+
+    `bad`: numbers in the batch, with reasons; `first`: the number of its first row in its task.
+    """
+    numbers = [number for number, _ in bad]
+    table = pa.Table.from_batches([batch]).take(numbers)
+    body = table.schema.get_field_index("body")
+    table = table.set_column(body, "body", table["body"].cast(pa.binary()))
+    table = table.append_column("row", pa.array([first + number for number in numbers], pa.int64()))
+    return table.append_column("why", pa.array([why for _, why in bad], pa.string()))
+
+
+def _write_bad_rows(path: str, rows: pa.Table) -> None:
+    """Add a file to the table of bad rows."""
     if "://" not in path:
         Path(path).mkdir(parents=True, exist_ok=True)
     name = f"bad-{secrets.token_hex(8)}.parquet"
     with ArchiveStore(path).writing(name) as file:
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)
+        pq.write_table(rows, file)

@@ -331,6 +331,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Offsets | None = None
         self._last_batch_s = time.monotonic()
         self._away_since_s: dict[str, float] = {}
+        self._left_told: set[str] = set()  # topics that are not asked for any more
 
     # ------------------------------------------------------------ what Spark asks
 
@@ -357,6 +358,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return how far the next trigger goes. Reads no message."""
         view = self._look(Offsets.from_document(start))
         given = Offsets.from_document(start).among(view.queues)
+        self._tell_left(given)
         begin = self._begin(given, view)
         new_places = {queue: at for queue, at in begin.items() if queue not in given.at}
         passed = {queue: at for queue, at in given.passed.items() if queue not in begin}
@@ -456,6 +458,16 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._shorter = view.taken_back(given)
         return view
+
+    def _tell_left(self, given: Offsets) -> None:
+        """Tell once of topics that the query has read and does not ask for any more."""
+        left = {queue.topic for queue in given.at if not self.options.topics.have(queue.topic)}
+        for topic in sorted(left - self._left_told):
+            log.warning(
+                "the checkpoint has a place in %s, which the options do not name any more: nothing"
+                " of it is read, and it goes on there when they name it again", topic,
+            )  # fmt: skip
+        self._left_told |= left
 
     def _begin(self, given: Offsets, view: View) -> dict[Queue, int]:
         """Return where each queue goes on: as given, or where new ones start; without lost ones."""
